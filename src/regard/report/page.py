@@ -1,0 +1,97 @@
+"""One measurement as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from regard.report import charts, colours, labels, markup
+from regard.report.grid import Measure, measures
+from regard.report.headline import key_figures
+from regard.report.payload import payload, script_safe, thinned
+from regard.report.tokens import top_tokens
+
+
+def page(table: pd.DataFrame, record: dict[str, Any], tokens: pd.DataFrame | None) -> str:
+    """The report as one self-contained HTML file: it fetches nothing.
+
+    `table` and `tokens` follow the schema of `statistics.parquet` and `tokens.parquet`, `record` that of
+    `results.json`; what is missing is not shown. Raises UserError on an empty table.
+    """
+    found = measures(table)
+    name = model_name(record)
+    top = markup.header("Regard · attention report", name, [lede(record)], key_figures(found, record, tokens))
+    body = "".join(
+        [
+            top,
+            "<main>",
+            *charted(found, several=False, note=thinning(found)),
+            markup.section("tokens", "Sink tokens", markup.tokens_table(top_tokens(tokens)), _TOKENS),
+            markup.section("glossary", "What the statistics are", markup.glossary(record)),
+            markup.section("provenance", "Provenance", markup.provenance(record)),
+            "</main>",
+            markup.footer(record),
+        ]
+    )
+    return assemble(f"{name} · Regard", body, payload({name: found}, record))
+
+
+_TOKENS = (
+    "How often a head's strongest column stood on this token at this position: "
+    "the share of samples, a mean over the heads."
+)
+
+
+def charted(every: Sequence[Measure], *, several: bool, note: str = "") -> list[str]:
+    """The sections that the page's script fills, those only for which there are values."""
+    axes = {key for measure in every for key in measure.blocks}
+    has_map = any("layer" in key and len(key) > 1 for key in axes)
+    has_lines = any("layer" in key for key in axes)
+    empty = '<div class="lines" id="{}"></div>'
+    click = "Click a cell, or type its layer and head, to see that head over positions."
+    embeddings = "Layer \u22121 is the input of the first layer." if _embeds(every) else ""
+    return [
+        markup.section("heads", "Layers and heads", markup.maps(several) if has_map else "", f"{click} {note}".strip()),
+        markup.section("layers", "By layer", empty.format("curves") if has_lines else "", embeddings),
+        markup.section("model", "Whole model, by position", empty.format("models") if ("position",) in axes else ""),
+    ]
+
+
+def assemble(title: str, body: str, data: dict[str, Any]) -> str:
+    """The HTML file of a body and the data of its charts."""
+    data = {**data, "charts": charts.specifications(), "colours": {"ramp": colours.RAMPS, "series": colours.SERIES}}
+    return markup.document(title, body, script_safe(data), [charts.libraries(), markup.asset("page.js")])
+
+
+def thinning(every: Sequence[Measure]) -> str:
+    """A sentence on positions left away, "" where the page holds all."""
+    kept = thinned(every)
+    if kept is None:
+        return ""
+    return (
+        f"To keep the page small it holds {len(kept)} positions, the first ones and then ever fewer; the table has all."
+    )
+
+
+def model_name(record: Mapping[str, Any]) -> str:
+    """The model's name in the record, or "A model"."""
+    return str(labels.section(record, "model").get("name") or "A model")
+
+
+def lede(record: Mapping[str, Any]) -> str:
+    """What was measured, in one line."""
+    model, cost = labels.section(record, "model"), labels.section(record, "cost")
+    parts = []
+    if model.get("layers") is not None and model.get("heads") is not None:
+        parts.append(f"{model['layers']} layers × {model['heads']} heads")
+    parts.append(labels.samples(record))
+    if isinstance(cost.get("seconds"), (int, float)):
+        parts.append(f"measured in {labels.number(float(cost['seconds']), 3)} s")
+    return " · ".join(part for part in parts if part)
+
+
+def _embeds(every: Sequence[Measure]) -> bool:
+    blocks = [block for measure in every for block in measure.blocks.values() if "layer" in block.axes]
+    return any(-1 in block.coordinates["layer"] for block in blocks)

@@ -1,0 +1,100 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from regard.errors import UserError
+from regard.report import caveats, comparison, comparison_page
+
+
+def row(frame: pd.DataFrame, statistic: str) -> pd.Series:
+    (found,) = [one for _, one in frame.iterrows() if one["statistic"] == statistic]
+    return found
+
+
+def test_values_differences_and_their_errors(made: SimpleNamespace) -> None:
+    a, b = made.table(), made.table(seed=1)
+    frame = comparison({"a": (a, made.record()), "b": (b, made.record())})
+    assert list(frame.columns) == [
+        *("statistic", "site", "epsilon", "scope", "position", "a", "b", "difference", "standard_error")
+    ]
+    model = [
+        one[(one["statistic"] == "sink_rate") & one["head"].isna() & (one["position"] == 0)].iloc[0] for one in (a, b)
+    ]
+    found = row(frame, "sink_rate")
+    assert (found["scope"], found["position"], found["epsilon"]) == ("model", 0, 0.3)
+    assert (found["a"], found["b"]) == (model[0]["value"], model[1]["value"])
+    assert found["difference"] == model[1]["value"] - model[0]["value"]
+    assert found["standard_error"] == pytest.approx(np.hypot(*(one["standard_error"] for one in model)))
+
+
+def test_means_over_layers_and_heads(made: SimpleNamespace) -> None:
+    table = made.table()
+    frame = comparison({"a": (table, {})})
+    by_statistic = table.groupby("statistic")
+    distance = row(frame, "distance")
+    assert distance["scope"] == "mean over layers and heads"
+    assert pd.isna(distance["position"])
+    assert distance["a"] == pytest.approx(by_statistic.get_group("distance")["value"].mean())
+    mass = by_statistic.get_group("column_mass")
+    assert row(frame, "column_mass")["a"] == pytest.approx(mass[mass["position"] == 0]["value"].mean())
+    assert row(frame, "column_mass")["position"] == 0
+    norm = by_statistic.get_group("hidden_norm")
+    blocks = norm[(norm["position"] == 0) & (norm["layer"] >= 0)]
+    assert row(frame, "hidden_norm")["a"] == pytest.approx(blocks["value"].mean())
+    assert "difference" not in frame.columns
+
+
+def test_whole_model_rows_come_first(made: SimpleNamespace) -> None:
+    scalar = made.rows("distance", np.array(7.0), ())
+    table = pd.concat([scalar, made.rows("distance", np.ones((2, 2)), ("layer", "head"))])
+    found = row(comparison({"a": (table, {})}), "distance")
+    assert (found["scope"], found["a"]) == ("model", 7.0)
+
+
+def test_what_one_run_lacks_is_null(made: SimpleNamespace) -> None:
+    a = made.table(2, 2, 3)
+    b = a[a["statistic"] != "distance"]
+    found = row(comparison({"a": (a, {}), "b": (b, {})}), "distance")
+    assert np.isnan(found["b"])
+    assert np.isnan(found["difference"])
+
+
+def test_three_runs_have_no_difference(made: SimpleNamespace) -> None:
+    run = (made.table(1, 1, 2), {})
+    assert list(comparison({"a": run, "b": run, "c": run}).columns)[-3:] == ["a", "b", "c"]
+
+
+def test_notes_tell_what_differs(made: SimpleNamespace) -> None:
+    table = made.table(1, 1, 2)
+    a, b = made.record(), made.record(length=128, input="random")
+    assert comparison({"a": (table, a), "b": (table, a)}).attrs["notes"] == []
+    notes = comparison({"a": (table, a), "b": (table, b)}).attrs["notes"]
+    assert len(notes) == 2
+    assert "sequence length (a: 64, b: 128); sink rates depend on it" in notes[0]
+    assert "input (a: natural, b: random)" in notes[1]
+    assert len(caveats({"a": a, "b": made.record(source="c4", sha256="e" * 64)})) == 2
+
+
+@pytest.mark.parametrize("name", ["difference", "statistic"])
+def test_run_names_that_columns_have(made: SimpleNamespace, name: str) -> None:
+    with pytest.raises(UserError, match=name):
+        comparison({name: (made.table(1, 1, 1), {})})
+
+
+def test_no_run_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="at least one"):
+        comparison({})
+
+
+def test_page_puts_runs_side_by_side(made: SimpleNamespace) -> None:
+    a, b = made.table(2, 3, 4), made.table(2, 3, 4, seed=1)
+    text = comparison_page({"first": (a, made.record(), None), "second": (b, made.record(length=128), None)})
+    assert text.startswith("<!doctype html>")
+    assert "sequence length (first: 64, second: 128)" in text
+    frame = comparison({"first": (a, {}), "second": (b, {})})
+    distance = row(frame, "distance")
+    assert f"<td>{distance['first']:.4g}" in text
+    assert f"{distance['difference']:.3g}</td>" in text
+    assert '"runs":["first","second"]' in text
