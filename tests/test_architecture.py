@@ -50,7 +50,7 @@ def imported_parts(source: str, package: tuple[str, ...]) -> Iterator[str]:
             continue
         for name in names:
             if name.split(".")[0] == "regard":
-                yield (name.split(".") + ["__init__"])[1]
+                yield [*name.split("."), "__init__"][1]
 
 
 def forbidden(source: str, importer: str, package: tuple[str, ...]) -> set[str]:
