@@ -1,0 +1,188 @@
+"""A pretrained model with its tokenizer, ready to be looked at."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from regard.errors import UserError
+from regard.models.sources import check_tokenizer_files, folder_of, sha256_of, weight_files
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+_DEVICES = "auto, cpu, cuda, cuda:N or mps"
+# Heads that AutoModel adds on top and no attention stands behind: they may be new where the checkpoint has none.
+_HEADS = ("pooler.",)
+# What Transformers raises over files it does not understand, and how much of its reason fits a line.
+_LONGEST_REASON = 400
+_FAILURES = (OSError, ValueError, ImportError, KeyError)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in evaluation mode on its device, its tokenizer, the name it was asked for by, and what its weights were.
+
+    `sha256` is over the weight files, sorted by name, one after another; None where the weights are random.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    name: str
+    sha256: str | None
+
+
+def load(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
+    attn_implementation: str | None = None,
+    random_weights: bool = False,
+    seed: int = 0,
+) -> Loaded:
+    """A model and its tokenizer, from a folder, the hub, or the embedded default `minilm`.
+
+    The model is the one without a head (`AutoModel`; both stacks of an encoder–decoder): every attention is in it, and
+    logits over a vocabulary would cost more memory than all that is measured. A model whose own code offers no
+    `AutoModel` is loaded as a causal language model.
+
+    `dtype` 'auto' is the checkpoint's on a GPU and float32 on a CPU. `device` 'auto' is the first of cuda, mps, cpu.
+    `random_weights` builds the architecture with fresh weights drawn from `seed`; the caller's random state is kept.
+
+    Raises UserError for a model that cannot be found, read in full, or fitted with its tokenizer, and for a dtype or
+    device that is not there. Pickled weights are never read.
+    """
+    place = _device(device)
+    numbers = _dtype(dtype, place)
+    folder = folder_of(name, code=trust_remote_code, weights=not random_weights)
+    files = [] if random_weights else weight_files(folder, name)
+    check_tokenizer_files(folder, name)
+    with _quiet():
+        options = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
+        with _as_user_error(f"model: the configuration of '{name}' is not understood"):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        with _as_user_error(f"model: the tokenizer of '{name}' cannot be read"):
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        with _as_user_error(f"model: '{name}' cannot be built"):
+            if random_weights:
+                model = _random(config, numbers, seed, options)
+            else:
+                model = _trained(folder, config, numbers, name, options)
+    _check_vocabulary(model, tokenizer, name)
+    return Loaded(model.to(place).eval(), tokenizer, name, sha256_of(files) if files else None)
+
+
+def _random(config: Any, numbers: torch.dtype | str, seed: int, options: dict[str, Any]) -> nn.Module:
+    """A model of this configuration with weights drawn from `seed`."""
+    stored = config.dtype or torch.float32
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: nn.Module = _model_class(config).from_config(
+            config, dtype=stored if numbers == "auto" else numbers, **options
+        )
+    return model
+
+
+def _trained(folder: Path, config: Any, numbers: torch.dtype | str, name: str, options: dict[str, Any]) -> nn.Module:
+    """The model with the folder's weights, every one of which was found."""
+    model, found = _model_class(config).from_pretrained(
+        folder,
+        config=config,
+        dtype=numbers,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,  # so that they come back in `found`, to be refused with their names
+        output_loading_info=True,
+        **options,
+    )
+    missing = sorted(key for key in found["missing_keys"] if not key.startswith(_HEADS))
+    wrong = sorted(str(key[0]) for key in found["mismatched_keys"])
+    if missing or wrong:
+        key = (missing + wrong)[0]
+        raise UserError(
+            f"model: the weights of '{name}' do not fit its config.json: {len(missing)} are missing and {len(wrong)} "
+            f"have another shape, the first is {key}"
+        )
+    return model
+
+
+def _model_class(config: Any) -> Any:
+    """AutoModel; AutoModelForCausalLM where the model brings its own code and that offers no AutoModel."""
+    offered = getattr(config, "auto_map", None) or {"AutoModel": ""}
+    return AutoModel if "AutoModel" in offered or "AutoModelForCausalLM" not in offered else AutoModelForCausalLM
+
+
+def _device(device: str) -> torch.device:
+    """The device of this name, checked to be there."""
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"device: expected {_DEVICES}, got '{device}'") from None
+    there = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+    }
+    if (place.index or 0) >= there.get(place.type, 0):
+        present = ", ".join(f"{kind} ({count})" for kind, count in there.items() if count)
+        raise UserError(f"device: '{device}' is not on this machine; there is {present}; expected {_DEVICES}")
+    return place
+
+
+def _dtype(dtype: str, place: torch.device) -> torch.dtype | str:
+    """The dtype of this name; 'auto' is left to the checkpoint on a GPU and is float32 on a CPU."""
+    if dtype == "auto":
+        return torch.float32 if place.type == "cpu" else "auto"
+    if dtype not in DTYPES:
+        raise UserError(f"dtype: expected auto, {', '.join(DTYPES)}, got '{dtype}'")
+    if dtype == "float64" and place.type == "mps":
+        raise UserError("dtype: float64 is not available on mps; expected float32, float16 or bfloat16")
+    return DTYPES[dtype]
+
+
+def _check_vocabulary(model: nn.Module, tokenizer: Any, name: str) -> None:
+    """Nothing, where each id of the tokenizer has a row in the model's embedding."""
+    rows = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if not 0 <= highest < rows:
+        raise UserError(
+            f"model: the tokenizer of '{name}' does not belong to it: its ids go up to {highest}, "
+            f"the model's embedding has {rows} rows"
+        )
+
+
+@contextlib.contextmanager
+def _as_user_error(what: str) -> Iterator[None]:
+    """Turns what Transformers raises over someone's files into one line for the user."""
+    try:
+        yield
+    except UserError:
+        raise
+    except _FAILURES as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "trust_remote_code" in reason:
+            reason = "it brings its own code, which runs only where trust_remote_code is set; read that code first"
+        raise UserError(f"{what}: {reason[:_LONGEST_REASON]}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences the load report and the progress bar of Transformers, and restores what the user had set."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

