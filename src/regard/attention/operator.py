@@ -1,0 +1,205 @@
+"""Attention with statistics: the one function behind the slot. Which form runs is decided here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention import kernels, reference
+from regard.attention.call import PER_KEY, Call, Wanted
+from regard.attention.onepass import one_pass
+from regard.attention.spectrum import spectral_bound
+
+ROW_KERNEL = frozenset({"lse", "entropy", "distance", "row_sum", "virtual_sink_mass"})
+
+
+def attend(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output (batch, head, query, value_width) and the wanted reductions of the weights, by name.
+
+    Reductions are float32 (float64 for float64 inputs), per key (batch, head, key), per query (batch, head, query[, first]),
+    per sample (batch, head), or, for `weights`, summed over the unpadded samples: (head, query, key). None is differentiable.
+    The output is differentiable, carries the dropout of the call and has its dtype.
+    """
+    if not wanted.names or call.dropout or (torch.is_grad_enabled() and call.differentiable):
+        output = plain_output(call)
+        return output, reduce(call, wanted)
+    if fused_lse_serves(call, wanted):
+        return _with_lse(call, wanted)
+    if call.query.is_cuda:
+        return plain_output(call), reduce(call, wanted)
+    output, reductions = _reductions(call, wanted, output=True)
+    assert output is not None
+    return output.to(call.query.dtype), reductions
+
+
+@torch.no_grad()
+def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
+    """The wanted reductions alone."""
+    if not wanted.names:
+        return {}
+    return _reductions(call.detached(), wanted, output=False)[1]
+
+
+def plain_output(call: Call) -> Tensor:
+    """The output alone, through PyTorch's fused attention where that can express the call."""
+    if call.softcap is None and call.sink is None:
+        return _fused(call)
+    if torch.is_grad_enabled() and call.differentiable or call.dropout:
+        return reference.attend(_in_float(call)).to(call.query.dtype)
+    output, _ = one_pass(_in_float(call), Wanted(), output=True)
+    assert output is not None
+    return output.to(call.query.dtype)
+
+
+def _reductions(call: Call, wanted: Wanted, *, output: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
+    full = _in_float(call)
+    found: dict[str, Tensor] = {}
+    if "spectral_bound" in wanted.names:
+        found["spectral_bound"] = spectral_bound(full, wanted.iterations)
+    rest = replace(wanted, names=wanted.names.difference(found))
+    if kernels_serve(call, rest):
+        return None, found | _by_kernels(call, rest)
+    result = None
+    if rest.names or output:
+        result, more = one_pass(full, rest, output=output)
+        found |= more
+    return result, found
+
+
+def _in_float(call: Call) -> Call:
+    """The call with operands of at least float32."""
+    if call.query.dtype in (torch.float32, torch.float64):
+        return call
+    return replace(call, query=call.query.float(), key=call.key.float(), value=call.value.float())
+
+
+def _fused(call: Call) -> Tensor:
+    mask = _mask(call)
+    simple = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
+    if mask is None and call.causal and not simple:
+        mask = reference.visible(call)
+    return torch.nn.functional.scaled_dot_product_attention(
+        call.query,
+        call.key,
+        call.value,
+        attn_mask=None if simple else mask,
+        dropout_p=call.dropout,
+        is_causal=simple,
+        scale=call.scale,
+        enable_gqa=call.shares > 1,
+    )
+
+
+def _mask(call: Call) -> Tensor | None:
+    """Everything that hides or shifts a score, as one mask for the fused call; None where causality is all there is."""
+    see = call.keep
+    if call.key_real is not None:
+        padding = call.key_real[:, None, None, :]
+        see = padding if see is None else see & padding
+    if see is not None and call.causal or call.bias is not None and call.causal:
+        future = reference.visible(replace(call, keep=None, key_real=None))
+        see = future if see is None else see & future
+    if call.bias is None:
+        return see
+    bias = call.bias.to(call.query.dtype)
+    return bias if see is None else bias.masked_fill(~see, torch.finfo(bias.dtype).min)
+
+
+def fused_lse_serves(call: Call, wanted: Wanted) -> bool:
+    """Whether the fused CPU kernel's own log-sum-exp is enough: attention to the first keys needs nothing else."""
+    return (
+        wanted.names <= {"first_mass", "lse"}
+        and call.plain
+        and call.query.device.type == "cpu"
+        and all(t.stride(-1) == 1 for t in (call.query, call.key, call.value))
+        and call.value.shape[-1] == call.query.shape[-1]
+        and call.query.dtype in (torch.float32, torch.float64)
+        and (not call.causal or call.offset == 0)
+        and FUSED_CPU is not None
+    )
+
+
+def _fused_cpu() -> Any | None:
+    """PyTorch's flash attention for CPUs as an operator that returns the log-sum-exp, where this release has it."""
+    return getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+
+
+FUSED_CPU = _fused_cpu()
+
+
+def _with_lse(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
+    assert FUSED_CPU is not None
+    padding = None
+    if call.key_real is not None:
+        padding = torch.zeros(call.key_real.shape, dtype=call.query.dtype).masked_fill_(~call.key_real, -torch.inf)
+        padding = padding[:, None, None, :]
+    key, value = (t.repeat_interleave(call.shares, 1) if call.shares > 1 else t for t in (call.key, call.value))
+    output, lse = FUSED_CPU(call.query, key, value, 0.0, call.causal, attn_mask=padding, scale=call.scale)
+    if call.key_real is not None:
+        lse = lse.masked_fill(_blind(call, call.key_real), -torch.inf)
+    found = {"lse": lse} if "lse" in wanted.names else {}
+    if "first_mass" in wanted.names:
+        found["first_mass"] = _first_mass(call, key, lse, wanted.first)
+    return output, found
+
+
+def _blind(call: Call, key_real: Tensor) -> Tensor:
+    """Which queries see no real key, (batch, 1, query or 1): the fused kernel reports a log-sum-exp of 0 for them."""
+    seen = key_real.cumsum(-1) > 0
+    if not call.causal:
+        return ~seen[:, None, -1:]
+    last = torch.arange(call.query.shape[2], device=key_real.device).clamp(max=key_real.shape[1] - 1)
+    return ~seen[:, None, last]
+
+
+def _first_mass(call: Call, key: Tensor, lse: Tensor, first: int) -> Tensor:
+    """exp(s_ij − lse_i) for the first keys j: as many products a query as there are keys asked for."""
+    queries, keys = call.query.shape[2], key.shape[2]
+    starts = torch.tensor(call.starts or (0,) * key.shape[0], device=key.device)
+    where = starts[:, None] + torch.arange(min(first, keys), device=key.device)
+    inside = where.clamp(max=keys - 1)
+    chosen = key.gather(2, inside[:, None, :, None].expand(-1, key.shape[1], -1, key.shape[3]))
+    mass = (call.query @ chosen.mT * call.scale - lse[..., None]).exp_()
+    see = (where < keys)[:, None, None, :]
+    if call.key_real is not None:
+        see = see & call.key_real.gather(1, inside)[:, None, None, :] & (lse > -torch.inf)[..., None]
+    if call.causal:
+        see = see & (torch.arange(queries, device=key.device)[:, None] >= where[:, None, None, :])
+    return mass.masked_fill_(~see, 0.0)
+
+
+def kernels_serve(call: Call, wanted: Wanted) -> bool:
+    """Whether the GPU kernels can take everything that is wanted."""
+    return (
+        call.query.is_cuda
+        and kernels.available()
+        and call.keep is None
+        and call.bias is None
+        and bool(wanted.names)
+        and wanted.names <= ROW_KERNEL | PER_KEY
+        and (call.sink is None or not wanted.names & {"row_sum", "virtual_sink_mass"})
+    )
+
+
+def _by_kernels(call: Call, wanted: Wanted) -> dict[str, Tensor]:
+    shared = {
+        "scale": call.scale,
+        "causal": call.causal,
+        "offset": call.offset,
+        "key_real": call.key_real,
+        "softcap": call.softcap,
+    }
+    names = wanted.names
+    rows = kernels.row_statistics(call.query, call.key, sink=call.sink, distance="distance" in names, **shared)
+    sees = rows.lse.isfinite()
+    found = {"entropy": rows.entropy, "distance": rows.distance, "lse": rows.lse.masked_fill(~sees, -torch.inf)}
+    found |= {"row_sum": sees.to(rows.lse.dtype), "virtual_sink_mass": torch.zeros_like(rows.lse)}
+    if names & PER_KEY:
+        mass, square = kernels.column_statistics(
+            call.query, call.key, rows.lse, query_real=call.query_real, square="column_square" in names, **shared
+        )
+        found |= {"column_mass": mass, "column_square": square}
+    return {name: tensor for name, tensor in found.items() if name in names and tensor is not None}

@@ -1,0 +1,107 @@
+"""Attention written out with its whole matrix: the definition that every other form is tested against."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.attention.call import Call, Wanted
+
+
+def visible(call: Call) -> Tensor:
+    """Which (query, key) pairs may meet: bool, broadcastable to (batch, head, query, key)."""
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    see = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query.device)
+    if call.causal:
+        see = see.tril(diagonal=call.offset)
+    if call.keep is not None:
+        see = see & call.keep
+    if call.key_real is not None:
+        see = see & call.key_real[:, None, None, :]
+    return see
+
+
+def scores(call: Call) -> Float[Tensor, "batch head query key"]:
+    """The logits before the softmax, −inf where a query may not see a key."""
+    key = call.key.repeat_interleave(call.shares, dim=1)
+    result = call.query @ key.mT * call.scale
+    if call.softcap is not None:
+        result = torch.tanh(result / call.softcap) * call.softcap
+    if call.bias is not None:
+        floor = torch.finfo(call.bias.dtype).min / 2
+        result = result + call.bias.masked_fill(call.bias <= floor, float("-inf"))
+    return result.masked_fill(~visible(call), float("-inf"))
+
+
+def log_normaliser(call: Call) -> Float[Tensor, "batch head query"]:
+    """log Σ_j exp(s_ij), the sink's logit included; −inf for a query that sees nothing."""
+    lse = scores(call).logsumexp(-1)
+    if call.sink is not None:
+        lse = torch.logaddexp(lse, call.sink[:, None].to(lse.dtype))
+    return lse
+
+
+def weights(call: Call) -> Float[Tensor, "batch head query key"]:
+    """The attention matrix A; rows of queries that see nothing are zero."""
+    lse = log_normaliser(call)[..., None]
+    return torch.where(lse.isinf(), 0.0, (scores(call) - lse.masked_fill(lse.isinf(), 0.0)).exp())
+
+
+def attend(call: Call) -> Float[Tensor, "batch head query value_width"]:
+    """The output A·V, with the dropout of the call."""
+    matrix = torch.nn.functional.dropout(weights(call), call.dropout)
+    return matrix @ call.value.repeat_interleave(call.shares, dim=1)
+
+
+def spectral_bound(matrix: Float[Tensor, "... query key"]) -> Float[Tensor, "..."]:
+    """λ_max of Aᵀ(I − 11ᵀ/n)A, by all singular values of the column-centred matrix."""
+    centred = matrix - matrix.mean(-2, keepdim=True)
+    return torch.linalg.matrix_norm(centred, ord=2).square()
+
+
+def whole(call: Call) -> Bool[Tensor, " batch"]:
+    """Which samples of the batch have no padding, so that their matrices may be averaged entry by entry."""
+    batch = call.query.shape[0]
+    result = torch.ones(batch, dtype=torch.bool, device=call.query.device)
+    for real in (call.query_real, call.key_real):
+        if real is not None:
+            result = result & real.all(-1)
+    return result
+
+
+def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
+    """Every wanted reduction, taken from the whole matrix."""
+    a = weights(call)
+    real = call.query_real[:, None, :] if call.query_real is not None else a.new_ones(1, 1, 1, dtype=torch.bool)
+    counted = a * real[..., None]
+    keys = torch.arange(a.shape[-1], device=a.device)
+    queries = torch.arange(a.shape[-2], device=a.device)[:, None] + call.offset
+    every = {
+        "column_mass": lambda: counted.sum(-2),
+        "column_square": lambda: counted.square().sum(-2),
+        "lse": lambda: log_normaliser(call),
+        "entropy": lambda: -torch.special.xlogy(a, a).sum(-1),
+        "distance": lambda: (a * (queries - keys).abs()).sum(-1),
+        "row_sum": lambda: a.sum(-1),
+        "virtual_sink_mass": lambda: (1 - a.sum(-1)) * (log_normaliser(call) > float("-inf")),
+        "first_mass": lambda: _first_mass(call, a, wanted.first),
+        "weights": lambda: counted[whole(call)].sum(0),
+        "spectral_bound": lambda: _spectral_by_sample(call, a),
+    }
+    return {name: every[name]() for name in wanted.names}
+
+
+def _first_mass(call: Call, a: Tensor, first: int) -> Tensor:
+    first = min(first, a.shape[-1])
+    starts = call.starts or (0,) * a.shape[0]
+    padded = torch.nn.functional.pad(a, (0, first))
+    return torch.stack([padded[b, ..., s : s + first] for b, s in enumerate(starts)])
+
+
+def _spectral_by_sample(call: Call, a: Tensor) -> Tensor:
+    bounds = []
+    for b, matrix in enumerate(a):
+        rows = slice(None) if call.query_real is None else call.query_real[b]
+        bounds.append(spectral_bound(matrix[:, rows]))
+    return torch.stack(bounds)

@@ -1,0 +1,227 @@
+"""The Triton source of the two attention kernels; `regard.attention.kernels` imports it when a kernel is first used.
+
+Both kernels compute scores block by block, read them at once and keep none. One program holds a *resident* block
+(of queries in the row kernel, of keys in the column kernel) and streams the blocks of the other side past it, only
+those that it can see. Nothing is written but one number a row or a column, so memory is O(T), not O(T·T).
+
+Scores are kept in bits (multiplied by log2 e), because the hardware's exponential is 2^x. A pair that may not see each
+other gets the finite score `MASKED`, and a running maximum starts at the greater `NOTHING`: 2^(MASKED − NOTHING) is
+exactly 0, and no infinity ever meets its opposite, so no NaN needs a guard.
+"""
+# No types in these signatures: the compiler makes of every parameter a pointer, a number or None, as it is passed.
+# ruff: noqa: ANN001, ANN201, ANN202
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+NOTHING = tl.constexpr(-1e30)
+MASKED = tl.constexpr(-2e30)
+
+
+@triton.jit
+@no_type_check
+def _tanh(x):
+    """tanh(x): by its series near 0, where the quotient's numerator would cancel."""
+    size = tl.abs(x)
+    small = tl.exp(-2.0 * size)
+    far = (1.0 - small) / (1.0 + small)
+    square = size * size
+    near = size * (1.0 + square * (-0.3333333333 + square * (0.1333333333 + square * -0.0539682540)))
+    tanh = tl.where(size < 0.2, near, far)
+    return tl.where(x < 0.0, -tanh, tanh)
+
+
+# The interpreter multiplies bfloat16 by its bits, so there tiles are widened first; that changes no product of two.
+INTERPRETED = tl.constexpr(not isinstance(_tanh, triton.JITFunction))
+
+
+@triton.jit
+@no_type_check
+def _tile(
+    head, first, length, row_stride, width_stride, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """(BLOCK, WIDTH): rows `first` … of one head; 0 behind its last row and beyond its width."""
+    row = tl.arange(0, BLOCK)[:, None]
+    column = tl.arange(0, WIDTH)[None, :]
+    start = head + tl.cast(first, tl.int64) * row_stride
+    present = (row < length - first) & (column < HEAD_DIM)
+    tile = tl.load(start + row * row_stride + column * width_stride, mask=present, other=0.0)
+    return tile.to(tl.float32) if INTERPRETED else tile
+
+
+@triton.jit
+@no_type_check
+def _real(flags, index, length, stride):
+    """Bool, shaped as `index`: within the length and, where flags were given, a real token."""
+    present = index < length
+    if flags is not None:
+        present = present & (tl.load(flags + tl.cast(index, tl.int64) * stride, mask=present, other=0) != 0)
+    return present
+
+
+@triton.jit
+@no_type_check
+def _scores(resident, streamed, position, key, real, scale, softcap, window, CAUSAL: tl.constexpr):
+    """(resident, streamed) scores in bits; `position` (of the queries), `key` and `real` broadcast to that shape."""
+    score = tl.dot(resident, tl.trans(streamed), input_precision="ieee") * scale
+    if softcap is not None:
+        score = softcap * _tanh(score)
+    seen = real
+    if CAUSAL:
+        seen = seen & (key <= position)
+    if window is not None:
+        seen = seen & (key > position - window)
+        if not CAUSAL:
+            seen = seen & (key < position + window)
+    return tl.where(seen, score, MASKED)
+
+
+@triton.jit
+@no_type_check
+def row_kernel(
+    query, key, key_real, sink, lse, entropy, distance,
+    query_batch, query_head, query_row, query_width,
+    key_batch, key_head, key_row, key_width,
+    real_batch, real_row, sink_stride,
+    heads, group_size, queries, keys, offset, window, scale, softcap,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One program a block of queries; it keeps, per query, four running numbers while the keys stream by.
+
+    With m the highest score so far and e_j = 2^(s_j − m): total = Σ e_j, tilt = Σ e_j (s_j − m), reach = Σ e_j |i − j|.
+    A rising m fades them all by 2^(old − new), and shifts tilt. At the end, with z = total (+ the sink's share),
+    lse = m + log z and entropy = (total · log z − tilt) / z: no large terms cancel.
+    """
+    blocks = tl.cdiv(queries, BLOCK_Q)
+    program = tl.program_id(0)
+    # The last queries of a causal head see the most keys: they start first, so that no long program is left alone.
+    first_query = (blocks - 1 - program % blocks) * BLOCK_Q
+    batch_head = program // blocks
+    batch = tl.cast(batch_head // heads, tl.int64)
+    head = tl.cast(batch_head % heads, tl.int64)
+    queries_of_head = query + batch * query_batch + head * query_head
+    keys_of_head = key + batch * key_batch + (head // group_size) * key_head
+    if key_real is not None:
+        key_real = key_real + batch * real_batch
+
+    row = first_query + tl.arange(0, BLOCK_Q)
+    position = offset + row
+    first_position = offset + first_query
+    last_position = offset + tl.minimum(first_query + BLOCK_Q, queries) - 1
+    start = 0
+    end = keys
+    if CAUSAL:
+        end = tl.minimum(end, last_position + 1)
+    if window is not None:
+        start = tl.maximum(first_position - window + 1, 0) // BLOCK_K * BLOCK_K
+        if not CAUSAL:
+            end = tl.minimum(end, last_position + window)
+
+    resident = _tile(queries_of_head, first_query, queries, query_row, query_width, HEAD_DIM, WIDTH, BLOCK_Q)
+    highest = tl.full([BLOCK_Q], NOTHING, tl.float32)
+    if sink is not None:
+        sink_score = tl.load(sink + head * sink_stride).to(tl.float32) * LOG2_E
+        highest = tl.maximum(highest, sink_score)
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    tilt = tl.zeros([BLOCK_Q], tl.float32)
+    reach = tl.zeros([BLOCK_Q], tl.float32)
+    for first_key in range(start, end, BLOCK_K):
+        column = first_key + tl.arange(0, BLOCK_K)
+        real = _real(key_real, column, keys, real_row)
+        streamed = _tile(keys_of_head, first_key, keys, key_row, key_width, HEAD_DIM, WIDTH, BLOCK_K)
+        score = _scores(
+            resident, streamed, position[:, None], column[None, :], real[None, :], scale, softcap, window, CAUSAL
+        )
+        raised = tl.maximum(highest, tl.max(score, 1))
+        shift = highest - raised
+        fade = tl.exp2(shift)
+        relative = score - raised[:, None]
+        weight = tl.exp2(relative)
+        tilt = fade * (tilt + total * shift) + tl.sum(weight * relative, 1)
+        total = fade * total + tl.sum(weight, 1)
+        if distance is not None:
+            steps = tl.abs(position[:, None] - column[None, :]).to(tl.float32)
+            reach = fade * reach + tl.sum(weight * steps, 1)
+        highest = raised
+
+    normaliser = total
+    if sink is not None:
+        normaliser += tl.exp2(sink_score - highest)
+    sees = normaliser != 0.0  # true of NaN, which shall come out as it went in
+    normaliser = tl.where(sees, normaliser, 1.0)
+    bits = tl.log2(normaliser)
+    result = tl.cast(batch_head, tl.int64) * queries + row
+    stored = row < queries
+    tl.store(lse + result, tl.where(sees, (highest + bits) * LN_2, float("inf")), mask=stored)
+    tl.store(entropy + result, (total * bits - tilt) / normaliser * LN_2, mask=stored)
+    if distance is not None:
+        tl.store(distance + result, reach / normaliser, mask=stored)
+
+
+@triton.jit
+@no_type_check
+def column_kernel(
+    query, key, lse, key_real, query_real, mass, square,
+    query_batch, query_head, query_row, query_width,
+    key_batch, key_head, key_row, key_width,
+    lse_batch, lse_head, lse_row,
+    key_real_batch, key_real_row, query_real_batch, query_real_row,
+    heads, group_size, queries, keys, offset, window, scale, softcap,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One program a block of keys; every query's log-sum-exp is known, so a weight is 2^(s − lse), summed at once."""
+    blocks = tl.cdiv(keys, BLOCK_K)
+    program = tl.program_id(0)
+    first_key = program % blocks * BLOCK_K
+    batch_head = program // blocks
+    batch = tl.cast(batch_head // heads, tl.int64)
+    head = tl.cast(batch_head % heads, tl.int64)
+    queries_of_head = query + batch * query_batch + head * query_head
+    keys_of_head = key + batch * key_batch + (head // group_size) * key_head
+    lse_of_head = lse + batch * lse_batch + head * lse_head
+    if key_real is not None:
+        key_real = key_real + batch * key_real_batch
+    if query_real is not None:
+        query_real = query_real + batch * query_real_batch
+
+    column = first_key + tl.arange(0, BLOCK_K)
+    last_key = tl.minimum(first_key + BLOCK_K, keys) - 1
+    start = 0
+    end = queries
+    if CAUSAL:
+        start = tl.maximum(first_key - offset, 0) // BLOCK_Q * BLOCK_Q
+    if window is not None:
+        end = tl.minimum(end, last_key + window - offset)
+        if not CAUSAL:
+            start = tl.maximum(first_key - window + 1 - offset, 0) // BLOCK_Q * BLOCK_Q
+
+    resident = _tile(keys_of_head, first_key, keys, key_row, key_width, HEAD_DIM, WIDTH, BLOCK_K)
+    real = _real(key_real, column, keys, key_real_row)
+    column_mass = tl.zeros([BLOCK_K], tl.float32)
+    column_square = tl.zeros([BLOCK_K], tl.float32)
+    for first_query in range(start, end, BLOCK_Q):
+        row = first_query + tl.arange(0, BLOCK_Q)
+        counted = _real(query_real, row, queries, query_real_row)
+        row_lse = tl.load(lse_of_head + tl.cast(row, tl.int64) * lse_row, mask=counted, other=float("inf"))
+        # A row that sees nothing weighs 0, whichever infinity marks it.
+        row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse) * LOG2_E
+        streamed = _tile(queries_of_head, first_query, queries, query_row, query_width, HEAD_DIM, WIDTH, BLOCK_Q)
+        score = _scores(
+            resident, streamed, (offset + row)[None, :], column[:, None], real[:, None], scale, softcap, window, CAUSAL
+        )
+        weight = tl.exp2(score - row_lse[None, :])
+        column_mass += tl.sum(weight, 1)
+        if square is not None:
+            column_square += tl.sum(weight * weight, 1)
+
+    result = tl.cast(batch_head, tl.int64) * keys + column
+    stored = column < keys
+    tl.store(mass + result, column_mass, mask=stored)
+    if square is not None:
+        tl.store(square + result, column_square, mask=stored)

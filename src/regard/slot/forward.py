@@ -1,0 +1,97 @@
+"""What is known of one forward pass of a stack: tokens, padding, packing, and how much came before."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Forward:
+    """One forward pass of a stack, from its arguments."""
+
+    offset: int
+    """Tokens already in the cache."""
+    tokens: Tensor | None
+    """Token ids (batch, query) of this pass, if it was given ids."""
+    real: Tensor | None
+    """Which tokens so far are not padding, (batch, all so far); None if all are."""
+    segments: Tensor | None
+    """Which packed sequence each token belongs to, (batch, query); None if there is one a row."""
+    encoder_real: Tensor | None
+    """Which keys of cross-attention are not padding."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """Attention layers seen so far in this pass, by kind."""
+    blocks: int = 0
+    """Layers finished so far."""
+
+    @classmethod
+    def from_arguments(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
+        """Read off the arguments of a stack's forward."""
+        given = _named(module, args, kwargs)
+        offset = _cached(given.get("past_key_values"))
+        mask = given.get("attention_mask")
+        segments = None
+        if mask is None and offset == 0:
+            segments = _segments(given.get("position_ids"))
+        return cls(
+            offset=offset,
+            tokens=_tensor(given.get("input_ids")),
+            real=_real(mask),
+            segments=segments,
+            encoder_real=_real(given.get("encoder_attention_mask")),
+        )
+
+    def real_queries(self, count: int) -> Tensor | None:
+        """Which of this pass's `count` queries are not padding; None if all are."""
+        if self.real is None:
+            return None
+        return self.real[:, self.offset : self.offset + count]
+
+
+def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, those in **kwargs included."""
+    try:
+        bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return dict(kwargs)
+    for name, value in list(bound.items()):
+        if isinstance(value, dict) and name in ("kwargs", "flash_attn_kwargs"):
+            bound.update(value)
+    return dict(bound)
+
+
+def _cached(cache: Any) -> int:
+    return int(cache.get_seq_length()) if cache is not None and hasattr(cache, "get_seq_length") else 0
+
+
+def _tensor(value: Any) -> Tensor | None:
+    return value if isinstance(value, Tensor) else None
+
+
+def _real(mask: Any) -> Tensor | None:
+    """Padding from a two-dimensional mask, or from a full one as the keys that some query may see; None if there is none."""
+    if isinstance(mask, dict):
+        mask = mask.get("full_attention", next(iter(mask.values()), None))
+    if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
+        return None
+    if mask.ndim == 4:
+        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        mask = seen.any(dim=(1, 2)) if mask.shape[-2] > 1 else seen[:, 0, 0]
+    real = mask.bool()
+    return None if bool(real.all()) else real
+
+
+def _segments(positions: Any) -> Tensor | None:
+    """Number of the packed sequence that each token belongs to, where position ids start again within a row."""
+    if not isinstance(positions, Tensor) or positions.ndim != 2:
+        return None
+    breaks = positions.diff(dim=-1) != 1
+    if not bool(breaks.any()):
+        return None
+    return torch.nn.functional.pad(breaks, (1, 0)).cumsum(-1)

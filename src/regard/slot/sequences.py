@@ -1,0 +1,130 @@
+"""The sequences that a stack is working on, over as many forwards as a cache strings together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from regard.attention.call import Call
+from regard.errors import UserError
+from regard.slot.forward import Forward
+from regard.slot.gather import Layer
+from regard.slot.layout import Layout
+from regard.slot.site import Stack
+from regard.statistics import Observation
+
+
+@dataclass
+class Sequences:
+    """The open sequences of one stack, one to a row of the batch (or several, packed)."""
+
+    stack: Stack
+    role: str | None = None
+    """`decoder` or `encoder`, once its first layer has been seen."""
+    forward: Forward | None = None
+    """The pass under way."""
+    encoder_tokens: Tensor | None = None
+    """Token ids of the encoder's side, for cross-attention."""
+    batches: int = 0
+    """Batches begun so far."""
+    _layers: dict[tuple[str, int], Layer] = field(default_factory=dict)
+    _tokens: list[Tensor] = field(default_factory=list)
+    _last: Forward | None = None
+    _batch: int = 0
+    _length: int = 0
+    _marks: Tensor | None = None
+
+    def begin(self, forward: Forward) -> None:
+        """A forward begins, which goes on with these sequences if it has a cache, and else starts new ones."""
+        if forward.offset != self._length:
+            raise UserError(
+                f"cannot observe this cache: it holds {forward.offset} tokens but {self._length} were seen; "
+                "start the sequence inside the block, and neither crop nor reorder its cache"
+            )
+        self.forward = self._last = forward
+        if forward.tokens is not None:
+            self._tokens.append(forward.tokens)
+
+    def first_attention(self, call: Call) -> None:
+        """Take in what the first self-attention of a forward tells of all: rows, length, and that the cache is ours."""
+        assert self.forward is not None
+        batch, _, queries, _ = call.query.shape
+        if self._batch not in (0, batch):
+            raise UserError(f"cannot observe a batch that changes from {self._batch} rows to {batch} over one cache")
+        self._batch = batch
+        self._length = self.forward.offset + queries
+        marks = call.key[:, 0, :, 0].detach()
+        if self.first_key(call) == 0:
+            before = self._marks
+            if before is not None and not torch.equal(marks[:, : before.shape[1]], before):
+                raise UserError("cannot observe beam search: the rows of its cache are reordered between steps")
+            self._marks = marks[:, : self._length].clone()
+        else:
+            self._marks = None
+
+    def first_key(self, call: Call) -> int:
+        """Where in its row a call's first key stands: after 0 once a sliding cache has dropped keys."""
+        return max(self._length - call.key.shape[2], 0)
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """Token ids of the open sequences so far, (batch, token)."""
+        return torch.cat(self._tokens, dim=1) if self._tokens else None
+
+    def layer(self, kind: str, number: int) -> Layer:
+        """The tensors of a layer so far."""
+        return self._layers.setdefault((kind, number), Layer())
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sum over each sample's real tokens of this forward's (batch, token, width)."""
+        assert self.forward is not None
+        batch, tokens = values.shape[:2]
+        if self.forward.segments is not None:
+            return Layout.of(batch, tokens, None, self.forward.segments, values.device).sums(values)
+        real = self.forward.real_queries(tokens)
+        return values.sum(1) if real is None else (values * real[..., None]).sum(1)
+
+    def finish(self, site: str) -> list[Observation]:
+        """All layers of the sequences, now finished, by sample; the stack is then ready for new ones."""
+        found = self._observations(site) if self._layers and self._length else []
+        self._layers, self._tokens, self._last, self._marks = {}, [], None, None
+        self._batch = self._length = 0
+        self.batches += bool(found)
+        return found
+
+    def _observations(self, site: str) -> list[Observation]:
+        assert self._last is not None
+        last, device = self._last, next(iter(self._layers.values())).device
+        queries = Layout.of(self._batch, self._length, last.real, last.segments, device)
+        tokens = self.tokens
+        found = []
+        for (kind, number), layer in self._layers.items():
+            keys, ids = queries, tokens
+            if kind == "cross":
+                keys = Layout.of(self._batch, layer.keys, last.encoder_real, None, device)
+                ids = self.encoder_tokens
+            tensors = layer.aligned(queries, keys, packed=last.segments is not None)
+            found.append(
+                Observation(
+                    site="cross" + site.removeprefix("decoder") if kind == "cross" else site,
+                    layer=number,
+                    causal=kind == "self" and self.role == "decoder",
+                    length=queries.length,
+                    keys=keys.length,
+                    tokens=None if ids is None else keys.tokens(ids.to(device)),
+                    tensors=tensors,
+                )
+            )
+        for observation in found:
+            self._check(observation)
+        return found
+
+    def _check(self, observation: Observation) -> None:
+        for name, tensor in observation.tensors.items():
+            if tensor.is_floating_point() and name != "lse" and not bool(tensor.isfinite().all()):
+                raise UserError(
+                    f"non-finite activations: {name} of layer {observation.layer} ({observation.site}) "
+                    f"in batch {self.batches}; expected finite values"
+                )

@@ -1,0 +1,78 @@
+"""Where in a model attention happens: stacks of layers, their kind, and the number of each layer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
+PROJECTIONS = ("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj")
+
+
+class Place(NamedTuple):
+    """One attention layer of a forward: `kind` (self or cross) and its number among those of its stack and kind."""
+
+    kind: str
+    layer: int
+
+
+@dataclass
+class Stack:
+    """An innermost model of a model, whose layers follow each other: an encoder, a decoder, a vision tower."""
+
+    path: str
+    module: PreTrainedModel
+    blocks: list[nn.Module]
+    """The layers, whose inputs and outputs are the hidden states; one that is used again stands here once."""
+
+
+def stacks(model: PreTrainedModel) -> list[Stack]:
+    """The innermost models that hold layers, in the order of the model's modules."""
+    models = [(path, m) for path, m in model.named_modules() if isinstance(m, PreTrainedModel)]
+    found = []
+    for path, module in models:
+        inner = [m for p, m in module.named_modules() if p and isinstance(m, PreTrainedModel)]
+        blocks = _blocks(module)
+        if not inner and blocks:
+            found.append(Stack(path, module, blocks))
+    return found
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """The entries of the largest outermost list of layers."""
+    lists: list[nn.ModuleList] = []
+    pending = list(module.children())
+    while pending:
+        child = pending.pop(0)
+        if isinstance(child, nn.ModuleList):
+            lists.append(child)
+        else:
+            pending.extend(child.children())
+    with_attention = [blocks for blocks in lists if any("attention" in type(m).__name__.lower() for m in blocks.modules())]
+    return list(max(with_attention, key=len)) if with_attention else []
+
+
+def kind(path: str) -> str:
+    """`cross` for attention from a decoder to an encoder, by the module's name, else `self`."""
+    return "cross" if CROSS.search(path) else "self"
+
+
+def output_projection(model: nn.Module, path: str, width: int) -> Tensor | None:
+    """The weight W_O (model width, heads × head width) behind an attention module, or None where none is recognised."""
+    module = model.get_submodule(path)
+    parent = model.get_submodule(path.rpartition(".")[0])
+    candidates = [getattr(module, name, None) for name in PROJECTIONS]
+    candidates += [getattr(getattr(parent, "output", None), name, None) for name in PROJECTIONS]
+    for layer in candidates:
+        weight = getattr(layer, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2:
+            continue
+        if type(layer).__name__ == "Conv1D":
+            weight = weight.T
+        if weight.shape[1] == width:
+            return weight.detach()
+    return None

@@ -1,0 +1,80 @@
+"""What is measured: pure functions, and one mergeable accumulator each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from regard.errors import UserError
+from regard.statistics.dependence import InputDependence
+from regard.statistics.keys import HiddenNorm, KeyNorm, QKCosine, QKNorm, ValueNorm, ValueWeightedMass
+from regard.statistics.layers import MassiveActivations, MatrixEntropy, OverSmoothing, SpectralBound
+from regard.statistics.observation import Observation
+from regard.statistics.rows import Distance, Entropy, HeadOutputNorm, RowSum, VirtualSinkMass
+from regard.statistics.sinks import ColumnMass, CommonSinkRatio, FirstMass, SinkDeviation, SinkRate, SinkTokens
+from regard.statistics.statistic import About, Row, Statistic
+
+STATISTICS: dict[str, Callable[[], Statistic]] = {
+    "sink_rate": SinkRate,
+    "column_mass": ColumnMass,
+    "first_mass": FirstMass,
+    "sink_deviation": SinkDeviation,
+    "sink_tokens": SinkTokens,
+    "common_sink_ratio": CommonSinkRatio,
+    "entropy": Entropy,
+    "distance": Distance,
+    "row_sum": RowSum,
+    "virtual_sink_mass": VirtualSinkMass,
+    "over_smoothing": OverSmoothing,
+    "spectral_bound": SpectralBound,
+    "hidden_norm": HiddenNorm,
+    "massive_activations": MassiveActivations,
+    "key_norm": KeyNorm,
+    "value_norm": ValueNorm,
+    "qk_cosine": QKCosine,
+    "qk_norm": QKNorm,
+    "value_weighted_mass": ValueWeightedMass,
+    "head_output_norm": HeadOutputNorm,
+    "matrix_entropy": MatrixEntropy,
+    "input_dependence": InputDependence,
+}
+
+DEFAULT = (
+    "sink_rate",
+    "column_mass",
+    "sink_deviation",
+    "sink_tokens",
+    "common_sink_ratio",
+    "entropy",
+    "distance",
+    "over_smoothing",
+    "hidden_norm",
+    "key_norm",
+    "value_norm",
+)
+
+
+def names(wanted: str | Iterable[str]) -> tuple[str, ...]:
+    """Names of statistics: "default", "all", or as given (separated by commas in a string), each checked."""
+    if isinstance(wanted, str):
+        wanted = {"default": DEFAULT, "all": tuple(STATISTICS)}.get(wanted, tuple(wanted.split(",")))
+    found = tuple(dict.fromkeys(name.strip() for name in wanted))
+    unknown = [name for name in found if name not in STATISTICS]
+    if unknown or not found:
+        raise UserError(
+            f"unknown statistic {', '.join(map(repr, unknown)) or '(none given)'}; "
+            f"expected default, all, or some of: {', '.join(STATISTICS)}"
+        )
+    return found
+
+
+def chosen(wanted: str | Iterable[str | Statistic]) -> list[Statistic]:
+    """Fresh statistics for names, ready-made ones as they are."""
+    if isinstance(wanted, str):
+        wanted = names(wanted)
+    found = [s if isinstance(s, Statistic) else STATISTICS[names([s])[0]]() for s in wanted]
+    if len({s.name for s in found}) < len(found) or not found:
+        raise UserError(f"expected at least one statistic and none twice, got: {[s.name for s in found]}")
+    return found
+
+
+__all__ = ["DEFAULT", "STATISTICS", "About", "Observation", "Row", "Statistic", "chosen", "names"]

@@ -1,0 +1,107 @@
+"""How much a head's attention depends on what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.statistics.observation import Observation
+from regard.statistics.statistic import About, Row, Statistic
+
+
+def input_dependence(
+    weights: Float[Tensor, "head query key"], squares: Float[Tensor, " head"], samples: int
+) -> Float[Tensor, " head"]:
+    """Σ‖A − Ā‖² / Σ‖A‖² over samples, from ΣA and Σ‖A‖²: 0 if the matrix is always the same, towards 1 if never."""
+    mean = weights.double() / samples
+    return 1 - mean.square().sum((-1, -2)) * samples / squares.double()
+
+
+class InputDependence(Statistic):
+    """The distance of each head's matrix from its own average over samples, and that average.
+
+    Only samples of one length count, without padding: that of the first such sample, or `length`.
+    """
+
+    name = "input_dependence"
+    about = About(
+        title="Input dependence",
+        unit="",
+        description="Share of a head's squared weights that its average over samples does not explain.",
+        source="after PAPA (Hassid et al. 2022, arXiv 2211.03495)",
+    )
+    needs = frozenset({"weights", "column_square"})
+
+    def __init__(self, length: int | None = None) -> None:
+        self.length = length
+        self.sums: dict[tuple[str, int], Tensor] = {}
+        self.squares: dict[tuple[str, int], Tensor] = {}
+        self.samples: dict[tuple[str, int], int] = {}
+
+    def update(self, layers: Sequence[Observation]) -> None:
+        for layer in layers:
+            if "weights" not in layer.tensors or layer.site.startswith("cross"):
+                continue
+            weights, squares = layer.tensors["weights"], layer.tensors["column_square"]
+            length = weights.shape[-1]
+            whole = (layer.length == length) & (layer.keys == length)
+            if self.length is None and bool(whole.any()):
+                self.length = length
+            if length == self.length:
+                self._add((layer.site, layer.layer), weights, squares[whole].sum((0, 2)), int(whole.sum()))
+
+    def _add(self, place: tuple[str, int], weights: Tensor, squares: Tensor, samples: int) -> None:
+        if not samples:
+            return
+        weights, squares = weights.detach().to("cpu", torch.float64), squares.detach().to("cpu", torch.float64)
+        if place in self.sums:
+            self.sums[place] += weights
+            self.squares[place] += squares
+            self.samples[place] += samples
+        else:
+            self.sums[place], self.squares[place], self.samples[place] = weights.clone(), squares.clone(), samples
+
+    def merge(self, other: InputDependence) -> None:
+        if self.length is None:
+            self.length = other.length
+        assert other.length in (None, self.length), "averages of different lengths cannot be merged"
+        for place, weights in other.sums.items():
+            self._add(place, weights, other.squares[place], other.samples[place])
+
+    def mean_attention(self) -> dict[tuple[str, int], Float[Tensor, "head query key"]]:
+        """The average matrices by (site, layer), for replacing."""
+        return {place: weights / self.samples[place] for place, weights in self.sums.items()}
+
+    def result(self) -> list[Row]:
+        rows = []
+        for place in sorted(self.sums):
+            site, layer = place
+            n = self.samples[place]
+            for head, value in enumerate(input_dependence(self.sums[place], self.squares[place], n).tolist()):
+                rows.append(Row(self.name, layer, head, None, None, value, None, n, site))
+        return rows
+
+    def state(self) -> dict[str, Tensor]:
+        state = {}
+        for (site, layer), weights in self.sums.items():
+            place = (site, layer)
+            state[f"{site}|{layer}|sum"] = weights
+            state[f"{site}|{layer}|square"] = self.squares[place]
+            state[f"{site}|{layer}|samples"] = torch.tensor(self.samples[place])
+        return state
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.sums, self.squares, self.samples = {}, {}, {}
+        for name, tensor in state.items():
+            site, layer, what = name.split("|")
+            place = (site, int(layer))
+            if what == "sum":
+                self.sums[place] = tensor.clone()
+                self.length = tensor.shape[-1]
+            elif what == "square":
+                self.squares[place] = tensor.clone()
+            else:
+                self.samples[place] = int(tensor)

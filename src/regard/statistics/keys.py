@@ -1,0 +1,136 @@
+"""What is special about the keys and values that draw attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.statistics.observation import Observation
+from regard.statistics.statistic import About, Key, PerLayer, Sampled
+
+GU = "Gu et al. 2025 (arXiv 2410.10781)"
+
+
+def first_against_rest(
+    norms: Float[Tensor, "sample ... token"], real: Bool[Tensor, "sample token"]
+) -> Float[Tensor, "sample ..."]:
+    """The value at position 0 over the mean of the others of the sample."""
+    norms = norms.double()
+    here = real.reshape(real.shape[0], *[1] * (norms.ndim - 2), real.shape[1])
+    others = (norms * here)[..., 1:].sum(-1) / (here.sum(-1) - 1).clamp(min=1)
+    return norms[..., 0] / others.clamp(min=torch.finfo(torch.float64).tiny)
+
+
+class Norm(PerLayer):
+    """A norm at every position, and the first position's over the mean of the others."""
+
+    reduction: str
+    axes: tuple[str, ...] = ("head", "position")
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        norms = layer.tensors[self.reduction]
+        real = layer.real_keys(norms.shape[-1])
+        yield Sampled(self.key(layer, *self.axes), norms, real)
+        ratio = Key(f"{self.name}_sink_ratio", layer.site, layer.layer, None, self.axes[:-1])
+        yield Sampled(ratio, first_against_rest(norms, real), layer.keys > 1)
+
+
+class KeyNorm(Norm):
+    """‖k‖ after positions are applied; one row per key/value head."""
+
+    name = reduction = "key_norm"
+    about = About(
+        title="Key norm",
+        unit="",
+        description="L2 norm of keys (after RoPE) by position and key/value head; ratio: first token over the mean of the rest.",
+        source=f"{GU}, activations",
+    )
+    needs = frozenset({"key_norm"})
+
+
+class ValueNorm(Norm):
+    """‖v‖; one row per key/value head."""
+
+    name = reduction = "value_norm"
+    about = About(
+        title="Value norm",
+        unit="",
+        description="L2 norm of values by position and key/value head; ratio: first token over the mean of the rest.",
+        source=f"{GU}, activations",
+    )
+    needs = frozenset({"value_norm"})
+
+
+class HiddenNorm(Norm):
+    """‖h‖ of the hidden states; layer −1 is the embeddings."""
+
+    name = reduction = "hidden_norm"
+    axes = ("position",)
+    about = About(
+        title="Hidden norm",
+        unit="",
+        description="L2 norm of hidden states by position; ratio: first token over the mean of the rest.",
+        source=f"{GU}, activations (|h_1|/|h_t|)",
+    )
+    needs = frozenset({"hidden_norm"})
+
+
+class PerPair(PerLayer):
+    """The mean, over the queries that may see each key, of something known of the pair."""
+
+    reduction: str
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        sums = layer.tensors[self.reduction]
+        queries = layer.seen_by(sums.shape[-1])
+        present = layer.real_keys(sums.shape[-1]) & (queries > 0)
+        yield Sampled(self.key(layer, "head", "position"), sums / queries[:, None].clamp(min=1), present)
+
+
+class QKCosine(PerPair):
+    """The angle between queries and a key: one half of what makes a sink."""
+
+    name = "qk_cosine"
+    reduction = "cosine_sum"
+    about = About(
+        title="Query–key cosine",
+        unit="",
+        description="cos(q_i, k_j), mean over the queries that may see key j.",
+        source=f"{GU}, split of q·k",
+    )
+    needs = frozenset({"cosine_sum"})
+
+
+class QKNorm(PerPair):
+    """The size of queries and a key: the other half."""
+
+    name = "qk_norm"
+    reduction = "norm_sum"
+    about = About(
+        title="Query–key norm product",
+        unit="",
+        description="|q_i||k_j|, mean over the queries that may see key j.",
+        source=f"{GU}, split of q·k",
+    )
+    needs = frozenset({"norm_sum"})
+
+
+class ValueWeightedMass(PerLayer):
+    """Attention times what it carries: a sink with empty values weighs nothing here."""
+
+    name = "value_weighted_mass"
+    about = About(
+        title="Value-weighted mass",
+        unit="",
+        description="d_j·‖W_O v_j‖: attention a position receives, times the norm of its value through W_O.",
+        source="Kobayashi et al. 2020 (arXiv 2004.10102)",
+    )
+    needs = frozenset({"column_mass", "value_output_norm"})
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        mass = layer.tensors["column_mass"] * layer.tensors["value_output_norm"]
+        degree = mass / layer.length[:, None, None].clamp(min=1)
+        yield Sampled(self.key(layer, "head", "position"), degree, layer.real_keys(mass.shape[-1]))

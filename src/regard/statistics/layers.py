@@ -1,0 +1,105 @@
+"""What layers do to hidden states as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.statistics.observation import Observation
+from regard.statistics.statistic import About, PerLayer, Sampled
+
+TOP = 3
+
+
+def over_smoothing(
+    direction: Float[Tensor, "sample width"], length: Int[Tensor, " sample"]
+) -> Float[Tensor, " sample"]:
+    """Mean of cos(h_i, h_j) over i ≠ j, from the sum of the unit vectors: (‖Σu‖² − n) / (n(n − 1))."""
+    n = length.double()
+    return (direction.double().square().sum(-1) - n) / (n * (n - 1)).clamp(min=1)
+
+
+def matrix_entropy(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
+    """−Σ λ log λ over the eigenvalues of the Gram matrix of unit hidden states, scaled to trace 1; in nats."""
+    unit = torch.nn.functional.normalize(hidden.double(), dim=-1)
+    values = torch.linalg.svdvals(unit).square()
+    values = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    return -torch.special.xlogy(values, values).sum()
+
+
+class OverSmoothing(PerLayer):
+    """How alike the tokens of a sample have become."""
+
+    name = "over_smoothing"
+    about = About(
+        title="Over-smoothing",
+        unit="",
+        description="Mean cosine between the hidden states of different tokens of a sample.",
+        source="Bai et al. 2024 (arXiv 2410.05648), over-smoothing",
+    )
+    needs = frozenset({"direction"})
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        yield Sampled(self.key(layer), over_smoothing(layer.tensors["direction"], layer.length), layer.length > 1)
+
+
+class MatrixEntropy(PerLayer):
+    """How many directions the tokens of a sample spread over."""
+
+    name = "matrix_entropy"
+    about = About(
+        title="Matrix entropy",
+        unit="nats",
+        description="Von Neumann entropy of the trace-normalised Gram matrix of a sample's unit hidden states.",
+        source="Skean et al. 2025 (arXiv 2502.02013)",
+    )
+    needs = frozenset({"hidden"})
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        hidden = layer.tensors["hidden"]
+        values = [matrix_entropy(states[:n]) for states, n in zip(hidden, layer.length.tolist(), strict=True)]
+        yield Sampled(self.key(layer), torch.stack(values), layer.length > 0)
+
+
+class MassiveActivations(PerLayer):
+    """The largest magnitudes among a layer's activations against the usual one."""
+
+    name = "massive_activations"
+    about = About(
+        title="Massive activations",
+        unit="",
+        description="The three largest |activations| of a sample's hidden states, and the median.",
+        source="Sun et al. 2024 (arXiv 2402.17762)",
+    )
+    needs = frozenset({"hidden"})
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        hidden = layer.tensors["hidden"].abs()
+        flat = [states[:n].flatten() for states, n in zip(hidden, layer.length.tolist(), strict=True)]
+        kept = [i for i, values in enumerate(flat) if len(values) >= TOP]
+        if not kept:
+            return
+        tops = torch.stack([flat[i].topk(TOP).values for i in kept])
+        medians = torch.stack([flat[i].median() for i in kept])
+        for rank in range(TOP):
+            yield Sampled(self.key(layer, suffix=f"_top{rank + 1}"), tops[:, rank])
+        yield Sampled(self.key(layer, suffix="_median"), medians)
+
+
+class SpectralBound(PerLayer):
+    """How much of the differences between tokens a head can let through."""
+
+    name = "spectral_bound"
+    about = About(
+        title="Spectral bound",
+        unit="",
+        description="λ_max of Aᵀ(I − 11ᵀ/n)A: dist(AH) ≤ √λ_max · dist(H).",
+        source="Bai et al. 2024 (arXiv 2410.05648), spectral bound",
+    )
+    needs = frozenset({"spectral_bound"})
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        yield Sampled(self.key(layer, "head"), layer.tensors["spectral_bound"], layer.length > 0)

@@ -1,0 +1,45 @@
+"""What the slot hands to statistics: one layer of some finished samples, aligned and free of padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One attention layer (or the embeddings, layer −1) over S samples, whose real tokens begin at position 0.
+
+    `tensors` holds reductions by name: per key (sample, head, key), per query (sample, head, query), per sample; see
+    `regard.attention.call` and `regard.slot.hidden`. Entries beyond a sample's length mean nothing.
+    """
+
+    site: str
+    """`decoder` (causal), `encoder` (bidirectional) or `cross`."""
+    layer: int
+    causal: bool
+    """Whether a query sees only keys at or before its own position."""
+    length: Int[Tensor, " sample"]
+    """Real queries of each sample."""
+    keys: Int[Tensor, " sample"]
+    """Real keys of each sample; equal to `length` but in cross-attention."""
+    tokens: Int[Tensor, "sample key"] | None = None
+    """Token ids of the keys."""
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def real_keys(self, width: int) -> Bool[Tensor, "sample key"]:
+        """Which of the first `width` positions are keys of a sample."""
+        return torch.arange(width, device=self.keys.device) < self.keys[:, None]
+
+    def real_queries(self, width: int) -> Bool[Tensor, "sample query"]:
+        """Which of the first `width` positions are queries of a sample."""
+        return torch.arange(width, device=self.length.device) < self.length[:, None]
+
+    def seen_by(self, width: int) -> Int[Tensor, "sample key"]:
+        """How many queries may see each of the first `width` keys: T − k in a causal site (k from 0), else all."""
+        if not self.causal:
+            return self.length[:, None].expand(-1, width)
+        return (self.length[:, None] - torch.arange(width, device=self.length.device)).clamp(min=0)

@@ -1,0 +1,101 @@
+"""What a query's weights look like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.statistics.observation import Observation
+from regard.statistics.statistic import About, PerLayer, Sampled
+
+
+def mean_over_queries(
+    values: Float[Tensor, "sample head query"], real: Bool[Tensor, "sample query"]
+) -> Float[Tensor, "sample head"]:
+    """Mean over the real queries of each sample."""
+    return (values.double() * real[:, None]).sum(-1) / real.sum(-1)[:, None].clamp(min=1)
+
+
+class PerQuery(PerLayer):
+    """The mean over a sample's queries of something known of each, and its profile over query positions."""
+
+    reduction: str
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        values = layer.tensors[self.reduction]
+        real = layer.real_queries(values.shape[-1])
+        yield Sampled(self.key(layer, "head"), mean_over_queries(values, real), layer.length > 0)
+        yield Sampled(self.key(layer, "head", "position"), values, real)
+
+
+class Entropy(PerQuery):
+    """How many keys a query divides its attention among, in nats."""
+
+    name = reduction = "entropy"
+    about = About(
+        title="Entropy",
+        unit="nats",
+        description="−Σ_j A_ij log A_ij of a query's weights; log n if they are uniform over n keys. A virtual sink "
+        "is not a term of the sum.",
+        source="Shannon entropy of a row",
+    )
+    needs = frozenset({"entropy"})
+
+
+class Distance(PerQuery):
+    """How far away a query looks, in tokens."""
+
+    name = reduction = "distance"
+    about = About(
+        title="Attended distance",
+        unit="tokens",
+        description="Σ_j A_ij |i − j|: mean distance of the attended keys from the query.",
+        source="mean attention distance (Vig and Belinkov 2019)",
+    )
+    needs = frozenset({"distance"})
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        if not layer.site.startswith("cross"):
+            yield from super().of_layer(layer)
+
+
+class RowSum(PerQuery):
+    """How much attention a query gives to tokens at all."""
+
+    name = reduction = "row_sum"
+    about = About(
+        title="Row sum",
+        unit="",
+        description="Σ_j A_ij over the tokens: 1 for a softmax, less where a virtual sink takes part of it.",
+        source="Gu et al. 2025 (arXiv 2410.10781), attention operations",
+    )
+    needs = frozenset({"row_sum"})
+
+
+class VirtualSinkMass(PerQuery):
+    """How much attention goes to no token."""
+
+    name = reduction = "virtual_sink_mass"
+    about = About(
+        title="Virtual-sink mass",
+        unit="",
+        description="1 − Σ_j A_ij: what a learned sink logit, an off-by-one softmax or a K/V bias takes.",
+        source="Gu et al. 2025 (arXiv 2410.10781), K/V biases",
+    )
+    needs = frozenset({"virtual_sink_mass"})
+
+
+class HeadOutputNorm(PerQuery):
+    """What a head adds to the residual stream: near zero for a dormant head."""
+
+    name = "head_output_norm"
+    reduction = "output_norm"
+    about = About(
+        title="Head output norm",
+        unit="",
+        description="‖W_O o_i‖ of each head's output, mean over queries.",
+        source="dormant heads (Guo et al. 2024, arXiv 2410.13835)",
+    )
+    needs = frozenset({"output_norm"})

@@ -1,0 +1,351 @@
+"""Which tokens draw attention whatever they mean."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.errors import UserError
+from regard.statistics.observation import Observation
+from regard.statistics.statistic import About, Average, Key, PerLayer, Row, Sampled, Statistic
+
+GU = "Gu et al. 2025 (arXiv 2410.10781)"
+BAI = "Bai et al. 2024 (arXiv 2410.05648)"
+PERCENT = 100.0
+
+
+def received(
+    column_mass: Float[Tensor, "sample head key"], queries: Int[Tensor, "sample key"]
+) -> Float[Tensor, "sample head key"]:
+    """α_k: attention to key k, averaged over the queries that may see it (Gu et al. 2025, eq. of Sink_k^ε)."""
+    return column_mass / queries[:, None].clamp(min=1)
+
+
+def sink_rate(
+    alpha: Float[Tensor, "sample head key"], epsilon: float
+) -> Float[Tensor, "sample head key"]:
+    """100 where α_k > ε (strictly), else 0."""
+    return (alpha > epsilon).to(alpha.dtype) * PERCENT
+
+
+def sink_deviation(
+    mass: Float[Tensor, "sample head key"], square: Float[Tensor, "sample head key"], queries: Int[Tensor, " sample"]
+) -> Float[Tensor, "sample head key"]:
+    """Δ_i = √(Σ_k (a_ki − d_i)²) / (n d_i) with d_i = Σ_k a_ki / n, from the sums of a_ki and a_ki² (Bai et al. 2024)."""
+    mass, square = mass.double(), square.double()
+    n = queries[:, None, None].clamp(min=1)
+    scatter = (square - mass.square() / n).clamp(min=0)
+    return scatter.sqrt() / mass.clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def strongest(
+    column_mass: Float[Tensor, "sample head key"], real: Bool[Tensor, "sample key"], top: int
+) -> Int[Tensor, "sample head top"]:
+    """The `top` keys of greatest average outer degree, per sample and head, the greatest first."""
+    return column_mass.masked_fill(~real[:, None], -1.0).topk(min(top, column_mass.shape[-1]), dim=-1).indices
+
+
+class SinkRate(Average):
+    """Sink_k^ε of every position k and several ε: per head, and over all layers and heads of a sample."""
+
+    name = "sink_rate"
+    about = About(
+        title="Sink rate",
+        unit="%",
+        description="Share of samples in which the position receives more than ε of the attention of the queries "
+        "that may see it; without layer and head: mean over all heads (Sink_k^ε).",
+        source=f"{GU}, Sink_k^ε",
+    )
+    needs = frozenset({"column_mass"})
+
+    def __init__(self, epsilons: Sequence[float] = (0.3,), minimum_queries: int = 8) -> None:
+        super().__init__()
+        if not epsilons or not all(0 < e < 1 for e in epsilons):
+            raise UserError(f"epsilon must lie between 0 and 1, got {list(epsilons)}")
+        self.epsilons = tuple(epsilons)
+        self.minimum_queries = minimum_queries
+
+    def sampled(self, layers: Sequence[Observation]) -> Iterator[Sampled]:
+        sums: dict[tuple[str, float], list[Tensor]] = {}
+        presences: dict[str, Tensor] = {}
+        for layer in layers:
+            if "column_mass" not in layer.tensors:
+                continue
+            mass = layer.tensors["column_mass"]
+            queries = layer.seen_by(mass.shape[-1])
+            present = layer.real_keys(mass.shape[-1]) & (queries >= self.minimum_queries)
+            alpha = received(mass, queries)
+            presences[layer.site] = present
+            for epsilon in self.epsilons:
+                rates = sink_rate(alpha, epsilon)
+                yield Sampled(Key(self.name, layer.site, layer.layer, epsilon, ("head", "position")), rates, present)
+                sums.setdefault((layer.site, epsilon), []).append(rates.double())
+        for (site, epsilon), rates_by_layer in sums.items():
+            overall = torch.cat(rates_by_layer, dim=1).mean(1)
+            yield Sampled(Key(self.name, site, None, epsilon, ("position",)), overall, presences[site])
+
+
+class ColumnMass(PerLayer):
+    """d_i, the average outer degree of every key."""
+
+    name = "column_mass"
+    about = About(
+        title="Column mass",
+        unit="",
+        description="Average outer degree d_i: attention that a position receives, averaged over all queries.",
+        source=f"{BAI}, average outer degree",
+    )
+    needs = frozenset({"column_mass"})
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        mass = layer.tensors["column_mass"]
+        degree = mass / layer.length[:, None, None].clamp(min=1)
+        yield Sampled(self.key(layer, "head", "position"), degree, layer.real_keys(mass.shape[-1]))
+
+
+class FirstMass(PerLayer):
+    """α_k of the first few keys alone, which costs as many products a query as there are keys asked for."""
+
+    name = "first_mass"
+    about = About(
+        title="First-token mass",
+        unit="",
+        description="Attention to the first tokens, averaged over the queries that may see them.",
+        source=f"{GU}, α_1",
+    )
+    needs = frozenset({"first_mass"})
+
+    def __init__(self, first: int = 4) -> None:
+        super().__init__()
+        self.first = first
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        mass = layer.tensors["first_mass"]
+        real = layer.real_queries(mass.shape[2])
+        sums = (mass * real[:, None, :, None]).sum(2)
+        width = sums.shape[-1]
+        yield Sampled(
+            self.key(layer, "head", "position"), received(sums, layer.seen_by(width)), layer.real_keys(width)
+        )
+
+
+class SinkDeviation(PerLayer):
+    """How unevenly queries attend to the sinks of a head."""
+
+    name = "sink_deviation"
+    about = About(
+        title="Sink deviation",
+        unit="",
+        description="Δ of the strongest column(s): 0 if all queries attend to it alike.",
+        source=f"{BAI}, sink deviation",
+    )
+    needs = frozenset({"column_mass", "column_square"})
+
+    def __init__(self, top: int = 1) -> None:
+        super().__init__()
+        self.top = top
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        mass, square = layer.tensors["column_mass"], layer.tensors["column_square"]
+        real = layer.real_keys(mass.shape[-1])
+        at = strongest(mass, real, self.top)
+        deviation = sink_deviation(mass, square, layer.length).gather(-1, at)
+        counted = real[:, None].expand_as(mass).gather(-1, at)
+        mean = (deviation * counted).sum(-1) / counted.sum(-1).clamp(min=1)
+        yield Sampled(self.key(layer, "head"), mean, layer.length > 0)
+
+
+class CommonSinkRatio(Statistic):
+    """Share of each layer's sink tokens that are common tokens.
+
+    `common` is a set of token ids (special tokens and punctuation, say); None finds them as the tokens that stand in more
+    than `frequent` of the samples, which gives no standard error.
+    """
+
+    name = "common_sink_ratio"
+    about = About(
+        title="Common-sink ratio",
+        unit="%",
+        description="Share of the strongest columns (one per head and sample) that are common tokens.",
+        source=f"{BAI}, common-sink ratio",
+    )
+    needs = frozenset({"column_mass"})
+
+    def __init__(self, common: Iterable[int] | None = None, *, top: int = 1, frequent: float = 0.5) -> None:
+        self.common = None if common is None else frozenset(common)
+        self.top, self.frequent = top, frequent
+        self._known = _KnownCommon(self.common, top) if self.common is not None else None
+        self._sinks: dict[tuple[str, int], Counter[int]] = {}
+        self._documents: dict[str, Counter[int]] = {}
+        self._samples: Counter[str] = Counter()
+
+    def update(self, layers: Sequence[Observation]) -> None:
+        if self._known is not None:
+            self._known.update(layers)
+            return
+        counted = set()
+        for layer in layers:
+            if layer.tokens is None or "column_mass" not in layer.tensors:
+                continue
+            mass = layer.tensors["column_mass"]
+            real = layer.real_keys(mass.shape[-1])
+            tokens = _token_of(layer, strongest(mass, real, self.top))
+            self._sinks.setdefault((layer.site, layer.layer), Counter()).update(tokens.flatten().tolist())
+            if layer.site not in counted:
+                counted.add(layer.site)
+                self._samples[layer.site] += len(layer.keys)
+                for ids, mask in zip(layer.tokens, real, strict=True):
+                    self._documents.setdefault(layer.site, Counter()).update(set(ids[: len(mask)][mask].tolist()))
+
+    def merge(self, other: CommonSinkRatio) -> None:
+        if self._known is not None and other._known is not None:
+            self._known.merge(other._known)
+            return
+        for place, counts in other._sinks.items():
+            self._sinks.setdefault(place, Counter()).update(counts)
+        for site, documents in other._documents.items():
+            self._documents.setdefault(site, Counter()).update(documents)
+        self._samples.update(other._samples)
+
+    def found(self, site: str) -> frozenset[int]:
+        """The common tokens of a site: those given, or those frequent across samples so far."""
+        if self.common is not None:
+            return self.common
+        needed = self.frequent * self._samples[site]
+        return frozenset(token for token, count in self._documents.get(site, Counter()).items() if count > needed)
+
+    def result(self) -> list[Row]:
+        if self._known is not None:
+            return self._known.result()
+        rows = []
+        for (site, layer), sinks in sorted(self._sinks.items()):
+            common = self.found(site)
+            share = PERCENT * sum(n for token, n in sinks.items() if token in common) / sinks.total()
+            rows.append(Row(self.name, layer, None, None, None, share, None, self._samples[site], site))
+        return rows
+
+    def state(self) -> dict[str, Tensor]:
+        if self._known is not None:
+            return self._known.state()
+        state = {f"sinks|{site}|{layer}": _pairs(counts) for (site, layer), counts in self._sinks.items()}
+        state |= {f"documents|{site}|": _pairs(counts) for site, counts in self._documents.items()}
+        return state | {f"samples|{site}|": torch.tensor([[0, n]]) for site, n in self._samples.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        if self._known is not None:
+            self._known.load(state)
+            return
+        self._sinks, self._documents, self._samples = {}, {}, Counter()
+        for name, tensor in state.items():
+            what, site, layer = name.split("|")
+            counts = Counter(dict(tensor.tolist()))
+            if what == "sinks":
+                self._sinks[site, int(layer)] = counts
+            elif what == "documents":
+                self._documents[site] = counts
+            else:
+                self._samples[site] = counts[0]
+
+
+class _KnownCommon(PerLayer):
+    """The common-sink ratio for a known set of common tokens."""
+
+    name = CommonSinkRatio.name
+    about = CommonSinkRatio.about
+    needs = CommonSinkRatio.needs
+
+    def __init__(self, common: frozenset[int], top: int) -> None:
+        super().__init__()
+        self.common, self.top = torch.tensor(sorted(common)), top
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        if layer.tokens is None:
+            return
+        mass = layer.tensors["column_mass"]
+        tokens = _token_of(layer, strongest(mass, layer.real_keys(mass.shape[-1]), self.top))
+        common = torch.isin(tokens, self.common.to(tokens.device)).double() * PERCENT
+        yield Sampled(self.key(layer), common.flatten(1).mean(1), layer.keys > 0)
+
+
+class SinkTokens(Statistic):
+    """Where the strongest column of each head stands, on which token, and how often."""
+
+    name = "sink_tokens"
+    about = About(
+        title="Sink tokens",
+        unit="%",
+        description="Share of samples in which the head's strongest column stands at the position; with its tokens.",
+        source=f"{BAI}, sink tokens",
+    )
+    needs = frozenset({"column_mass"})
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, int], Counter[tuple[int, int, int]]] = {}
+        self.samples: Counter[tuple[str, int]] = Counter()
+
+    def update(self, layers: Sequence[Observation]) -> None:
+        for layer in layers:
+            if "column_mass" not in layer.tensors:
+                continue
+            mass = layer.tensors["column_mass"]
+            at = strongest(mass, layer.real_keys(mass.shape[-1]), 1)
+            token = _token_of(layer, at) if layer.tokens is not None else torch.full_like(at, -1)
+            heads = torch.arange(at.shape[1], device=at.device)[None, :, None].expand_as(at)
+            triples = torch.stack([heads, at, token], -1).flatten(0, -2)
+            place = (layer.site, layer.layer)
+            self.counts.setdefault(place, Counter()).update(map(tuple, triples.tolist()))
+            self.samples[place] += at.shape[0]
+
+    def merge(self, other: SinkTokens) -> None:
+        for place, counts in other.counts.items():
+            self.counts.setdefault(place, Counter()).update(counts)
+        self.samples.update(other.samples)
+
+    def result(self) -> list[Row]:
+        rows = []
+        for (site, layer), counts in sorted(self.counts.items()):
+            n = self.samples[site, layer]
+            positions: Counter[tuple[int, int]] = Counter()
+            for (head, position, _), count in counts.items():
+                positions[head, position] += count
+            for (head, position), count in sorted(positions.items()):
+                share = count / n
+                error = (share * (1 - share) / (n - 1)) ** 0.5 * PERCENT if n > 1 else None
+                rows.append(Row(self.name, layer, head, position, None, share * PERCENT, error, n, site))
+        return rows
+
+    def tokens(self) -> list[tuple[str, int, int, int, int, int, float]]:
+        """(site, layer, head, position, token id or −1, count, share of the samples), in this order."""
+        return [
+            (site, layer, head, position, token, count, count / self.samples[site, layer])
+            for (site, layer), counts in sorted(self.counts.items())
+            for (head, position, token), count in sorted(counts.items())
+        ]
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            f"{site}|{layer}|{self.samples[site, layer]}": torch.tensor([[*k, n] for k, n in counts.items()])
+            for (site, layer), counts in self.counts.items()
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.counts, self.samples = {}, Counter()
+        for name, tensor in state.items():
+            site, layer, samples = name.split("|")
+            place = (site, int(layer))
+            self.counts[place] = Counter({(h, p, t): n for h, p, t, n in tensor.tolist()})
+            self.samples[place] = int(samples)
+
+
+def _token_of(layer: Observation, at: Tensor) -> Tensor:
+    """Token ids at key positions (sample, head, top)."""
+    assert layer.tokens is not None
+    return layer.tokens[:, None].expand(-1, at.shape[1], -1).gather(-1, at)
+
+
+def _pairs(counts: Counter[int]) -> Tensor:
+    return torch.tensor([[key, n] for key, n in counts.items()], dtype=torch.long).reshape(-1, 2)

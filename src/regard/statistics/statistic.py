@@ -1,0 +1,176 @@
+"""The interface of all statistics: `update`, `merge`, `result`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from regard.statistics.moments import Moments
+from regard.statistics.observation import Observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a reader needs to know of a statistic."""
+
+    title: str
+    unit: str
+    description: str
+    source: str
+
+
+class Row(NamedTuple):
+    """One number of a result, as it stands in the table."""
+
+    statistic: str
+    layer: int | None
+    head: int | None
+    position: int | None
+    epsilon: float | None
+    value: float
+    standard_error: float | None
+    n: int
+    site: str
+
+
+class Key(NamedTuple):
+    """What a group of numbers is about. `axes` names the axes of its tensor, among head and position."""
+
+    statistic: str
+    site: str
+    layer: int | None
+    epsilon: float | None
+    axes: tuple[str, ...]
+
+
+class Sampled(NamedTuple):
+    """A value per sample: (sample, *axes), counted where `present`."""
+
+    key: Key
+    values: Tensor
+    present: Tensor | None = None
+
+
+Self = TypeVar("Self", bound="Statistic")
+
+
+class Statistic(ABC):
+    """Something measured over samples: stepwise = at once = merged in any order.
+
+    `needs` names the reductions that the slot must supply. `update` is given all observed layers of the same samples.
+    """
+
+    name: str
+    about: About
+    needs: frozenset[str]
+
+    @abstractmethod
+    def update(self, layers: Sequence[Observation]) -> None:
+        """Count in some samples, by all their observed layers."""
+
+    @abstractmethod
+    def merge(self: Self, other: Self) -> None:
+        """Count in all that another of the same kind has seen."""
+
+    @abstractmethod
+    def result(self) -> list[Row]:
+        """The rows of the table."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """All that has been seen, as named tensors: what another process needs to merge it."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a state."""
+
+
+class Average(Statistic):
+    """A statistic that is the mean over samples of something known of each sample."""
+
+    def __init__(self) -> None:
+        self.moments: dict[Key, Moments] = {}
+
+    @abstractmethod
+    def sampled(self, layers: Sequence[Observation]) -> Iterable[Sampled]:
+        """What is known of each sample."""
+
+    def update(self, layers: Sequence[Observation]) -> None:
+        for key, values, present in self.sampled(layers):
+            self.moments.setdefault(key, Moments()).add(values, present)
+
+    def merge(self, other: Average) -> None:
+        for key, moments in other.moments.items():
+            self.moments.setdefault(key, Moments()).merge(moments)
+
+    def result(self) -> list[Row]:
+        return [row for key in sorted(self.moments, key=_order) for row in _rows(key, self.moments[key])]
+
+    def state(self) -> dict[str, Tensor]:
+        return {_encode(key): moments.state() for key, moments in self.moments.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.moments = {_decode(name): Moments.from_state(tensor) for name, tensor in state.items()}
+
+
+class PerLayer(Average):
+    """An average to which every layer contributes on its own."""
+
+    def sampled(self, layers: Sequence[Observation]) -> Iterator[Sampled]:
+        for layer in layers:
+            if self.needs <= layer.tensors.keys():
+                yield from self.of_layer(layer)
+
+    @abstractmethod
+    def of_layer(self, layer: Observation) -> Iterable[Sampled]:
+        """What one layer says of each sample."""
+
+    def key(self, layer: Observation, *axes: str, epsilon: float | None = None, suffix: str = "") -> Key:
+        """The key of a group of numbers of this layer."""
+        return Key(self.name + suffix, layer.site, layer.layer, epsilon, axes)
+
+
+def _rows(key: Key, moments: Moments) -> Iterator[Row]:
+    errors = moments.standard_error()
+    for index in torch.nonzero(moments.count, as_tuple=False).tolist():
+        at = dict(zip(key.axes, index, strict=True))
+        where = tuple(index)
+        error = errors[where].item()
+        yield Row(
+            key.statistic,
+            key.layer,
+            at.get("head"),
+            at.get("position"),
+            key.epsilon,
+            moments.mean[where].item(),
+            None if error != error else error,
+            int(moments.count[where].item()),
+            key.site,
+        )
+
+
+def _order(key: Key) -> tuple[Any, ...]:
+    layer = -2 if key.layer is None else key.layer
+    return key.statistic, key.site, key.epsilon or 0.0, layer, key.axes
+
+
+def _encode(key: Key) -> str:
+    layer = "" if key.layer is None else str(key.layer)
+    epsilon = "" if key.epsilon is None else repr(key.epsilon)
+    return "|".join([key.statistic, key.site, layer, epsilon, ",".join(key.axes)])
+
+
+def _decode(text: str) -> Key:
+    statistic, site, layer, epsilon, axes = text.split("|")
+    return Key(
+        statistic,
+        site,
+        int(layer) if layer else None,
+        float(epsilon) if epsilon else None,
+        tuple(axes.split(",")) if axes else (),
+    )

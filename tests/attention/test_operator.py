@@ -1,0 +1,165 @@
+"""Every form of attention against the whole matrix in float64."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.attention import reference
+from regard.attention.call import REDUCTIONS, Call, Wanted
+from regard.attention.onepass import one_pass
+from regard.attention.operator import attend, fused_lse_serves
+
+EVERYTHING = Wanted(names=REDUCTIONS, first=3)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, object]:
+    """The parts of random calls: shapes, grouped heads, causality with an offset, padding on either side, masks, bias, cap and sink."""
+    batch, groups, shares = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    keys, queries = draw(st.integers(1, 150)), draw(st.integers(1, 150))
+    width, value_width = draw(st.sampled_from([1, 4, 7])), draw(st.sampled_from([2, 7]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    causal = draw(st.booleans())
+    offset = draw(st.sampled_from([0, keys - queries, -2])) if causal else 0
+    real = torch.ones(batch, keys, dtype=torch.bool)
+    starts = [0] * batch
+    if draw(st.booleans()):
+        for b in range(batch):
+            cut = draw(st.integers(0, keys - 1))
+            if draw(st.booleans()):
+                real[b, :cut], starts[b] = False, cut
+            else:
+                real[b, keys - cut :] = False
+    query_real = torch.rand(batch, queries, generator=generator) < 0.8 if draw(st.booleans()) else None
+    keep = torch.rand(batch, 1, queries, keys, generator=generator) < 0.7 if draw(st.booleans()) else None
+    return dict(
+        query=normal(batch, queries, groups * shares, width).transpose(1, 2),
+        key=normal(batch, keys, groups, width).transpose(1, 2),
+        value=normal(batch, groups, keys, value_width),
+        scale=draw(st.sampled_from([1.0, 0.3, 5.0])),
+        causal=causal,
+        offset=offset,
+        keep=keep,
+        bias=normal(1, groups * shares, queries, keys) if draw(st.booleans()) else None,
+        softcap=draw(st.sampled_from([None, 2.0])),
+        sink=normal(groups * shares) if draw(st.booleans()) else None,
+        query_real=query_real,
+        key_real=None if real.all() else real,
+        starts=tuple(starts),
+    )
+
+
+def assert_same(found: dict, expected: dict, tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases())
+def test_one_pass_equals_the_whole_matrix(case: dict[str, object]) -> None:
+    call = Call(**case)
+    wanted = dataclasses.replace(EVERYTHING, names=REDUCTIONS - {"spectral_bound"})
+    output, found = one_pass(call, wanted, output=True)
+    torch.testing.assert_close(output, reference.attend(call), rtol=1e-9, atol=1e-9)
+    assert_same(found, reference.reduce(call, wanted), 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases())
+def test_spectral_bound_equals_the_largest_singular_value(case: dict[str, object]) -> None:
+    call = Call(**case)
+    if call.query_real is not None and not call.query_real.any(-1).all():
+        return
+    wanted = Wanted(names=frozenset({"spectral_bound"}), iterations=150)
+    assert_same(attend(call, wanted)[1], reference.reduce(call, wanted), 1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), first=st.integers(1, 5))
+def test_first_mass_by_log_sum_exp_equals_the_whole_matrix(case: dict[str, object], first: int) -> None:
+    call = Call(**case)
+    width = call.query.shape[-1]
+    value = call.value[..., :1].repeat(1, 1, 1, width)
+    call = dataclasses.replace(call, keep=None, bias=None, softcap=None, sink=None, offset=0, value=value)
+    wanted = Wanted(names=frozenset({"first_mass", "lse"}), first=first)
+    assert fused_lse_serves(call, wanted)
+    output, found = attend(call, wanted)
+    expected = reference.reduce(call, wanted)
+    assert_same(found, expected, 1e-9)
+    sees = expected["lse"] > -math.inf
+    torch.testing.assert_close(output[sees], reference.attend(call)[sees], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_low_precision_inputs_are_reduced_in_float32(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = (torch.randn(2, 3, 200, 16, generator=generator).to(dtype) for _ in range(3))
+    call = Call(query=query, key=key, value=value, scale=0.25, causal=True)
+    exact = dataclasses.replace(call, query=query.double(), key=key.double(), value=value.double())
+    names = frozenset({"column_mass", "column_square", "entropy", "distance", "lse"})
+    output, found = attend(call, Wanted(names=names))
+    assert output.dtype == dtype
+    for name, tensor in reference.reduce(exact, Wanted(names=names)).items():
+        assert found[name].dtype == torch.float32
+        torch.testing.assert_close(found[name].double(), tensor, rtol=2e-5, atol=2e-5)
+
+
+def test_uniform_causal_attention_puts_the_harmonic_mean_on_the_first_token() -> None:
+    zeros = torch.zeros(1, 1, 64, 8, dtype=torch.float64)
+    call = Call(query=zeros, key=zeros, value=zeros, scale=1.0, causal=True)
+    _, found = attend(call, Wanted(names=frozenset({"column_mass"})))
+    harmonic = sum(1 / i for i in range(1, 65))
+    assert found["column_mass"][0, 0, 0].item() == pytest.approx(harmonic)
+    assert harmonic / 64 == pytest.approx(0.074, abs=5e-4)
+
+
+def test_large_scores_neither_overflow_nor_vanish() -> None:
+    query = torch.tensor([[[[300.0], [-300.0]]]])
+    call = Call(query=query, key=query, value=query, scale=10.0)
+    output, found = attend(call, Wanted(names=frozenset({"entropy", "column_mass", "column_square", "lse"})))
+    assert output.flatten().tolist() == [300.0, -300.0]
+    assert found["column_mass"].flatten().tolist() == [1.0, 1.0]
+    assert found["entropy"].flatten().tolist() == [0.0, 0.0]
+    assert found["lse"].flatten().tolist() == pytest.approx([900_000.0] * 2)
+
+
+def test_gradient_flows_through_an_observed_call() -> None:
+    generator = torch.Generator().manual_seed(2)
+    query = torch.randn(1, 2, 9, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    for extra in ({}, {"softcap": 3.0}, {"sink": torch.ones(2, dtype=torch.float64)}):
+        call = Call(query=query, key=query, value=query, scale=0.5, causal=True, **extra)
+        output, found = attend(call, Wanted(names=frozenset({"column_mass"})))
+        (gradient,) = torch.autograd.grad(output.square().sum(), query)
+        (expected,) = torch.autograd.grad(reference.attend(call).square().sum(), query)
+        torch.testing.assert_close(gradient, expected)
+        assert not found["column_mass"].requires_grad
+
+
+def test_memory_is_linear_in_the_number_of_keys() -> None:
+    """The largest tensor of a pass at T keys holds at most a tile: rows × keys, not keys × keys."""
+    query = torch.zeros(1, 1, 4096, 4)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.untyped_storage().nbytes())
+            return result
+
+    with Watch():
+        attend(
+            Call(query=query, key=query, value=query, scale=1.0, causal=True),
+            Wanted(names=REDUCTIONS - {"weights", "spectral_bound"}),
+        )
+    assert largest <= 2 * 64 * 4096 * 4
