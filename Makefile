@@ -20,7 +20,7 @@ help:
 demo: .venv/.installed
 	@echo "== measuring the embedded model: 100 windows of 64 tokens from Python's own documentation"
 	$(BIN)/regard measure minilm --samples 100 --length 64 --out runs/demo --overwrite $(MEASURE_ARGS)
-	@echo "== done. The report page is runs/demo/index.html: open it in a browser."
+	@echo "== done. The report page, to be opened in a browser: $$(ls $(CURDIR)/runs/demo/*.html)"
 
 test: .venv/.developing
 	@echo "== tests"
@@ -37,8 +37,7 @@ check: .venv/.developing
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 bench: .venv/.developing
-	@echo "== benchmarks"
-	$(BIN)/python -m benchmarks
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis runs/demo
