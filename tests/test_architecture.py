@@ -14,8 +14,9 @@ PACKAGE = ROOT / "src" / "regard"
 MAY_IMPORT = {
     "__init__": {"measure", "slot"},
     "__main__": {"cli"},
-    "cli": {"measure", "slot", "results", "attention", "statistics", "models", "data", "report"},
-    "measure": {"slot", "statistics", "models", "data", "results"},
+    "cli": {"measure", "processes", "slot", "results", "attention", "statistics", "models", "data", "report"},
+    "measure": {"processes", "slot", "statistics", "models", "data", "results"},
+    "processes": {"statistics"},
     "slot": {"attention", "statistics"},
     "results": {"report"},
     "attention": set(),

@@ -1,0 +1,1 @@
+"""The operator: tensors in, tensors out."""

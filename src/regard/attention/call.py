@@ -20,7 +20,8 @@ class Call:
 
     H query heads share G key/value heads (H a multiple of G). Query i stands at key position `offset + i`;
     `causal` lets it see no later key. A learned `sink` logit per head joins the normaliser without a key of its own.
-    `query_real` and `key_real` are False on padding: padded keys are never seen, padded queries are computed but not counted.
+    `query_real` and `key_real` are False on padding: padded keys are never seen, padded queries are computed but not
+    counted.
     """
 
     query: Float[Tensor, "batch head query width"]

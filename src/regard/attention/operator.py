@@ -13,15 +13,15 @@ from regard.attention.call import PER_KEY, Call, Wanted
 from regard.attention.onepass import one_pass
 from regard.attention.spectrum import spectral_bound
 
-ROW_KERNEL = frozenset({"lse", "entropy", "distance", "row_sum", "virtual_sink_mass"})
+ROWS_BY_KERNEL = frozenset({"lse", "entropy", "distance", "row_sum", "virtual_sink_mass"})
 
 
 def attend(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
     """The output (batch, head, query, value_width) and the wanted reductions of the weights, by name.
 
-    Reductions are float32 (float64 for float64 inputs), per key (batch, head, key), per query (batch, head, query[, first]),
-    per sample (batch, head), or, for `weights`, summed over the unpadded samples: (head, query, key). None is differentiable.
-    The output is differentiable, carries the dropout of the call and has its dtype.
+    Reductions are float32 (float64 for float64 inputs): per key (batch, head, key), per query (batch, head, query[,
+    first]), per sample (batch, head), or, for `weights`, summed over the unpadded samples (head, query, key). None is
+    differentiable. The output is, carries the dropout of the call, and has its dtype.
     """
     if not wanted.names or call.dropout or (torch.is_grad_enabled() and call.differentiable):
         output = plain_output(call)
@@ -30,9 +30,9 @@ def attend(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
         return _with_lse(call, wanted)
     if call.query.is_cuda:
         return plain_output(call), reduce(call, wanted)
-    output, reductions = _reductions(call, wanted, output=True)
-    assert output is not None
-    return output.to(call.query.dtype), reductions
+    result, reductions = _reductions(call, wanted, output=True)
+    assert result is not None
+    return result.to(call.query.dtype), reductions
 
 
 @torch.no_grad()
@@ -47,7 +47,7 @@ def plain_output(call: Call) -> Tensor:
     """The output alone, through PyTorch's fused attention where that can express the call."""
     if call.softcap is None and call.sink is None:
         return _fused(call)
-    if torch.is_grad_enabled() and call.differentiable or call.dropout:
+    if (torch.is_grad_enabled() and call.differentiable) or call.dropout:
         return reference.attend(_in_float(call)).to(call.query.dtype)
     output, _ = one_pass(_in_float(call), Wanted(), output=True)
     assert output is not None
@@ -99,7 +99,7 @@ def _mask(call: Call) -> Tensor | None:
     if call.key_real is not None:
         padding = call.key_real[:, None, None, :]
         see = padding if see is None else see & padding
-    if see is not None and call.causal or call.bias is not None and call.causal:
+    if call.causal and (see is not None or call.bias is not None):
         future = reference.visible(replace(call, keep=None, key_real=None))
         see = future if see is None else see & future
     if call.bias is None:
@@ -179,13 +179,13 @@ def kernels_serve(call: Call, wanted: Wanted) -> bool:
         and call.keep is None
         and call.bias is None
         and bool(wanted.names)
-        and wanted.names <= ROW_KERNEL | PER_KEY
+        and wanted.names <= ROWS_BY_KERNEL | PER_KEY
         and (call.sink is None or not wanted.names & {"row_sum", "virtual_sink_mass"})
     )
 
 
 def _by_kernels(call: Call, wanted: Wanted) -> dict[str, Tensor]:
-    shared = {
+    shared: dict[str, Any] = {
         "scale": call.scale,
         "causal": call.causal,
         "offset": call.offset,

@@ -35,7 +35,7 @@ def scores(call: Call) -> Float[Tensor, "batch head query key"]:
 
 
 def log_normaliser(call: Call) -> Float[Tensor, "batch head query"]:
-    """log Σ_j exp(s_ij), the sink's logit included; −inf for a query that sees nothing."""
+    """The log-normaliser log Σ_j exp(s_ij), the sink's logit included; −inf for a query that sees nothing."""
     lse = scores(call).logsumexp(-1)
     if call.sink is not None:
         lse = torch.logaddexp(lse, call.sink[:, None].to(lse.dtype))
@@ -54,7 +54,7 @@ def attend(call: Call) -> Float[Tensor, "batch head query value_width"]:
     return matrix @ call.value.repeat_interleave(call.shares, dim=1)
 
 
-def spectral_bound(matrix: Float[Tensor, "... query key"]) -> Float[Tensor, "..."]:
+def spectral_bound(matrix: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead"]:
     """λ_max of Aᵀ(I − 11ᵀ/n)A, by all singular values of the column-centred matrix."""
     centred = matrix - matrix.mean(-2, keepdim=True)
     return torch.linalg.matrix_norm(centred, ord=2).square()

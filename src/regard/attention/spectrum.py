@@ -21,7 +21,8 @@ def spectral_bound(call: Call, iterations: int) -> Float[Tensor, "batch head"]:
     batch, heads, keys = *call.query.shape[:2], call.key.shape[2]
     start = torch.randn(keys, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     vector = _unit(start.to(call.query).expand(batch, heads, keys))
-    basis, diagonal, beside = [vector], [], []
+    basis, diagonal = [vector], list[Tensor]()
+    beside: list[Tensor] = []
     bound = call.query.new_zeros(batch, heads)
     for _ in range(min(iterations, keys)):
         following = _multiply(call, basis[-1])

@@ -1,8 +1,8 @@
 """Attention in cache-sized tiles: exact output and statistics in one pass, never more than a tile of the matrix.
 
-A tile is some heads × 64 queries × all keys those may see, about a megabyte, in two buffers that are used again for every
-tile. Scores are kept in base 2 (log2(e) goes into the product's scale) because exp2 is the cheaper instruction, and a tile
-is never divided by its normaliser: that goes into the small factors beside it.
+A tile is some heads × 64 queries × all keys those may see, about a megabyte, in two buffers that are used again for
+every tile. Scores are kept in base 2 (log2(e) goes into the product's scale) because exp2 is the cheaper instruction,
+and a tile is never divided by its normaliser: that goes into the small factors beside it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Tile:
 
 def tiles(call: Call) -> Iterator[Tile]:
     """Every tile of the call's matrix, sample by sample, some heads at a time, from the first query to the last."""
-    batch, heads, queries, _ = call.query.shape
+    batch, _, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
     size = call.query.element_size()
     together = max(1, BYTES.get(call.query.device.type, BYTES["cpu"]) // (size * ROWS * keys * call.shares))

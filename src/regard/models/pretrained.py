@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from regard.errors import UserError
@@ -30,7 +29,7 @@ class Loaded:
     `sha256` is over the weight files, sorted by name, one after another; None where the weights are random.
     """
 
-    model: nn.Module
+    model: PreTrainedModel
     tokenizer: Any
     name: str
     sha256: str | None
@@ -75,21 +74,22 @@ def load(
             else:
                 model = _trained(folder, config, numbers, name, options)
     _check_vocabulary(model, tokenizer, name)
-    return Loaded(model.to(place).eval(), tokenizer, name, sha256_of(files) if files else None)
+    model.to(place).eval()
+    return Loaded(model, tokenizer, name, sha256_of(files) if files else None)
 
 
-def _random(config: Any, numbers: torch.dtype | str, seed: int, options: dict[str, Any]) -> nn.Module:
+def _random(config: Any, numbers: torch.dtype | str, seed: int, options: dict[str, Any]) -> PreTrainedModel:
     """A model of this configuration with weights drawn from `seed`."""
     stored = config.dtype or torch.float32
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: nn.Module = _model_class(config).from_config(
+        model: PreTrainedModel = _model_class(config).from_config(
             config, dtype=stored if numbers == "auto" else numbers, **options
         )
     return model
 
 
-def _trained(folder: Path, config: Any, numbers: torch.dtype | str, name: str, options: dict[str, Any]) -> nn.Module:
+def _trained(folder: Path, config: Any, numbers: torch.dtype | str, name: str, options: dict[str, Any]) -> PreTrainedModel:
     """The model with the folder's weights, every one of which was found."""
     model, found = _model_class(config).from_pretrained(
         folder,
@@ -149,7 +149,7 @@ def _dtype(dtype: str, place: torch.device) -> torch.dtype | str:
     return DTYPES[dtype]
 
 
-def _check_vocabulary(model: nn.Module, tokenizer: Any, name: str) -> None:
+def _check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
     """Nothing, where each id of the tokenizer has a row in the model's embedding."""
     rows = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     highest = max(tokenizer.get_vocab().values(), default=-1)

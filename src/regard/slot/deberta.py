@@ -25,7 +25,7 @@ def wrapped(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             forward = _forward_of(module)
             if forward is not None and "forward" not in vars(module):
-                module.forward = partial(forward, module)  # type: ignore[method-assign]
+                module.forward = partial(forward, module)
                 replaced.append(module)
         yield
     finally:

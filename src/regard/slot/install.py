@@ -44,9 +44,16 @@ def mask(
         result = real[:, None, None, :].expand(batch_size, 1, q_length, kv_length)
         setattr(result, HINT, (False, real, 0))
         return result
-    arguments = (batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask)
-    names = ("batch_size", "q_length", "kv_length", "q_offset", "kv_offset", "mask_function", "attention_mask")
-    made = sdpa_mask(**dict(zip(names, arguments, strict=True)), **options)
+    made = sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        **options,
+    )
     if made is not None and mask_function is causal_mask_function and (real is None or fits):
         setattr(made, HINT, (True, real, int(q_offset) - int(kv_offset)))
     return made

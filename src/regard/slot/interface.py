@@ -1,4 +1,4 @@
-"""The attention function that Transformers calls: reads the host's conventions into a `Call`, and lets observers see it."""
+"""The attention function that Transformers calls: reads the host's conventions into a `Call` that observers see."""
 
 from __future__ import annotations
 

@@ -52,8 +52,10 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
             lists.append(child)
         else:
             pending.extend(child.children())
-    with_attention = [blocks for blocks in lists if any("attention" in type(m).__name__.lower() for m in blocks.modules())]
-    return list(max(with_attention, key=len)) if with_attention else []
+    with_attention = [
+        blocks for blocks in lists if any("attention" in type(m).__name__.lower() for m in blocks.modules())
+    ]
+    return max(map(list, with_attention), key=len, default=[])
 
 
 def kind(path: str) -> str:

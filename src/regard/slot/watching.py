@@ -116,7 +116,9 @@ class Watch:
             watched_by(modules, self)
             for sequences in self._stacks:
                 stack = sequences.stack
-                handles.append(stack.module.register_forward_pre_hook(partial(self._begin, sequences), with_kwargs=True))
+                handles.append(
+                    stack.module.register_forward_pre_hook(partial(self._begin, sequences), with_kwargs=True)
+                )
                 handles.append(stack.module.register_forward_hook(partial(self._end, sequences)))
                 for block in stack.blocks if self._hidden else ():
                     handles.append(block.register_forward_pre_hook(partial(self._enter, sequences), with_kwargs=True))
@@ -197,9 +199,7 @@ class Watch:
         tensors = {name: reductions[name] for name in self._wanted.names}
         tensors |= {name: vectors.VECTORS[name](seen) for name in self._vectors}
         first_key = sequences.first_key(call) if what == "self" else 0
-        sequences.layer(what, number).add_attention(
-            tensors, first_key=first_key, keys=call.key.shape[2]
-        )
+        sequences.layer(what, number).add_attention(tensors, first_key=first_key, keys=call.key.shape[2])
 
     def _projection(self, sequences: Sequences, path: str, call: Call) -> Tensor:
         width = call.query.shape[1] * call.value.shape[-1]

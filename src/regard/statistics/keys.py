@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -17,11 +16,10 @@ GU = "Gu et al. 2025 (arXiv 2410.10781)"
 def first_against_rest(
     norms: Float[Tensor, "sample ... token"], real: Bool[Tensor, "sample token"]
 ) -> Float[Tensor, "sample ..."]:
-    """The value at position 0 over the mean of the others of the sample."""
-    norms = norms.double()
+    """The value at position 0 over the mean of the others of the sample; not finite where these are none, or all zero."""
     here = real.reshape(real.shape[0], *[1] * (norms.ndim - 2), real.shape[1])
-    others = (norms * here)[..., 1:].sum(-1) / (here.sum(-1) - 1).clamp(min=1)
-    return norms[..., 0] / others.clamp(min=torch.finfo(torch.float64).tiny)
+    others = norms.double().masked_fill(~here, 0.0)[..., 1:].sum(-1) / (here.sum(-1) - 1).clamp(min=1)
+    return norms[..., 0].double() / others
 
 
 class Norm(PerLayer):
@@ -34,8 +32,9 @@ class Norm(PerLayer):
         norms = layer.tensors[self.reduction]
         real = layer.real_keys(norms.shape[-1])
         yield Sampled(self.key(layer, *self.axes), norms, real)
-        ratio = Key(f"{self.name}_sink_ratio", layer.site, layer.layer, None, self.axes[:-1])
-        yield Sampled(ratio, first_against_rest(norms, real), layer.keys > 1)
+        ratio = first_against_rest(norms, real)
+        key = Key(f"{self.name}_sink_ratio", layer.site, layer.layer, None, self.axes[:-1])
+        yield Sampled(key, ratio, ratio.isfinite())
 
 
 class KeyNorm(Norm):
@@ -86,8 +85,8 @@ class PerPair(PerLayer):
     def of_layer(self, layer: Observation) -> Iterator[Sampled]:
         sums = layer.tensors[self.reduction]
         queries = layer.seen_by(sums.shape[-1])
-        present = layer.real_keys(sums.shape[-1]) & (queries > 0)
-        yield Sampled(self.key(layer, "head", "position"), sums / queries[:, None].clamp(min=1), present)
+        mean = sums / queries[:, None].clamp(min=1)
+        yield Sampled(self.key(layer, "head", "position"), mean, layer.attended(sums.shape[-1]))
 
 
 class QKCosine(PerPair):
@@ -133,4 +132,4 @@ class ValueWeightedMass(PerLayer):
     def of_layer(self, layer: Observation) -> Iterator[Sampled]:
         mass = layer.tensors["column_mass"] * layer.tensors["value_output_norm"]
         degree = mass / layer.length[:, None, None].clamp(min=1)
-        yield Sampled(self.key(layer, "head", "position"), degree, layer.real_keys(mass.shape[-1]))
+        yield Sampled(self.key(layer, "head", "position"), degree, layer.attended(mass.shape[-1]))

@@ -34,6 +34,10 @@ class Observation:
         """Which of the first `width` positions are keys of a sample."""
         return torch.arange(width, device=self.keys.device) < self.keys[:, None]
 
+    def attended(self, width: int) -> Bool[Tensor, "sample key"]:
+        """Which of the first `width` positions are keys of a sample that has queries: not so where all queries are padding."""
+        return self.real_keys(width) & (self.length > 0)[:, None]
+
     def real_queries(self, width: int) -> Bool[Tensor, "sample query"]:
         """Which of the first `width` positions are queries of a sample."""
         return torch.arange(width, device=self.length.device) < self.length[:, None]

@@ -15,7 +15,7 @@ def mean_over_queries(
     values: Float[Tensor, "sample head query"], real: Bool[Tensor, "sample query"]
 ) -> Float[Tensor, "sample head"]:
     """Mean over the real queries of each sample."""
-    return (values.double() * real[:, None]).sum(-1) / real.sum(-1)[:, None].clamp(min=1)
+    return values.double().masked_fill(~real[:, None], 0.0).sum(-1) / real.sum(-1)[:, None].clamp(min=1)
 
 
 class PerQuery(PerLayer):

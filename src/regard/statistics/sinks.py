@@ -25,9 +25,7 @@ def received(
     return column_mass / queries[:, None].clamp(min=1)
 
 
-def sink_rate(
-    alpha: Float[Tensor, "sample head key"], epsilon: float
-) -> Float[Tensor, "sample head key"]:
+def sink_rate(alpha: Float[Tensor, "sample head key"], epsilon: float) -> Float[Tensor, "sample head key"]:
     """100 where α_k > ε (strictly), else 0."""
     return (alpha > epsilon).to(alpha.dtype) * PERCENT
 
@@ -128,9 +126,7 @@ class FirstMass(PerLayer):
         real = layer.real_queries(mass.shape[2])
         sums = (mass * real[:, None, :, None]).sum(2)
         width = sums.shape[-1]
-        yield Sampled(
-            self.key(layer, "head", "position"), received(sums, layer.seen_by(width)), layer.real_keys(width)
-        )
+        yield Sampled(self.key(layer, "head", "position"), received(sums, layer.seen_by(width)), layer.real_keys(width))
 
 
 class SinkDeviation(PerLayer):

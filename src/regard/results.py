@@ -1,0 +1,187 @@
+"""Frozen records of what was measured, to and from disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from regard import report
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+RECORD, TABLE, TOKENS, PAGE = "results.json", "statistics.parquet", "tokens.parquet", "report.html"
+MATRICES = "mean_attention.safetensors"
+COLUMNS = ("statistic", "layer", "head", "position", "epsilon", "value", "standard_error", "n", "site")
+TOKEN_COLUMNS = ("site", "layer", "head", "position", "token", "count", "share")
+WHOLE_NUMBERS = ("layer", "head", "position", "n", "count")
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What one run measured: a tidy table, where it came from, and what does not fit a table.
+
+    `table` has the columns `COLUMNS`; `tokens` (`TOKEN_COLUMNS`) says on which tokens the sinks stood, if that was
+    asked; `record` is the provenance; `matrices` holds the mean attention (head, query, key) by "site.layer", if that
+    was asked. `docs/design.md` describes each.
+    """
+
+    table: pd.DataFrame
+    record: dict[str, Any]
+    tokens: pd.DataFrame | None = None
+    matrices: dict[str, Tensor] = field(default_factory=dict)
+
+    def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
+        """The rows of a statistic (None: all), and of these only those where a column equals a value or is null (None).
+
+        `m.frame("sink_rate", layer=None, position=0)` is the whole model's sink rate at the first token.
+        """
+        table = self.table
+        if statistic is not None:
+            self._check(statistic)
+            table = table[table["statistic"] == statistic]
+        for column, value in equal.items():
+            if column not in table:
+                raise UserError(f"unknown column {column!r}; the table has: {', '.join(table.columns)}")
+            table = table[table[column].isna() if value is None else table[column] == value]
+        return table.reset_index(drop=True)
+
+    def plot(
+        self,
+        statistic: str,
+        *,
+        site: str | None = None,
+        epsilon: float | None = None,
+        position: int | None = None,
+        kind: Literal["map", "profile", "layers"] | None = None,
+    ) -> Figure:
+        """A figure of one statistic: a layers × heads map, a profile over positions, or a curve over layers."""
+        self._check(statistic)
+        return report.figure(self.table, statistic, site=site, epsilon=epsilon, position=position, kind=kind)
+
+    def summary(self) -> RenderableType:
+        """The few lines that a terminal shows, for rich's `print`."""
+        return report.summary(self.table, self.record, self.tokens)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Where it was written: the folder, with record, tables, matrices and report page; whole or not at all."""
+        with writing(folder, overwrite=overwrite) as place:
+            (place / RECORD).write_text(json.dumps(self.record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            self.table.to_parquet(place / TABLE, index=False)
+            if self.tokens is not None:
+                self.tokens.to_parquet(place / TOKENS, index=False)
+            if self.matrices:
+                (place / MATRICES).write_bytes(safetensors.torch.save(self.matrices))
+            page = report.page(self.table, self.record, self.tokens)
+            (place / PAGE).write_text(page, encoding="utf-8")
+        return Path(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Measurements:
+        """The measurements that were saved to a folder. Raises UserError if there are none, or not whole."""
+        folder = Path(folder)
+        if not (folder / RECORD).is_file():
+            raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard measure --out` writes it")
+        try:
+            record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            table = pd.read_parquet(folder / TABLE)
+            tokens = pd.read_parquet(folder / TOKENS) if (folder / TOKENS).exists() else None
+            matrices = safetensors.torch.load_file(folder / MATRICES) if (folder / MATRICES).exists() else {}
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
+        if not isinstance(record, dict) or not set(COLUMNS) <= set(table.columns):
+            raise UserError(f"the run in {folder} is not one of measurements: expected columns {', '.join(COLUMNS)}")
+        return cls(table, record, tokens, matrices)
+
+    def _check(self, statistic: str) -> None:
+        known = list(dict.fromkeys(self.table["statistic"]))
+        if statistic not in known:
+            raise UserError(f"unknown statistic {statistic!r}; this run has: {', '.join(known)}")
+
+
+def table_of(rows: Sequence[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
+    """Rows as a table, whole numbers as nullable integers and absent numbers as null."""
+    table = pd.DataFrame(rows, columns=list(columns))
+    kinds = {c: "Int64" for c in WHOLE_NUMBERS if c in columns}
+    kinds |= {c: "float64" for c in ("epsilon", "value", "standard_error", "share") if c in columns}
+    return table.astype(kinds)
+
+
+def compare(runs: Mapping[str, Measurements]) -> tuple[pd.DataFrame, str]:
+    """Runs side by side: a table with one column each (its notes in `.attrs["notes"]`), and a page."""
+    table = report.comparison({name: (run.table, run.record) for name, run in runs.items()})
+    page = report.comparison_page({name: (run.table, run.record, run.tokens) for name, run in runs.items()})
+    return table, page
+
+
+def check_free(folder: str | Path, *, overwrite: bool) -> None:
+    """Nothing, or a UserError: the folder is in use and may not be written over."""
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out: expected a folder, {folder} is a file")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not overwrite:
+        raise UserError(f"--out: {folder} exists; choose another folder, or allow --overwrite")
+    if not (folder / RECORD).is_file():
+        raise UserError(f"--out: {folder} holds something else than a run (no {RECORD}); it is not overwritten")
+
+
+@contextlib.contextmanager
+def writing(folder: str | Path, *, overwrite: bool) -> Iterator[Path]:
+    """A folder beside `folder` to write to, which takes its name at the end, or vanishes if anything goes wrong."""
+    folder = Path(folder)
+    check_free(folder, overwrite=overwrite)
+    place: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        place.chmod(0o755)
+        yield place
+        _take_name(place, folder)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}; nothing was written") from error
+    finally:
+        if place is not None:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def write_file(path: str | Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as place:
+            (Path(place) / path.name).write_text(text, encoding="utf-8")
+            (Path(place) / path.name).replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; nothing was written") from error
+
+
+def _take_name(place: Path, folder: Path) -> None:
+    """Rename, with what had the name before kept until then."""
+    if not folder.exists():
+        place.rename(folder)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
+    folder.rename(old / "run")
+    try:
+        place.rename(folder)
+    except OSError:
+        (old / "run").rename(folder)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
