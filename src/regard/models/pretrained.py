@@ -89,7 +89,9 @@ def _random(config: Any, numbers: torch.dtype | str, seed: int, options: dict[st
     return model
 
 
-def _trained(folder: Path, config: Any, numbers: torch.dtype | str, name: str, options: dict[str, Any]) -> PreTrainedModel:
+def _trained(
+    folder: Path, config: Any, numbers: torch.dtype | str, name: str, options: dict[str, Any]
+) -> PreTrainedModel:
     """The model with the folder's weights, every one of which was found."""
     model, found = _model_class(config).from_pretrained(
         folder,
@@ -151,7 +153,8 @@ def _dtype(dtype: str, place: torch.device) -> torch.dtype | str:
 
 def _check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
     """Nothing, where each id of the tokenizer has a row in the model's embedding."""
-    rows = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    table: Any = model.get_input_embeddings()
+    rows = table.num_embeddings
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if not 0 <= highest < rows:
         raise UserError(
