@@ -74,7 +74,8 @@ def load(
             else:
                 model = _trained(folder, config, numbers, name, options)
     _check_vocabulary(model, tokenizer, name)
-    model.to(place).eval()
+    model.to(place)  # type: ignore[arg-type]  # its wrapper hides the signature
+    model.eval()
     return Loaded(model, tokenizer, name, sha256_of(files) if files else None)
 
 

@@ -136,22 +136,15 @@ class PerLayer(Average):
 
 
 def _rows(key: Key, moments: Moments) -> Iterator[Row]:
-    errors = moments.standard_error()
-    for index in torch.nonzero(moments.count, as_tuple=False).tolist():
-        at = dict(zip(key.axes, index, strict=True))
-        where = tuple(index)
-        error = errors[where].item()
-        yield Row(
-            key.statistic,
-            key.layer,
-            at.get("head"),
-            at.get("position"),
-            key.epsilon,
-            moments.mean[where].item(),
-            None if error != error else error,
-            int(moments.count[where].item()),
-            key.site,
-        )
+    """One row per entry that has been seen."""
+    seen = moments.count > 0
+    index = dict(zip(key.axes, torch.nonzero(seen).T.tolist(), strict=True))
+    numbers = (moments.mean[seen].tolist(), moments.standard_error()[seen].tolist(), moments.count[seen].tolist())
+    absent = [None] * len(numbers[0])
+    places = (index.get("head", absent), index.get("position", absent))
+    for head, position, mean, error, count in zip(*places, *numbers, strict=True):
+        known = error if error == error else None
+        yield Row(key.statistic, key.layer, head, position, key.epsilon, mean, known, int(count), key.site)
 
 
 def _order(key: Key) -> tuple[Any, ...]:
