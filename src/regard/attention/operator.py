@@ -13,7 +13,7 @@ from regard.attention.call import PER_KEY, Call, Wanted
 from regard.attention.onepass import one_pass
 from regard.attention.spectrum import spectral_bound
 
-ROWS_BY_KERNEL = frozenset({"lse", "entropy", "distance", "row_sum", "virtual_sink_mass"})
+ROWS_BY_KERNEL = frozenset({"lse", "first_mass", "entropy", "distance", "row_sum", "virtual_sink_mass"})
 
 
 def attend(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
@@ -162,12 +162,13 @@ def _first_mass(call: Call, key: Tensor, lse: Tensor, first: int) -> Tensor:
     where = starts[:, None] + torch.arange(min(first, keys), device=key.device)
     inside = where.clamp(max=keys - 1)
     chosen = key.gather(2, inside[:, None, :, None].expand(-1, key.shape[1], -1, key.shape[3]))
-    mass = (call.query @ chosen.mT * call.scale - lse[..., None]).exp_()
+    mass = (call.query.to(lse.dtype) @ chosen.mT.to(lse.dtype) * call.scale - lse[..., None]).exp_()
     see = (where < keys)[:, None, None, :]
     if call.key_real is not None:
         see = see & call.key_real.gather(1, inside)[:, None, None, :] & (lse > -torch.inf)[..., None]
     if call.causal:
-        see = see & (torch.arange(queries, device=key.device)[:, None] >= where[:, None, None, :])
+        positions = torch.arange(queries, device=key.device)[:, None] + call.offset
+        see = see & (positions >= where[:, None, None, :])
     return mass.masked_fill_(~see, 0.0)
 
 
@@ -181,6 +182,7 @@ def kernels_serve(call: Call, wanted: Wanted) -> bool:
         and bool(wanted.names)
         and wanted.names <= ROWS_BY_KERNEL | PER_KEY
         and (call.sink is None or not wanted.names & {"row_sum", "virtual_sink_mass"})
+        and (call.softcap is None or "first_mass" not in wanted.names)
     )
 
 
@@ -197,6 +199,9 @@ def _by_kernels(call: Call, wanted: Wanted) -> dict[str, Tensor]:
     sees = rows.lse.isfinite()
     found = {"entropy": rows.entropy, "distance": rows.distance, "lse": rows.lse.masked_fill(~sees, -torch.inf)}
     found |= {"row_sum": sees.to(rows.lse.dtype), "virtual_sink_mass": torch.zeros_like(rows.lse)}
+    if "first_mass" in names:
+        key = call.key.repeat_interleave(call.shares, 1) if call.shares > 1 else call.key
+        found["first_mass"] = _first_mass(call, key, found["lse"], wanted.first)
     if names & PER_KEY:
         mass, square = kernels.column_statistics(
             call.query, call.key, rows.lse, query_real=call.query_real, square="column_square" in names, **shared

@@ -1,0 +1,70 @@
+"""The operator's route through the GPU kernels, run by Triton's interpreter, against the whole matrix."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from regard.attention import kernels, operator, reference
+from regard.attention.call import PER_KEY, Call, Wanted
+
+NAMES = operator.ROWS_BY_KERNEL | PER_KEY
+
+if not kernels.available():
+    pytest.skip("triton is not installed, or was imported without its interpreter", allow_module_level=True)
+
+
+def made(causal: bool, offset: int, padded: str, softcap: float | None, sink: bool) -> Call:
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(2, heads, 37, 8, generator=generator) for heads in (4, 2, 2))
+    real = torch.ones(2, 37, dtype=torch.bool)
+    if padded == "left":
+        real[1, :9] = False
+    elif padded == "right":
+        real[1, 30:] = False
+    return Call(
+        query=query,
+        key=key,
+        value=value,
+        scale=0.4,
+        causal=causal,
+        offset=offset,
+        softcap=softcap,
+        sink=torch.randn(4, generator=generator) if sink else None,
+        key_real=real if padded else None,
+        query_real=real if padded else None,
+        starts=(0, 9) if padded == "left" else None,
+    )
+
+
+@pytest.mark.parametrize(
+    "causal, offset, padded, softcap, sink",
+    [
+        (True, 0, "", None, False),
+        (True, 0, "left", None, False),
+        (True, -3, "right", None, False),
+        (False, 0, "right", None, False),
+        (False, 0, "left", 2.0, True),
+    ],
+)
+def test_kernels_equal_the_whole_matrix(
+    causal: bool, offset: int, padded: str, softcap: float | None, sink: bool
+) -> None:
+    call = made(causal, offset, padded, softcap, sink)
+    names = NAMES - {"first_mass"} if softcap else NAMES
+    names = names - {"row_sum", "virtual_sink_mass"} if sink else names
+    found = operator._by_kernels(call, Wanted(names=names, first=3))
+    exact = dataclasses.replace(
+        call, **{p: t.double() for p in ("query", "key", "value", "sink") if (t := getattr(call, p)) is not None}
+    )
+    expected = reference.reduce(exact, Wanted(names=names, first=3))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[name].double(), tensor, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_kernels_are_for_gpus_and_for_what_they_can_express() -> None:
+    call = made(True, 0, "", None, False)
+    assert not operator.kernels_serve(call, Wanted(names=NAMES))
