@@ -197,11 +197,12 @@ def _by_kernels(call: Call, wanted: Wanted) -> dict[str, Tensor]:
     names = wanted.names
     rows = kernels.row_statistics(call.query, call.key, sink=call.sink, distance="distance" in names, **shared)
     sees = rows.lse.isfinite()
-    found = {"entropy": rows.entropy, "distance": rows.distance, "lse": rows.lse.masked_fill(~sees, -torch.inf)}
+    lse = rows.lse.masked_fill(~sees, -torch.inf)
+    found: dict[str, Tensor | None] = {"entropy": rows.entropy, "distance": rows.distance, "lse": lse}
     found |= {"row_sum": sees.to(rows.lse.dtype), "virtual_sink_mass": torch.zeros_like(rows.lse)}
     if "first_mass" in names:
         key = call.key.repeat_interleave(call.shares, 1) if call.shares > 1 else call.key
-        found["first_mass"] = _first_mass(call, key, found["lse"], wanted.first)
+        found["first_mass"] = _first_mass(call, key, lse, wanted.first)
     if names & PER_KEY:
         mass, square = kernels.column_statistics(
             call.query, call.key, rows.lse, query_real=call.query_real, square="column_square" in names, **shared

@@ -15,7 +15,7 @@ from regard.errors import UserError
 
 NAME = "regard"
 HINT = "regard_hint"
-"""The attribute of a mask that says in a word what its entries say one by one: (causal, key_real or None, offset)."""
+"""The attribute of a mask that says in a word what its entries say one by one, as long as nobody has written to it."""
 
 
 def register(attention: Callable[..., tuple[Tensor, None]]) -> None:
@@ -42,8 +42,7 @@ def mask(
         if options.get("allow_is_bidirectional_skip") and bool(real.all()):
             return None
         result = real[:, None, None, :].expand(batch_size, 1, q_length, kv_length)
-        setattr(result, HINT, (False, real, 0))
-        return result
+        return _hinted(result, False, real, 0)
     made = sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
@@ -55,8 +54,19 @@ def mask(
         **options,
     )
     if made is not None and mask_function is causal_mask_function and (real is None or fits):
-        setattr(made, HINT, (True, real, int(q_offset) - int(kv_offset)))
+        return _hinted(made, True, real, int(q_offset) - int(kv_offset))
     return made
+
+
+def _hinted(mask: Tensor, causal: bool, real: Tensor | None, offset: int) -> Tensor:
+    setattr(mask, HINT, (mask._version, {"causal": causal, "key_real": real, "offset": offset}))
+    return mask
+
+
+def hint(mask: Tensor) -> dict[str, Any] | None:
+    """What our mask function said of this mask; None for any other mask, and for one written to since."""
+    version, said = getattr(mask, HINT, (None, None))
+    return dict(said) if said is not None and version == mask._version else None
 
 
 @contextmanager

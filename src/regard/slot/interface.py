@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.attention.call import Call, Wanted
 from regard.attention.operator import attend
 from regard.errors import UserError
-from regard.slot.install import HINT
+from regard.slot.install import hint
 
 
 class Observer(Protocol):
@@ -104,10 +104,9 @@ def _masks(mask: Tensor | None, keys: int) -> dict[str, Any]:
     """A mask in the words of a call: in short where our own mask function left a hint, else entry by entry."""
     if mask is None:
         return {}
-    hint = getattr(mask, HINT, None)
-    if hint is not None and mask.shape[-1] == keys:
-        causal, real, offset = hint
-        return {"causal": causal, "offset": offset, "key_real": real}
+    said = hint(mask)
+    if said is not None and mask.shape[-1] == keys:
+        return said
     mask = mask[..., :keys]
     if mask.dtype == torch.bool:
         return {"keep": mask}
