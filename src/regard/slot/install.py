@@ -70,7 +70,7 @@ def hint(mask: Tensor) -> dict[str, Any] | None:
 
 
 @contextmanager
-def installed(model: PreTrainedModel) -> Iterator[None]:
+def installed(model: nn.Module) -> Iterator[None]:
     """While it lasts the model's attention runs through the slot; afterwards every config is as it was."""
     before = [(config, config._attn_implementation_internal) for config in _configs(model)]
     try:
@@ -94,7 +94,9 @@ def _configs(model: PreTrainedModel) -> list[Any]:
 
 def check_observable(model: nn.Module) -> None:
     """Nothing, or a UserError that says why this model's attention cannot be reached."""
-    if not isinstance(model, PreTrainedModel):
-        raise UserError(f"cannot observe {type(model).__name__}: expected a Hugging Face PreTrainedModel")
+    if not isinstance(model, nn.Module) or not any(isinstance(m, PreTrainedModel) for m in model.modules()):
+        raise UserError(
+            f"cannot observe {type(model).__name__}: expected a Hugging Face PreTrainedModel, or a module around one"
+        )
     if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise UserError(f"cannot observe a compiled {type(model).__name__}: pass the model as it was before compiling")

@@ -30,7 +30,7 @@ class Stack:
     """The layers, whose inputs and outputs are the hidden states; one that is used again stands here once."""
 
 
-def stacks(model: PreTrainedModel) -> list[Stack]:
+def stacks(model: nn.Module) -> list[Stack]:
     """The innermost models that hold layers, in the order of the model's modules."""
     models = [(path, m) for path, m in model.named_modules() if isinstance(m, PreTrainedModel)]
     found = []

@@ -27,26 +27,26 @@ class Seen:
 
 def key_norm(seen: Seen) -> Float[Tensor, "batch group key"]:
     """L2 norm of every key, positions (RoPE) applied."""
-    return seen.call.key.float().norm(dim=-1)
+    return full(seen.call.key).norm(dim=-1)
 
 
 def value_norm(seen: Seen) -> Float[Tensor, "batch group key"]:
     """L2 norm of every value."""
-    return seen.call.value.float().norm(dim=-1)
+    return full(seen.call.value).norm(dim=-1)
 
 
 def cosine_sum(seen: Seen) -> Float[Tensor, "batch head key"]:
     """Σ cos(q_i, k_j) over the real queries i that may see key j."""
     call = seen.call
-    direction = torch.nn.functional.normalize(call.key.float(), dim=-1).repeat_interleave(call.shares, 1)
-    return (visible_sums(torch.nn.functional.normalize(call.query.float(), dim=-1), call) * direction).sum(-1)
+    direction = torch.nn.functional.normalize(full(call.key), dim=-1).repeat_interleave(call.shares, 1)
+    return (visible_sums(torch.nn.functional.normalize(full(call.query), dim=-1), call) * direction).sum(-1)
 
 
 def norm_sum(seen: Seen) -> Float[Tensor, "batch head key"]:
     """Σ |q_i||k_j| over the real queries i that may see key j."""
     call = seen.call
     norms = key_norm(seen).repeat_interleave(call.shares, 1)
-    return visible_sums(call.query.float().norm(dim=-1, keepdim=True), call)[..., 0] * norms
+    return visible_sums(full(call.query).norm(dim=-1, keepdim=True), call)[..., 0] * norms
 
 
 def value_output_norm(seen: Seen) -> Float[Tensor, "batch head key"]:
@@ -70,12 +70,17 @@ VECTORS: dict[str, Callable[[Seen], Tensor]] = {
 }
 
 
+def full(values: Tensor) -> Tensor:
+    """The values in float32 at least."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def _projected_norm(vectors: Tensor, projection: Tensor) -> Tensor:
     """‖W_h x‖ by xᵀ(W_hᵀW_h)x, which never leaves the head's width."""
     heads, width = vectors.shape[1], vectors.shape[-1]
-    parts = projection.float().unflatten(1, (heads, width))
+    parts = full(projection).unflatten(1, (heads, width))
     gram = torch.einsum("mhd,mhe->hde", parts, parts)
-    vectors = vectors.float()
+    vectors = full(vectors)
     return (vectors @ gram * vectors).sum(-1).clamp(min=0).sqrt()
 
 

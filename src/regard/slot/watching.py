@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from regard.attention.call import REDUCTIONS, Call, Wanted
 from regard.errors import UserError
@@ -29,7 +28,7 @@ EMBEDDINGS = -1
 
 @contextmanager
 def watching(
-    model: PreTrainedModel,
+    model: nn.Module,
     statistics: str | Iterable[str | Statistic] = "default",
     *,
     layers: Sequence[int] | None = None,
@@ -55,7 +54,7 @@ def watching(
 class Watch:
     """What has been seen so far. Sequences count once they are finished: by the next one, by `close`, or by the block's end."""
 
-    def __init__(self, model: PreTrainedModel, statistics: Sequence[Statistic], layers: Sequence[int] | None) -> None:
+    def __init__(self, model: nn.Module, statistics: Sequence[Statistic], layers: Sequence[int] | None) -> None:
         self.statistics = {statistic.name: statistic for statistic in statistics}
         self.samples = 0
         needs: frozenset[str] = frozenset().union(*(s.needs for s in statistics))
@@ -161,7 +160,7 @@ class Watch:
     def _keep_hidden(self, sequences: Sequences, number: int, states: Tensor | None) -> None:
         if states is None:
             return
-        states = states.detach().float()
+        states = vectors.full(states.detach())
         kept = {name: hidden.HIDDEN[name](states) for name in self._hidden}
         if "direction" in kept:
             kept["direction"] = sequences.sums(kept["direction"])
