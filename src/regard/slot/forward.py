@@ -75,7 +75,7 @@ def _tensor(value: Any) -> Tensor | None:
 
 
 def _real(mask: Any) -> Tensor | None:
-    """Padding from a two-dimensional mask, or from a full one as the keys that some query may see; None if there is none."""
+    """Padding from a two-dimensional mask, or from a full one as the keys that some query may see; None without any."""
     if isinstance(mask, dict):
         mask = mask.get("full_attention", next(iter(mask.values()), None))
     if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):

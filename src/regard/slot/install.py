@@ -82,7 +82,7 @@ def installed(model: nn.Module) -> Iterator[None]:
             config._attn_implementation_internal = implementation
 
 
-def _configs(model: PreTrainedModel) -> list[Any]:
+def _configs(model: nn.Module) -> list[Any]:
     """Every config that an attention layer of the model may consult, each once."""
     found: dict[int, Any] = {}
     for module in model.modules():

@@ -20,7 +20,7 @@ class Observer(Protocol):
     """Someone who watches attention calls."""
 
     def before(self, module: nn.Module, call: Call, causal_site: bool) -> tuple[Call, Wanted] | None:
-        """The call with what is known of its queries, and what is wanted of it; None if this call is not of interest."""
+        """The call with what is known of its queries, and what is wanted of it; None if it is not of interest."""
 
     def after(self, module: nn.Module, call: Call, output: Tensor, reductions: dict[str, Tensor]) -> None:
         """See the finished call."""

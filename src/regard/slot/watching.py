@@ -33,12 +33,12 @@ def watching(
     *,
     layers: Sequence[int] | None = None,
 ) -> Iterator[Watch]:
-    """A `Watch` that measures every forward and `generate` of the model inside the block, wherever they are called from.
+    """A `Watch` that measures every forward and `generate` of the model inside the block.
 
     The model computes what it would with SDPA, to rounding, and is restored exactly on exit, also after an exception.
-    Watches nest. `statistics` are names (see `regard.statistics.STATISTICS`), ready-made `Statistic`s, "default" or "all";
-    `layers` limits them to some layers. A forward without a cache, or with an empty one, begins new samples; one with a
-    cache goes on with those at hand. Raises `UserError` for a model whose attention cannot be reached.
+    Watches nest. `statistics` are names (see `regard.statistics.STATISTICS`), ready-made `Statistic`s, "default" or
+    "all"; `layers` limits them to some layers. A forward without a cache, or with an empty one, begins new samples; one
+    with a cache goes on with those at hand. Raises `UserError` for a model whose attention cannot be reached.
     """
     check_observable(model)
     register(attention)
@@ -52,7 +52,7 @@ def watching(
 
 
 class Watch:
-    """What has been seen so far. Sequences count once they are finished: by the next one, by `close`, or by the block's end."""
+    """What has been seen so far. Sequences count once finished: by the next ones, by `close`, or by the block's end."""
 
     def __init__(self, model: nn.Module, statistics: Sequence[Statistic], layers: Sequence[int] | None) -> None:
         self.statistics = {statistic.name: statistic for statistic in statistics}
