@@ -56,7 +56,7 @@ DEFAULT = (
 def names(wanted: str | Iterable[str]) -> tuple[str, ...]:
     """Names of statistics: "default", "all", or as given (separated by commas in a string), each checked."""
     if isinstance(wanted, str):
-        wanted = {"default": DEFAULT, "all": tuple(STATISTICS)}.get(wanted, tuple(wanted.split(",")))
+        wanted = {"default": DEFAULT, "all": tuple(STATISTICS)}.get(wanted.strip(), tuple(wanted.split(",")))
     found = tuple(dict.fromkeys(name.strip() for name in wanted))
     unknown = [name for name in found if name not in STATISTICS]
     if unknown or not found:

@@ -23,7 +23,7 @@ def input_dependence(
 class InputDependence(Statistic):
     """The distance of each head's matrix from its own average over samples, and that average.
 
-    Only samples of one length count, without padding: that of the first such sample, or `length`.
+    Only samples of one length count, in batches without padding: `length`, or that of the first such sample of a site.
     """
 
     name = "input_dependence"
@@ -46,29 +46,25 @@ class InputDependence(Statistic):
             if "weights" not in layer.tensors or layer.site.startswith("cross"):
                 continue
             weights, squares = layer.tensors["weights"], layer.tensors["column_square"]
-            length = weights.shape[-1]
+            place, length = (layer.site, layer.layer), weights.shape[-1]
             whole = (layer.length == length) & (layer.keys == length)
-            if self.length is None and bool(whole.any()):
-                self.length = length
-            if length == self.length:
-                self._add((layer.site, layer.layer), weights, squares[whole].sum((0, 2)), int(whole.sum()))
+            if length == (self.length or self._length(place) or length):
+                self._add(place, weights, squares[whole].sum((0, 2)), int(whole.sum()))
+
+    def _length(self, place: tuple[str, int]) -> int | None:
+        return self.sums[place].shape[-1] if place in self.sums else None
 
     def _add(self, place: tuple[str, int], weights: Tensor, squares: Tensor, samples: int) -> None:
         if not samples:
             return
         weights, squares = weights.detach().to("cpu", torch.float64), squares.detach().to("cpu", torch.float64)
-        if place in self.sums:
-            self.sums[place] += weights
-            self.squares[place] += squares
-            self.samples[place] += samples
-        else:
-            self.sums[place], self.squares[place], self.samples[place] = weights.clone(), squares.clone(), samples
+        self.sums[place] = self.sums.get(place, torch.zeros(weights.shape, dtype=torch.float64)) + weights
+        self.squares[place] = self.squares.get(place, torch.zeros(squares.shape, dtype=torch.float64)) + squares
+        self.samples[place] = self.samples.get(place, 0) + samples
 
     def merge(self, other: InputDependence) -> None:
-        if self.length is None:
-            self.length = other.length
-        assert other.length in (None, self.length), "averages of different lengths cannot be merged"
         for place, weights in other.sums.items():
+            assert self._length(place) in (None, weights.shape[-1]), "averages of different lengths cannot be merged"
             self._add(place, weights, other.squares[place], other.samples[place])
 
     def mean_attention(self) -> dict[tuple[str, int], Float[Tensor, "head query key"]]:
@@ -100,7 +96,6 @@ class InputDependence(Statistic):
             place = (site, int(layer))
             if what == "sum":
                 self.sums[place] = tensor.clone()
-                self.length = tensor.shape[-1]
             elif what == "square":
                 self.squares[place] = tensor.clone()
             else:

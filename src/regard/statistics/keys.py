@@ -16,7 +16,7 @@ GU = "Gu et al. 2025 (arXiv 2410.10781)"
 def first_against_rest(
     norms: Float[Tensor, "sample ... token"], real: Bool[Tensor, "sample token"]
 ) -> Float[Tensor, "sample ..."]:
-    """The value at position 0 over the mean of the others of the sample; not finite where these are none, or all zero."""
+    """The value at position 0 over the mean of the sample's others; not finite if there are none or all are zero."""
     here = real.reshape(real.shape[0], *[1] * (norms.ndim - 2), real.shape[1])
     others = norms.double().masked_fill(~here, 0.0)[..., 1:].sum(-1) / (here.sum(-1) - 1).clamp(min=1)
     return norms[..., 0].double() / others
@@ -44,7 +44,8 @@ class KeyNorm(Norm):
     about = About(
         title="Key norm",
         unit="",
-        description="L2 norm of keys (after RoPE) by position and key/value head; ratio: first token over the mean of the rest.",
+        description="L2 norm of keys (after RoPE) by position and key/value head; "
+        "ratio: first token over the mean of the rest.",
         source=f"{GU}, activations",
     )
     needs = frozenset({"key_norm"})

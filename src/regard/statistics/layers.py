@@ -27,7 +27,7 @@ def matrix_entropy(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
     unit = torch.nn.functional.normalize(hidden.double(), dim=-1)
     values = torch.linalg.svdvals(unit).square()
     values = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
-    return -torch.special.xlogy(values, values).sum()
+    return torch.special.entr(values).sum().clamp(min=0)
 
 
 class OverSmoothing(PerLayer):

@@ -35,7 +35,7 @@ class Observation:
         return torch.arange(width, device=self.keys.device) < self.keys[:, None]
 
     def attended(self, width: int) -> Bool[Tensor, "sample key"]:
-        """Which of the first `width` positions are keys of a sample that has queries: not so where all queries are padding."""
+        """Which of the first `width` positions are keys of a sample that has any queries at all."""
         return self.real_keys(width) & (self.length > 0)[:, None]
 
     def real_queries(self, width: int) -> Bool[Tensor, "sample query"]:

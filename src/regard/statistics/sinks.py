@@ -33,7 +33,7 @@ def sink_rate(alpha: Float[Tensor, "sample head key"], epsilon: float) -> Float[
 def sink_deviation(
     mass: Float[Tensor, "sample head key"], square: Float[Tensor, "sample head key"], queries: Int[Tensor, " sample"]
 ) -> Float[Tensor, "sample head key"]:
-    """Δ_i = √(Σ_k (a_ki − d_i)²) / (n d_i) with d_i = Σ_k a_ki / n, from the sums of a_ki and a_ki² (Bai et al. 2024)."""
+    """Δ_i = √(Σ_k (a_ki − d_i)²) / (n d_i), d_i = Σ_k a_ki / n, from the sums of a_ki and a_ki² (Bai et al. 2024)."""
     mass, square = mass.double(), square.double()
     n = queries[:, None, None].clamp(min=1)
     scatter = (square - mass.square() / n).clamp(min=0)
@@ -43,8 +43,19 @@ def sink_deviation(
 def strongest(
     column_mass: Float[Tensor, "sample head key"], real: Bool[Tensor, "sample key"], top: int
 ) -> Int[Tensor, "sample head top"]:
-    """The `top` keys of greatest average outer degree, per sample and head, the greatest first."""
-    return column_mass.masked_fill(~real[:, None], -1.0).topk(min(top, column_mass.shape[-1]), dim=-1).indices
+    """The `top` keys of greatest average outer degree per sample and head, the greatest first, of equals the earlier.
+
+    A sample of fewer real keys has others at the end: see `standing`.
+    """
+    mass = column_mass.masked_fill(~real[:, None], -torch.inf)
+    if top == 1:
+        return mass.argmax(-1, keepdim=True)
+    return mass.sort(dim=-1, descending=True, stable=True).indices[..., :top]
+
+
+def standing(at: Int[Tensor, "sample head top"], real: Bool[Tensor, "sample key"]) -> Bool[Tensor, "sample head top"]:
+    """Which of the `strongest` are real keys."""
+    return real[:, None].expand(-1, at.shape[1], -1).gather(-1, at)
 
 
 class SinkRate(Average):
@@ -64,7 +75,9 @@ class SinkRate(Average):
         super().__init__()
         if not epsilons or not all(0 < e < 1 for e in epsilons):
             raise UserError(f"epsilon must lie between 0 and 1, got {list(epsilons)}")
-        self.epsilons = tuple(epsilons)
+        if minimum_queries < 1:
+            raise UserError(f"minimum_queries must be at least 1, got {minimum_queries}")
+        self.epsilons = tuple(dict.fromkeys(map(float, epsilons)))
         self.minimum_queries = minimum_queries
 
     def sampled(self, layers: Sequence[Observation]) -> Iterator[Sampled]:
@@ -102,7 +115,7 @@ class ColumnMass(PerLayer):
     def of_layer(self, layer: Observation) -> Iterator[Sampled]:
         mass = layer.tensors["column_mass"]
         degree = mass / layer.length[:, None, None].clamp(min=1)
-        yield Sampled(self.key(layer, "head", "position"), degree, layer.real_keys(mass.shape[-1]))
+        yield Sampled(self.key(layer, "head", "position"), degree, layer.attended(mass.shape[-1]))
 
 
 class FirstMass(PerLayer):
@@ -124,9 +137,10 @@ class FirstMass(PerLayer):
     def of_layer(self, layer: Observation) -> Iterator[Sampled]:
         mass = layer.tensors["first_mass"]
         real = layer.real_queries(mass.shape[2])
-        sums = (mass * real[:, None, :, None]).sum(2)
+        sums = mass.masked_fill(~real[:, None, :, None], 0.0).sum(2)
         width = sums.shape[-1]
-        yield Sampled(self.key(layer, "head", "position"), received(sums, layer.seen_by(width)), layer.real_keys(width))
+        alpha = received(sums, layer.seen_by(width))
+        yield Sampled(self.key(layer, "head", "position"), alpha, layer.attended(width))
 
 
 class SinkDeviation(PerLayer):
@@ -147,19 +161,18 @@ class SinkDeviation(PerLayer):
 
     def of_layer(self, layer: Observation) -> Iterator[Sampled]:
         mass, square = layer.tensors["column_mass"], layer.tensors["column_square"]
-        real = layer.real_keys(mass.shape[-1])
+        real = layer.attended(mass.shape[-1])
         at = strongest(mass, real, self.top)
-        deviation = sink_deviation(mass, square, layer.length).gather(-1, at)
-        counted = real[:, None].expand_as(mass).gather(-1, at)
-        mean = (deviation * counted).sum(-1) / counted.sum(-1).clamp(min=1)
-        yield Sampled(self.key(layer, "head"), mean, layer.length > 0)
+        counted = standing(at, real)
+        deviation = sink_deviation(mass, square, layer.length).gather(-1, at).masked_fill(~counted, 0.0)
+        yield Sampled(self.key(layer, "head"), deviation.sum(-1) / counted.sum(-1).clamp(min=1), real.any(-1))
 
 
 class CommonSinkRatio(Statistic):
     """Share of each layer's sink tokens that are common tokens.
 
-    `common` is a set of token ids (special tokens and punctuation, say); None finds them as the tokens that stand in more
-    than `frequent` of the samples, which gives no standard error.
+    `common` is a set of token ids (special tokens and punctuation, say); None finds them as the tokens that stand in
+    more than `frequent` of the samples, which gives no standard error.
     """
 
     name = "common_sink_ratio"
@@ -188,12 +201,13 @@ class CommonSinkRatio(Statistic):
             if layer.tokens is None or "column_mass" not in layer.tensors:
                 continue
             mass = layer.tensors["column_mass"]
-            real = layer.real_keys(mass.shape[-1])
-            tokens = _token_of(layer, strongest(mass, real, self.top))
-            self._sinks.setdefault((layer.site, layer.layer), Counter()).update(tokens.flatten().tolist())
+            real = layer.attended(mass.shape[-1])
+            at = strongest(mass, real, self.top)
+            tokens = _token_of(layer, at)[standing(at, real)]
+            self._sinks.setdefault((layer.site, layer.layer), Counter()).update(tokens.tolist())
             if layer.site not in counted:
                 counted.add(layer.site)
-                self._samples[layer.site] += len(layer.keys)
+                self._samples[layer.site] += int(real.any(-1).sum())
                 for ids, mask in zip(layer.tokens, real, strict=True):
                     self._documents.setdefault(layer.site, Counter()).update(set(ids[: len(mask)][mask].tolist()))
 
@@ -219,6 +233,8 @@ class CommonSinkRatio(Statistic):
             return self._known.result()
         rows = []
         for (site, layer), sinks in sorted(self._sinks.items()):
+            if not sinks:
+                continue
             common = self.found(site)
             share = PERCENT * sum(n for token, n in sinks.items() if token in common) / sinks.total()
             rows.append(Row(self.name, layer, None, None, None, share, None, self._samples[site], site))
@@ -232,7 +248,8 @@ class CommonSinkRatio(Statistic):
         return state | {f"samples|{site}|": torch.tensor([[0, n]]) for site, n in self._samples.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        if self._known is not None:
+        if self.common is not None:
+            self._known = _KnownCommon(self.common, self.top)
             self._known.load(state)
             return
         self._sinks, self._documents, self._samples = {}, {}, Counter()
@@ -256,15 +273,18 @@ class _KnownCommon(PerLayer):
 
     def __init__(self, common: frozenset[int], top: int) -> None:
         super().__init__()
-        self.common, self.top = torch.tensor(sorted(common)), top
+        self.common, self.top = torch.tensor(sorted(common), dtype=torch.long), top
 
     def of_layer(self, layer: Observation) -> Iterator[Sampled]:
         if layer.tokens is None:
             return
         mass = layer.tensors["column_mass"]
-        tokens = _token_of(layer, strongest(mass, layer.real_keys(mass.shape[-1]), self.top))
-        common = torch.isin(tokens, self.common.to(tokens.device)).double() * PERCENT
-        yield Sampled(self.key(layer), common.flatten(1).mean(1), layer.keys > 0)
+        real = layer.attended(mass.shape[-1])
+        at = strongest(mass, real, self.top)
+        counted = standing(at, real)
+        common = torch.isin(_token_of(layer, at), self.common.to(at.device)) & counted
+        share = common.sum((1, 2)) / counted.sum((1, 2)).clamp(min=1) * PERCENT
+        yield Sampled(self.key(layer), share, real.any(-1))
 
 
 class SinkTokens(Statistic):
@@ -288,13 +308,14 @@ class SinkTokens(Statistic):
             if "column_mass" not in layer.tensors:
                 continue
             mass = layer.tensors["column_mass"]
-            at = strongest(mass, layer.real_keys(mass.shape[-1]), 1)
+            real = layer.attended(mass.shape[-1])
+            at = strongest(mass, real, 1)
             token = _token_of(layer, at) if layer.tokens is not None else torch.full_like(at, -1)
             heads = torch.arange(at.shape[1], device=at.device)[None, :, None].expand_as(at)
-            triples = torch.stack([heads, at, token], -1).flatten(0, -2)
+            triples = torch.stack([heads, at, token], -1)[real.any(-1)].flatten(0, -2)
             place = (layer.site, layer.layer)
             self.counts.setdefault(place, Counter()).update(map(tuple, triples.tolist()))
-            self.samples[place] += at.shape[0]
+            self.samples[place] += int(real.any(-1).sum())
 
     def merge(self, other: SinkTokens) -> None:
         for place, counts in other.counts.items():
@@ -324,7 +345,7 @@ class SinkTokens(Statistic):
 
     def state(self) -> dict[str, Tensor]:
         return {
-            f"{site}|{layer}|{self.samples[site, layer]}": torch.tensor([[*k, n] for k, n in counts.items()])
+            f"{site}|{layer}|{self.samples[site, layer]}": _table([[*key, n] for key, n in counts.items()], 4)
             for (site, layer), counts in self.counts.items()
         }
 
@@ -344,4 +365,8 @@ def _token_of(layer: Observation, at: Tensor) -> Tensor:
 
 
 def _pairs(counts: Counter[int]) -> Tensor:
-    return torch.tensor([[key, n] for key, n in counts.items()], dtype=torch.long).reshape(-1, 2)
+    return _table([[key, n] for key, n in counts.items()], 2)
+
+
+def _table(rows: list[list[int]], width: int) -> Tensor:
+    return torch.tensor(rows, dtype=torch.long).reshape(-1, width)
