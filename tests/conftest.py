@@ -1,8 +1,12 @@
 """What every test gets: no network, checked shapes, one thread a worker, and a reason for each skip."""
 
 import importlib.util
+import json
 import os
+import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +50,74 @@ def _reasons() -> dict[str, str]:
 def data_folder() -> Path:
     """The folder of shared data; for tests marked `data` only."""
     return Path(os.environ["REGARD_DATA"])
+
+
+# -- tiny models ----------------------------------------------------------------------------------------
+
+SPECIAL = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "[CLS]": 4, "[SEP]": 5}
+VOCABULARY = SPECIAL | {f"w{number}": len(SPECIAL) + number for number in range(40)} | {".": 46}
+_SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
+_SEQ2SEQ = {f"{part}_{size}": n for part in ("encoder", "decoder") for size, n in (("layers", 2), ("ffn_dim", 16))}
+_FRAMES = {"llama": "<s> $A", "bert": "[CLS] $A [SEP]", "t5": "$A </s>", "bart": "<s> $A </s>"}
+
+
+def _tiny_model(kind: str) -> Any:
+    """A random model whose attention is peaked, as its weights are larger than fresh ones."""
+    import transformers
+
+    torch.manual_seed(1)
+    settings: dict[str, dict[str, Any]] = {
+        "llama": {**_SIZES, "max_position_embeddings": 48, "num_key_value_heads": 2, "initializer_range": 0.4},
+        "bert": {**_SIZES, "max_position_embeddings": 48, "initializer_range": 0.4, "hidden_dropout_prob": 0.3},
+        "t5": {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 4, "initializer_factor": 1.5},
+        "bart": {**_SEQ2SEQ, "d_model": 16, "max_position_embeddings": 48, "init_std": 0.4}
+        | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_start_token_id": 7},
+    }
+    names = {"llama": "Llama", "bert": "Bert", "t5": "T5", "bart": "Bart"}
+    config = getattr(transformers, f"{names[kind]}Config")(vocab_size=len(VOCABULARY), pad_token_id=0, **settings[kind])
+    return getattr(transformers, f"{names[kind]}Model")(config)
+
+
+def _tiny_tokenizer(kind: str) -> Any:
+    """One word, one token; with the special tokens that models of this kind put around a text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    frame = _FRAMES[kind]
+    backend = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    named = [(name, SPECIAL[name]) for name in frame.split() if name in SPECIAL]
+    backend.post_processor = processors.TemplateProcessing(single=frame, special_tokens=named)
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=48, **special)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model with its tokenizer: llama, bert, t5 or bart. Made once; not to be changed."""
+    made: dict[str, Path] = {}
+
+    def folder(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = tmp_path_factory.mktemp("models") / kind
+            _tiny_model(kind).save_pretrained(made[kind])
+            _tiny_tokenizer(kind).save_pretrained(made[kind])
+        return made[kind]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def documents() -> list[str]:
+    """Ten documents of 75 words, some of them a full stop."""
+    draw = random.Random(0)
+    words = [word for word in VOCABULARY if word not in SPECIAL]
+    return [" ".join(draw.choices(words, k=75)) for _ in range(10)]
+
+
+@pytest.fixture(scope="session")
+def text_file(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documents as a .jsonl file."""
+    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": document}) + "\n" for document in documents), encoding="utf-8")
+    return path

@@ -8,10 +8,12 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import pandas as pd
 import torch
 import transformers
 from torch import Tensor
@@ -33,7 +35,10 @@ TOKENS_A_BATCH = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to measure. `epsilon`: thresholds of the sink rate; `layers`: None for all; `batch_size`: None to choose."""
+    """How to measure. `epsilon`: thresholds of the sink rate; `layers`: None for all; `batch_size`: None to choose.
+
+    Sequences may be given for tuples; what is named twice counts once.
+    """
 
     statistics: tuple[str, ...] = field(default_factory=lambda: names("default"))
     input: Input = "natural"
@@ -47,7 +52,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check what can be checked without model and text."""
-        names(self.statistics)
+        object.__setattr__(self, "statistics", names(self.statistics))
+        object.__setattr__(self, "epsilon", _each(self.epsilon, float))
+        if self.layers is not None:
+            object.__setattr__(self, "layers", _each(self.layers, int))
         if self.input not in INPUTS:
             raise UserError(f"input: expected one of {', '.join(INPUTS)}, got {self.input!r}")
         if self.bos not in data.BOS:
@@ -56,11 +64,27 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name.replace('_', '-')}: expected at least 1, got {value}")
+        if not self.epsilon or not all(0 < threshold < 1 for threshold in self.epsilon):
+            raise UserError(f"epsilon: expected numbers between 0 and 1, got {_listed(self.epsilon)}")
+        if self.layers is not None and not (self.layers and min(self.layers) >= 0):
+            raise UserError(f"layers: expected layers counted from 0, got {_listed(self.layers)}")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed: expected a number from 0 to 2**63 - 1, got {self.seed}")
 
     @property
     def rows(self) -> int:
         """Samples a forward."""
         return self.batch_size or max(1, min(self.samples, TOKENS_A_BATCH // self.length))
+
+
+def _each(values: Any, kind: type) -> tuple[Any, ...]:
+    """The numbers, or the one number, each once."""
+    several = values if isinstance(values, Iterable) else (values,)
+    return tuple(dict.fromkeys(map(kind, several)))
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values)) or "none"
 
 
 def measure(
@@ -81,28 +105,45 @@ def measure(
     Under `torch.distributed` (as `accelerate launch` starts it) the processes share the samples, and each gets the
     numbers of all. `on_batch(done, all)` is called after each batch. Raises UserError for every mistake of the user.
     """
-    chosen = Settings(statistics=names(statistics), **settings)
-    loaded = _loaded(model, tokenizer)
-    began = time.perf_counter()
-    texts = _texts(texts)
-    windows = _windows(loaded, texts, chosen)
-    with torch.no_grad(), watching(loaded.model, _statistics(chosen, loaded), layers=chosen.layers) as seen:
-        _run(loaded.model, processes.mine(windows.input_ids), chosen.rows, on_batch)
+    with processes.together():
+        chosen = Settings(statistics=names(statistics), **settings)
+        texts = _texts(texts)
+        loaded = _loaded(model, tokenizer)
+        began = time.perf_counter()
+        _check_layers(chosen, range(_layers(loaded.model) or sys.maxsize))
+        windows = _windows(loaded, texts, chosen)
+        with (
+            _evaluating(loaded.model),
+            watching(loaded.model, _statistics(chosen, loaded), layers=chosen.layers) as seen,
+        ):
+            _run(loaded.model, processes.mine(windows.input_ids), chosen.rows, on_batch)
     processes.merge(seen.statistics.values())
-    _check_layers(chosen, seen)
-    record = _record(loaded, texts, windows, chosen, time.perf_counter() - began)
-    return _measurements(seen, record, loaded.tokenizer)
+    table = table_of(seen.rows())
+    _check_layers(chosen, set(table["layer"].dropna()))
+    _check_statistics(chosen, table)
+    record = _record(loaded, texts, windows, chosen, table, time.perf_counter() - began)
+    return Measurements(table, record, _tokens(seen, loaded.tokenizer), _matrices(seen))
 
 
 def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> models.Loaded:
+    """The model with its tokenizer, checked to read texts and to belong together."""
     if isinstance(model, str):
-        return models.load(model)
+        model = models.load(model)
     if isinstance(model, models.Loaded):
-        return model
-    if tokenizer is None:
+        found = model if tokenizer is None else replace(model, tokenizer=tokenizer)
+    elif not isinstance(model, PreTrainedModel):
+        raise UserError(f"cannot observe {type(model).__name__}: expected a Hugging Face PreTrainedModel, or its name")
+    elif tokenizer is None:
         raise UserError("a model needs its tokenizer: measure(model, tokenizer, texts)")
-    name = getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__
-    return models.Loaded(model, tokenizer, name, None)
+    else:
+        found = models.Loaded(model, tokenizer, model.config._name_or_path or type(model).__name__, None)
+    if found.model.main_input_name != "input_ids":
+        raise UserError(
+            f"cannot measure {type(found.model).__name__} on texts: it reads {found.model.main_input_name}; "
+            "regard.watching observes whatever it is run on"
+        )
+    models.check_vocabulary(found.model, found.tokenizer, found.name)
+    return found
 
 
 def _texts(texts: Texts | Sequence[str] | None) -> Texts:
@@ -110,12 +151,15 @@ def _texts(texts: Texts | Sequence[str] | None) -> Texts:
         return data.python_documentation()
     if isinstance(texts, Texts):
         return texts
-    if isinstance(texts, str) or not texts:
-        raise UserError(f"texts: expected a list of at least one document, got {type(texts).__name__}")
+    documents = () if isinstance(texts, str) else tuple(texts)
+    if not documents or not all(isinstance(document, str) for document in documents):
+        kinds = sorted({type(document).__name__ for document in documents} - {"str"})
+        came = "one string" if isinstance(texts, str) else ", ".join(kinds) or "none"
+        raise UserError(f"texts: expected a list of at least one document, each a string; got {came}")
     digest = hashlib.sha256()
-    for document in texts:
+    for document in documents:
         digest.update(document.encode("utf-8") + b"\0")
-    return Texts(tuple(texts), "given in Python", digest.hexdigest())
+    return Texts(documents, "given in Python", digest.hexdigest())
 
 
 def _windows(loaded: models.Loaded, texts: Texts, chosen: Settings) -> Windows:
@@ -143,30 +187,85 @@ def _statistics(chosen: Settings, loaded: models.Loaded) -> list[Statistic]:
     return [special.get(name, STATISTICS[name])() for name in chosen.statistics]
 
 
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """While it lasts the model drops nothing out and keeps no gradients; afterwards its modes are as they were."""
+    training = [module for module in model.modules() if module.training]
+    try:
+        with torch.no_grad():
+            model.eval()
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 def _run(model: Any, ids: Tensor, rows: int, on_batch: Callable[[int, int], None] | None) -> None:
     """Every window once through the model, some at a time."""
-    start = getattr(model.config, "decoder_start_token_id", None)
     for done in range(0, len(ids), rows):
         batch = ids[done : done + rows].to(model.device)
         arguments: dict[str, Any] = {"input_ids": batch, "attention_mask": torch.ones_like(batch)}
         if model.config.is_encoder_decoder:
-            first = batch.new_full((len(batch), 1), start if start is not None else 0)
+            first = batch.new_full((len(batch), 1), _decoder_start(model))
             arguments["decoder_input_ids"] = torch.cat([first, batch[:, :-1]], dim=1)
-        elif hasattr(model.config, "use_cache"):
+        if hasattr(model.config, "use_cache"):
             arguments["use_cache"] = False
-        model(**arguments)
+        try:
+            model(**arguments)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"batch-size: {len(batch)} windows of {batch.shape[1]} tokens do not fit the memory of {model.device}; "
+                "choose fewer at a time, or shorter ones"
+            ) from error
         if on_batch is not None:
             on_batch(min(done + rows, len(ids)), len(ids))
 
 
-def _check_layers(chosen: Settings, seen: Watch) -> None:
-    layers = {row.layer for row in seen.rows() if row.layer is not None and row.layer >= 0}
-    missing = sorted(set(chosen.layers or ()) - layers)
-    if missing and chosen.layers is not None:
-        raise UserError(f"layers: expected layers of this model (counted from 0), it has no {missing}")
+def _decoder_start(model: Any) -> int:
+    """The token that a decoder begins with: where none is named the one for padding, as in T5."""
+    of_generation = getattr(model, "generation_config", None)
+    for config, name in (
+        (model.config, "decoder_start_token_id"),
+        (of_generation, "decoder_start_token_id"),
+        (model.config, "pad_token_id"),
+    ):
+        number = getattr(config, name, None)
+        if number is not None:
+            return int(number)
+    raise UserError(f"cannot measure {type(model).__name__}: its configuration has no decoder_start_token_id")
 
 
-def _record(loaded: models.Loaded, texts: Texts, windows: Windows, chosen: Settings, seconds: float) -> dict[str, Any]:
+def _layers(model: Any) -> int | None:
+    """How many layers the longest stack of a model has, if its configuration says so."""
+    config = model.config.get_text_config()
+    names = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
+    found = [count for name in names if isinstance(count := getattr(config, name, None), int)]
+    return max(found, default=None)
+
+
+def _check_layers(chosen: Settings, layers: Container[int]) -> None:
+    missing = [layer for layer in chosen.layers or () if layer not in layers]
+    if missing:
+        raise UserError(f"layers: expected layers of this model, counted from 0; it has no {_listed(missing)}")
+
+
+def _of(statistic: str, table: pd.DataFrame) -> pd.Series:
+    """Which rows are of a statistic; one may tell several numbers, such as massive_activations_top1."""
+    return (table["statistic"] == statistic) | table["statistic"].str.startswith(f"{statistic}_")
+
+
+def _check_statistics(chosen: Settings, table: pd.DataFrame) -> None:
+    empty = [name for name in chosen.statistics if not _of(name, table).any()]
+    if empty:
+        raise UserError(
+            f"statistics: nothing to tell of {_listed(empty)} from windows of {chosen.length} tokens in this model; "
+            "choose longer windows or leave it out"
+        )
+
+
+def _record(
+    loaded: models.Loaded, texts: Texts, windows: Windows, chosen: Settings, table: pd.DataFrame, seconds: float
+) -> dict[str, Any]:
     """Where the numbers come from."""
     model, config = loaded.model, loaded.model.config
     natural = chosen.input == "natural"
@@ -196,7 +295,7 @@ def _record(loaded: models.Loaded, texts: Texts, windows: Windows, chosen: Setti
             "too_short": windows.too_short,
         },
         "settings": {
-            **{name: getattr(chosen, name) for name in Settings.__dataclass_fields__},
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in vars(chosen).items()},
             "batch_size": chosen.rows,
         },
         "versions": {
@@ -208,29 +307,28 @@ def _record(loaded: models.Loaded, texts: Texts, windows: Windows, chosen: Setti
         "cost": {
             "seconds": round(seconds, 3),
             "tokens_per_second": round(windows.tokens / seconds, 1),
-            "peak_memory_mib": round(_peak_memory(), 1),
+            "peak_memory_mib": round(_peak_memory(model.device), 1),
             "batch_size": chosen.rows,
             "device": str(model.device),
             "processes": processes.count(),
         },
-        "statistics": {name: {"axes": [], **vars(STATISTICS[name]().about)} for name in chosen.statistics},
+        "statistics": {
+            name: {"axes": _axes(table[_of(name, table)]), **vars(STATISTICS[name]().about)}
+            for name in chosen.statistics
+        },
     }
 
 
-def _peak_memory() -> float:
-    """MiB at the most: of the GPU where there is one, else of this process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
+def _axes(rows: pd.DataFrame) -> list[str]:
+    return [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
+
+
+def _peak_memory(device: torch.device) -> float:
+    """MiB at the most: of the model's GPU, or of this process where it runs on none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
-
-
-def _measurements(seen: Watch, record: dict[str, Any], tokenizer: Any) -> Measurements:
-    table = table_of(seen.rows())
-    for name, about in record["statistics"].items():
-        mine = table[table["statistic"] == name]
-        about["axes"] = [axis for axis in ("layer", "head", "position", "epsilon") if mine[axis].notna().any()]
-    return Measurements(table, record, _tokens(seen, tokenizer), _matrices(seen))
 
 
 def _tokens(seen: Watch, tokenizer: Any) -> Any:

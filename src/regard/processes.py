@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regard.errors import UserError
 from regard.statistics import Statistic
 
 
-def start() -> None:
-    """Join the processes that `accelerate launch` or `torchrun` started, if any did."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        from accelerate import PartialState
-
-        PartialState(cpu=not torch.cuda.is_available())
-
-
-def finish() -> None:
-    """Leave them."""
-    if dist.is_initialized():
+@contextmanager
+def joined() -> Iterator[None]:
+    """While it lasts this process is one of those that `accelerate launch` or `torchrun` started, if any did."""
+    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    dist.init_process_group("gloo")  # what is merged lies in main memory
+    try:
+        yield
+    finally:
         dist.destroy_process_group()
 
 
@@ -42,14 +47,41 @@ def mine(samples: Tensor) -> Tensor:
     return samples[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else samples
 
 
+@contextmanager
+def together() -> Iterator[None]:
+    """A block that fails in every process where it fails in one, so that none waits for another in vain.
+
+    A process raises what went wrong in it; one in which nothing did raises UserError with the first mistake of the
+    others. Every process must come to the end of the block.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    if count() > 1:
+        told = [json.loads(raw) for raw in _gathered(json.dumps(_told(error)).encode())]
+        others = [line for line in told if line is not None]
+        if error is None and others:
+            raise UserError(others[0])
+    if error is not None:
+        raise error
+
+
+def _told(error: Exception | None) -> str | None:
+    """What the other processes hear of an error."""
+    if error is None or isinstance(error, UserError):
+        return None if error is None else str(error)
+    return f"another process failed with {type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def merge(statistics: Iterable[Statistic]) -> None:
     """Give every process what all have seen."""
     if count() == 1:
         return
     for statistic in statistics:
         states = [safetensors.torch.load(raw) for raw in _gathered(_bytes(statistic.state()))]
-        other = type(statistic).__new__(type(statistic))
-        other.__dict__.update(statistic.__dict__)
+        other = copy.deepcopy(statistic)
         statistic.load(states[0])
         for state in states[1:]:
             other.load(state)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,7 +81,8 @@ class Measurements:
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with record, tables, matrices and report page; whole or not at all."""
         with writing(folder, overwrite=overwrite) as place:
-            (place / RECORD).write_text(json.dumps(self.record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            record = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
+            (place / RECORD).write_text(record + "\n", encoding="utf-8")
             self.table.to_parquet(place / TABLE, index=False)
             if self.tokens is not None:
                 self.tokens.to_parquet(place / TOKENS, index=False)
@@ -128,40 +131,74 @@ def compare(runs: Mapping[str, Measurements]) -> tuple[pd.DataFrame, str]:
 
 
 def check_free(folder: str | Path, *, overwrite: bool) -> None:
-    """Nothing, or a UserError: the folder is in use and may not be written over."""
+    """Nothing, or a UserError: the folder is in use and may not be written over, or it cannot be made."""
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out: expected a folder, {folder} is a file")
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    if not overwrite:
-        raise UserError(f"--out: {folder} exists; choose another folder, or allow --overwrite")
-    if not (folder / RECORD).is_file():
-        raise UserError(f"--out: {folder} holds something else than a run (no {RECORD}); it is not overwritten")
+    with _reachable(folder):
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--out: expected a folder, {folder} is a file")
+        _check_writable(folder)
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+        if not overwrite:
+            raise UserError(f"--out: {folder} exists; choose another folder, or allow --overwrite")
+        if not (folder / RECORD).is_file():
+            raise UserError(f"--out: {folder} holds something else than a run (no {RECORD}); it is not overwritten")
+
+
+def check_free_file(path: str | Path, *, overwrite: bool) -> None:
+    """Nothing, or a UserError: the file is there and may not be written over, or it cannot be made."""
+    path = Path(path)
+    with _reachable(path):
+        if path.is_dir():
+            raise UserError(f"--out: expected a file, {path} is a folder")
+        _check_writable(path)
+        if path.exists() and not overwrite:
+            raise UserError(f"--out: {path} exists; choose another name, or allow --overwrite")
+
+
+@contextlib.contextmanager
+def _reachable(path: Path) -> Iterator[None]:
+    """Turns what the system raises over a path into one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--out: cannot write {path}: {error.strerror or error}") from error
+
+
+def _check_writable(path: Path) -> None:
+    """Nothing, or a UserError: no entry can be made where this one would stand."""
+    above = path.absolute().parent
+    while not above.exists():
+        above = above.parent
+    if not above.is_dir():
+        raise UserError(f"--out: cannot write {path}, {above} is a file")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"--out: cannot write {path}, no permission to write in {above}")
 
 
 @contextlib.contextmanager
 def writing(folder: str | Path, *, overwrite: bool) -> Iterator[Path]:
     """A folder beside `folder` to write to, which takes its name at the end, or vanishes if anything goes wrong."""
-    folder = Path(folder)
+    folder = Path(folder).resolve()
     check_free(folder, overwrite=overwrite)
-    place: Path | None = None
+    place = _beside(folder, "new")
+    made = [parent for parent in folder.parents if not parent.exists()]
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-        place.chmod(0o755)
+        place.mkdir(parents=True)
         yield place
         _take_name(place, folder)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; nothing was written") from error
     finally:
-        if place is not None:
-            shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for parent in made:
+                parent.rmdir()  # which fails where the folder stands in it by now
 
 
 def write_file(path: str | Path, text: str) -> None:
     """Write a file whole or not at all."""
-    path = Path(path)
+    path = Path(path).resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as place:
@@ -171,17 +208,20 @@ def write_file(path: str | Path, text: str) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}; nothing was written") from error
 
 
+def _beside(folder: Path, what: str) -> Path:
+    """A hidden name next to the folder, for one that is made with the permissions folders ordinarily get."""
+    return folder.with_name(f".{folder.name[:100]}-{what}-{secrets.token_hex(4)}")
+
+
 def _take_name(place: Path, folder: Path) -> None:
-    """Rename, with what had the name before kept until then."""
-    if not folder.exists():
-        place.rename(folder)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-    folder.rename(old / "run")
+    """Rename, with what had the name before kept until then, and put back if that is interrupted."""
+    old = _beside(folder, "old")
     try:
+        if folder.exists():
+            folder.rename(old)
         place.rename(folder)
-    except OSError:
-        (old / "run").rename(folder)
-        raise
     finally:
-        shutil.rmtree(old, ignore_errors=True)
+        if old.exists() and folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        elif old.exists():
+            old.rename(folder)

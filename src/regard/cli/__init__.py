@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
 
 from regard import __version__
 from regard.cli import compare, measure
@@ -13,9 +18,16 @@ from regard.errors import UserError
 COMMANDS = {"measure": measure, "compare": compare}
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser whose refusals are one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser() -> Parser:
     """The parser of the whole command."""
-    top = argparse.ArgumentParser(prog="regard", description="A laboratory for attention in Transformers.")
+    top = Parser(prog="regard", description="A laboratory for attention in Transformers.", allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"regard {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
@@ -26,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
                 description=module.HELP,
                 epilog=module.EXAMPLES,
                 formatter_class=argparse.RawDescriptionHelpFormatter,
+                allow_abbrev=False,
             )
         )
     return top
@@ -35,14 +48,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0, or 2 after one line that says what was wrong."""
     given = parser().parse_args(arguments)
     try:
-        COMMANDS[given.command].run(given)
+        with _interruptible():
+            COMMANDS[given.command].run(given)
     except UserError as error:
-        print(f"regard {given.command}: {error}", file=sys.stderr)
+        _complain(f"regard {given.command}: {' '.join(str(error).split())}")
         return 2
     except KeyboardInterrupt:
-        print(f"regard {given.command}: interrupted; nothing was written", file=sys.stderr)
+        _complain(f"regard {given.command}: interrupted; nothing was written")
         return 2
     except BrokenPipeError:
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
     return 0
+
+
+def _complain(line: str) -> None:
+    """Says it once, where several processes all know of it."""
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """While it lasts, being asked to end or losing the terminal interrupts, so that nothing is left half-done."""
+    before = {}
+    for name in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

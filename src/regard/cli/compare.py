@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regard.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
 
 HELP = "Put runs side by side: a table in the terminal, and a page."
 EXAMPLES = """examples:
@@ -25,12 +30,14 @@ def run(given: argparse.Namespace) -> None:
     """Compare, print, write."""
     if len(given.runs) < 2:
         raise UserError(f"expected at least two runs to compare, got {len(given.runs)}")
-    if given.out is not None and given.out.exists() and not given.overwrite:
-        raise UserError(f"--out: {given.out} exists; choose another name, or allow --overwrite")
+    if len({run.resolve() for run in given.runs}) < len(given.runs):
+        raise UserError(f"expected different runs to compare, got {', '.join(map(str, given.runs))}")
     from rich.console import Console
 
-    from regard.results import Measurements, compare, write_file
+    from regard.results import Measurements, check_free_file, compare, write_file
 
+    if given.out is not None:
+        check_free_file(given.out, overwrite=given.overwrite)
     runs = {name: Measurements.load(run) for name, run in zip(_names(given.runs), given.runs, strict=True)}
     table, page = compare(runs)
     console = Console(highlight=False)
@@ -48,16 +55,24 @@ def _names(runs: list[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
-def _rich(table: object) -> object:
-    """The comparison for the terminal."""
+def _rich(table: pd.DataFrame) -> RenderableType:
+    """The comparison for a terminal: what a value is of in one column, a number in each of the others."""
     import pandas as pd
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-    assert isinstance(table, pd.DataFrame)
+    several = table["site"].nunique() > 1
+    numbers = list(table.columns[table.columns.get_loc("position") + 1 :])
     shown = Table(box=None, header_style="bold", pad_edge=False)
-    numbers = {c for c in table.columns if pd.api.types.is_float_dtype(table[c])}
-    for column in table.columns:
-        shown.add_column(str(column), justify="right" if column in numbers else "left", overflow="fold")
-    for row in table.itertuples(index=False):
-        shown.add_row(*("" if pd.isna(v) else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row))
-    return shown
+    shown.add_column("statistic", overflow="fold")
+    for column in numbers:
+        shown.add_column(Text(str(column).replace("_", " ")), justify="right", overflow="fold")
+    for row in table.to_dict("records"):
+        parts = [str(row["statistic"])]
+        parts += [] if pd.isna(row["epsilon"]) else [f"ε={row['epsilon']:g}"]
+        parts += [] if pd.isna(row["position"]) else [f"at {row['position']}"]
+        parts += [str(row["site"])] if several else []
+        shown.add_row(Text(" ".join(parts)), *("" if pd.isna(row[n]) else f"{row[n]:.4g}" for n in numbers))
+    means = "Of the whole model where that is measured, else means over layers and heads; at N: of position N."
+    return Group(shown, Text(means, style="italic"))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from regard.errors import UserError
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text",
         nargs="+",
+        action="extend",
         metavar="FILE",
         help=".txt, .jsonl (key text), .parquet (column text), or - for standard "
         "input; default: Python's own documentation",
@@ -49,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Measure, print, write."""
-    out = given.out or _new_folder(given.model)
-    settings = {
+    settings: dict[str, Any] = {
         "input": given.input,
         "bos": given.bos,
         "samples": given.samples,
@@ -60,42 +61,48 @@ def run(given: argparse.Namespace) -> None:
         "batch_size": None if given.batch_size == "auto" else _number(given.batch_size, int, "--batch-size"),
         "seed": given.seed,
     }
-    from regard.results import check_free
+    from regard import processes
 
-    check_free(out, overwrite=given.overwrite)
+    with processes.joined(), processes.together():
+        _measure(given, settings, given.out or _new_folder(given.model))
 
+
+def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> None:
+    """Everything that can be refused is refused before the model is loaded, or else before it is measured."""
     from rich.console import Console
 
     from regard import models, processes
     from regard.data import read_texts
     from regard.measure import Settings, measure
+    from regard.results import check_free
     from regard.statistics import names
 
+    check_free(out, overwrite=given.overwrite)
     Settings(statistics=names(given.statistics), **settings)
+    if given.text and "-" in given.text and processes.count() > 1:
+        raise UserError("--text: several processes cannot share standard input; expected files")
     texts = read_texts(given.text) if given.text else None
-    processes.start()
-    try:
-        loaded = models.load(
-            given.model,
-            dtype=given.dtype,
-            device=given.device,
-            random_weights=given.random_weights,
-            trust_remote_code=given.trust_remote_code,
-            seed=given.seed,
-        )
-        with _progress(processes.first()) as on_batch:
-            found = measure(loaded, texts=texts, statistics=given.statistics, on_batch=on_batch, **settings)
-        if processes.first():
-            found.save(out, overwrite=given.overwrite)
-            console = Console(highlight=False)
-            console.print(found.summary())
-            console.print(f"\nWritten to {out}: report.html, statistics.parquet, results.json", soft_wrap=True)
-    finally:
-        processes.finish()
+    loaded = models.load(
+        given.model,
+        dtype=given.dtype,
+        device=given.device,
+        random_weights=given.random_weights,
+        trust_remote_code=given.trust_remote_code,
+        seed=given.seed,
+    )
+    with _progress(processes.first()) as on_batch:
+        found = measure(loaded, texts=texts, statistics=given.statistics, on_batch=on_batch, **settings)
+    if processes.first():
+        found.save(out, overwrite=given.overwrite)
+        console = Console(highlight=False)
+        console.print(found.summary())
+        console.print(f"\nWritten to {out}: report.html, statistics.parquet, results.json", soft_wrap=True)
 
 
 def _new_folder(model: str) -> Path:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip("-.") or "model"
+    if Path(model).is_dir():
+        model = Path(model).resolve().name
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model)[:80].strip("-.") or "model"
     return Path("runs") / f"measure-{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
@@ -113,7 +120,7 @@ def _layers(text: str) -> tuple[int, ...] | None:
         return None
     found: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
             raise UserError(f"--layers: expected all, or numbers and ranges such as 0,3,8-11, got {text!r}")
         found += range(int(match[1]), int(match[2] or match[1]) + 1)

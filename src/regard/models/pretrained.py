@@ -73,7 +73,7 @@ def load(
                 model = _random(config, numbers, seed, options)
             else:
                 model = _trained(folder, config, numbers, name, options)
-    _check_vocabulary(model, tokenizer, name)
+    check_vocabulary(model, tokenizer, name)
     model.to(place)  # type: ignore[arg-type]  # its wrapper hides the signature
     model.eval()
     return Loaded(model, tokenizer, name, sha256_of(files) if files else None)
@@ -152,7 +152,7 @@ def _dtype(dtype: str, place: torch.device) -> torch.dtype | str:
     return DTYPES[dtype]
 
 
-def _check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
+def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
     """Nothing, where each id of the tokenizer has a row in the model's embedding."""
     table: Any = model.get_input_embeddings()
     rows = table.num_embeddings
