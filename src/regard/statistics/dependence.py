@@ -17,7 +17,7 @@ def input_dependence(
 ) -> Float[Tensor, " head"]:
     """Σ‖A − Ā‖² / Σ‖A‖² over samples, from ΣA and Σ‖A‖²: 0 if the matrix is always the same, towards 1 if never."""
     mean = weights.double() / samples
-    return 1 - mean.square().sum((-1, -2)) * samples / squares.double()
+    return (1 - mean.square().sum((-1, -2)) * samples / squares.double()).clamp(min=0)
 
 
 class InputDependence(Statistic):

@@ -1,0 +1,100 @@
+"""Input dependence and average attention, against the matrices themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.statistics import Observation
+from regard.statistics.dependence import InputDependence
+
+
+def test_it_is_the_distance_from_the_average(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    samples = [random_sample(seed, 5) for seed in range(4)]
+    measured = InputDependence()
+    for some in (samples[:1], samples[1:]):
+        measured.update([observe(some)])
+    every = torch.stack([s.matrix for s in samples])
+    mean = every.mean(0)
+    torch.testing.assert_close(measured.mean_attention(), {("decoder", 0): mean})
+    for head in range(2):
+        away = sum(float((a[head] - mean[head]).square().sum()) for a in every)
+        squares = sum(float(a[head].square().sum()) for a in every)
+        assert value_of(measured.result(), head=head) == pytest.approx(away / squares)
+    assert {(row.n, row.standard_error) for row in measured.result()} == {(4, None)}
+
+
+def test_a_constant_head_depends_on_nothing(
+    attention: Callable[..., Tensor], make: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
+    constant = attention(torch.Generator().manual_seed(0), 6, 6, causal=True)
+    measured = InputDependence()
+    measured.update([observe([make(constant)] * 3)])
+    assert [row.value for row in measured.result()] == [pytest.approx(0, abs=1e-12)] * 2
+    torch.testing.assert_close(measured.mean_attention()["decoder", 0], constant)
+
+
+def test_heads_that_never_look_at_the_same_depend_on_all(
+    make: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
+    """Of n disjoint permutations the average explains 1/n."""
+    shifts = [torch.eye(4).double().roll(shift, 1)[None] for shift in range(4)]
+    measured = InputDependence()
+    measured.update([observe([make(matrix, site="encoder") for matrix in shifts])])
+    assert [row.value for row in measured.result()] == [pytest.approx(3 / 4)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), length=st.integers(1, 9), count=st.integers(1, 5))
+def test_it_lies_between_zero_and_one(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation], seed: int, length: int, count: int
+) -> None:
+    for dtype in (torch.float32, torch.float64):
+        measured = InputDependence()
+        measured.update([observe([random_sample(seed + s, length) for s in range(count)], dtype=dtype)])
+        assert all(0 <= row.value <= 1 for row in measured.result())
+
+
+def test_only_whole_samples_of_one_length_count(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
+    """In a padded batch those without padding, of later batches those of that length; nothing of cross-attention."""
+    measured = InputDependence()
+    measured.update([observe([random_sample(1, 3), random_sample(2, 5)])])
+    measured.update([observe([random_sample(3, 4)])])
+    measured.update([observe([random_sample(4, 5)], width=6)])
+    measured.update([observe([random_sample(5, 5, 5, "cross")])])
+    assert {(row.site, row.n) for row in measured.result()} == {("decoder", 1)}
+    torch.testing.assert_close(measured.mean_attention()["decoder", 0], random_sample(2, 5).matrix)
+    given = InputDependence(4)
+    given.update([observe([random_sample(1, 3)])])
+    given.update([observe([random_sample(2, 4)])])
+    torch.testing.assert_close(given.mean_attention()["decoder", 0], random_sample(2, 4).matrix)
+
+
+def test_the_sites_of_a_model_may_differ_in_length(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
+    measured = InputDependence()
+    for seed in range(2):
+        measured.update([observe([random_sample(seed, 7, 7, "encoder")])])
+        measured.update([observe([random_sample(seed, 4)])])
+    assert {(row.site, row.n) for row in measured.result()} == {("encoder", 2), ("decoder", 2)}
+
+
+def test_averages_of_different_lengths_are_not_merged(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
+    one, other = InputDependence(), InputDependence()
+    one.update([observe([random_sample(1, 4)])])
+    other.update([observe([random_sample(1, 5)])])
+    with pytest.raises(AssertionError, match="different lengths"):
+        one.merge(other)

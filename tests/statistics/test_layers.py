@@ -1,0 +1,127 @@
+"""What layers do to hidden states, against loops over tokens and pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.statistics import Observation
+from regard.statistics.layers import MassiveActivations, MatrixEntropy, OverSmoothing, SpectralBound, matrix_entropy
+
+
+def pairwise(hidden: np.ndarray) -> float:
+    """Mean over i ≠ j of cos(h_i, h_j)."""
+    n = len(hidden)
+    cosines = [
+        hidden[i] @ hidden[j] / (np.linalg.norm(hidden[i]) * np.linalg.norm(hidden[j]))
+        for i in range(n)
+        for j in range(n)
+        if i != j
+    ]
+    return sum(cosines) / (n * (n - 1))
+
+
+def test_over_smoothing_is_the_mean_over_pairs(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    samples = [random_sample(seed, length) for seed, length in ((1, 7), (2, 2), (3, 4), (4, 1))]
+    measured = OverSmoothing()
+    measured.update([observe(samples)])
+    expected = [pairwise(s.hidden.numpy()) for s in samples[:3]]
+    rows = measured.result()
+    assert value_of(rows) == pytest.approx(sum(expected) / 3)
+    assert rows[0].n == 3, "one token has no other to be like"
+    assert rows[0].standard_error == pytest.approx(np.std(expected, ddof=1) / math.sqrt(3))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), length=st.integers(2, 12), width=st.integers(1, 12), shift=st.floats(0, 10))
+def test_over_smoothing_has_its_bounds(
+    make: Callable[..., Any], observe: Callable[..., Observation], seed: int, length: int, width: int, shift: float
+) -> None:
+    hidden = torch.randn(length, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + shift
+    measured = OverSmoothing()
+    measured.update([observe([make(torch.eye(length, dtype=torch.float64)[None], hidden=hidden)])])
+    assert -1 / (length - 1) - 1e-12 <= measured.result()[0].value <= 1 + 1e-12
+
+
+def test_over_smoothing_of_known_states(
+    make: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    same, opposite = torch.ones(4, 3).double(), torch.tensor([[2.0, 0.0], [-3.0, 0.0]]).double()
+    for hidden, expected in ((same, 1.0), (opposite, -1.0), (torch.eye(5).double(), 0.0)):
+        measured = OverSmoothing()
+        measured.update([observe([make(torch.eye(len(hidden), dtype=torch.float64)[None], hidden=hidden)])])
+        assert value_of(measured.result()) == pytest.approx(expected, abs=1e-12)
+
+
+def test_matrix_entropy_counts_directions() -> None:
+    assert matrix_entropy(torch.eye(5) * torch.arange(1, 6)[:, None]).item() == pytest.approx(math.log(5))
+    same = matrix_entropy(torch.ones(5, 3)).item()
+    assert same == pytest.approx(0, abs=1e-12)
+    assert math.copysign(1, same) == 1
+    two = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0], [0.0, 1.0]])
+    assert matrix_entropy(two).item() == pytest.approx(math.log(2))
+
+
+def test_matrix_entropy_is_that_of_the_gram_matrix(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    samples = [random_sample(seed, length) for seed, length in ((1, 7), (2, 2), (3, 1))]
+    entropies = []
+    for sample in samples:
+        unit = sample.hidden.numpy() / np.linalg.norm(sample.hidden.numpy(), axis=1, keepdims=True)
+        gram = unit @ unit.T / len(unit)
+        assert np.trace(gram) == pytest.approx(1)
+        entropies.append(-sum(x * math.log(x) for x in np.linalg.eigvalsh(gram) if x > 1e-14))
+    measured = MatrixEntropy()
+    measured.update([observe(samples)])
+    assert value_of(measured.result()) == pytest.approx(sum(entropies) / 3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), length=st.integers(1, 12), width=st.integers(1, 12))
+def test_matrix_entropy_has_its_bounds(seed: int, length: int, width: int) -> None:
+    hidden = torch.randn(length, width, generator=torch.Generator().manual_seed(seed))
+    assert 0 <= matrix_entropy(hidden).item() <= math.log(min(length, width)) + 1e-6
+
+
+def test_massive_activations_are_the_largest_and_the_median(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    samples = [random_sample(seed, length) for seed, length in ((1, 7), (2, 1), (3, 4))]
+    measured = MassiveActivations()
+    measured.update([observe(samples)])
+    rows = measured.result()
+    ordered = [sorted(abs(x) for x in s.hidden.flatten().tolist()) for s in samples]
+    for rank in (1, 2, 3):
+        expected = sum(values[-rank] for values in ordered) / 3
+        assert value_of(rows, statistic=f"massive_activations_top{rank}") == pytest.approx(expected)
+    lower = sum(values[(len(values) - 1) // 2] for values in ordered) / 3
+    assert value_of(rows, statistic="massive_activations_median") == pytest.approx(lower), (
+        "the lower of two middle ones"
+    )
+    assert {row.layer for row in rows} == {0}
+
+
+def test_spectral_bound_bounds_what_a_head_lets_through(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    """λ_max ≥ max_i Σ_k (a_ki − d_i)², and dist(AH) ≤ √λ_max dist(H)."""
+    sample = random_sample(1, 8, 8, "encoder")
+    measured = SpectralBound()
+    measured.update([observe([sample])])
+    for head, a in enumerate(sample.matrix.numpy()):
+        bound = value_of(measured.result(), head=head)
+        project = np.eye(8) - 1 / 8
+        assert bound == pytest.approx(np.linalg.eigvalsh(a.T @ project @ a)[-1])
+        assert bound >= max(((a[:, i] - a[:, i].mean()) ** 2).sum() for i in range(8)) - 1e-12
+        hidden = sample.hidden.numpy()
+        assert np.linalg.norm(project @ a @ hidden) <= math.sqrt(bound) * np.linalg.norm(project @ hidden) + 1e-12
