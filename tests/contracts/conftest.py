@@ -215,7 +215,7 @@ def randomised(model: Any) -> Any:
     for name, parameter in model.named_parameters():
         drawn = torch.randn(parameter.shape, generator=generator)
         if name.endswith("sinks"):
-            parameter.copy_(drawn)
+            parameter.copy_(drawn + 2)
         elif parameter.ndim == 1:
             parameter.add_(0.1 * drawn)
         else:

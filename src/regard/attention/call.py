@@ -37,7 +37,7 @@ class Call:
     query_real: Bool[Tensor, "batch query"] | None = None
     key_real: Bool[Tensor, "batch key"] | None = None
     starts: tuple[int, ...] | None = None
-    """Where each sample's first real key stands, for `first_mass`; 0 everywhere if None."""
+    """Where each sample's first real key stands, for `first_mass`: 0 if None, negative if a cache has dropped it."""
     dropout: float = 0.0
 
     @property

@@ -35,7 +35,7 @@ class _Result:
         self.reductions: dict[str, Tensor] = {n: new(batch, heads, queries) for n in wanted.names & PER_QUERY}
         self.reductions |= {n: new(batch, heads, keys) for n in wanted.names & PER_KEY}
         if "first_mass" in wanted.names:
-            self.reductions["first_mass"] = new(batch, heads, queries, min(wanted.first, keys))
+            self.reductions["first_mass"] = new(batch, heads, queries, wanted.first)
         if "lse" in wanted.names:
             self.reductions["lse"].fill_(-math.inf)
         if "weights" in wanted.names:
@@ -68,8 +68,9 @@ class _Result:
             r["lse"][at] = tile.total.log2().add_(tile.base)[..., 0] * math.log(2)
         if "first_mass" in r:
             start = self.call.starts[tile.batch] if self.call.starts else 0
-            first = tile.exps[..., start : start + self.wanted.first] * tile.inverse
-            r["first_mass"][at][..., : first.shape[-1]] = first
+            first = tile.exps[..., max(start, 0) : max(start + self.wanted.first, 0)] * tile.inverse
+            skipped = max(-start, 0)
+            r["first_mass"][at][..., skipped : skipped + first.shape[-1]] = first
         if "distance" in r:
             r["distance"][at] = (tile.exps * self._gaps(tile)).sum(-1) * inverse
         if r.keys() & {"row_sum", "virtual_sink_mass", "entropy"}:

@@ -159,11 +159,11 @@ def _first_mass(call: Call, key: Tensor, lse: Tensor, first: int) -> Tensor:
     """exp(s_ij − lse_i) for the first keys j: as many products a query as there are keys asked for."""
     queries, keys = call.query.shape[2], key.shape[2]
     starts = torch.tensor(call.starts or (0,) * key.shape[0], device=key.device)
-    where = starts[:, None] + torch.arange(min(first, keys), device=key.device)
-    inside = where.clamp(max=keys - 1)
+    where = starts[:, None] + torch.arange(first, device=key.device)
+    inside = where.clamp(0, keys - 1)
     chosen = key.gather(2, inside[:, None, :, None].expand(-1, key.shape[1], -1, key.shape[3]))
     mass = (call.query.to(lse.dtype) @ chosen.mT.to(lse.dtype) * call.scale - lse[..., None]).exp_()
-    see = (where < keys)[:, None, None, :]
+    see = ((where >= 0) & (where < keys))[:, None, None, :]
     if call.key_real is not None:
         see = see & call.key_real.gather(1, inside)[:, None, None, :] & (lse > -torch.inf)[..., None]
     if call.causal:

@@ -93,10 +93,10 @@ def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
 
 
 def _first_mass(call: Call, a: Tensor, first: int) -> Tensor:
-    first = min(first, a.shape[-1])
     starts = call.starts or (0,) * a.shape[0]
-    padded = torch.nn.functional.pad(a, (0, first))
-    return torch.stack([padded[b, ..., s : s + first] for b, s in enumerate(starts)])
+    before = max(0, -min(starts))
+    padded = torch.nn.functional.pad(a, (before, first))
+    return torch.stack([padded[b, ..., before + s : before + s + first] for b, s in enumerate(starts)])
 
 
 def _spectral_by_sample(call: Call, a: Tensor) -> Tensor:

@@ -31,8 +31,10 @@ class Forward:
     """Layers finished so far."""
 
     @classmethod
-    def from_arguments(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
-        """Read off the arguments of a stack's forward."""
+    def from_arguments(
+        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], before: Forward | None
+    ) -> Forward:
+        """Read off the arguments of a stack's forward, which may go on where `before` ended."""
         given = _named(module, args, kwargs)
         offset = _cached(given.get("past_key_values"))
         mask = given.get("attention_mask")
@@ -42,9 +44,9 @@ class Forward:
         return cls(
             offset=offset,
             tokens=_tensor(given.get("input_ids")),
-            real=_real(mask),
+            real=_real(mask, offset, before.real if before is not None and offset else None),
             segments=segments,
-            encoder_real=_real(given.get("encoder_attention_mask")),
+            encoder_real=_padding(_seen(given.get("encoder_attention_mask"))),
         )
 
     def real_queries(self, count: int) -> Tensor | None:
@@ -74,17 +76,32 @@ def _tensor(value: Any) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def _real(mask: Any) -> Tensor | None:
-    """Padding from a two-dimensional mask, or from a full one as the keys that some query may see; None without any."""
+def _real(mask: Any, offset: int, before: Tensor | None) -> Tensor | None:
+    """Which tokens so far are not padding; None if all are. A full mask tells this of the new tokens alone."""
     if isinstance(mask, dict):
         mask = mask.get("full_attention", next(iter(mask.values()), None))
+    seen = _seen(mask)
+    if seen is None or mask.ndim == 2:
+        return _padding(seen)
+    new = mask.shape[-2]
+    first = offset - max(offset + new - seen.shape[-1], 0)
+    if before is None:
+        before = seen.new_ones(len(seen), offset)
+    return _padding(torch.cat([before, seen[:, first : first + new]], dim=1))
+
+
+def _seen(mask: Any) -> Tensor | None:
+    """The keys that some query may see: a two-dimensional mask as it is, a full one summed up; None without a mask."""
     if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
         return None
-    if mask.ndim == 4:
-        seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        mask = seen.any(dim=(1, 2)) if mask.shape[-2] > 1 else seen[:, 0, 0]
-    real = mask.bool()
-    return None if bool(real.all()) else real
+    if mask.ndim == 2:
+        return mask.bool()
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return seen.any(dim=(1, 2))
+
+
+def _padding(real: Tensor | None) -> Tensor | None:
+    return None if real is None or bool(real.all()) else real
 
 
 def _segments(positions: Any) -> Tensor | None:

@@ -15,6 +15,8 @@ JOINED_BY_HEAD = frozenset({"lse", "entropy", "distance", "row_sum", "virtual_si
 JOINED = frozenset({"hidden_norm", "hidden"})
 ONLY_WHOLE = frozenset({"spectral_bound", "weights"})
 """Known only of sequences that came in one piece."""
+ONE_A_ROW = ONLY_WHOLE | {"first_mass"}
+"""Known only where each row is one sequence."""
 
 
 @dataclass
@@ -62,11 +64,13 @@ class Layer:
         for name, tensor in self.tensors.items():
             if name in ADDED or name in WRITTEN:
                 found[name] = keys.last_axis(tensor)
+            elif packed and name in ONE_A_ROW:
+                continue
             elif name in JOINED_BY_HEAD:
                 found[name] = queries.queries(tensor)
             elif name in JOINED:
                 found[name] = queries.tokens(tensor)
-            elif not packed or name not in ONLY_WHOLE:
+            else:
                 found[name] = tensor
         return found
 

@@ -15,6 +15,9 @@ from regard.slot.layout import Layout
 from regard.slot.site import Stack
 from regard.statistics import Observation
 
+MARKS = 4
+"""How many numbers of a key tell it from others."""
+
 
 @dataclass
 class Sequences:
@@ -25,25 +28,26 @@ class Sequences:
     """`decoder` or `encoder`, once its first layer has been seen."""
     forward: Forward | None = None
     """The pass under way."""
+    last: Forward | None = None
+    """The latest pass over the open sequences."""
     encoder_tokens: Tensor | None = None
     """Token ids of the encoder's side, for cross-attention."""
     batches: int = 0
     """Batches begun so far."""
     _layers: dict[tuple[str, int], Layer] = field(default_factory=dict)
     _tokens: list[Tensor] = field(default_factory=list)
-    _last: Forward | None = None
     _batch: int = 0
     _length: int = 0
-    _marks: Tensor | None = None
+    _marks: tuple[Tensor, int] | None = None
 
     def begin(self, forward: Forward) -> None:
         """A forward begins, which goes on with these sequences if it has a cache, and else starts new ones."""
-        if forward.offset != self._length:
+        if forward.offset != self._length or self.forward is not None:
             raise UserError(
                 f"cannot observe this cache: it holds {forward.offset} tokens but {self._length} were seen; "
                 "start the sequence inside the block, and neither crop nor reorder its cache"
             )
-        self.forward = self._last = forward
+        self.forward = self.last = forward
         if forward.tokens is not None:
             self._tokens.append(forward.tokens)
 
@@ -55,14 +59,18 @@ class Sequences:
             raise UserError(f"cannot observe a batch that changes from {self._batch} rows to {batch} over one cache")
         self._batch = batch
         self._length = self.forward.offset + queries
-        marks = call.key[:, 0, :, 0].detach()
-        if self.first_key(call) == 0:
-            before = self._marks
-            if before is not None and not torch.equal(marks[:, : before.shape[1]], before):
+        self._check_rows(call)
+
+    def _check_rows(self, call: Call) -> None:
+        """Nothing, if the keys of the pass before are still in their rows; `_marks` is a little of each key."""
+        dropped = self.first_key(call)
+        marks = call.key[:, 0, : self._length - dropped, :MARKS].detach()
+        if self._marks is not None:
+            before, since = self._marks
+            first, last = max(since, dropped), since + before.shape[1]
+            if not torch.equal(marks[:, first - dropped : last - dropped], before[:, first - since :]):
                 raise UserError("cannot observe beam search: the rows of its cache are reordered between steps")
-            self._marks = marks[:, : self._length].clone()
-        else:
-            self._marks = None
+        self._marks = marks.clone(), dropped
 
     def first_key(self, call: Call) -> int:
         """Where in its row a call's first key stands: after 0 once a sliding cache has dropped keys."""
@@ -87,16 +95,21 @@ class Sequences:
         return values.sum(1) if real is None else (values * real[..., None]).sum(1)
 
     def finish(self, site: str) -> list[Observation]:
-        """All layers of the sequences, now finished, by sample; the stack is then ready for new ones."""
-        found = self._observations(site) if self._layers and self._length else []
-        self._layers, self._tokens, self._last, self._marks = {}, [], None, None
+        """All layers of the sequences, now finished, by sample; the stack is then ready for new ones.
+
+        Nothing of sequences whose last pass was broken off by an exception.
+        """
+        whole = self.forward is None and self._layers and self._length
+        found = self._observations(site) if whole else []
+        self._layers, self._tokens, self.last, self._marks = {}, [], None, None
         self._batch = self._length = 0
+        self.forward = None
         self.batches += bool(found)
         return found
 
     def _observations(self, site: str) -> list[Observation]:
-        assert self._last is not None
-        last, device = self._last, next(iter(self._layers.values())).device
+        assert self.last is not None
+        last, device = self.last, next(iter(self._layers.values())).device
         queries = Layout.of(self._batch, self._length, last.real, last.segments, device)
         tokens = self.tokens
         found = []

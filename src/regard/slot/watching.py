@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.attention.call import REDUCTIONS, Call, Wanted
 from regard.errors import UserError
-from regard.slot import deberta, hidden, vectors
+from regard.slot import deberta, generation, hidden, vectors
 from regard.slot.forward import Forward
 from regard.slot.install import check_observable, installed, register
 from regard.slot.interface import attention, unwatched_by, watched_by
@@ -46,6 +46,7 @@ def watching(
     with ExitStack() as stack:
         stack.enter_context(installed(model))
         stack.enter_context(deberta.wrapped(model))
+        stack.enter_context(generation.checked(model))
         stack.enter_context(watch.attached())
         yield watch
         watch.close()
@@ -129,7 +130,7 @@ class Watch:
             unwatched_by(modules, self)
 
     def _begin(self, sequences: Sequences, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        forward = Forward.from_arguments(module, args, kwargs)
+        forward = Forward.from_arguments(module, args, kwargs, sequences.last)
         if forward.offset == 0:
             self._finish(sequences)
             sequences.encoder_tokens = next(
@@ -182,9 +183,12 @@ class Watch:
             sequences.first_attention(call)
         if not self._watched(number):
             return None
-        known = forward.encoder_real if what == "cross" else forward.real
-        starts = None if known is None else tuple(known.int().argmax(-1).tolist())
-        return replace(call, query_real=forward.real_queries(call.query.shape[2]), starts=starts), self._wanted
+        call = replace(call, query_real=forward.real_queries(call.query.shape[2]))
+        if what == "cross":
+            return replace(call, starts=_starts(forward.encoder_real, call, 0)), self._wanted
+        dropped = sequences.first_key(call)
+        starts = _starts(forward.real, call, dropped)
+        return replace(call, offset=forward.offset - dropped, starts=starts), self._wanted
 
     @torch.no_grad()
     def after(self, module: nn.Module, call: Call, output: Tensor, reductions: dict[str, Tensor]) -> None:
@@ -196,6 +200,8 @@ class Watch:
         projection = partial(self._projection, sequences, path, call)
         seen = vectors.Seen(call, output.detach(), projection)
         tensors = {name: reductions[name] for name in self._wanted.names}
+        if "first_mass" in tensors:
+            tensors["first_mass"] = tensors["first_mass"][..., : self._wanted.first]
         tensors |= {name: vectors.VECTORS[name](seen) for name in self._vectors}
         first_key = sequences.first_key(call) if what == "self" else 0
         sequences.layer(what, number).add_attention(tensors, first_key=first_key, keys=call.key.shape[2])
@@ -212,3 +218,11 @@ class Watch:
 
     def _watched(self, layer: int) -> bool:
         return self._layers is None or layer in self._layers
+
+
+def _starts(real: Tensor | None, call: Call, dropped: int) -> tuple[int, ...] | None:
+    """Where each sample's first real key stands among the keys of a call, of whose rows the first keys were dropped."""
+    if real is None and not dropped:
+        return None
+    first = [0] * call.query.shape[0] if real is None else real.int().argmax(-1).tolist()
+    return tuple(start - dropped for start in first)

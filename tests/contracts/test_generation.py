@@ -1,0 +1,177 @@
+"""Generation inside a watch: the same tokens, and the statistics of one forward over the final sequence."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from regard.errors import UserError
+from regard.slot import watching
+
+NEW = 8
+# Known only of sequences that came in one piece.
+ONLY_WHOLE = ("spectral_bound", "input_dependence")
+PLAIN = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+
+
+def prompts(family: Any, inputs: Any, padding: str, tokens: int = 9) -> dict[str, Tensor]:
+    """A batch to go on from, `tokens` wide, padded on the left by the first, second and third of 0, 2 and 4."""
+    given = inputs(family, "none")
+    given = {name: given[name][:, :tokens] for name in ("input_ids", "attention_mask")}
+    if padding == "left":
+        real = torch.arange(tokens) >= torch.tensor([0, 2, 4])[:, None]
+        given = {"input_ids": given["input_ids"] * real, "attention_mask": real.long()}
+    return given
+
+
+def whole(family: Any, given: dict[str, Tensor], generated: Tensor) -> dict[str, Tensor]:
+    """The arguments of one forward over all that was fed to the model: the last token never was."""
+    fed = generated[:, :-1]
+    if family.kind == "both":
+        return given | {"decoder_input_ids": fed, "decoder_attention_mask": torch.ones_like(fed)}
+    more = fed.shape[1] - given["input_ids"].shape[1]
+    mask = torch.nn.functional.pad(given["attention_mask"], (0, more), value=1)
+    return {"input_ids": fed, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+
+
+@pytest.mark.usefixtures("exact_softmax")
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation(
+    causal: Any, padding: str, cache: str, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any
+) -> None:
+    model, given = build(causal, dtype=torch.float64), prompts(causal, inputs, padding)
+    options = PLAIN | {"max_new_tokens": NEW}
+    if cache == "static":
+        options |= {"cache_implementation": "static", "disable_compile": True}
+    alone = model.generate(**given, **options)
+    with watching(model, "all") as seen:
+        watched = model.generate(**given, **options)
+    assert torch.equal(watched, alone)
+    with watching(model, "all") as expected:
+        run(model, whole(causal, given, alone))
+    assert_same(table(seen, leave_out=ONLY_WHOLE), table(expected, leave_out=ONLY_WHOLE))
+    assert seen.samples == 3
+
+
+def test_without_a_cache_every_step_is_a_batch(families: Any, build: Any, inputs: Any, run: Any) -> None:
+    model, given = build("Llama"), prompts(families["Llama"], inputs, "left")
+    with watching(model, ["entropy"]) as seen:
+        model.generate(**given, **PLAIN, max_new_tokens=4, use_cache=False)
+    assert seen.samples == 12
+
+
+def test_from_a_prompt_of_one_token(
+    causal: Any, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any
+) -> None:
+    """Shorter than the number of first keys whose mass is kept, and than any window."""
+    model, given = build(causal, dtype=torch.float64), prompts(causal, inputs, "none", tokens=1)
+    with watching(model, "all") as seen:
+        generated = model.generate(**given, **PLAIN, max_new_tokens=10)
+    with watching(model, "all") as expected:
+        run(model, whole(causal, given, generated))
+    assert_same(table(seen, leave_out=ONLY_WHOLE), table(expected, leave_out=ONLY_WHOLE))
+
+
+def test_sampling(families: Any, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any) -> None:
+    family, model = families["Llama"], build("Llama", dtype=torch.float64)
+    given, options = prompts(family, inputs, "left"), PLAIN | {"do_sample": True, "max_new_tokens": NEW}
+    torch.manual_seed(3)
+    alone = model.generate(**given, **options)
+    torch.manual_seed(3)
+    with watching(model, "all") as seen:
+        watched = model.generate(**given, **options)
+    assert torch.equal(watched, alone)
+    with watching(model, "all") as expected:
+        run(model, whole(family, given, alone))
+    assert_same(table(seen, leave_out=ONLY_WHOLE), table(expected, leave_out=ONLY_WHOLE))
+
+
+def test_two_generations_are_two_batches(families: Any, build: Any, inputs: Any, table: Any) -> None:
+    model, given = build("T5"), prompts(families["T5"], inputs, "left")
+    with watching(model, ["entropy"]) as seen:
+        model.generate(**given, **PLAIN, max_new_tokens=3)
+        model.generate(**given, **PLAIN, max_new_tokens=5)
+    assert seen.samples == 6
+    counts = {key[1]: n for key, (_, n) in table(seen).items() if key[4] is None}
+    assert counts == {"decoder": 6, "encoder": 6, "cross": 6}
+
+
+def test_a_prompt_in_pieces(families: Any, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any) -> None:
+    """A cache that grows by several tokens at once, past the window."""
+    for name in ("Llama", "Mistral", "Gemma2", "GptOss"):
+        model, given = build(name, dtype=torch.float64), inputs(families[name], "left")
+        ids, mask, positions = given["input_ids"], given["attention_mask"], given["position_ids"]
+        with watching(model, "all") as expected:
+            run(model, given)
+        with torch.no_grad(), watching(model, "all") as seen:
+            cache = DynamicCache(config=model.config)
+            for start, stop in ((0, 4), (4, 12), (12, 13), (13, 20)):
+                part = slice(start, stop)
+                model(
+                    ids[:, part], attention_mask=mask[:, :stop], position_ids=positions[:, part], past_key_values=cache
+                )
+        assert_same(table(seen, leave_out=ONLY_WHOLE), table(expected, leave_out=ONLY_WHOLE))
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral", "Gemma2", "GptOss", "T5", "Bart"])
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_beam_search_is_refused(name: str, padding: str, sampled: bool, families: Any, build: Any, inputs: Any) -> None:
+    model, given = build(name), prompts(families[name], inputs, padding)
+    options = PLAIN | {"num_beams": 2, "max_new_tokens": NEW, "do_sample": sampled}
+    with pytest.raises(UserError, match="beam search"), watching(model):
+        model.generate(**given, **options)
+
+
+def test_beam_search_of_the_generation_config_is_refused(
+    families: Any, build: Any, inputs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = build("Llama"), prompts(families["Llama"], inputs, "none")
+    monkeypatch.setattr(model.generation_config, "num_beams", 3)
+    with pytest.raises(UserError, match="beam search"), watching(model):
+        model.generate(**given, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "T5"])
+def test_rows_moved_within_a_cache_are_refused(name: str, families: Any, build: Any, inputs: Any) -> None:
+    """Beam search by hand."""
+    model, given = build(name), prompts(families[name], inputs, "none")
+    ids = given.pop("input_ids")
+    if name == "T5":
+        given = {"encoder_outputs": model.get_encoder()(input_ids=ids)}
+    argument = "decoder_input_ids" if name == "T5" else "input_ids"
+    given.pop("attention_mask", None)
+    with torch.no_grad(), watching(model):
+        cache = model(**given, **{argument: ids}, use_cache=True).past_key_values
+        model(**given, **{argument: torch.full((3, 1), 5)}, past_key_values=cache)
+        cache.reorder_cache(torch.tensor([1, 0, 2]))
+        with pytest.raises(UserError, match="reordered"):
+            model(**given, **{argument: torch.full((3, 1), 6)}, past_key_values=cache)
+
+
+def test_assisted_generation_is_refused(families: Any, build: Any, inputs: Any) -> None:
+    model, given = build("Llama"), prompts(families["Llama"], inputs, "none", tokens=9)
+    given = {name: values[:1] for name, values in given.items()}
+    for options in ({"assistant_model": build("LlamaMQA")}, {"prompt_lookup_num_tokens": 2}):
+        with pytest.raises(UserError, match="assisted"), watching(model):
+            model.generate(**given, **PLAIN, max_new_tokens=NEW, **options)
+
+
+def test_a_cropped_cache_is_refused(families: Any, build: Any, inputs: Any) -> None:
+    model, ids = build("Llama"), prompts(families["Llama"], inputs, "none")["input_ids"]
+    with torch.no_grad(), watching(model):
+        cache = model(ids).past_key_values
+        cache.crop(-2)
+        with pytest.raises(UserError, match="neither crop"):
+            model(ids[:, -2:], past_key_values=cache)
+
+
+def test_a_cache_from_before_is_refused(families: Any, build: Any, inputs: Any) -> None:
+    model, ids = build("Llama"), prompts(families["Llama"], inputs, "none")["input_ids"]
+    with torch.no_grad():
+        cache = model(ids).past_key_values
+        with pytest.raises(UserError, match="start the sequence inside the block"), watching(model):
+            model(ids[:, -1:], past_key_values=cache)
