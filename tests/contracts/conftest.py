@@ -216,6 +216,8 @@ def randomised(model: Any) -> Any:
         drawn = torch.randn(parameter.shape, generator=generator)
         if name.endswith("sinks"):
             parameter.copy_(drawn + 2)
+        elif name.endswith("bias"):
+            parameter.copy_(0.1 * drawn)
         elif parameter.ndim == 1:
             parameter.add_(0.1 * drawn)
         else:

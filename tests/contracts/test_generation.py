@@ -63,14 +63,15 @@ def test_without_a_cache_every_step_is_a_batch(families: Any, build: Any, inputs
     assert seen.samples == 12
 
 
+@pytest.mark.parametrize("statistics", ["all", "first_mass"])
 def test_from_a_prompt_of_one_token(
-    causal: Any, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any
+    causal: Any, statistics: str, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any
 ) -> None:
     """Shorter than the number of first keys whose mass is kept, and than any window."""
     model, given = build(causal, dtype=torch.float64), prompts(causal, inputs, "none", tokens=1)
-    with watching(model, "all") as seen:
+    with watching(model, statistics) as seen:
         generated = model.generate(**given, **PLAIN, max_new_tokens=10)
-    with watching(model, "all") as expected:
+    with watching(model, statistics) as expected:
         run(model, whole(causal, given, generated))
     assert_same(table(seen, leave_out=ONLY_WHOLE), table(expected, leave_out=ONLY_WHOLE))
 

@@ -27,6 +27,8 @@ class Forward:
     """Which keys of cross-attention are not padding."""
     calls: Counter[str] = field(default_factory=Counter)
     """Attention layers seen so far in this pass, by kind."""
+    embeddings: Tensor | None = None
+    """The input of the first layer, until the first attention has told how its tokens belong together."""
     blocks: int = 0
     """Layers finished so far."""
 

@@ -57,6 +57,8 @@ class Sequences:
         batch, _, queries, _ = call.query.shape
         if self._batch not in (0, batch):
             raise UserError(f"cannot observe a batch that changes from {self._batch} rows to {batch} over one cache")
+        if self.forward.segments is not None and not _packs(call, self.forward.segments):
+            self.forward.segments = None
         self._batch = batch
         self._length = self.forward.offset + queries
         self._check_rows(call)
@@ -141,3 +143,12 @@ class Sequences:
                     f"non-finite activations: {name} of layer {observation.layer} ({observation.site}) "
                     f"in batch {self.batches}; expected finite values"
                 )
+
+
+def _packs(call: Call, segments: Tensor) -> bool:
+    """Whether the host keeps packed sequences apart: no first token of one sees the last of another."""
+    if call.keep is None:
+        return False
+    first = segments.diff(dim=-1) != 0
+    beside = call.keep.diagonal(offset=-1, dim1=-2, dim2=-1)
+    return not bool((beside & first[:, None]).any())

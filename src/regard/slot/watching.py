@@ -37,8 +37,9 @@ def watching(
 
     The model computes what it would with SDPA, to rounding, and is restored exactly on exit, also after an exception.
     Watches nest. `statistics` are names (see `regard.statistics.STATISTICS`), ready-made `Statistic`s, "default" or
-    "all"; `layers` limits them to some layers. A forward without a cache, or with an empty one, begins new samples; one
-    with a cache goes on with those at hand. Raises `UserError` for a model whose attention cannot be reached.
+    "all"; `layers` limits them to some layers (−1: the embeddings). A forward without a cache, or with an empty one,
+    begins new samples; one with a cache goes on with those at hand. Raises `UserError` for a model whose attention
+    cannot be reached, and for beam search and assisted generation.
     """
     check_observable(model)
     register(attention)
@@ -147,8 +148,8 @@ class Watch:
             )
 
     def _enter(self, sequences: Sequences, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if sequences.forward is not None and sequences.forward.blocks == 0:
-            self._keep_hidden(sequences, EMBEDDINGS, hidden.of_arguments(args, kwargs))
+        if sequences.forward is not None and sequences.forward.blocks == 0 and self._watched(EMBEDDINGS):
+            sequences.forward.embeddings = hidden.of_arguments(args, kwargs)
 
     def _leave(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
         if sequences.forward is not None:
@@ -181,6 +182,8 @@ class Watch:
         if what == "self" and number == 0:
             sequences.role = sequences.role or ("decoder" if causal_site else "encoder")
             sequences.first_attention(call)
+            self._keep_hidden(sequences, EMBEDDINGS, forward.embeddings)
+            forward.embeddings = None
         if not self._watched(number):
             return None
         call = replace(call, query_real=forward.real_queries(call.query.shape[2]))

@@ -1,0 +1,64 @@
+"""Sequences packed into one row count as if each came alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.slot import watching
+
+LENGTHS = (9, 14, 5)
+# Of a packed row the matrices of its sequences are not told apart.
+NOT_PACKED = ("spectral_bound", "input_dependence", "first_mass")
+
+
+def packed(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Token ids and the position ids that start again with every sequence."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 99, (1, sum(LENGTHS)), generator=generator)
+    return ids, torch.cat([torch.arange(n) for n in LENGTHS])[None]
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen3", "Gemma2"])
+def test_packed_sequences_are_those_sequences(name: str, build: Any, table: Any, assert_same: Any) -> None:
+    model = build(name, dtype=torch.float64)
+    ids, positions = packed()
+    with torch.no_grad(), watching(model, "all") as seen:
+        together = model(ids, position_ids=positions, use_cache=False).logits
+    with torch.no_grad(), watching(model, "all") as apart:
+        logits = [model(part, use_cache=False).logits for part in ids.split(LENGTHS, dim=1)]
+    assert torch.allclose(together, torch.cat(logits, dim=1), rtol=1e-6, atol=1e-6)
+    assert seen.samples == len(LENGTHS)
+    found = table(seen)
+    assert not {key[0] for key in found} & {*NOT_PACKED}
+    assert_same(found, table(apart, leave_out=NOT_PACKED), rtol=1e-6, atol=1e-6)
+
+
+def test_two_rows_of_packed_sequences(build: Any, table: Any, assert_same: Any) -> None:
+    model = build("Llama", dtype=torch.float64)
+    rows = [packed(seed)[0] for seed in range(2)]
+    positions = packed()[1].expand(2, -1)
+    with torch.no_grad(), watching(model, "all") as seen:
+        model(torch.cat(rows), position_ids=positions, use_cache=False)
+    with torch.no_grad(), watching(model, "all") as apart:
+        for row in rows:
+            model(row, position_ids=positions[:1], use_cache=False)
+    assert seen.samples == 2 * len(LENGTHS)
+    assert_same(table(seen), table(apart))
+
+
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral", "GptOss", "Bert"])
+def test_positions_that_start_again_without_packing(
+    name: str, build: Any, families: Any, table: Any, assert_same: Any
+) -> None:
+    """Where the host attends across them, be it for a cache or because it knows no packing, they are one sequence."""
+    model = build(name, dtype=torch.float64)
+    ids, positions = packed()
+    cached = {} if families[name].kind == "encoder" else {"use_cache": True}
+    with torch.no_grad(), watching(model, "all") as seen:
+        model(ids, position_ids=positions, **cached)
+    with torch.no_grad(), watching(model, "all") as expected:
+        model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), **cached)
+    assert seen.samples == 1
+    assert_same(table(seen), table(expected))
