@@ -12,7 +12,8 @@ from torch import Tensor
 
 from regard.statistics import Observation, Row
 
-BY_KEY = {"column_mass", "column_square", "key_norm", "value_norm", "value_output_norm", "cosine_sum", "norm_sum"}
+BY_KEY = {"column_mass", "column_square", "key_norm", "value_norm", "value_output_norm"}
+BY_KEY |= {"cosine_sum", "norm_sum", "pair_count"}
 BY_QUERY = {"entropy", "distance", "row_sum", "virtual_sink_mass", "output_norm"}
 BY_TOKEN = {"hidden_norm", "hidden"}
 PER_SAMPLE = {"direction", "spectral_bound"}
@@ -152,6 +153,7 @@ def _sample(seed: int, length: int, keys: int | None = None, site: str = "decode
             "cosine_sum": normal(HEADS, keys),
             "norm_sum": normal(HEADS, keys).abs(),
             "output_norm": normal(HEADS, length).abs(),
+            "pair_count": normal(HEADS, keys).abs() + 1,
         },
     )
 

@@ -74,7 +74,8 @@ def test_products_are_averaged_over_the_queries_that_may_see_a_key(
         values = torch.randn(2, length, length, generator=generator, dtype=torch.float64)
         values = values.tril() if site == "decoder" else values
         pairs.append(values)
-        samples.append(make(torch.eye(length).double().repeat(2, 1, 1), site=site, tensors={name: values.sum(1)}))
+        sums = {name: values.sum(1), "pair_count": (values != 0).double().sum(1)}
+        samples.append(make(torch.eye(length).double().repeat(2, 1, 1), site=site, tensors=sums))
     measured = statistic()
     measured.update([observe(samples)])
     for head in range(2):

@@ -49,6 +49,11 @@ def norm_sum(seen: Seen) -> Float[Tensor, "batch head key"]:
     return visible_sums(full(call.query).norm(dim=-1, keepdim=True), call)[..., 0] * norms
 
 
+def pair_count(seen: Seen) -> Float[Tensor, "batch head key"]:
+    """How many real queries may see key j."""
+    return visible_sums(torch.ones_like(full(seen.call.query)[..., :1]), seen.call)[..., 0]
+
+
 def value_output_norm(seen: Seen) -> Float[Tensor, "batch head key"]:
     """‖W_O v_j‖ of every value through its head's part of the output projection."""
     value = seen.call.value.repeat_interleave(seen.call.shares, 1)
@@ -65,6 +70,7 @@ VECTORS: dict[str, Callable[[Seen], Tensor]] = {
     "value_norm": value_norm,
     "cosine_sum": cosine_sum,
     "norm_sum": norm_sum,
+    "pair_count": pair_count,
     "value_output_norm": value_output_norm,
     "output_norm": output_norm,
 }

@@ -79,15 +79,15 @@ class HiddenNorm(Norm):
 
 
 class PerPair(PerLayer):
-    """The mean, over the queries that may see each key, of something known of the pair."""
+    """The mean, over the queries that may see each key (those within a window), of something known of the pair."""
 
     reduction: str
 
     def of_layer(self, layer: Observation) -> Iterator[Sampled]:
         sums = layer.tensors[self.reduction]
-        queries = layer.seen_by(sums.shape[-1])
-        mean = sums / queries[:, None].clamp(min=1)
-        yield Sampled(self.key(layer, "head", "position"), mean, layer.attended(sums.shape[-1]))
+        pairs = layer.tensors["pair_count"]
+        present = layer.attended(sums.shape[-1])[:, None] & (pairs > 0)
+        yield Sampled(self.key(layer, "head", "position"), sums / pairs.clamp(min=1), present)
 
 
 class QKCosine(PerPair):
@@ -101,7 +101,7 @@ class QKCosine(PerPair):
         description="cos(q_i, k_j), mean over the queries that may see key j.",
         source=f"{GU}, split of q·k",
     )
-    needs = frozenset({"cosine_sum"})
+    needs = frozenset({"cosine_sum", "pair_count"})
 
 
 class QKNorm(PerPair):
@@ -115,7 +115,7 @@ class QKNorm(PerPair):
         description="|q_i||k_j|, mean over the queries that may see key j.",
         source=f"{GU}, split of q·k",
     )
-    needs = frozenset({"norm_sum"})
+    needs = frozenset({"norm_sum", "pair_count"})
 
 
 class ValueWeightedMass(PerLayer):
