@@ -393,7 +393,7 @@ def test_what_is_no_model_for_texts(tiny: Tiny) -> None:
         regard.measure(torch.nn.Linear(2, 2), tokenizer)  # type: ignore[arg-type]
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     picture = ViTModel(ViTConfig(image_size=8, patch_size=4, **sizes))
-    with pytest.raises(UserError, match="cannot measure ViTModel on texts: it reads pixel_values"):
+    with pytest.raises(UserError, match="is none for texts: ViTModel reads pixel_values"):
         regard.measure(picture, tokenizer)
 
 

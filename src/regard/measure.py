@@ -137,11 +137,6 @@ def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> mod
         raise UserError("a model needs its tokenizer: measure(model, tokenizer, texts)")
     else:
         found = models.Loaded(model, tokenizer, model.config._name_or_path or type(model).__name__, None)
-    if found.model.main_input_name != "input_ids":
-        raise UserError(
-            f"cannot measure {type(found.model).__name__} on texts: it reads {found.model.main_input_name}; "
-            "regard.watching observes whatever it is run on"
-        )
     models.check_vocabulary(found.model, found.tokenizer, found.name)
     return found
 

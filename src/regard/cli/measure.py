@@ -15,8 +15,8 @@ from regard.errors import UserError
 HELP = "Measure what a model's attention does on some text, and write a report."
 EXAMPLES = """examples:
   regard measure minilm
-  regard measure EleutherAI/pythia-160m --text book.txt notes.jsonl --length 512 --epsilon 0.2,0.3
-  regard measure ./my-model --input random --statistics sink_rate,entropy --out runs/random
+  regard measure gpt2 --text book.txt notes.jsonl --length 512 --epsilon 0.2,0.3
+  regard measure ./model --input random --statistics entropy --out runs/random
   zcat corpus.gz | regard measure gpt2 --text - --layers 0,5,11
 """
 

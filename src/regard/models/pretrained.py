@@ -153,7 +153,9 @@ def _dtype(dtype: str, place: torch.device) -> torch.dtype | str:
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str) -> None:
-    """Nothing, where each id of the tokenizer has a row in the model's embedding."""
+    """Nothing, where the model reads texts and has a row in its embedding for each id of the tokenizer."""
+    if model.main_input_name != "input_ids":
+        raise UserError(f"model: '{name}' is none for texts: {type(model).__name__} reads {model.main_input_name}")
     table: Any = model.get_input_embeddings()
     rows = table.num_embeddings
     highest = max(tokenizer.get_vocab().values(), default=-1)

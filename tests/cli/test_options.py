@@ -1,0 +1,105 @@
+"""The options are an interface: what is named here is what users have in their scripts."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from regard.cli import COMMANDS, parser
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "measure": {
+        "model": None,
+        "--text": None,
+        "--input": "natural",
+        "--bos": "keep",
+        "--samples": 100,
+        "--length": 64,
+        "--epsilon": "0.3",
+        "--statistics": "default",
+        "--layers": "all",
+        "--batch-size": "auto",
+        "--device": "auto",
+        "--dtype": "auto",
+        "--seed": 0,
+        "--out": None,
+        "--overwrite": False,
+        "--random-weights": False,
+        "--trust-remote-code": False,
+    },
+    "compare": {"runs": None, "--out": None, "--overwrite": False},
+}
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    (action,) = [a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    return dict(action.choices)
+
+
+def test_the_commands_and_their_options() -> None:
+    found = {
+        name: {
+            "/".join(action.option_strings) or action.dest: action.default
+            for action in command._actions
+            if not isinstance(action, argparse._HelpAction)
+        }
+        for name, command in commands().items()
+    }
+    assert found == OPTIONS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_each_option_is_and_shows_examples(command: str, regard: Callable[..., Any]) -> None:
+    ended = regard(command, "--help")
+    assert (ended.code, ended.err) == (0, "")
+    assert f"examples:\n  regard {command} " in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 80
+    for action in commands()[command]._actions:
+        assert action.help or action.dest == "seed"
+        assert all(option in ended.out for option in action.option_strings)
+
+
+def test_examples_are_commands_that_are_understood() -> None:
+    lines = [line for module in COMMANDS.values() for line in module.EXAMPLES.splitlines()]
+    examples = [line.partition("regard ")[2].split() for line in lines if "regard " in line]
+    assert len(examples) >= 6
+    for example in examples:
+        assert parser().parse_args(example).command == example[0]
+
+
+def test_help_of_the_whole_names_the_commands(regard: Callable[..., Any]) -> None:
+    ended = regard("--help")
+    assert ended.code == 0
+    assert all(f"  {name} " in ended.out for name in COMMANDS)
+
+
+def test_the_version(regard: Callable[..., Any]) -> None:
+    from regard import __version__
+
+    ended = regard("--version")
+    assert (ended.code, ended.out, ended.err) == (0, f"regard {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        ([], "regard: the following arguments are required: COMMAND; see regard --help"),
+        (["dream"], "regard: argument COMMAND: invalid choice: 'dream' (choose from measure, compare)"),
+        (["measure"], "regard measure: the following arguments are required: MODEL; see regard measure --help"),
+        (["measure", "minilm", "--samples", "many"], "regard measure: argument --samples: invalid int value: 'many'"),
+        (["measure", "minilm", "--length"], "regard measure: argument --length: expected one argument"),
+        (["measure", "minilm", "--text"], "regard measure: argument --text: expected at least one argument"),
+        (["measure", "minilm", "--sample", "3"], "regard: unrecognized arguments: --sample 3"),
+        (["compare"], "regard compare: the following arguments are required: RUN"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_not_understood_is_one_line(arguments: list[str], message: str, regard: Callable[..., Any]) -> None:
+    complaint = regard(*arguments).complaint
+    assert complaint.replace("choose from 'measure', 'compare'", "choose from measure, compare").startswith(message)
+
+
+def test_text_may_be_named_more_than_once() -> None:
+    given = parser().parse_args(["measure", "minilm", "--text", "a.txt", "b.txt", "--text", "-"])
+    assert given.text == ["a.txt", "b.txt", "-"]
