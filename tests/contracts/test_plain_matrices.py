@@ -267,8 +267,10 @@ def _counted(name: str, site: Site) -> dict[tuple[Any, ...], tuple[float, int]]:
 def _dependence(name: str, number: int, layer: Layer, site: Site) -> dict[tuple[Any, ...], tuple[float, int]]:
     whole = site.queries.all(-1)
     matrices = layer.weights[whole]
-    share = (matrices - matrices.mean(0)).square().sum((0, 2, 3)) / matrices.square().sum((0, 2, 3))
     n = len(matrices)
+    if n < 2:
+        return {}
+    share = (matrices - matrices.mean(0)).square().sum((0, 2, 3)) / (n - 1) / matrices.square().mean(0).sum((1, 2))
     return {("input_dependence", name, number, h, None, None): (v, n) for h, v in enumerate(share.tolist())}
 
 

@@ -11,7 +11,7 @@ from regard.statistics.layers import MassiveActivations, MatrixEntropy, OverSmoo
 from regard.statistics.observation import Observation
 from regard.statistics.rows import Distance, Entropy, HeadOutputNorm, RowSum, VirtualSinkMass
 from regard.statistics.sinks import ColumnMass, CommonSinkRatio, FirstMass, SinkDeviation, SinkRate, SinkTokens
-from regard.statistics.statistic import About, Row, Statistic
+from regard.statistics.statistic import About, Average, Key, PerLayer, Row, Sampled, Statistic
 
 STATISTICS: dict[str, Callable[[], Statistic]] = {
     "sink_rate": SinkRate,
@@ -77,4 +77,24 @@ def chosen(wanted: str | Iterable[str | Statistic]) -> list[Statistic]:
     return found
 
 
-__all__ = ["DEFAULT", "STATISTICS", "About", "Observation", "Row", "Statistic", "chosen", "names"]
+__all__ = [
+    "DEFAULT",
+    "STATISTICS",
+    "About",
+    "Average",
+    "ColumnMass",
+    "CommonSinkRatio",
+    "FirstMass",
+    "InputDependence",
+    "Key",
+    "Observation",
+    "PerLayer",
+    "Row",
+    "Sampled",
+    "SinkDeviation",
+    "SinkRate",
+    "SinkTokens",
+    "Statistic",
+    "chosen",
+    "names",
+]

@@ -15,9 +15,13 @@ from regard.statistics.statistic import About, Row, Statistic
 def input_dependence(
     weights: Float[Tensor, "head query key"], squares: Float[Tensor, " head"], samples: int
 ) -> Float[Tensor, " head"]:
-    """Σ‖A − Ā‖² / Σ‖A‖² over samples, from ΣA and Σ‖A‖²: 0 if the matrix is always the same, towards 1 if never."""
-    mean = weights.double() / samples
-    return (1 - mean.square().sum((-1, -2)) * samples / squares.double()).clamp(min=0)
+    """The unbiased variance of the matrix over its mean square, Σ‖A − Ā‖²/(S − 1) : Σ‖A‖²/S, from ΣA and Σ‖A‖².
+
+    0 if the matrix is always the same, 1 if no two samples look at the same pairs; at least two samples are needed.
+    """
+    assert samples > 1
+    explained = weights.double().square().sum((-1, -2)) / samples / squares.double()
+    return ((1 - explained) * (samples / (samples - 1))).clamp(0, 1)
 
 
 class InputDependence(Statistic):
@@ -76,6 +80,8 @@ class InputDependence(Statistic):
         for place in sorted(self.sums):
             site, layer = place
             n = self.samples[place]
+            if n < 2:
+                continue
             for head, value in enumerate(input_dependence(self.sums[place], self.squares[place], n).tolist()):
                 rows.append(Row(self.name, layer, head, None, None, value, None, n, site))
         return rows
