@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.statistics import Statistic
+
+PIECE = 2**20
+"""Bytes that the store is given at a time; it takes no more than 8 MiB."""
 
 
 @contextmanager
@@ -26,7 +30,7 @@ def joined() -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     try:
-        dist.init_process_group("gloo")  # what is merged lies in main memory
+        dist.init_process_group("gloo")
     except (ValueError, dist.DistError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but the processes do not meet: {reason}") from error
@@ -97,13 +101,26 @@ def _bytes(state: dict[str, Tensor]) -> bytes:
 
 
 def _gathered(raw: bytes) -> list[bytes]:
-    """The bytes of every process, in their order."""
-    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-    mine = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(device)
-    sizes = [torch.zeros(1, dtype=torch.long, device=device) for _ in range(count())]
-    dist.all_gather(sizes, torch.tensor([len(mine)], device=device))
-    longest = max(int(size) for size in sizes)
-    padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
-    everyone = [torch.empty_like(padded) for _ in range(count())]
-    dist.all_gather(everyone, padded)
-    return [bytes(part[: int(size)].cpu().numpy()) for part, size in zip(everyone, sizes, strict=True)]
+    """The bytes of every process, in their order.
+
+    They go through the key–value store by which the processes met, in pieces that it takes. Collectives would do, but
+    Gloo's threads may let go of their tensors only while Python shuts down, which ends the process with an abort.
+    """
+    store: Any = dist.distributed_c10d._get_default_store()
+    me, everyone = dist.get_rank(), range(count())
+    call = f"regard/{store.add(f'regard/calls/{me}', 1)}"
+    for start in range(0, len(raw), PIECE):
+        store.set(f"{call}/{me}/{start}", raw[start : start + PIECE])
+    store.set(f"{call}/{me}/size", str(len(raw)))
+    found, keys = [], []
+    for rank in everyone:
+        size = int(store.get(f"{call}/{rank}/size"))
+        pieces = [f"{call}/{rank}/{start}" for start in range(0, size, PIECE)]
+        found.append(b"".join(map(store.get, pieces)))
+        keys += [*pieces, f"{call}/{rank}/size", f"{call}/{rank}/read"]
+    store.set(f"{call}/{me}/read", "yes")
+    if me == 0:  # which keeps the store: it may not go before the others have read
+        store.wait([f"{call}/{rank}/read" for rank in everyone])
+        for key in keys:
+            store.delete_key(key)
+    return found
