@@ -13,8 +13,9 @@ from torch import Tensor
 import regard
 from regard import UserError, data, models
 from regard.measure import Settings
-from regard.results import COLUMNS, Measurements
-from regard.statistics import DEFAULT, STATISTICS
+from regard.results import Measurements
+from regard.statistics import DEFAULT, STATISTICS, SinkRate
+from regard.table import COLUMNS
 
 Tiny = Callable[[str], Path]
 Matrices = dict[str, Tensor]
@@ -327,8 +328,9 @@ def test_the_embedded_model_on_the_default_text() -> None:
         ({"epsilon": 2}, "epsilon: expected numbers between 0 and 1, got 2.0"),
         ({"epsilon": [0.3, float("nan")]}, "epsilon: expected numbers between 0 and 1, got 0.3, nan"),
         ({"epsilon": []}, "epsilon: expected numbers between 0 and 1, got none"),
-        ({"layers": []}, "layers: expected layers counted from 0, got none"),
-        ({"layers": [0, -1]}, "layers: expected layers counted from 0, got 0, -1"),
+        ({"layers": []}, "layers: expected layers counted from 0 (-1: the embeddings), got none"),
+        ({"layers": [0, -2]}, "layers: expected layers counted from 0 (-1: the embeddings), got 0, -2"),
+        ({"sample": 2}, "unknown setting sample; expected some of: statistics, input, bos, samples"),
         ({"seed": -1}, "seed: expected a number from 0 to 2**63 - 1, got -1"),
         ({"input": "noise"}, "input: expected one of natural, random, repeated, got 'noise'"),
         ({"bos": "maybe"}, "bos: expected one of keep, drop, add, got 'maybe'"),
@@ -422,3 +424,21 @@ def test_settings_choose_a_batch_of_about_as_many_tokens_whatever_the_length() -
     assert [Settings(length=length, samples=500).rows for length in (64, 512, 4096, 9000)] == [64, 8, 1, 1]
     assert Settings(samples=3).rows == 3
     assert Settings(batch_size=7).rows == 7
+
+
+def test_a_statistic_of_ones_own_is_measured_as_it_is_set_up_and_left_alone(tiny: Tiny, documents: list[str]) -> None:
+    own = SinkRate((0.1,), minimum_queries=3)
+    found = measured(tiny("llama"), documents, statistics=[own, "entropy"], samples=4, length=12)
+    assert own.result() == []
+    assert set(found.table["statistic"]) == {"sink_rate", "entropy"}
+    assert set(found.frame("sink_rate")["epsilon"]) == {0.1}
+    assert found.frame("sink_rate")["position"].max() == 12 - 3
+    assert found.record["settings"]["statistics"] == ["sink_rate", "entropy"]
+    json.dumps(found.record)
+
+
+def test_a_name_stands_for_all_that_it_tells(tiny: Tiny, documents: list[str]) -> None:
+    found = measured(tiny("llama"), documents, statistics="massive_activations,key_norm", samples=2)
+    endings = ["_top1", "_top2", "_top3", "_median"]
+    assert set(found.frame("massive_activations")["statistic"]) == {f"massive_activations{e}" for e in endings}
+    assert set(found.frame("key_norm")["statistic"]) == {"key_norm"}

@@ -14,16 +14,17 @@ from matplotlib.figure import Figure
 
 import regard
 from regard import UserError
-from regard.results import COLUMNS, TOKEN_COLUMNS, Measurements, compare, table_of, write_file
+from regard.results import Measurements, compare, write_file
+from regard.table import COLUMNS, TOKEN_COLUMNS, table_of
 
 FILES = ["mean_attention.safetensors", "report.html", "results.json", "statistics.parquet", "tokens.parquet"]
 
 
 @pytest.fixture(scope="module")
 def run(tiny: Callable[[str], Path], documents: list[str]) -> Measurements:
-    """A small run with everything that can be saved; its one sample leaves every standard error null."""
+    """A small run with everything that can be saved."""
     chosen = "sink_rate,column_mass,over_smoothing,hidden_norm,sink_tokens,input_dependence"
-    return regard.measure(str(tiny("llama")), texts=documents, statistics=chosen, samples=1, length=20)
+    return regard.measure(str(tiny("llama")), texts=documents, statistics=chosen, samples=2, length=20)
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +61,13 @@ def test_what_is_saved_comes_back(run: Measurements, other: Measurements, tmp_pa
     assert Measurements.load(tmp_path / "runs" / "other").tokens is None
 
 
-def test_what_is_absent_is_null_in_the_file(run: Measurements, tmp_path: Path) -> None:
+def test_what_is_absent_is_null_in_the_file(tiny: Callable[[str], Path], documents: list[str], tmp_path: Path) -> None:
+    """One sample leaves every standard error open."""
     import pyarrow.parquet
 
-    table = pyarrow.parquet.read_table(run.save(tmp_path / "run") / "statistics.parquet")
+    options = {"statistics": "sink_rate,column_mass", "samples": 1, "length": 20}
+    single = regard.measure(str(tiny("llama")), texts=documents, **options)
+    table = pyarrow.parquet.read_table(single.save(tmp_path / "run") / "statistics.parquet")
     assert tuple(table.column_names) == COLUMNS
     assert table.column("standard_error").null_count == table.num_rows
     assert [str(table.schema.field(c).type) for c in ("layer", "head", "position", "n")] == ["int64"] * 4
@@ -328,9 +332,9 @@ def test_rows_by_what_they_are_of(run: Measurements) -> None:
 
 
 def test_unknown_names_are_told_what_there_is(run: Measurements) -> None:
-    with pytest.raises(UserError, match=r"unknown statistic 'entropy'; this run has: .*column_mass"):
+    with pytest.raises(UserError, match=r"unknown statistic 'entropy'; the table has: .*column_mass"):
         run.frame("entropy")
-    with pytest.raises(UserError, match=r"unknown statistic 'entropy'; this run has: .*column_mass"):
+    with pytest.raises(UserError, match=r"unknown statistic 'entropy'; the table has: .*column_mass"):
         run.plot("entropy")
     with pytest.raises(UserError, match="unknown column 'key'; the table has: statistic, layer"):
         run.frame(key=3)
@@ -362,7 +366,7 @@ def test_runs_side_by_side(run: Measurements, other: Measurements) -> None:
     first, second = (m.frame("sink_rate", layer=None, position=0)["value"].item() for m in (run, other))
     assert (rate["short"], rate["long"], rate["difference"]) == (first, second, second - first)
     assert table.attrs["notes"][0].startswith("The runs differ in sequence length (short: 20, long: 24)")
-    assert any("number of samples (short: 1, long: 5)" in note for note in table.attrs["notes"])
+    assert any("number of samples (short: 2, long: 5)" in note for note in table.attrs["notes"])
     assert "short against long" in page
     assert "The runs differ in sequence length" in page
 

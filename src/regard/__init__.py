@@ -14,10 +14,11 @@ from regard.errors import UserError
 
 if TYPE_CHECKING:
     from regard.measure import measure
+    from regard.results import Measurements
     from regard.slot import watching
 
 __version__ = "0.1.0"
-__all__ = ["UserError", "__version__", "measure", "watching"]
+__all__ = ["Measurements", "UserError", "__version__", "measure", "watching"]
 
 
 class _Package(ModuleType):
@@ -37,6 +38,13 @@ class _Package(ModuleType):
     @measure.setter
     def measure(self, module: ModuleType) -> None:
         """The module stays where Python keeps modules: `from regard.measure import …` finds it there."""
+
+    @property
+    def Measurements(self) -> Any:
+        """The class `regard.results.Measurements`."""
+        from regard.results import Measurements
+
+        return Measurements
 
     @property
     def watching(self) -> Any:

@@ -10,7 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import pandas as pd
@@ -22,11 +23,12 @@ from transformers import PreTrainedModel
 from regard import __version__, data, models, processes
 from regard.data import Texts, Windows
 from regard.errors import UserError
-from regard.results import TOKEN_COLUMNS, Measurements, table_of
+from regard.results import Measurements
 from regard.slot import Watch, watching
-from regard.statistics import STATISTICS, Statistic, names
+from regard.statistics import STATISTICS, Statistic, named, names
 from regard.statistics.dependence import InputDependence
 from regard.statistics.sinks import CommonSinkRatio, SinkRate, SinkTokens
+from regard.table import TOKEN_COLUMNS, of_statistic, table_of
 
 Input = Literal["natural", "random", "repeated"]
 INPUTS: tuple[Input, ...] = ("natural", "random", "repeated")
@@ -37,10 +39,11 @@ TOKENS_A_BATCH = 4096
 class Settings:
     """How to measure. `epsilon`: thresholds of the sink rate; `layers`: None for all; `batch_size`: None to choose.
 
-    Sequences may be given for tuples; what is named twice counts once.
+    `statistics` are names, "default", "all", or statistics of your own, of which a copy is used. `layers` count from 0;
+    −1 are the embeddings. Sequences may be given for tuples; what is named twice counts once.
     """
 
-    statistics: tuple[str, ...] = field(default_factory=lambda: names("default"))
+    statistics: str | Sequence[str | Statistic] = "default"
     input: Input = "natural"
     bos: data.Bos = "keep"
     samples: int = 100
@@ -52,7 +55,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check what can be checked without model and text."""
-        object.__setattr__(self, "statistics", names(self.statistics))
+        wanted = self.statistics
+        if isinstance(wanted, str) or all(isinstance(statistic, str) for statistic in wanted):
+            wanted = names(wanted)  # type: ignore[arg-type]
+        named(wanted)
+        object.__setattr__(self, "statistics", tuple(wanted))
         object.__setattr__(self, "epsilon", _each(self.epsilon, float))
         if self.layers is not None:
             object.__setattr__(self, "layers", _each(self.layers, int))
@@ -66,8 +73,8 @@ class Settings:
                 raise UserError(f"{name.replace('_', '-')}: expected at least 1, got {value}")
         if not self.epsilon or not all(0 < threshold < 1 for threshold in self.epsilon):
             raise UserError(f"epsilon: expected numbers between 0 and 1, got {_listed(self.epsilon)}")
-        if self.layers is not None and not (self.layers and min(self.layers) >= 0):
-            raise UserError(f"layers: expected layers counted from 0, got {_listed(self.layers)}")
+        if self.layers is not None and not (self.layers and min(self.layers) >= -1):
+            raise UserError(f"layers: expected layers counted from 0 (-1: the embeddings), got {_listed(self.layers)}")
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed: expected a number from 0 to 2**63 - 1, got {self.seed}")
 
@@ -92,7 +99,7 @@ def measure(
     tokenizer: Any = None,
     texts: Texts | Sequence[str] | None = None,
     *,
-    statistics: str | Sequence[str] = "default",
+    statistics: str | Sequence[str | Statistic] = "default",
     on_batch: Callable[[int, int], None] | None = None,
     **settings: Any,
 ) -> Measurements:
@@ -106,7 +113,7 @@ def measure(
     numbers of all. `on_batch(done, all)` is called after each batch. Raises UserError for every mistake of the user.
     """
     with processes.together():
-        chosen = Settings(statistics=names(statistics), **settings)
+        chosen = _settings(statistics=statistics, **settings)
         texts = _texts(texts)
         loaded = _loaded(model, tokenizer)
         began = time.perf_counter()
@@ -120,9 +127,18 @@ def measure(
     processes.merge(seen.statistics.values())
     table = table_of(seen.rows())
     _check_layers(chosen, set(table["layer"].dropna()))
-    _check_statistics(chosen, table)
-    record = _record(loaded, texts, windows, chosen, table, time.perf_counter() - began)
+    _check_statistics(seen, chosen.length, table)
+    record = _record(loaded, texts, windows, chosen, time.perf_counter() - began)
+    record["statistics"] = {name: _told(statistic, table) for name, statistic in seen.statistics.items()}
     return Measurements(table, record, _tokens(seen, loaded.tokenizer), _matrices(seen))
+
+
+def _settings(**given: Any) -> Settings:
+    known = [option.name for option in fields(Settings)]
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise UserError(f"unknown setting {_listed(unknown)}; expected some of: {_listed(known)}")
+    return Settings(**given)
 
 
 def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> models.Loaded:
@@ -179,7 +195,7 @@ def _statistics(chosen: Settings, loaded: models.Loaded) -> list[Statistic]:
         "common_sink_ratio": lambda: CommonSinkRatio(data.common_tokens(loaded.tokenizer)),
         "input_dependence": lambda: InputDependence(chosen.length),
     }
-    return [special.get(name, STATISTICS[name])() for name in chosen.statistics]
+    return [deepcopy(s) if isinstance(s, Statistic) else special.get(s, STATISTICS[s])() for s in chosen.statistics]
 
 
 @contextmanager
@@ -239,28 +255,21 @@ def _layers(model: Any) -> int | None:
 
 
 def _check_layers(chosen: Settings, layers: Container[int]) -> None:
-    missing = [layer for layer in chosen.layers or () if layer not in layers]
+    missing = [layer for layer in chosen.layers or () if layer >= 0 and layer not in layers]
     if missing:
         raise UserError(f"layers: expected layers of this model, counted from 0; it has no {_listed(missing)}")
 
 
-def _of(statistic: str, table: pd.DataFrame) -> pd.Series:
-    """Which rows are of a statistic; one may tell several numbers, such as massive_activations_top1."""
-    return (table["statistic"] == statistic) | table["statistic"].str.startswith(f"{statistic}_")
-
-
-def _check_statistics(chosen: Settings, table: pd.DataFrame) -> None:
-    empty = [name for name in chosen.statistics if not _of(name, table).any()]
+def _check_statistics(seen: Watch, length: int, table: pd.DataFrame) -> None:
+    empty = [name for name in seen.statistics if not of_statistic(table, name).any()]
     if empty:
         raise UserError(
-            f"statistics: nothing to tell of {_listed(empty)} from windows of {chosen.length} tokens in this model; "
+            f"statistics: nothing to tell of {_listed(empty)} from windows of {length} tokens in this model; "
             "choose longer windows or leave it out"
         )
 
 
-def _record(
-    loaded: models.Loaded, texts: Texts, windows: Windows, chosen: Settings, table: pd.DataFrame, seconds: float
-) -> dict[str, Any]:
+def _record(loaded: models.Loaded, texts: Texts, windows: Windows, chosen: Settings, seconds: float) -> dict[str, Any]:
     """Where the numbers come from."""
     model, config = loaded.model, loaded.model.config
     natural = chosen.input == "natural"
@@ -291,6 +300,7 @@ def _record(
         },
         "settings": {
             **{name: list(value) if isinstance(value, tuple) else value for name, value in vars(chosen).items()},
+            "statistics": list(named(chosen.statistics)),
             "batch_size": chosen.rows,
         },
         "versions": {
@@ -307,15 +317,14 @@ def _record(
             "device": str(model.device),
             "processes": processes.count(),
         },
-        "statistics": {
-            name: {"axes": _axes(table[_of(name, table)]), **vars(STATISTICS[name]().about)}
-            for name in chosen.statistics
-        },
     }
 
 
-def _axes(rows: pd.DataFrame) -> list[str]:
-    return [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
+def _told(statistic: Statistic, table: pd.DataFrame) -> dict[str, Any]:
+    """What a reader needs to know of a statistic: which axes its rows have, and what it says of itself."""
+    rows = table[of_statistic(table, statistic.name)]
+    axes = [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
+    return {"axes": axes, **vars(statistic.about)}
 
 
 def _peak_memory(device: torch.device) -> float:

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from regard import report
 from regard.errors import UserError
+from regard.table import COLUMNS, check_statistic, selected
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 RECORD, TABLE, TOKENS, PAGE = "results.json", "statistics.parquet", "tokens.parquet", "report.html"
 MATRICES = "mean_attention.safetensors"
-COLUMNS = ("statistic", "layer", "head", "position", "epsilon", "value", "standard_error", "n", "site")
-TOKEN_COLUMNS = ("site", "layer", "head", "position", "token", "count", "share")
-WHOLE_NUMBERS = ("layer", "head", "position", "n", "count")
 
 
 @dataclass(frozen=True)
@@ -51,15 +49,7 @@ class Measurements:
 
         `m.frame("sink_rate", layer=None, position=0)` is the whole model's sink rate at the first token.
         """
-        table = self.table
-        if statistic is not None:
-            self._check(statistic)
-            table = table[table["statistic"] == statistic]
-        for column, value in equal.items():
-            if column not in table:
-                raise UserError(f"unknown column {column!r}; the table has: {', '.join(table.columns)}")
-            table = table[table[column].isna() if value is None else table[column] == value]
-        return table.reset_index(drop=True)
+        return selected(self.table, statistic, equal)
 
     def plot(
         self,
@@ -71,7 +61,7 @@ class Measurements:
         kind: Literal["map", "profile", "layers"] | None = None,
     ) -> Figure:
         """A figure of one statistic: a layers × heads map, a profile over positions, or a curve over layers."""
-        self._check(statistic)
+        check_statistic(self.table, statistic)
         return report.figure(self.table, statistic, site=site, epsilon=epsilon, position=position, kind=kind)
 
     def summary(self) -> RenderableType:
@@ -108,19 +98,6 @@ class Measurements:
         if not isinstance(record, dict) or not set(COLUMNS) <= set(table.columns):
             raise UserError(f"the run in {folder} is not one of measurements: expected columns {', '.join(COLUMNS)}")
         return cls(table, record, tokens, matrices)
-
-    def _check(self, statistic: str) -> None:
-        known = list(dict.fromkeys(self.table["statistic"]))
-        if statistic not in known:
-            raise UserError(f"unknown statistic {statistic!r}; this run has: {', '.join(known)}")
-
-
-def table_of(rows: Sequence[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
-    """Rows as a table, whole numbers as nullable integers and absent numbers as null."""
-    table = pd.DataFrame(rows, columns=list(columns))
-    kinds = {c: "Int64" for c in WHOLE_NUMBERS if c in columns}
-    kinds |= {c: "float64" for c in ("epsilon", "value", "standard_error", "share") if c in columns}
-    return table.astype(kinds)
 
 
 def compare(runs: Mapping[str, Measurements]) -> tuple[pd.DataFrame, str]:

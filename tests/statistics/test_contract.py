@@ -281,4 +281,4 @@ def test_every_need_is_something_that_the_tests_supply(seen: Callable[..., list[
     supplied = {name for layer in seen([(1, 12, 12, True)]) for name in layer.tensors}
     assert {need for new in STATISTICS.values() for need in new().needs} <= supplied
     for new in STATISTICS.values():
-        assert measured(new, seen([(1, 12, 12, True)])).result(), new
+        assert measured(new, seen([(1, 12, 12, True), (2, 12, 12, True)])).result(), new

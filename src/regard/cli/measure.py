@@ -32,17 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=".txt, .jsonl (key text), .parquet (column text), or - for standard "
         "input; default: Python's own documentation",
     )
-    parser.add_argument("--input", default="natural", help="natural (the text), random, or repeated tokens")
-    parser.add_argument("--bos", default="keep", help="keep, drop or add the token before the text")
+    parser.add_argument(
+        "--input", default="natural", metavar="KIND", help="natural (the text; default), random, or repeated tokens"
+    )
+    parser.add_argument(
+        "--bos", default="keep", metavar="HOW", help="keep (default), drop or add the token before the text"
+    )
     parser.add_argument("--samples", type=int, default=100, help="windows to measure (default: 100)")
     parser.add_argument("--length", type=int, default=64, help="tokens in a window (default: 64)")
     parser.add_argument("--epsilon", default="0.3", help="thresholds of the sink rate, comma-separated (default: 0.3)")
     parser.add_argument("--statistics", default="default", metavar="NAME,…", help="default, all, or names")
-    parser.add_argument("--layers", default="all", help="layers to observe, as 0,3,8-11 (default: all)")
+    parser.add_argument("--layers", default="all", help="layers to observe, counted from 0, as 0,3,8-11 (default: all)")
     parser.add_argument("--batch-size", default="auto", help="windows a forward (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16 or float64")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the choice of windows and of fresh weights (default: 0)"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: a new one under runs/)")
     parser.add_argument("--overwrite", action="store_true", help="write over an earlier run in DIR")
     parser.add_argument("--random-weights", action="store_true", help="the architecture with fresh weights")
@@ -75,10 +81,9 @@ def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> 
     from regard.data import read_texts
     from regard.measure import Settings, measure
     from regard.results import check_free
-    from regard.statistics import names
 
     check_free(out, overwrite=given.overwrite)
-    Settings(statistics=names(given.statistics), **settings)
+    Settings(statistics=given.statistics, **settings)
     if given.text and "-" in given.text and processes.count() > 1:
         raise UserError("--text: several processes cannot share standard input; expected files")
     texts = read_texts(given.text) if given.text else None

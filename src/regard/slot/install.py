@@ -14,6 +14,8 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 from regard.errors import UserError
 
 NAME = "regard"
+WRAPPED = ("deberta", "deberta-v2")
+"""Model types that do not ask for an attention function, for which there is a wrapper."""
 HINT = "regard_hint"
 """The attribute of a mask that says in a word what its entries say one by one, as long as nobody has written to it."""
 
@@ -100,3 +102,15 @@ def check_observable(model: nn.Module) -> None:
         )
     if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
         raise UserError(f"cannot observe a compiled {type(model).__name__}: pass the model as it was before compiling")
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and _computes_on_its_own(module):
+            raise UserError(
+                f"cannot observe {type(module).__name__}: it does not call its attention through Transformers' "
+                "AttentionInterface"
+            )
+
+
+def _computes_on_its_own(model: PreTrainedModel) -> bool:
+    """Whether Transformers says of a model of its own that no attention function can be put into it."""
+    own = type(model).__module__.startswith("transformers.models.") and model.config.model_type not in WRAPPED
+    return own and not type(model)._can_set_attn_implementation()

@@ -21,6 +21,7 @@ from regard.slot.interface import attention, unwatched_by, watched_by
 from regard.slot.sequences import Sequences
 from regard.slot.site import kind, output_projection, stacks
 from regard.statistics import Row, Statistic, chosen
+from regard.table import selected, table_of
 
 EMBEDDINGS = -1
 """The number of the layer whose output is the input of layer 0."""
@@ -82,9 +83,9 @@ class Watch:
         """All results so far, as rows of the table."""
         return [row for statistic in self.statistics.values() for row in statistic.result()]
 
-    def frame(self) -> pd.DataFrame:
-        """All results so far, as the tidy table of `Measurements`."""
-        return pd.DataFrame(self.rows(), columns=list(Row._fields))
+    def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
+        """The results so far as a tidy table, or some of its rows: as `regard.Measurements.frame`."""
+        return selected(table_of(self.rows()), statistic, equal)
 
     def close(self) -> None:
         """Count the open sequences as finished samples."""

@@ -54,7 +54,7 @@ DEFAULT = (
 
 
 def names(wanted: str | Iterable[str]) -> tuple[str, ...]:
-    """Names of statistics: "default", "all", or as given (separated by commas in a string), each checked."""
+    """Names of statistics: "default", "all", or as given (separated by commas in a string), each checked, each once."""
     if isinstance(wanted, str):
         wanted = {"default": DEFAULT, "all": tuple(STATISTICS)}.get(wanted.strip(), tuple(wanted.split(",")))
     found = tuple(dict.fromkeys(name.strip() for name in wanted))
@@ -67,14 +67,25 @@ def names(wanted: str | Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def chosen(wanted: str | Iterable[str | Statistic]) -> list[Statistic]:
-    """Fresh statistics for names, ready-made ones as they are."""
+def named(wanted: str | Iterable[str | Statistic]) -> dict[str, Callable[[], Statistic]]:
+    """By name, how to make each statistic that is wanted; one that is given ready-made is itself."""
     if isinstance(wanted, str):
         wanted = names(wanted)
-    found = [s if isinstance(s, Statistic) else STATISTICS[names([s])[0]]() for s in wanted]
-    if len({s.name for s in found}) < len(found) or not found:
-        raise UserError(f"expected at least one statistic and none twice, got: {[s.name for s in found]}")
+    given = [s if isinstance(s, Statistic) else names([s])[0] for s in wanted]
+    found = {s if isinstance(s, str) else s.name: STATISTICS[s] if isinstance(s, str) else _same(s) for s in given}
+    if len(found) < len(given) or not found:
+        listed = [s if isinstance(s, str) else s.name for s in given]
+        raise UserError(f"expected at least one statistic and none twice, got: {listed}")
     return found
+
+
+def _same(statistic: Statistic) -> Callable[[], Statistic]:
+    return lambda: statistic
+
+
+def chosen(wanted: str | Iterable[str | Statistic]) -> list[Statistic]:
+    """Fresh statistics for names, ready-made ones as they are."""
+    return [make() for make in named(wanted).values()]
 
 
 __all__ = [
@@ -96,5 +107,6 @@ __all__ = [
     "SinkTokens",
     "Statistic",
     "chosen",
+    "named",
     "names",
 ]
