@@ -12,6 +12,7 @@ from regard.attention import reference
 from regard.attention.call import REDUCTIONS, Call, Wanted
 from regard.attention.onepass import one_pass
 from regard.attention.operator import attend, fused_lse_serves
+from regard.attention.tiles import ROWS
 
 EVERYTHING = Wanted(names=REDUCTIONS, first=3)
 
@@ -60,7 +61,9 @@ def cases(draw: st.DrawFn) -> dict[str, object]:
 def assert_same(found: dict, expected: dict, tolerance: float) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            found[name], tensor, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @settings(max_examples=150, deadline=None)
@@ -145,7 +148,7 @@ def test_gradient_flows_through_an_observed_call() -> None:
 
 
 def test_memory_is_linear_in_the_number_of_keys() -> None:
-    """The largest tensor of a pass at T keys holds at most a tile: rows × keys, not keys × keys."""
+    """The largest tensor of a pass at T keys holds at most two tiles: 2 × rows × keys, not keys × keys."""
     query = torch.zeros(1, 1, 4096, 4)
     largest = 0
 
@@ -162,4 +165,4 @@ def test_memory_is_linear_in_the_number_of_keys() -> None:
             Call(query=query, key=query, value=query, scale=1.0, causal=True),
             Wanted(names=REDUCTIONS - {"weights", "spectral_bound"}),
         )
-    assert largest <= 2 * 64 * 4096 * 4
+    assert largest <= 2 * ROWS * 4096 * 4

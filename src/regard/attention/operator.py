@@ -12,6 +12,7 @@ from regard.attention import kernels, reference
 from regard.attention.call import PER_KEY, Call, Wanted
 from regard.attention.onepass import one_pass
 from regard.attention.spectrum import spectral_bound
+from regard.attention.tiles import LOG2_E
 
 ROWS_BY_KERNEL = frozenset({"lse", "first_mass", "entropy", "distance", "row_sum", "virtual_sink_mass"})
 
@@ -134,15 +135,13 @@ def _with_lse(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
     assert FUSED_CPU is not None
     padding = None
     if call.key_real is not None:
-        padding = torch.zeros(call.key_real.shape, dtype=call.query.dtype).masked_fill_(~call.key_real, -torch.inf)
-        padding = padding[:, None, None, :]
-    key, value = (t.repeat_interleave(call.shares, 1) if call.shares > 1 else t for t in (call.key, call.value))
-    output, lse = FUSED_CPU(call.query, key, value, 0.0, call.causal, attn_mask=padding, scale=call.scale)
+        padding = call.query.new_zeros(call.key_real.shape).masked_fill_(~call.key_real, -torch.inf)[:, None, None, :]
+    output, lse = FUSED_CPU(call.query, call.key, call.value, 0.0, call.causal, attn_mask=padding, scale=call.scale)
     if call.key_real is not None:
         lse = lse.masked_fill(_blind(call, call.key_real), -torch.inf)
     found = {"lse": lse} if "lse" in wanted.names else {}
     if "first_mass" in wanted.names:
-        found["first_mass"] = _first_mass(call, key, lse, wanted.first)
+        found["first_mass"] = _first_mass(call, lse, wanted.first)
     return output, found
 
 
@@ -155,21 +154,40 @@ def _blind(call: Call, key_real: Tensor) -> Tensor:
     return ~seen[:, None, last]
 
 
-def _first_mass(call: Call, key: Tensor, lse: Tensor, first: int) -> Tensor:
-    """exp(s_ij − lse_i) for the first keys j: as many products a query as there are keys asked for."""
-    queries, keys = call.query.shape[2], key.shape[2]
-    starts = torch.tensor(call.starts or (0,) * key.shape[0], device=key.device)
-    where = starts[:, None] + torch.arange(first, device=key.device)
-    inside = where.clamp(0, keys - 1)
-    chosen = key.gather(2, inside[:, None, :, None].expand(-1, key.shape[1], -1, key.shape[3]))
-    mass = (call.query.to(lse.dtype) @ chosen.mT.to(lse.dtype) * call.scale - lse[..., None]).exp_()
-    see = ((where >= 0) & (where < keys))[:, None, None, :]
+def _first_mass(call: Call, lse: Tensor, first: int) -> Tensor:
+    """exp(s_ij − lse_i) for the first keys j: as many products a query as there are keys asked for.
+
+    Computed with the keys as rows, in base 2: half the time of the more obvious order.
+    """
+    key, where = _first_keys(call, first)
+    key = key.repeat_interleave(call.shares, 1) if call.shares > 1 else key
+    mass = lse.new_empty(*lse.shape[:2], first, lse.shape[2])
+    for q, k, row, out in zip(call.query.mT, key, lse[:, :, None], mass, strict=True):
+        torch.baddbmm(row, k.to(lse.dtype), q.to(lse.dtype), beta=-LOG2_E, alpha=call.scale * LOG2_E, out=out)
+    mass = mass.exp2_().mT
+    keys = call.key.shape[2]
     if call.key_real is not None:
-        see = see & call.key_real.gather(1, inside)[:, None, None, :] & (lse > -torch.inf)[..., None]
+        real = call.key_real.gather(1, where.clamp(0, keys - 1).expand(lse.shape[0], -1))
+        mass.masked_fill_(~(real[:, None, None] & (lse > -torch.inf)[..., None]), 0.0)
+    if call.starts or first > keys:
+        mass.masked_fill_(((where < 0) | (where >= keys))[:, None, None], 0.0)
     if call.causal:
-        positions = torch.arange(queries, device=key.device)[:, None] + call.offset
-        see = see & (positions >= where[:, None, None, :])
-    return mass.masked_fill_(~see, 0.0)
+        early = max(max(call.starts or (0,)) + first - call.offset, 0)
+        positions = torch.arange(min(early, lse.shape[2]), device=lse.device)[:, None] + call.offset
+        mass[:, :, :early].masked_fill_(positions < where[:, None, None], 0.0)
+    return mass
+
+
+def _first_keys(call: Call, first: int) -> tuple[Tensor, Tensor]:
+    """The first keys of each sample, (batch, group, first, width), and where they stand, (batch or 1, first)."""
+    groups, keys, width = call.key.shape[1:]
+    where = torch.arange(first, device=call.key.device)[None]
+    if not any(call.starts or ()) and first <= keys:
+        return call.key[:, :, :first], where
+    if call.starts:
+        where = where + torch.tensor(call.starts, device=call.key.device)[:, None]
+    inside = where.clamp(0, keys - 1)[:, None, :, None].expand(call.key.shape[0], groups, -1, width)
+    return call.key.gather(2, inside), where
 
 
 def kernels_serve(call: Call, wanted: Wanted) -> bool:
@@ -201,8 +219,7 @@ def _by_kernels(call: Call, wanted: Wanted) -> dict[str, Tensor]:
     found: dict[str, Tensor | None] = {"entropy": rows.entropy, "distance": rows.distance, "lse": lse}
     found |= {"row_sum": sees.to(rows.lse.dtype), "virtual_sink_mass": torch.zeros_like(rows.lse)}
     if "first_mass" in names:
-        key = call.key.repeat_interleave(call.shares, 1) if call.shares > 1 else call.key
-        found["first_mass"] = _first_mass(call, key, lse, wanted.first)
+        found["first_mass"] = _first_mass(call, lse, wanted.first)
     if names & PER_KEY:
         mass, square = kernels.column_statistics(
             call.query, call.key, rows.lse, query_real=call.query_real, square="column_square" in names, **shared

@@ -50,13 +50,12 @@ def _multiply(call: Call, vector: Tensor) -> Tensor:
     product, mass = torch.zeros_like(vector), torch.zeros_like(vector)
     for tile in tiles(call):
         at = tile.at_keys
-        image = torch.bmm(tile.exps, vector[at][..., None]) * tile.inverse * real[tile.batch, tile.queries, None]
-        total[tile.batch, tile.heads] += image.sum((-1, -2))
-        factor = tile.inverse.mT * real[tile.batch, tile.queries]
-        both = torch.cat([image.mT * factor, factor], dim=1)
-        back = torch.bmm(both, tile.exps)
-        product[at] += back[:, 0]
-        mass[at] += back[:, 1]
+        factor = real[tile.samples, None, tile.queries, None] / tile.total
+        image = (tile.exps @ vector[at][..., None]) * factor
+        total[tile.samples, tile.heads] += image.sum((-1, -2))
+        back = torch.cat([image * factor, factor], dim=-1).mT @ tile.exps
+        product[at] += back[..., 0, :]
+        mass[at] += back[..., 1, :]
     mean = total / real.sum(-1, keepdim=True).clamp(min=1)
     return product - mass * mean[..., None]
 

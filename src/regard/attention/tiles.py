@@ -1,8 +1,9 @@
 """Attention in cache-sized tiles: exact output and statistics in one pass, never more than a tile of the matrix.
 
-A tile is some heads × 64 queries × all keys those may see, about a megabyte, in two buffers that are used again for
-every tile. Scores are kept in base 2 (log2(e) goes into the product's scale) because exp2 is the cheaper instruction,
-and a tile is never divided by its normaliser: that goes into the small factors beside it.
+A tile is some samples × some heads × 128 queries × all keys those may see, about two megabytes, in two buffers that are
+used again for every tile. Scores are kept in base 2 (log2(e) goes into the product's scale) because exp2 is the cheaper
+instruction, and a tile is never divided by its normaliser: that goes into the small factors beside it. Keys behind the
+last real one of a sample are not computed at all.
 """
 
 from __future__ import annotations
@@ -19,87 +20,116 @@ from regard.attention.call import Call
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30
 """The score of a masked pair: its exponential is zero, and unlike −inf it may be multiplied by that zero."""
-ROWS = 64
-BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
+BLIND = HIDDEN / 2
+"""The maximum of a row that sees nothing."""
+ROWS = 128
+BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
+NEAR = 8
+"""How often keys must be read to repay a copy of them."""
 
 
 @dataclass(slots=True)
 class Tile:
-    """Heads × queries × keys of one sample's matrix, before normalisation: `weights = exps · inverse`.
+    """Samples × heads × queries × keys of the matrix, before normalisation: `weights = exps / total`.
 
-    `scores` are base-2 logs relative to the row's maximum; `exps = 2**scores`; both are overwritten by the next tile.
-    `inverse` is 0 for a row that sees nothing. `base` (the maximum) and `total` (the normaliser) give the log-sum-exp.
+    `scores` are base-2 logs relative to the row's maximum `base`, `exps = 2**scores`; both are overwritten by the next
+    tile. `base` and `total` keep the axis of keys, of size 1; log2(total) + base is the log-sum-exp. A row that sees
+    nothing has no exps but zeros, a total of 1 and a base of `BLIND`.
     """
 
-    batch: int
+    samples: slice
     heads: slice
     queries: slice
     keys: slice
+    value: Tensor
     scores: Tensor
     exps: Tensor
     base: Tensor
     total: Tensor
-    inverse: Tensor
 
     @property
-    def at_queries(self) -> tuple[int, slice, slice]:
+    def at_queries(self) -> tuple[slice, slice, slice]:
         """Where this tile's rows stand in a (batch, head, query) tensor."""
-        return self.batch, self.heads, self.queries
+        return self.samples, self.heads, self.queries
 
     @property
-    def at_keys(self) -> tuple[int, slice, slice]:
+    def at_keys(self) -> tuple[slice, slice, slice]:
         """Where this tile's columns stand in a (batch, head, key) tensor."""
-        return self.batch, self.heads, self.keys
+        return self.samples, self.heads, self.keys
 
 
 def tiles(call: Call) -> Iterator[Tile]:
-    """Every tile of the call's matrix, sample by sample, some heads at a time, from the first query to the last."""
+    """Every tile of the call's matrix: some samples or heads at a time, from their first query to their last."""
     batch, _, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
-    size = call.query.element_size()
-    together = max(1, BYTES.get(call.query.device.type, BYTES["cpu"]) // (size * ROWS * keys * call.shares))
-    together = min(groups, together)
-    scratch = call.query.new_empty(2, together * call.shares * min(ROWS, queries) * keys)
-    masks = _Masks(call)
-    key = call.key.mT
-    for b in range(batch):
-        query = call.query[b].unflatten(0, (groups, call.shares))
-        for g in range(0, groups, together):
-            stop = min(g + together, groups)
-            head = slice(g * call.shares, stop * call.shares)
-            for start in range(0, queries, ROWS):
-                row = slice(start, min(start + ROWS, queries))
-                end = max(1, min(keys, call.offset + row.stop)) if call.causal else keys
-                shape = (head.stop - head.start, row.stop - start, end)
+    rows = _rows(call)
+    samples, together = _together(call, rows)
+    scratch = call.query.new_empty(2, samples * together * call.shares * rows * keys)
+    masks = _Masks(call, rows)
+    query = call.query.unflatten(1, (groups, call.shares))
+    for sample in _slices(batch, samples):
+        last = max(masks.reach[sample])
+        for group in _slices(groups, together):
+            head = slice(group.start * call.shares, group.stop * call.shares)
+            key, value = (_near(t[sample, group, :last], queries // rows) for t in (call.key, call.value))
+            for row in _slices(queries, rows):
+                end = max(1, min(last, call.offset + row.stop)) if call.causal else last
+                shape = (sample.stop - sample.start, head.stop - head.start, row.stop - row.start, end)
                 raw, exps = (s[: math.prod(shape)].view(shape) for s in scratch)
-                _multiply(query[g:stop, :, row], key[b, g:stop, :, :end], call.scale * LOG2_E, raw)
-                masks.apply(raw, b, head, row)
-                yield _normalise(call, b, head, row, raw, exps)
+                _multiply(query[sample, group, :, row], key[:, :, :end], call.scale * LOG2_E, raw)
+                masks.apply(raw, sample, head, row)
+                base, total = _exponentiate(call, head, raw, exps)
+                yield Tile(sample, head, row, slice(0, end), value[:, :, :end], raw, exps, base, total)
+
+
+def _near(part: Tensor, reads: int) -> Tensor:
+    """Keys or values without the gaps that other heads leave between them, if read often enough to repay it."""
+    return part.contiguous() if reads >= NEAR else part
+
+
+def _rows(call: Call) -> int:
+    """Queries a tile: many multiply faster, but over few keys most of a causal tile would be future."""
+    keys = call.key.shape[2]
+    return min(call.query.shape[2], max(ROWS // 2, min(ROWS, keys // 4)) if call.causal else ROWS)
+
+
+def _together(call: Call, rows: int) -> tuple[int, int]:
+    """How many samples, and how many key/value heads of each, make a tile of about the wanted size."""
+    batch, groups, keys, _ = call.key.shape
+    budget = BYTES.get(call.query.device.type, BYTES["cpu"])
+    heads = max(1, budget // (call.query.element_size() * rows * keys * call.shares))
+    return (min(batch, heads // groups), groups) if heads >= groups else (1, heads)
+
+
+def _slices(length: int, step: int) -> Iterator[slice]:
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
 def _multiply(query: Tensor, key: Tensor, scale: float, out: Tensor) -> None:
     """q·k of the heads that share a key/value head in one product, into `out`."""
-    flat = out.view(key.shape[0], -1, key.shape[-1])
-    torch.baddbmm(flat, query.flatten(1, 2), key, beta=0, alpha=scale, out=flat)
+    for q, k, o in zip(query, key, out, strict=True):
+        flat = o.view(k.shape[0], -1, k.shape[1])
+        torch.baddbmm(flat, q.flatten(1, 2), k.mT, beta=0, alpha=scale, out=flat)
 
 
-def _normalise(call: Call, b: int, head: slice, row: slice, raw: Tensor, exps: Tensor) -> Tile:
-    base = raw.amax(-1, keepdim=True).clamp_(min=HIDDEN / 2)
+def _exponentiate(call: Call, head: slice, raw: Tensor, exps: Tensor) -> tuple[Tensor, Tensor]:
+    """The maximum and the normaliser of each row, after `raw` was made relative to the one and `exps` was written."""
+    base = raw.amax(-1, keepdim=True)
     if call.sink is not None:
         sink = (call.sink[head].to(raw.dtype) * LOG2_E)[:, None, None]
         base = torch.maximum(base, sink)
-    raw.sub_(base)
-    torch.exp2(raw, out=exps)
+    if rows_may_be_blind(call):
+        base.clamp_(min=BLIND)
+    torch.exp2(raw.sub_(base), out=exps)
     total = exps.sum(-1, keepdim=True)
     if call.sink is not None:
         total.add_(torch.exp2(sink - base))
-    inverse = total.reciprocal()
-    if masked_rows_possible(call):
-        inverse.masked_fill_(total == 0, 0.0)
-    return Tile(b, head, row, slice(0, raw.shape[-1]), raw, exps, base, total, inverse)
+    if rows_may_be_blind(call):
+        total.clamp_(min=1.0)
+    return base, total
 
 
-def masked_rows_possible(call: Call) -> bool:
+def rows_may_be_blind(call: Call) -> bool:
     """Whether some query may see no key at all."""
     return call.keep is not None or call.bias is not None or call.key_real is not None or call.offset < 0
 
@@ -107,28 +137,31 @@ def masked_rows_possible(call: Call) -> bool:
 class _Masks:
     """What is done to the scores of a tile before they are exponentiated: soft-cap, bias, and hiding, in this order."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, rows: int) -> None:
         self.call = call
-        self.shape = (call.query.shape[0], call.query.shape[1])
-        device, dtype = call.query.device, call.query.dtype
-        self.future = torch.zeros(ROWS, ROWS, dtype=dtype, device=device)
-        self.future.masked_fill_(torch.ones(ROWS, ROWS, dtype=torch.bool, device=device).triu_(1), HIDDEN)
-        self.padding = None
+        if call.causal:
+            self.future = call.query.new_full((rows, rows), HIDDEN).triu_(1)
+        batch, keys = call.key.shape[0], call.key.shape[2]
+        self.reach = [keys] * batch
+        """How many keys of each sample there are up to its last real one, at least one."""
+        self.padded: list[bool] = []
+        """Which samples have padding before that."""
         if call.key_real is not None:
-            self.padding = torch.zeros(call.key_real.shape, dtype=dtype, device=device)
-            self.padding.masked_fill_(~call.key_real, HIDDEN)
+            reach = (call.key_real * torch.arange(1, keys + 1, device=call.key.device)).amax(-1).clamp_(min=1)
+            self.reach, self.padded = reach.tolist(), (call.key_real.sum(-1) < reach).tolist()
+            self.padding = call.query.new_zeros(call.key_real.shape).masked_fill_(~call.key_real, HIDDEN)[:, None, None]
 
-    def apply(self, raw: Tensor, b: int, head: slice, row: slice) -> None:
+    def apply(self, raw: Tensor, sample: slice, head: slice, row: slice) -> None:
         call, end = self.call, raw.shape[-1]
         if call.softcap is not None:
             cap = call.softcap * LOG2_E
             raw.div_(cap).tanh_().mul_(cap)
         if call.bias is not None:
-            raw.add_(self._part(call.bias, b, head, row, end).to(raw.dtype).mul(LOG2_E).clamp_(min=HIDDEN))
+            raw.add_(_part(call.bias, sample, head, row, end).to(raw.dtype).mul(LOG2_E).clamp_(min=HIDDEN))
         if call.keep is not None:
-            raw.masked_fill_(~self._part(call.keep, b, head, row, end), HIDDEN)
-        if self.padding is not None:
-            raw.add_(self.padding[b, :end])
+            raw.masked_fill_(~_part(call.keep, sample, head, row, end), HIDDEN)
+        if any(self.padded[sample]) or len(set(self.reach[sample])) > 1:
+            raw.add_(self.padding[sample, ..., :end])
         if call.causal:
             self._hide_future(raw, row)
 
@@ -140,15 +173,12 @@ class _Masks:
         if width == 0:
             return
         if skipped:
-            raw[:, :skipped].fill_(HIDDEN)
-            diagonal, height = diagonal[:, skipped:], height - skipped
+            raw[..., :skipped, :].fill_(HIDDEN)
+            diagonal, height = diagonal[..., skipped:, :], height - skipped
         diagonal.add_(self.future[:height, :width])
 
-    def _part(self, mask: Tensor, b: int, head: slice, row: slice, end: int) -> Tensor:
-        """The tile's part of a mask that may be of size 1 over samples, heads or queries."""
-        sample = mask[b if mask.shape[0] > 1 else 0]
-        if sample.shape[0] > 1:
-            sample = sample[head]
-        if sample.shape[1] > 1:
-            sample = sample[:, row]
-        return sample[..., :end]
+
+def _part(mask: Tensor, sample: slice, head: slice, row: slice, end: int) -> Tensor:
+    """The tile's part of a mask that may be of size 1 over samples, heads or queries."""
+    index = tuple(s if size > 1 else slice(None) for s, size in zip((sample, head, row), mask.shape[:3], strict=True))
+    return mask[(*index, slice(0, end))]
