@@ -1,0 +1,187 @@
+"""Makes docs/benchmarks.md from the committed results. No figure in it is typed.
+
+python -m benchmarks.tables [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.timing import RESULTS
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+Line = Mapping[str, Any]
+
+TEXT = """# Benchmarks
+
+Ratios of medians, measured side by side in one run: contestants take turns, so that a slow moment hits all alike. The
+reference is what would run anyway: PyTorch's fused attention, or the model's plain SDPA forward. Memory is what resident
+memory peaks at beyond its level before the run. `make bench` makes these figures anew.
+
+{machine}
+
+## The attention function alone
+
+Output, column mass, its square, entropy and the first four keys' mass in one pass (Regard), against
+`scaled_dot_product_attention`, which gives the output alone; the same from the whole matrix (eager, where two matrices
+fit); and the first four keys' mass alone. 12 heads of width 64, float32.
+
+{attention_function}
+
+The aim is at most 1.5 up to 2048 tokens and 1.8 at 8192, and 1.05 for the first keys alone. {attention_verdict}
+
+## A whole model
+
+Twelve layers of width 768 with random weights: a Llama (causal) and BERT-base (padded), watched for the same four
+reductions, against the same model left alone. "Norms" watches norms of keys, which need no weights. Eager is
+Transformers' `output_attentions=True` with the reductions taken from its matrices; TransformerLens and nnsight are asked
+for each layer's weights, reduced as they come. A dash: not run, for want of memory or because the peer cannot.
+
+{whole_model}
+
+Extra peak memory over that of the plain forward:
+
+{whole_model_memory}
+
+The aim from 128 tokens on is at most 1.10 in time and 1.35 in memory, and 1.05 for the first keys alone. {model_verdict}
+
+## Long sequences
+
+Memory of the attention function in MiB, one layer's heads, causal, batch 1:
+
+{long_sequences}
+
+## GPU
+
+`benchmarks/gpu_kernels.py` measures the GPU kernels where there is a GPU. None was at hand so far: the kernels are tested
+in Triton's interpreter and compiled for two architectures, and their speed is not known.
+"""
+
+
+def page() -> str:
+    """The whole page, from the results."""
+    alone, whole, long = (_read(name) for name in ("attention_function", "whole_model", "long_sequences"))
+    return TEXT.format(
+        machine=_machine(alone["machine"], whole["machine"]),
+        attention_function=_table(
+            ("mask", "batch", "tokens", "SDPA", "Regard", "first keys", "eager"),
+            [(*_case(one), _seconds(one, "sdpa"), *_ratios(one, "regard", "first", "eager")) for one in alone["rows"]],
+        ),
+        attention_verdict=_verdict(
+            alone["rows"],
+            {
+                "one pass": lambda one: _ratio(one, "regard") <= (1.5 if one["case"]["length"] <= 2048 else 1.8),
+                "first keys": lambda one: _ratio(one, "first") <= 1.05,
+            },
+        ),
+        whole_model=_table(
+            ("model", "batch", "tokens", "plain", "Regard", "first keys", "norms", "eager", "Lens", "nnsight"),
+            [
+                (*_case(one), _seconds(one, "plain"), *_ratios(one, "regard", "first", "norms", *PEERS))
+                for one in whole["rows"]
+            ],
+        ),
+        whole_model_memory=_table(
+            ("model", "batch", "tokens", "plain, MiB", "Regard", "first keys", "eager", "Lens", "nnsight"),
+            [
+                (*_case(one), _memory(one, "plain"), *_ratios(one, "regard", "first", *PEERS, of="memory_ratio"))
+                for one in whole["rows"]
+            ],
+        ),
+        model_verdict=_verdict(
+            [one for one in whole["rows"] if one["case"]["length"] >= 128],
+            {
+                "time": lambda one: _ratio(one, "regard") <= 1.10,
+                "memory": lambda one: _ratio(one, "regard", "memory_ratio") <= 1.35,
+                "first keys": lambda one: _ratio(one, "first") <= 1.05,
+            },
+        ),
+        long_sequences=_table(
+            ("tokens", "SDPA", "Regard", "one matrix would be"),
+            [
+                (
+                    one["case"]["length"],
+                    _memory(one, "sdpa"),
+                    _memory(one, "regard"),
+                    f"{one['case']['matrix_mib']:,.0f}",
+                )
+                for one in long["rows"]
+            ],
+        ),
+    )
+
+
+PEERS = ("eager", "lens", "nnsight")
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _machine(*told: Mapping[str, Any]) -> str:
+    lines = {
+        f"{one['date']}, {one['cpu']}, {one['threads']} thread{'s' if one['threads'] > 1 else ''}, torch {one['torch']}, "
+        f"transformers {one['transformers']}"
+        for one in told
+    }
+    clock = "With one thread the clock is the thread's CPU time."
+    return f"{'; '.join(sorted(lines))}. {clock}"
+
+
+def _case(one: Line) -> tuple[Any, ...]:
+    return tuple(one["case"].values())
+
+
+def _ratio(one: Line, name: str, of: str = "time_ratio") -> float:
+    return float(one["figures"][name][of])
+
+
+def _ratios(one: Line, *names: str, of: str = "time_ratio") -> list[str]:
+    return [f"{_ratio(one, name, of):.2f}" if name in one["figures"] else "–" for name in names]
+
+
+def _seconds(one: Line, name: str) -> str:
+    return f"{one['figures'][name]['seconds'] * 1e3:,.1f} ms"
+
+
+def _memory(one: Line, name: str) -> str:
+    return f"{one['figures'][name]['memory']:,.0f}"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def _verdict(rows: list[Line], aims: Mapping[str, Callable[[Line], bool]]) -> str:
+    """How many cases meet each aim, and which do not."""
+    told = []
+    for name, meets in aims.items():
+        missed = [one for one in rows if not meets(one)]
+        cases = ", ".join(" ".join(str(part) for part in _case(one)) for one in missed)
+        told.append(f"{name}: {len(rows) - len(missed)} of {len(rows)} cases" + (f" (not {cases})" if missed else ""))
+    return f"Met: {'; '.join(told)}."
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the page, or say whether it is what the results make."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the page is out of date")
+    given = parser.parse_args(arguments)
+    made = page()
+    if given.check:
+        return int(PAGE.read_text(encoding="utf-8") != made)
+    PAGE.write_text(made, encoding="utf-8")
+    print(f"written {PAGE.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

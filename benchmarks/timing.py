@@ -1,0 +1,132 @@
+"""How time and memory are measured: contestants in turn, medians, and the peak of resident memory beyond the start."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import gc
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+RESULTS = Path(__file__).parent / "results"
+Contestants = Mapping[str, Callable[[], object]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What one contestant took: seconds (median, fastest, slowest of `runs`) and extra peak memory in MiB."""
+
+    seconds: float
+    fastest: float
+    slowest: float
+    runs: int
+    memory: float | None
+
+
+def race(contestants: Contestants, *, least: int = 3, most: int = 15, budget: float = 12.0) -> dict[str, Figures]:
+    """The figures of each contestant, run in turn so that a slow moment of the machine hits all alike.
+
+    With one thread the clock is that thread's CPU time, which neighbours on a shared machine hardly touch. Each runs
+    once for warmth, then at least `least` times, and up to `most` while all together stay within `budget` seconds.
+    """
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    for run in contestants.values():
+        run()
+    taken: dict[str, list[float]] = {name: [] for name in contestants}
+    began = time.perf_counter()
+    for turn in range(most):
+        if turn >= least and time.perf_counter() - began > budget:
+            break
+        for name, run in contestants.items():
+            start = clock()
+            run()
+            taken[name].append(clock() - start)
+    memory = {name: extra_memory(run) for name, run in contestants.items()}
+    return {
+        name: Figures(
+            seconds=statistics.median(times),
+            fastest=min(times),
+            slowest=max(times),
+            runs=len(times),
+            memory=memory[name],
+        )
+        for name, times in taken.items()
+    }
+
+
+def extra_memory(run: Callable[[], object]) -> float | None:
+    """MiB by which resident memory peaks above where it stood before the run; None where the system does not tell."""
+    reset = Path("/proc/self/clear_refs")
+    if not reset.exists():
+        return None
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    reset.write_text("5")
+    before = _status("VmRSS")
+    run()
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were taken on."""
+    model = next(
+        (line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
+    )
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": model,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def row(case: Mapping[str, Any], figures: Mapping[str, Figures], reference: str) -> dict[str, Any]:
+    """One line of a result: the case, each contestant's figures, and its ratios to the reference."""
+    base = figures[reference]
+    told = {}
+    for name, one in figures.items():
+        told[name] = asdict(one) | {"time_ratio": one.seconds / base.seconds, "memory_ratio": None}
+        if one.memory is not None and base.memory:
+            told[name]["memory_ratio"] = one.memory / base.memory
+    return {"case": dict(case), "figures": told}
+
+
+def show(line: Mapping[str, Any]) -> None:
+    """Print one line of a result."""
+    case = " ".join(f"{name}={value}" for name, value in line["case"].items())
+    parts = []
+    for name, one in line["figures"].items():
+        memory = "" if one["memory"] is None else f" +{one['memory']:.0f} MiB"
+        spread = f"{one['fastest'] * 1e3:.1f}–{one['slowest'] * 1e3:.1f}"
+        parts.append(f"{name} ×{one['time_ratio']:.2f} ({one['seconds'] * 1e3:.1f} ms, {spread}){memory}")
+    print(f"{case}\n    " + "\n    ".join(parts), flush=True)
+
+
+def write(name: str, rows: list[dict[str, Any]], out: Path | None) -> None:
+    """Keep a result as JSON, by default where the docs' tables are made from."""
+    path = out or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    print(f"written {path.name}", file=sys.stderr)
