@@ -36,8 +36,11 @@ check: .venv/.developing
 	@echo "== tests"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-bench: .venv/.developing
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+bench: .venv/.benching
+	@set -e; for name in attention_function long_sequences whole_model gpu_kernels; do \
+		echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
+	@$(BIN)/python -m benchmarks.tables
+	@echo "== done. The figures are in docs/benchmarks.md"
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis runs/demo
@@ -56,5 +59,11 @@ clean:
 .venv/.developing: .venv/.installed
 	@echo "== adding the tools for tests and checks to .venv (once)"
 	@$(PIP) --editable '.[dev]'
+	@touch $@
+	@echo "== added"
+
+.venv/.benching: .venv/.developing
+	@echo "== adding the peers of the benchmarks to .venv (once)"
+	@$(PIP) --editable '.[bench]'
 	@touch $@
 	@echo "== added"

@@ -1,0 +1,1 @@
+"""Every performance claim, each against a peer, in one run."""

@@ -20,8 +20,8 @@ Line = Mapping[str, Any]
 TEXT = """# Benchmarks
 
 Ratios of medians, measured side by side in one run: contestants take turns, so that a slow moment hits all alike. The
-reference is what would run anyway: PyTorch's fused attention, or the model's plain SDPA forward. Memory is what resident
-memory peaks at beyond its level before the run. `make bench` makes these figures anew.
+reference is what would run anyway: PyTorch's fused attention, or the model's plain SDPA forward. Memory is what
+resident memory peaks at beyond its level before the run. `make bench` makes these figures anew.
 
 {machine}
 
@@ -39,8 +39,8 @@ The aim is at most 1.5 up to 2048 tokens and 1.8 at 8192, and 1.05 for the first
 
 Twelve layers of width 768 with random weights: a Llama (causal) and BERT-base (padded), watched for the same four
 reductions, against the same model left alone. "Norms" watches norms of keys, which need no weights. Eager is
-Transformers' `output_attentions=True` with the reductions taken from its matrices; TransformerLens and nnsight are asked
-for each layer's weights, reduced as they come. A dash: not run, for want of memory or because the peer cannot.
+Transformers' `output_attentions=True` with the reductions taken from its matrices; TransformerLens and nnsight are
+asked for each layer's weights, reduced as they come. A dash: not run, for want of memory or because the peer cannot.
 
 {whole_model}
 
@@ -48,7 +48,8 @@ Extra peak memory over that of the plain forward:
 
 {whole_model_memory}
 
-The aim from 128 tokens on is at most 1.10 in time and 1.35 in memory, and 1.05 for the first keys alone. {model_verdict}
+The aim from 128 tokens on is at most 1.10 in time and 1.35 in memory, and 1.05 for the first keys alone.
+{model_verdict}
 
 ## Long sequences
 
@@ -58,8 +59,8 @@ Memory of the attention function in MiB, one layer's heads, causal, batch 1:
 
 ## GPU
 
-`benchmarks/gpu_kernels.py` measures the GPU kernels where there is a GPU. None was at hand so far: the kernels are tested
-in Triton's interpreter and compiled for two architectures, and their speed is not known.
+`benchmarks/gpu_kernels.py` measures the GPU kernels where there is a GPU. None was at hand so far: the kernels are
+tested in Triton's interpreter and compiled for two architectures, and their speed is not known.
 """
 
 
@@ -126,8 +127,8 @@ def _read(name: str) -> dict[str, Any]:
 
 def _machine(*told: Mapping[str, Any]) -> str:
     lines = {
-        f"{one['date']}, {one['cpu']}, {one['threads']} thread{'s' if one['threads'] > 1 else ''}, torch {one['torch']}, "
-        f"transformers {one['transformers']}"
+        f"{one['date']}, {one['cpu']}, {one['threads']} thread{'s' if one['threads'] > 1 else ''}, "
+        f"torch {one['torch']}, transformers {one['transformers']}"
         for one in told
     }
     clock = "With one thread the clock is the thread's CPU time."

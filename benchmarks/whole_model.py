@@ -1,8 +1,8 @@
 """A whole model's forward, watched, against the same model left alone, and against the peers that show attention.
 
-BERT-base (padded) and a Llama of its shape (causal), random weights, float32. Contestants: the plain SDPA forward (plain,
-the reference); watched for column mass, its square, entropy and the first four keys' mass in one pass (regard); for the
-first four keys alone (first); for norms of keys, which need no weights (norms); Transformers' own
+BERT-base (padded) and a Llama of its shape (causal), random weights, float32. Contestants: the plain SDPA forward
+(plain, the reference); watched for column mass, its square, entropy and the first four keys' mass in one pass (regard);
+for the first four keys alone (first); for norms of keys, which need no weights (norms); Transformers' own
 `output_attentions=True`, the same four reductions taken from its matrices (eager); TransformerLens with a hook on each
 pattern (lens) and nnsight with each layer's weights (nnsight), both reduced layer by layer as they come, so that they
 need not hold all matrices. Peers that are not installed are left out, and so is what would take over 6 GiB.

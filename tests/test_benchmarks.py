@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from benchmarks import tables
 from benchmarks.timing import RESULTS, extra_memory, race
 

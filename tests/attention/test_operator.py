@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ EVERYTHING = Wanted(names=REDUCTIONS, first=3)
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, object]:
-    """The parts of random calls: shapes, grouped heads, causality with an offset, padding on either side, masks, bias, cap and sink."""
+    """The parts of random calls: shapes, grouped heads, causality, padding on either side, masks, bias, cap, sink."""
     batch, groups, shares = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     keys, queries = draw(st.integers(1, 150)), draw(st.integers(1, 150))
     width, value_width = draw(st.sampled_from([1, 4, 7])), draw(st.sampled_from([2, 7]))
@@ -41,21 +42,21 @@ def cases(draw: st.DrawFn) -> dict[str, object]:
                 real[b, keys - cut :] = False
     query_real = torch.rand(batch, queries, generator=generator) < 0.8 if draw(st.booleans()) else None
     keep = torch.rand(batch, 1, queries, keys, generator=generator) < 0.7 if draw(st.booleans()) else None
-    return dict(
-        query=normal(batch, queries, groups * shares, width).transpose(1, 2),
-        key=normal(batch, keys, groups, width).transpose(1, 2),
-        value=normal(batch, groups, keys, value_width),
-        scale=draw(st.sampled_from([1.0, 0.3, 5.0])),
-        causal=causal,
-        offset=offset,
-        keep=keep,
-        bias=normal(1, groups * shares, queries, keys) if draw(st.booleans()) else None,
-        softcap=draw(st.sampled_from([None, 2.0])),
-        sink=normal(groups * shares) if draw(st.booleans()) else None,
-        query_real=query_real,
-        key_real=None if real.all() else real,
-        starts=tuple(starts),
-    )
+    return {
+        "query": normal(batch, queries, groups * shares, width).transpose(1, 2),
+        "key": normal(batch, keys, groups, width).transpose(1, 2),
+        "value": normal(batch, groups, keys, value_width),
+        "scale": draw(st.sampled_from([1.0, 0.3, 5.0])),
+        "causal": causal,
+        "offset": offset,
+        "keep": keep,
+        "bias": normal(1, groups * shares, queries, keys) if draw(st.booleans()) else None,
+        "softcap": draw(st.sampled_from([None, 2.0])),
+        "sink": normal(groups * shares) if draw(st.booleans()) else None,
+        "query_real": query_real,
+        "key_real": None if real.all() else real,
+        "starts": tuple(starts),
+    }
 
 
 def assert_same(found: dict, expected: dict, tolerance: float) -> None:
@@ -153,7 +154,7 @@ def test_memory_is_linear_in_the_number_of_keys() -> None:
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal largest
             result = function(*args, **(kwargs or {}))
             if isinstance(result, torch.Tensor):
