@@ -359,7 +359,7 @@ def test_a_mistake_is_found_before_the_model_is_looked_for(settings: dict[str, A
         ({"texts": ["w1 w2"]}, "length: expected a text of at least 20 tokens, the longest found has 3"),
         ({"samples": 1000}, "samples: expected texts with 1000 windows of 20 tokens, found"),
         ({"layers": [1, 3, 99]}, "layers: expected layers of this model, counted from 0; it has no 3, 99"),
-        ({"length": 7}, "statistics: nothing to tell of sink_rate from windows of 7 tokens in this model"),
+        ({"length": 7}, "statistics: nothing to tell of sink_rate from 7 windows of 7 tokens in this model"),
     ],
     ids=str,
 )
@@ -385,6 +385,14 @@ def test_non_finite_activations_are_named(tiny: Tiny, documents: list[str]) -> N
     with pytest.raises(UserError, match=r"non-finite activations: \w+ of layer 1 \(decoder\) in batch 0"):
         regard.measure(loaded, texts=documents, samples=4, length=LENGTH, batch_size=2)
     assert loaded.model.config._attn_implementation == "sdpa"
+
+
+def test_non_finite_activations_behind_the_last_attention_are_seen(tiny: Tiny, documents: list[str]) -> None:
+    loaded = models.load(str(tiny("llama")), device="cpu")
+    with torch.no_grad():
+        loaded.model.layers[-1].mlp.down_proj.weight[0, 0] = float("inf")  # type: ignore[union-attr, index]
+    with pytest.raises(UserError, match="non-finite activations: output of the last layer in batch 0"):
+        regard.measure(loaded, texts=documents, samples=4, length=LENGTH, batch_size=2, statistics="entropy")
 
 
 def test_what_is_no_model_for_texts(tiny: Tiny) -> None:

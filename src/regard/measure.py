@@ -123,11 +123,11 @@ def measure(
             _evaluating(loaded.model),
             watching(loaded.model, _statistics(chosen, loaded), layers=chosen.layers) as seen,
         ):
-            _run(loaded.model, processes.mine(windows.input_ids), chosen.rows, on_batch)
+            _run(loaded.model, seen, processes.mine(windows.input_ids), chosen.rows, on_batch)
     processes.merge(seen.statistics.values())
     table = table_of(seen.rows())
     _check_layers(chosen, set(table["layer"].dropna()))
-    _check_statistics(seen, chosen.length, table)
+    _check_statistics(seen, chosen, table)
     record = _record(loaded, texts, windows, chosen, time.perf_counter() - began)
     record["statistics"] = {name: _told(statistic, table) for name, statistic in seen.statistics.items()}
     return Measurements(table, record, _tokens(seen, loaded.tokenizer), _matrices(seen))
@@ -211,7 +211,7 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
             module.training = True
 
 
-def _run(model: Any, ids: Tensor, rows: int, on_batch: Callable[[int, int], None] | None) -> None:
+def _run(model: Any, seen: Watch, ids: Tensor, rows: int, on_batch: Callable[[int, int], None] | None) -> None:
     """Every window once through the model, some at a time."""
     for done in range(0, len(ids), rows):
         batch = ids[done : done + rows].to(model.device)
@@ -222,12 +222,17 @@ def _run(model: Any, ids: Tensor, rows: int, on_batch: Callable[[int, int], None
         if hasattr(model.config, "use_cache"):
             arguments["use_cache"] = False
         try:
-            model(**arguments)
+            output = model(**arguments)[0]
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"batch-size: {len(batch)} windows of {batch.shape[1]} tokens do not fit the memory of {model.device}; "
                 "choose fewer at a time, or shorter ones"
             ) from error
+        if not bool(output.isfinite().all()):
+            seen.close()  # which names the layer if the weights show it
+            raise UserError(
+                f"non-finite activations: output of the last layer in batch {done // rows}; expected finite values"
+            )
         if on_batch is not None:
             on_batch(min(done + rows, len(ids)), len(ids))
 
@@ -260,12 +265,12 @@ def _check_layers(chosen: Settings, layers: Container[int]) -> None:
         raise UserError(f"layers: expected layers of this model, counted from 0; it has no {_listed(missing)}")
 
 
-def _check_statistics(seen: Watch, length: int, table: pd.DataFrame) -> None:
+def _check_statistics(seen: Watch, chosen: Settings, table: pd.DataFrame) -> None:
     empty = [name for name in seen.statistics if not of_statistic(table, name).any()]
     if empty:
         raise UserError(
-            f"statistics: nothing to tell of {_listed(empty)} from windows of {length} tokens in this model; "
-            "choose longer windows or leave it out"
+            f"statistics: nothing to tell of {_listed(empty)} from {chosen.samples} windows of {chosen.length} "
+            "tokens in this model; choose longer windows or more of them, or leave it out"
         )
 
 
