@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
         matrix = HEADS * length * length * 4 / 2**20
         rows.append(row({"length": length, "matrix_mib": matrix}, figures, "sdpa"))
         show(rows[-1])
-    write("long_sequences", rows, given.out)
+        write("long_sequences", rows, given.out)
 
 
 if __name__ == "__main__":

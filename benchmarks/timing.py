@@ -8,7 +8,6 @@ import gc
 import json
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ import torch
 import transformers
 
 RESULTS = Path(__file__).parent / "results"
+HEAP = 31 * 2**20
 Contestants = Mapping[str, Callable[[], object]]
 
 
@@ -39,6 +39,9 @@ def race(contestants: Contestants, *, least: int = 3, most: int = 15, budget: fl
     With one thread the clock is that thread's CPU time, which neighbours on a shared machine hardly touch. Each runs
     once for warmth, then at least `least` times, and up to `most` while all together stay within `budget` seconds.
     """
+    torch.empty(
+        HEAP, dtype=torch.uint8
+    )  # freed at once: from then on the allocator keeps blocks, as after any model ran
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for run in contestants.values():
         run()
@@ -125,8 +128,7 @@ def show(line: Mapping[str, Any]) -> None:
 
 
 def write(name: str, rows: list[dict[str, Any]], out: Path | None) -> None:
-    """Keep a result as JSON, by default where the docs' tables are made from."""
+    """Keep the rows so far as JSON, by default where the docs' tables are made from."""
     path = out or RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
-    print(f"written {path.name}", file=sys.stderr)

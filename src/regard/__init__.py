@@ -46,6 +46,10 @@ class _Package(ModuleType):
 
         return Measurements
 
+    def __dir__(self) -> list[str]:
+        """What there is to use, for completion."""
+        return sorted({*__all__, *(name for name in super().__dir__() if name.startswith("__"))})
+
     @property
     def watching(self) -> Any:
         """The context manager `regard.slot.watching`."""

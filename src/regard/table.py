@@ -29,7 +29,7 @@ def of_statistic(table: pd.DataFrame, statistic: str) -> pd.Series:
 
 
 def selected(table: pd.DataFrame, statistic: str | None, equal: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows of a name (None: all), and of these those where each column equals its value, null if that is None.
+    """The rows of a name (None: all), and of these those where each column is its value, or one of them; None is null.
 
     A name that no row bears stands for all that begin with it: massive_activations for its _top1, …, _median.
     """
@@ -40,7 +40,12 @@ def selected(table: pd.DataFrame, statistic: str | None, equal: Mapping[str, Any
     for column, value in equal.items():
         if column not in table:
             raise UserError(f"unknown column {column!r}; the table has: {', '.join(table.columns)}")
-        table = table[table[column].isna() if value is None else table[column] == value]
+        if value is None:
+            table = table[table[column].isna()]
+        elif isinstance(value, (list, tuple, set, range)):
+            table = table[table[column].isin(list(value))]
+        else:
+            table = table[table[column] == value]
     return table.reset_index(drop=True)
 
 

@@ -26,7 +26,7 @@ def test_a_run_in_a_process_of_its_own(tiny: Tiny, text_file: Path, apart: Regar
     lines = ended.out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in ended.out
-    assert lines[-1] == "Written to run: report.html, statistics.parquet, results.json"
+    assert lines[-1] == "Written to run: report.html, results.json, statistics.parquet, tokens.parquet"
     shown = " ".join(ended.out.split())
     assert "6 samples of 16 tokens" in shown
     for part in ("Sink rate, ε = 0.3", "layers × heads", "Sink tokens", "Over-smoothing by layer", "Hidden norm"):

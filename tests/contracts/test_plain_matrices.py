@@ -254,7 +254,9 @@ def _counted(name: str, site: Site) -> dict[tuple[Any, ...], tuple[float, int]]:
                 positions[head, position] += 1
                 if site.tokens is not None:
                     tokens[site.tokens[sample][site.keys[sample]][position].item()] += 1
-        for (head, position), n in positions.items():
+        longest = int(site.keys.sum(-1).max())
+        for head, position in itertools.product(range(layer.weights.shape[1]), range(longest)):
+            n = positions[head, position]
             found["sink_tokens", name, number, head, position, None] = (100 * n / samples, samples)
         if tokens:
             share = 100 * sum(n for token, n in tokens.items() if token in common) / tokens.total()

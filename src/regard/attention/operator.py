@@ -168,7 +168,7 @@ def _first_mass(call: Call, lse: Tensor, first: int) -> Tensor:
     keys = call.key.shape[2]
     if call.key_real is not None:
         real = call.key_real.gather(1, where.clamp(0, keys - 1).expand(lse.shape[0], -1))
-        mass.masked_fill_(~(real[:, None, None] & (lse > -torch.inf)[..., None]), 0.0)
+        mass.masked_fill_(~(real[:, None, None] & (lse != -torch.inf)[..., None]), 0.0)
     if call.starts or first > keys:
         mass.masked_fill_(((where < 0) | (where >= keys))[:, None, None], 0.0)
     if call.causal:
@@ -194,6 +194,7 @@ def kernels_serve(call: Call, wanted: Wanted) -> bool:
     """Whether the GPU kernels can take everything that is wanted."""
     return (
         call.query.is_cuda
+        and call.query.dtype in kernels.DTYPES
         and kernels.available()
         and call.keep is None
         and call.bias is None
@@ -214,7 +215,7 @@ def _by_kernels(call: Call, wanted: Wanted) -> dict[str, Tensor]:
     }
     names = wanted.names
     rows = kernels.row_statistics(call.query, call.key, sink=call.sink, distance="distance" in names, **shared)
-    sees = rows.lse.isfinite()
+    sees = rows.lse != torch.inf
     lse = rows.lse.masked_fill(~sees, -torch.inf)
     found: dict[str, Tensor | None] = {"entropy": rows.entropy, "distance": rows.distance, "lse": lse}
     found |= {"row_sum": sees.to(rows.lse.dtype), "virtual_sink_mass": torch.zeros_like(rows.lse)}

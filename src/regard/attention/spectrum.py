@@ -13,10 +13,11 @@ TOLERANCE = 1e-6
 
 
 def spectral_bound(call: Call, iterations: int) -> Float[Tensor, "batch head"]:
-    """λ_max of Aᵀ(I − 11ᵀ/n)A over the n real queries, per sample and head, to a relative 1e-6 or `iterations` steps.
+    """λ_max of Aᵀ(I − 11ᵀ/n)A over the n real queries, per sample and head.
 
     The over-smoothing bound of Bai et al. 2024: the outputs of a head are no farther from their mean than √λ_max times
-    the inputs from theirs. Lanczos with full re-orthogonalisation; memory (batch, head, steps, key).
+    the inputs from theirs. Lanczos with full re-orthogonalisation, until a step moves no head by more than a relative
+    1e-6, or for `iterations` steps; memory (batch, head, steps, key).
     """
     batch, heads, keys = *call.query.shape[:2], call.key.shape[2]
     start = torch.randn(keys, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

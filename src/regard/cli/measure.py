@@ -101,7 +101,8 @@ def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> 
         found.save(out, overwrite=given.overwrite)
         console = Console(highlight=False)
         console.print(found.summary())
-        console.print(f"\nWritten to {out}: report.html, statistics.parquet, results.json", soft_wrap=True)
+        written = ", ".join(sorted(path.name for path in out.iterdir()))
+        console.print(f"\nWritten to {out}: {written}", soft_wrap=True)
 
 
 def _new_folder(model: str) -> Path:

@@ -60,10 +60,7 @@ class Forward:
 
 def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by name, those in **kwargs included."""
-    try:
-        bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
-    except TypeError:
-        return dict(kwargs)
+    bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
     for name, value in list(bound.items()):
         if isinstance(value, dict) and name in ("kwargs", "flash_attn_kwargs"):
             bound.update(value)

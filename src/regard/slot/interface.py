@@ -110,7 +110,9 @@ def _masks(mask: Tensor | None, keys: int) -> dict[str, Any]:
     mask = mask[..., :keys]
     if mask.dtype == torch.bool:
         return {"keep": mask}
-    return {"bias": mask}
+    keep = mask > torch.finfo(mask.dtype).min / 2
+    shift = mask.masked_fill(~keep, 0.0)
+    return {"keep": keep, "bias": shift} if bool(shift.any()) else {"keep": keep}
 
 
 def watched_by(modules: Sequence[nn.Module], observer: Observer) -> None:

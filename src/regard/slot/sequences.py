@@ -32,10 +32,12 @@ class Sequences:
     """The latest pass over the open sequences."""
     encoder_tokens: Tensor | None = None
     """Token ids of the encoder's side, for cross-attention."""
+    offered: Tensor | None = None
+    """Token ids of the latest pass, until a decoder takes them for its cross-attention."""
     batches: int = 0
-    """Batches begun so far."""
+    """Batches finished so far."""
     _layers: dict[tuple[str, int], Layer] = field(default_factory=dict)
-    _tokens: list[Tensor] = field(default_factory=list)
+    _tokens: list[Tensor | None] = field(default_factory=list)
     _batch: int = 0
     _length: int = 0
     _marks: tuple[Tensor, int] | None = None
@@ -48,8 +50,8 @@ class Sequences:
                 "start the sequence inside the block, and neither crop nor reorder its cache"
             )
         self.forward = self.last = forward
-        if forward.tokens is not None:
-            self._tokens.append(forward.tokens)
+        self._tokens.append(forward.tokens)
+        self.offered = forward.tokens
 
     def first_attention(self, call: Call) -> None:
         """Take in what the first self-attention of a forward tells of all: rows, length, and that the cache is ours."""
@@ -57,6 +59,8 @@ class Sequences:
         batch, _, queries, _ = call.query.shape
         if self._batch not in (0, batch):
             raise UserError(f"cannot observe a batch that changes from {self._batch} rows to {batch} over one cache")
+        if self.forward.segments is not None and len(self.forward.segments) == 1:
+            self.forward.segments = self.forward.segments.expand(batch, -1)
         if self.forward.segments is not None and not _packs(call, self.forward.segments):
             self.forward.segments = None
         self._batch = batch
@@ -80,8 +84,9 @@ class Sequences:
 
     @property
     def tokens(self) -> Tensor | None:
-        """Token ids of the open sequences so far, (batch, token)."""
-        return torch.cat(self._tokens, dim=1) if self._tokens else None
+        """Token ids of the open sequences so far, (batch, token); None if some pass was not given ids."""
+        known = [tokens for tokens in self._tokens if tokens is not None]
+        return torch.cat(known, dim=1) if known and len(known) == len(self._tokens) else None
 
     def layer(self, kind: str, number: int) -> Layer:
         """The tensors of a layer so far."""
@@ -120,6 +125,8 @@ class Sequences:
             if kind == "cross":
                 keys = Layout.of(self._batch, layer.keys, last.encoder_real, None, device)
                 ids = self.encoder_tokens
+                if ids is not None and ids.shape != (self._batch, layer.keys):
+                    ids = None
             tensors = layer.aligned(queries, keys, packed=last.segments is not None)
             found.append(
                 Observation(

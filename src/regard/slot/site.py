@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
 PROJECTIONS = ("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj")
-
-
-class Place(NamedTuple):
-    """One attention layer of a forward: `kind` (self or cross) and its number among those of its stack and kind."""
-
-    kind: str
-    layer: int
 
 
 @dataclass
@@ -70,11 +63,12 @@ def output_projection(model: nn.Module, path: str, width: int) -> Tensor | None:
     candidates = [getattr(module, name, None) for name in PROJECTIONS]
     candidates += [getattr(getattr(parent, "output", None), name, None) for name in PROJECTIONS]
     for layer in candidates:
-        weight = getattr(layer, "weight", None)
-        if not isinstance(weight, Tensor) or weight.ndim != 2:
-            continue
-        if type(layer).__name__ == "Conv1D":
-            weight = weight.T
+        if type(layer) is nn.Linear:
+            weight = layer.weight
+        elif type(layer) is Conv1D:
+            weight = layer.weight.T
+        else:
+            continue  # what an adapter or a quantised layer multiplies by is not its weight alone
         if weight.shape[1] == width:
             return weight.detach()
     return None

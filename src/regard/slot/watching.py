@@ -32,7 +32,7 @@ def watching(
     model: nn.Module,
     statistics: str | Iterable[str | Statistic] = "default",
     *,
-    layers: Sequence[int] | None = None,
+    layers: int | Sequence[int] | None = None,
 ) -> Iterator[Watch]:
     """A `Watch` that measures every forward and `generate` of the model inside the block.
 
@@ -44,7 +44,7 @@ def watching(
     """
     check_observable(model)
     register(attention)
-    watch = Watch(model, chosen(statistics), layers)
+    watch = Watch(model, chosen(statistics), [layers] if isinstance(layers, int) else layers)
     with ExitStack() as stack:
         stack.enter_context(installed(model))
         stack.enter_context(deberta.wrapped(model))
@@ -135,10 +135,16 @@ class Watch:
         forward = Forward.from_arguments(module, args, kwargs, sequences.last)
         if forward.offset == 0:
             self._finish(sequences)
-            sequences.encoder_tokens = next(
-                (t for s in self._stacks if s is not sequences and (t := s.tokens) is not None), None
-            )
+            sequences.encoder_tokens = self._offered(sequences)
         sequences.begin(forward)
+
+    def _offered(self, sequences: Sequences) -> Tensor | None:
+        """Token ids that another stack has just read, handed over once."""
+        for other in self._stacks:
+            if other is not sequences and other.offered is not None:
+                tokens, other.offered = other.offered, None
+                return tokens
+        return None
 
     def _end(self, sequences: Sequences, module: nn.Module, _args: Any, _output: Any) -> None:
         forward, sequences.forward = sequences.forward, None
@@ -161,8 +167,13 @@ class Watch:
 
     @torch.no_grad()
     def _keep_hidden(self, sequences: Sequences, number: int, states: Tensor | None) -> None:
-        if states is None:
+        if not self._hidden:
             return
+        if states is None:
+            raise UserError(
+                f"cannot observe the hidden states of {type(sequences.stack.module).__name__}: layer {number} neither "
+                f"takes nor returns (batch, token, width); leave out what needs {', '.join(self._hidden)}"
+            )
         states = vectors.full(states.detach())
         kept = {name: hidden.HIDDEN[name](states) for name in self._hidden}
         if "direction" in kept:
@@ -183,7 +194,8 @@ class Watch:
         if what == "self" and number == 0:
             sequences.role = sequences.role or ("decoder" if causal_site else "encoder")
             sequences.first_attention(call)
-            self._keep_hidden(sequences, EMBEDDINGS, forward.embeddings)
+            if self._watched(EMBEDDINGS):
+                self._keep_hidden(sequences, EMBEDDINGS, forward.embeddings)
             forward.embeddings = None
         if not self._watched(number):
             return None

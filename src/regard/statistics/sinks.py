@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -302,6 +303,8 @@ class SinkTokens(Statistic):
     def __init__(self) -> None:
         self.counts: dict[tuple[str, int], Counter[tuple[int, int, int]]] = {}
         self.samples: Counter[tuple[str, int]] = Counter()
+        self.shape: dict[tuple[str, int], tuple[int, int]] = {}
+        """Heads, and keys of the longest sample, by site and layer."""
 
     def update(self, layers: Sequence[Observation]) -> None:
         for layer in layers:
@@ -316,21 +319,29 @@ class SinkTokens(Statistic):
             place = (layer.site, layer.layer)
             self.counts.setdefault(place, Counter()).update(map(tuple, triples.tolist()))
             self.samples[place] += int(real.any(-1).sum())
+            self._grow(place, mass.shape[1], int(layer.keys.max()))
+
+    def _grow(self, place: tuple[str, int], heads: int, keys: int) -> None:
+        self.shape[place] = (heads, max(keys, self.shape.get(place, (0, 0))[1]))
 
     def merge(self, other: SinkTokens) -> None:
         for place, counts in other.counts.items():
             self.counts.setdefault(place, Counter()).update(counts)
         self.samples.update(other.samples)
+        for place, shape in other.shape.items():
+            self._grow(place, *shape)
 
     def result(self) -> list[Row]:
+        """A row for every head and position, so that means over them are right: 0 where no sink ever stood."""
         rows = []
         for (site, layer), counts in sorted(self.counts.items()):
             n = self.samples[site, layer]
+            heads, keys = self.shape[site, layer]
             positions: Counter[tuple[int, int]] = Counter()
             for (head, position, _), count in counts.items():
                 positions[head, position] += count
-            for (head, position), count in sorted(positions.items()):
-                share = count / n
+            for head, position in itertools.product(range(heads), range(keys) if n else ()):
+                share = positions[head, position] / n
                 error = (share * (1 - share) / (n - 1)) ** 0.5 * PERCENT if n > 1 else None
                 rows.append(Row(self.name, layer, head, position, None, share * PERCENT, error, n, site))
         return rows
@@ -345,15 +356,18 @@ class SinkTokens(Statistic):
 
     def state(self) -> dict[str, Tensor]:
         return {
-            f"{site}|{layer}|{self.samples[site, layer]}": _table([[*key, n] for key, n in counts.items()], 4)
+            "|".join(map(str, (site, layer, self.samples[site, layer], *self.shape[site, layer]))): _table(
+                [[*key, n] for key, n in counts.items()], 4
+            )
             for (site, layer), counts in self.counts.items()
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.counts, self.samples = {}, Counter()
+        self.counts, self.samples, self.shape = {}, Counter(), {}
         for name, tensor in state.items():
-            site, layer, samples = name.split("|")
+            site, layer, samples, heads, keys = name.split("|")
             place = (site, int(layer))
+            self.shape[place] = (int(heads), int(keys))
             self.counts[place] = Counter({(h, p, t): n for h, p, t, n in tensor.tolist()})
             self.samples[place] = int(samples)
 
