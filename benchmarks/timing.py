@@ -39,9 +39,7 @@ def race(contestants: Contestants, *, least: int = 3, most: int = 15, budget: fl
     With one thread the clock is that thread's CPU time, which neighbours on a shared machine hardly touch. Each runs
     once for warmth, then at least `least` times, and up to `most` while all together stay within `budget` seconds.
     """
-    torch.empty(
-        HEAP, dtype=torch.uint8
-    )  # freed at once: from then on the allocator keeps blocks, as after any model ran
+    torch.empty(HEAP, dtype=torch.uint8)  # freed at once: the allocator then keeps blocks, as after any model ran
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     for run in contestants.values():
         run()
