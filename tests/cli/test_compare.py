@@ -49,6 +49,7 @@ def test_two_runs(runs: Path, regard: Regard, tmp_path: Path) -> None:
     means = [run.frame("entropy", position=None)["value"].mean() for run in found]
     assert row(table, "entropy ") == pytest.approx([*means, means[1] - means[0]], rel=1e-3)
     assert "note: The runs differ in sequence length (natural: 16, longer: 24); sink rates depend on it.\n" in ended.out
+    assert "note: difference is longer − natural; " in ended.out
     assert ended.out.endswith("Written to page/comparison.html\n")
     page = (tmp_path / "page" / "comparison.html").read_text(encoding="utf-8")
     assert "natural against longer" in page

@@ -44,6 +44,10 @@ def run(given: argparse.Namespace) -> None:
     console.print(_rich(table))
     for note in table.attrs.get("notes", []):
         console.print(f"note: {note}", soft_wrap=True)
+    if len(runs) == 2:
+        first, second = runs
+        note = f"note: difference is {second} − {first}; means over heads have no standard error"
+        console.print(note, soft_wrap=True)
     if given.out is not None:
         write_file(given.out, page)
         console.print(f"\nWritten to {given.out}", soft_wrap=True)
