@@ -33,14 +33,15 @@ fit); and the first four keys' mass alone. 12 heads of width 64, float32.
 
 {attention_function}
 
-The aim is at most 1.5 up to 2048 tokens and 1.8 at 8192, and 1.05 for the first keys alone. {attention_verdict}
+The aim is at most 1.5 up to 2048 tokens and 1.8 at 8192, and 1.05 for the first keys alone.
+{attention_verdict}
 
 ## A whole model
 
 Twelve layers of width 768 with random weights: a Llama (causal) and BERT-base (padded), watched for the same four
 reductions, against the same model left alone. "Norms" watches norms of keys, which need no weights. Eager is
 Transformers' `output_attentions=True` with the reductions taken from its matrices; TransformerLens and nnsight are
-asked for each layer's weights, reduced as they come. A dash: not run, for want of memory or because the peer cannot.
+asked for each layer's weights, reduced as they come. TransformerLens was run on the causal model only.
 
 {whole_model}
 
