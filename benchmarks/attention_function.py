@@ -9,15 +9,13 @@ mass from the whole matrix (eager); the same in tiles (regard); the first four k
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.timing import Contestants, race, row, show, write
+from benchmarks.timing import Contestants, parser, prepared, race, row, show, write
 from regard.attention import reference
 from regard.attention.call import Call, Wanted
 from regard.attention.operator import attend
@@ -104,13 +102,7 @@ def check(of: Call) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run all cases and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two small cases, to see that it works")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
-    torch.set_grad_enabled(False)
+    given = prepared(parser(__doc__), arguments)
     rows = []
     for batch, length in QUICK if given.quick else CASES:
         for kind in ("causal", "padded"):

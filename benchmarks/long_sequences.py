@@ -5,13 +5,8 @@ python -m benchmarks.long_sequences [--quick] [--threads N] [--out FILE]     abo
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-import torch
-
 from benchmarks.attention_function import EVERYTHING, HEADS, call, fused
-from benchmarks.timing import race, row, show, write
+from benchmarks.timing import parser, prepared, race, row, show, write
 from regard.attention.operator import attend
 
 LENGTHS = (8192, 16384, 32768)
@@ -20,13 +15,7 @@ QUICK = (512,)
 
 def main(arguments: list[str] | None = None) -> None:
     """Run all lengths, each once, and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one short length, to see that it works")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
-    torch.set_grad_enabled(False)
+    given = prepared(parser(__doc__), arguments)
     rows = []
     for length in QUICK if given.quick else LENGTHS:
         of = call(1, length, "causal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import datetime
 import gc
@@ -31,6 +32,23 @@ class Figures:
     slowest: float
     runs: int
     memory: float | None
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark takes; `about` is its docstring."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help="small cases, to see that it works")
+    made.add_argument("--threads", type=int, default=1)
+    made.add_argument("--out", type=Path)
+    return made
+
+
+def prepared(options: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """The options as given, with PyTorch set to their number of threads and to no gradients."""
+    given = options.parse_args(arguments)
+    torch.set_num_threads(given.threads)
+    torch.set_grad_enabled(False)
+    return given
 
 
 def race(contestants: Contestants, *, least: int = 3, most: int = 15, budget: float = 12.0) -> dict[str, Figures]:

@@ -12,13 +12,11 @@ need not hold all matrices. Peers that are not installed are left out, and so is
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 import regard
-from benchmarks.timing import race, row, show, write
+from benchmarks.timing import parser, prepared, race, row, show, write
 from regard.statistics import ColumnMass, FirstMass, SinkDeviation
 from regard.statistics.keys import KeyNorm
 from regard.statistics.rows import Entropy
@@ -209,14 +207,9 @@ def check(case: Case) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run all cases and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one tiny case, to see that it works")
-    parser.add_argument("--full", action="store_true", help="up to 8192 tokens: about an hour")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args(arguments)
-    torch.set_num_threads(given.threads)
-    torch.set_grad_enabled(False)
+    options = parser(__doc__)
+    options.add_argument("--full", action="store_true", help="up to 8192 tokens: about an hour")
+    given = prepared(options, arguments)
     transformers.logging.set_verbosity_error()
     absent = [name for name in ("transformer_lens", "nnsight") if importlib.util.find_spec(name) is None]
     if absent:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import platform
 import resource
 import sys
@@ -167,10 +166,7 @@ def _texts(texts: Texts | Sequence[str] | None) -> Texts:
         kinds = sorted({type(document).__name__ for document in documents} - {"str"})
         came = "one string" if isinstance(texts, str) else ", ".join(kinds) or "none"
         raise UserError(f"texts: expected a list of at least one document, each a string; got {came}")
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(document.encode("utf-8") + b"\0")
-    return Texts(documents, "given in Python", digest.hexdigest())
+    return Texts.of(documents, "given in Python")
 
 
 def _windows(loaded: models.Loaded, texts: Texts, chosen: Settings) -> Windows:

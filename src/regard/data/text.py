@@ -1,5 +1,7 @@
 """Documents, from files, standard input or Python's own documentation."""
 
+from __future__ import annotations
+
 import ast
 import hashlib
 import json
@@ -26,6 +28,14 @@ class Texts:
     source: str
     sha256: str
 
+    @classmethod
+    def of(cls, documents: Sequence[str], source: str) -> Texts:
+        """The documents with the sha256 over them."""
+        digest = hashlib.sha256()
+        for document in documents:
+            digest.update(document.encode("utf-8") + b"\0")
+        return cls(tuple(documents), source, digest.hexdigest())
+
 
 def read_texts(paths: Sequence[str | Path]) -> Texts:
     """The documents of all files, in order.
@@ -38,7 +48,7 @@ def read_texts(paths: Sequence[str | Path]) -> Texts:
     if not paths:
         raise UserError(f"texts: expected at least one file ({', '.join(_READERS)}) or -, got none")
     documents = [document for path in paths for document in _read(path)]
-    return _texts(
+    return Texts.of(
         documents, ", ".join("standard input" if str(path) == STANDARD_INPUT else str(path) for path in paths)
     )
 
@@ -54,17 +64,9 @@ def python_documentation() -> Texts:
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        return _texts(_docstrings(Path(sysconfig.get_path("stdlib"))), f"docstrings of Python {version}")
+        return Texts.of(_docstrings(Path(sysconfig.get_path("stdlib"))), f"docstrings of Python {version}")
     documents = [_without_rules(topics[title]) for title in sorted(topics)]
-    return _texts(documents, f"documentation of Python {version} (pydoc_data.topics)")
-
-
-def _texts(documents: Sequence[str], source: str) -> Texts:
-    """The documents with the sha256 over them."""
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(document.encode("utf-8") + b"\0")
-    return Texts(tuple(documents), source, digest.hexdigest())
+    return Texts.of(documents, f"documentation of Python {version} (pydoc_data.topics)")
 
 
 def _read(path: str | Path) -> list[str]:
