@@ -1,0 +1,182 @@
+"""The patterns of constant matrices, on matrices made by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.constants.patterns import (
+    PATTERNS,
+    Pattern,
+    has_diagonal,
+    on_special,
+    over_heads,
+    pattern,
+    patterns,
+    shares,
+)
+from regard.errors import UserError
+
+T = 32
+
+
+def shifted(offset: int, size: int = T) -> Tensor:
+    """All mass at one offset; rows whose key would stand outside are zero."""
+    return torch.diag(torch.ones(size - abs(offset)), offset)
+
+
+def columns(*places: int, size: int = T) -> Tensor:
+    matrix = torch.zeros(size, size)
+    matrix[:, list(places)] = 1 / len(places)
+    return matrix
+
+
+def even(size: int = T) -> Tensor:
+    return torch.full((size, size), 1 / size)
+
+
+def harmonic(size: int = T) -> Tensor:
+    at = torch.arange(size)
+    return 1 / (1 + (at - at[:, None]).abs())
+
+
+CLEAR_CASES: dict[Pattern, Tensor] = {
+    "diagonal": torch.eye(T),
+    "previous token": shifted(-1),
+    "next token": shifted(1),
+    "special tokens": columns(0, T - 1),
+    "broad": even(),
+    "zero": torch.zeros(T, T),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pure_pattern_has_its_name(name: Pattern) -> None:
+    assert pattern(CLEAR_CASES[name], [T - 1]) == name
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("size", [4, 64, 200])
+def test_the_name_does_not_hang_on_the_length(name: Pattern, size: int) -> None:
+    made = {"diagonal": torch.eye(size), "previous token": shifted(-1, size), "next token": shifted(1, size)}
+    made |= {"special tokens": columns(0, -1, size=size), "broad": even(size), "zero": torch.zeros(size, size)}
+    assert pattern(made[name], [-1]) == name
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(["diagonal", "previous token", "next token", "special tokens", "broad"]),
+    seed=st.integers(0, 2**31),
+    power=st.integers(-30, 30),
+)
+def test_neither_scaled_rows_nor_noise_change_the_name(name: Pattern, seed: int, power: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    noise = torch.rand(T, T, generator=random) / T
+    scale = (torch.rand(T, 1, generator=random) + 0.1) * 10.0**power
+    assert pattern((CLEAR_CASES[name] + 0.5 * noise).double() * scale, [T - 1]) == name
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), size=st.integers(1, 20), keys=st.integers(1, 20))
+def test_shares_are_those_of_a_plain_sum(seed: int, size: int, keys: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    matrix = torch.rand(size, keys, generator=random) * (torch.rand(size, 1, generator=random) > 0.3)
+    special = {0, keys - 1}
+    expected = dict.fromkeys(("diagonal", "previous token", "next token", "band", "special tokens", "elsewhere"), 0.0)
+    rows = [row for row in range(size) if matrix[row].sum() > 0]
+    for row in rows:
+        total = sum(float(weight) for weight in matrix[row])
+        for key in range(keys):
+            share = float(matrix[row, key]) / total / len(rows)
+            for name, offset in (("diagonal", 0), ("previous token", -1), ("next token", 1)):
+                expected[name] += share * (key - row == offset)
+            expected["band"] += share * (abs(key - row) <= 1)
+            expected["special tokens"] += share * (key in special)
+            expected["elsewhere"] += share * (key not in special and abs(key - row) > 1)
+    found = shares(matrix, [-1])
+    assert found.keys() == expected.keys()
+    for name, share in expected.items():
+        if rows:
+            assert math.isclose(float(found[name]), share, abs_tol=1e-6), name
+        else:
+            assert found[name].isnan()
+
+
+def test_the_stronger_of_two_names_the_pattern_and_both_are_told() -> None:
+    both = torch.stack([0.7 * columns(0, T - 1) + 0.3 * torch.eye(T), 0.3 * columns(0, T - 1) + 0.7 * torch.eye(T)])
+    assert patterns(both, [-1]) == ["special tokens", "diagonal"]
+    assert has_diagonal(both, [-1]).tolist() == [True, True]
+    assert on_special(both, [-1]).tolist() == [True, False]
+
+
+def test_a_band_without_a_strongest_offset_is_diagonal() -> None:
+    assert pattern(shifted(-1) + torch.eye(T) + shifted(1)) == "diagonal"
+    assert pattern(0.8 * shifted(-1) + 0.2 * torch.eye(T)) == "previous token"
+
+
+def test_separators_have_to_be_named() -> None:
+    assert pattern(columns(T // 2)) == "broad"
+    assert pattern(columns(T // 2), [T // 2]) == "special tokens"
+
+
+def test_a_bright_diagonal_in_little_mass_is_seen() -> None:
+    """As the paper's pictures show them: most mass spread out, and a line along the middle."""
+    faint = even() + 3 * torch.eye(T) / T
+    assert pattern(faint) == "broad"
+    assert bool(has_diagonal(faint))
+    assert not bool(has_diagonal(even()))
+    assert not bool(has_diagonal(columns(0, T - 1), [-1]))
+    assert bool(has_diagonal(harmonic()))
+    assert not bool(has_diagonal(torch.zeros(T, T)))
+
+
+def test_causal_rows_are_measured_against_causal_rows() -> None:
+    """The first rows of an even causal matrix have much mass in the band because there is nowhere else."""
+    causal = even(6).tril()
+    assert pattern(causal) == "broad"
+    assert not bool(has_diagonal(even().tril()))
+    first = torch.zeros(T, T)
+    first[:, 0] = 1
+    assert pattern(first) == "special tokens"
+    assert pattern(shifted(-1)) == "previous token"
+
+
+def test_rows_never_seen_are_left_out() -> None:
+    """Padding before the text leaves rows and columns of zeros."""
+    matrix = torch.eye(T)
+    matrix[: T // 2] = 0
+    assert float(shares(matrix)["diagonal"]) == 1
+    assert pattern(matrix) == "diagonal"
+
+
+def test_negative_entries_count_by_size() -> None:
+    assert pattern(-torch.eye(T)) == "diagonal"
+
+
+def test_heads_are_answered_one_by_one() -> None:
+    stack = torch.stack([CLEAR_CASES[name] for name in PATTERNS])
+    assert patterns(stack.view(2, 3, T, T), [-1]) == list(PATTERNS)
+    assert shares(stack.view(2, 3, T, T))["band"].shape == (2, 3)
+    for one, matrix in zip(has_diagonal(stack, [-1]), stack, strict=True):
+        assert bool(one) == bool(has_diagonal(matrix, [-1]))
+
+
+def test_the_shares_over_all_heads() -> None:
+    layers = {"encoder.0": torch.stack([torch.eye(T), even()]), "encoder.1": torch.stack([columns(0), shifted(-1)])}
+    assert over_heads(layers) == {"has_diagonal": 0.5, "on_special": 0.25}
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(UserError, match=r"one matrix.*\(2, 3, 3\)"):
+        pattern(torch.zeros(2, 3, 3))
+    with pytest.raises(UserError, match="not finite"):
+        patterns(torch.full((3, 3), torch.nan))
+    with pytest.raises(UserError, match="shape"):
+        shares(torch.ones(3))
+    with pytest.raises(UserError, match="a matrix with 3, got 3"):
+        shares(torch.ones(3, 3), [3])
+    with pytest.raises(UserError, match="none"):
+        over_heads({})
