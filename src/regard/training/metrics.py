@@ -1,0 +1,107 @@
+"""The metrics of the tasks, by name: each takes labels, predictions and the names of the classes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+
+from torch import Tensor
+
+from regard.errors import UserError
+from regard.training.probes import IGNORED
+
+Metric = Callable[[Tensor, Tensor, Sequence[str]], float]
+
+
+def score(metric: str, labels: Tensor, predictions: Tensor, label_names: Sequence[str] = ()) -> float:
+    """The metric of that name. `predictions` are as `predict` gives them; what is labelled −100 does not count."""
+    if metric not in METRICS:
+        raise UserError(f"metric: expected one of {', '.join(METRICS)}, got {metric!r}")
+    assert labels.shape == predictions.shape, f"{tuple(labels.shape)} labels, {tuple(predictions.shape)} predictions"
+    if not bool((labels != IGNORED).any()):
+        raise UserError(f"{metric}: expected at least one label, got none")
+    return METRICS[metric](labels, predictions, label_names)
+
+
+def accuracy(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
+    """The share of labels that are predicted, 0 to 1."""
+    counted = labels != IGNORED
+    return float((labels == predictions)[counted].double().mean())
+
+
+def token_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
+    """The F1 over tokens with all classes counted together, 0 to 1, for tagging such as part of speech.
+
+    Every token has one label and one prediction, so that each wrong one is a false positive of one class and a false
+    negative of another: precision, recall, F1 and accuracy are the same number.
+    """
+    return accuracy(labels, predictions, label_names)
+
+
+def mcc(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
+    """Matthews' correlation of labels and predictions, −1 to 1; 0 where all predictions are the same class."""
+    counted = labels != IGNORED
+    if len(labels[counted].unique()) < 2:
+        raise UserError("mcc: expected labels of at least two classes, got one")
+    coefficient = _package("sklearn.metrics", "mcc").matthews_corrcoef
+    return float(coefficient(labels[counted].numpy(), predictions[counted].numpy()))
+
+
+def f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
+    """The F1 of class 1 against class 0, 0 to 1."""
+    counted = labels != IGNORED
+    truth, told = labels[counted], predictions[counted]
+    if int(truth.max()) > 1 or not bool((truth == 1).any()):
+        raise UserError(f"f1: expected labels 0 and 1 with at least one 1, got {sorted(set(truth.tolist()))}")
+    return float(_package("sklearn.metrics", "f1").f1_score(truth.numpy(), told.numpy(), zero_division=0.0))
+
+
+def entity_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
+    """The F1 over entities, 0 to 1: one counts as found where its type and both its ends are right (CoNLL-2003).
+
+    `labels` and `predictions`: (sample, position), numbers of `label_names`, which are O, B-type and I-type. An entity
+    begins at B, or at I behind O or behind another type.
+    """
+    wrong = [name for name in label_names if name != "O" and name[:2] not in ("B-", "I-")]
+    if wrong or not label_names:
+        raise UserError(f"entity_f1: expected labels O, B-type and I-type, got {', '.join(wrong) or 'none'}")
+    known = labels != IGNORED
+    tags = [
+        [
+            [label_names[number] for number in numbers[counted].tolist()]
+            for numbers, counted in zip(rows, known, strict=True)
+        ]
+        for rows in (labels, predictions)
+    ]
+    if not any(name != "O" for row in tags[0] for name in row):
+        raise UserError("entity_f1: expected at least one entity among the labels, got none")
+    types = sorted({name[2:] for name in label_names if name != "O"})
+    evaluator = _package("nervaluate", "entity_f1").Evaluator(*tags, tags=types, loader="list")
+    return float(evaluator.evaluate()["overall"]["strict"].f1)
+
+
+def negative_log_perplexity(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
+    """The mean log-likelihood of the labels, in nats: at most 0. `predictions` are log-likelihoods of the labels."""
+    assert predictions.is_floating_point(), "of an MLM probe the likelihoods are scored"
+    return float(predictions[labels != IGNORED].double().mean())
+
+
+METRICS: Mapping[str, Metric] = {
+    "mcc": mcc,
+    "accuracy": accuracy,
+    "f1": f1,
+    "entity_f1": entity_f1,
+    "token_f1": token_f1,
+    "negative_log_perplexity": negative_log_perplexity,
+}
+
+
+def _package(name: str, metric: str) -> ModuleType:
+    """The package that a metric is taken from."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = {"sklearn": "scikit-learn"}.get(name.split(".")[0], name)
+        python = " (Python 3.11 or newer)" if package == "nervaluate" else ""
+        raise UserError(f"{metric} needs the package {package}{python}: pip install 'regard[tasks]'") from error
