@@ -128,24 +128,31 @@ def encode_states(
     """
     assert dtype in NAMES, f"states are kept in {' or '.join(NAMES.values())}"
     mask = mask.bool().cpu()
-    path, _ = _paths(folder, key)
-    States.remove(folder, key)
-    part = path.with_suffix(".part")
-    try:
+    part = _paths(folder, key)[0].with_suffix(".part")
+    with _written_to(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
-        with part.open("w+b") as file:
-            writer = _Writer(file, Path(folder), mask, dtype)
-            _encode(model, batches, writer, on_batch)
-            file.seek(0, 2)
-            file.write(mask.numpy().astype(np.uint8).tobytes())
-        _keep(part, folder, key, {**writer.about(), "model": type(model).__name__, "dtype_asked": NAMES[dtype]})
-    except OSError as error:
-        raise UserError(f"cannot write hidden states to {folder}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
+        States.remove(folder, key)
+        try:
+            with part.open("w+b") as file:
+                writer = _Writer(file, Path(folder), mask, dtype)
+                _encode(model, batches, writer, on_batch)
+                file.seek(0, 2)
+                file.write(mask.numpy().astype(np.uint8).tobytes())
+            _keep(part, folder, key, {**writer.about(), "model": type(model).__name__, "dtype_asked": NAMES[dtype]})
+        finally:
+            part.unlink(missing_ok=True)
     found = States.open(folder, key)
     assert found is not None
     return found
+
+
+@contextlib.contextmanager
+def _written_to(folder: str | Path) -> Iterator[None]:
+    """Turns what the system raises over a folder into one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write hidden states to {folder}: {error.strerror or error}") from error
 
 
 def _encode(
