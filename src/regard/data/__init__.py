@@ -4,6 +4,7 @@ from regard.data.arrange import Arranged, SpecialTokens, arrange, special_tokens
 from regard.data.common_tokens import common_tokens
 from regard.data.encoding import LAYOUTS, NO_LABEL, Encoded, Layout, encode, mask_tokens
 from regard.data.examples import KINDS, Examples, Task, TaskKind
+from regard.data.tasks import TASKS, Scale, TaskSettings, read_task
 from regard.data.text import Texts, python_documentation, read_texts
 from regard.data.windowing import BOS, Bos, Windows, random_windows, repeated_windows, windows
 
@@ -12,14 +13,17 @@ __all__ = [
     "KINDS",
     "LAYOUTS",
     "NO_LABEL",
+    "TASKS",
     "Arranged",
     "Bos",
     "Encoded",
     "Examples",
     "Layout",
+    "Scale",
     "SpecialTokens",
     "Task",
     "TaskKind",
+    "TaskSettings",
     "Texts",
     "Windows",
     "arrange",
@@ -28,6 +32,7 @@ __all__ = [
     "mask_tokens",
     "python_documentation",
     "random_windows",
+    "read_task",
     "read_texts",
     "repeated_windows",
     "special_tokens",

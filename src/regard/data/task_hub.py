@@ -1,0 +1,65 @@
+"""Tasks from the Hugging Face hub, through the package `datasets`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from regard.data.task_files import Columns, Row, Table
+from regard.errors import UserError
+
+
+def read_hub(repository: str, config: str | None, split: str, columns: Columns | str) -> Table:
+    """The rows of one split: with a text and a label by their `columns`, or lines of the one column of running text.
+
+    Class numbers become the names that the split has for them; rows labelled −1, which have none, are left out.
+
+    Raises UserError where `datasets` is not installed, the hub cannot be reached, or a column is missing.
+    """
+    name = "/".join(part for part in (repository, config, split) if part)
+    data = _load(repository, config, split)
+    wanted = (columns,) if isinstance(columns, str) else (*columns.texts, columns.label)
+    missing = [column for column in wanted if column not in data.column_names]
+    if missing:
+        raise UserError(f"task: expected the column '{missing[0]}' in {name}, found {', '.join(data.column_names)}")
+    if isinstance(columns, str):
+        lines = ((number, str(line).strip()) for number, line in enumerate(data[columns], start=1))
+        return Table(name, tuple(Row((line,), None, number) for number, line in lines if line), "row")
+    texts = [data[column] for column in columns.texts]
+    names = _class_names(data.features[columns.label])
+    rows = []
+    for number, (label, *parts) in enumerate(zip(data[columns.label], *texts, strict=True), start=1):
+        if isinstance(label, list):
+            if label:
+                rows.append(Row(tuple(parts[0]), tuple(_named(tag, names) for tag in label), number))
+        elif label != -1:
+            rows.append(Row(tuple(parts), _named(label, names), number))
+    return Table(name, tuple(rows), "row")
+
+
+def _load(repository: str, config: str | None, split: str) -> Any:
+    """The split as `datasets` has it."""
+    try:
+        datasets = importlib.import_module("datasets")
+        httpx = importlib.import_module("httpx")
+    except ImportError as error:
+        raise UserError(
+            f"task: expected a folder of files, or the package {error.name} for the hub: pip install 'regard[hub]'"
+        ) from None
+    try:
+        return datasets.load_dataset(repository, config, split=split)
+    except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
+        name = "/".join(part for part in (repository, config) if part)
+        said = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"task: expected {name} from the hub, or a folder of files; the hub gave: {said}") from None
+
+
+def _class_names(feature: Any) -> list[str] | None:
+    """The names that a split has for its class numbers; None where it has none."""
+    names: list[str] | None = getattr(getattr(feature, "feature", feature), "names", None)
+    return names
+
+
+def _named(label: Any, names: list[str] | None) -> str:
+    """The name of a class."""
+    return str(label) if names is None else names[label]

@@ -1,0 +1,126 @@
+"""A user's own tables."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from regard.data import read_task
+from regard.errors import UserError
+
+ROWS: list[dict[str, Any]] = [{"text": f"text {number}", "label": ("no", "yes")[number % 2]} for number in range(10)]
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_a_fifth_is_held_out_with_the_seed(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "mine.jsonl", ROWS)
+    task = read_task(path)
+    assert (task.name, task.kind, task.metric, task.labels) == ("mine.jsonl", "sequence", "accuracy", ("no", "yes"))
+    assert (len(task.train), len(task.validation)) == (8, 2)
+    assert {*task.train.texts, *task.validation.texts} == {(row["text"],) for row in ROWS}
+    assert all(
+        label == int(text.split()[1]) % 2 for (text,), label in zip(task.train.texts, task.train.labels, strict=True)
+    )
+    assert read_task(path) == task
+    assert len({read_task(path, seed=seed).validation.texts for seed in range(5)}) > 1
+
+
+def test_a_label_of_one_row_stays_in_training(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", [*ROWS[:5], {"text": "x", "label": "rare"}])
+    for seed in range(20):
+        assert ("x",) in read_task(path, seed=seed).train.texts
+
+
+def test_a_second_file_for_validation(tmp_path: Path) -> None:
+    train, held_out = jsonl(tmp_path / "a.jsonl", ROWS), jsonl(tmp_path / "b.jsonl", ROWS[3:4])
+    task = read_task(train, validation=held_out, metric="mcc")
+    assert (len(task.train), task.validation.texts, task.validation.labels) == (10, (("text 3",),), (1,))
+    assert task.metric == "mcc"
+    assert task.source == f"{train}, {held_out}"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
+def test_all_forms_read_alike(tmp_path: Path, suffix: str) -> None:
+    path, table = tmp_path / f"mine{suffix}", pd.DataFrame({"a": ["x", "y, z"], "b": ["p", "q"], "class": [10, 9]})
+    if suffix == ".jsonl":
+        table.to_json(path, orient="records", lines=True)
+    elif suffix == ".parquet":
+        table.to_parquet(path)
+    else:
+        table.to_csv(path, index=False, sep="," if suffix == ".csv" else "\t")
+    task = read_task(str(path), text="a,b", label="class", validation=path)
+    assert task.labels == ("9", "10")
+    assert task.train.texts == (("x", "p"), ("y, z", "q"))
+    assert task.train.labels == (1, 0)
+
+
+def test_quotes_are_text_in_tsv_and_quotes_in_csv(tmp_path: Path) -> None:
+    for suffix, tab in ((".tsv", "\t"), (".csv", ",")):
+        (tmp_path / f"a{suffix}").write_text(f'text{tab}label\n"x"{tab}0\ny{tab}1\n', encoding="utf-8")
+    tsv, csv = (read_task(str(tmp_path / name), validation=tmp_path / name) for name in ("a.tsv", "a.csv"))
+    assert (tsv.train.texts[0], csv.train.texts[0]) == (('"x"',), ("x",))
+
+
+def test_an_unknown_label_is_named_with_its_line(tmp_path: Path) -> None:
+    train = jsonl(tmp_path / "a.jsonl", ROWS)
+    held_out = jsonl(tmp_path / "b.jsonl", [*ROWS, {"text": "x", "label": "maybe"}])
+    with pytest.raises(UserError, match=r"expected a label of no, yes in .*b.jsonl, line 11; got 'maybe'"):
+        read_task(train, validation=held_out, rows=(1, 1))
+
+
+@pytest.mark.parametrize(
+    "name,content,message",
+    [
+        ("a.jsonl", '{"text": "x"}\n', "expected the column 'label' in .*a.jsonl, line 1, found text"),
+        ("a.jsonl", '{"text": 1, "label": 1}\n', "expected a string in the column 'text' of .*line 1, got 1"),
+        ("a.jsonl", '{"text": "x", "label": 0.5}\n', "a whole number as label in .*line 1, got 0.5"),
+        ("a.jsonl", '{"text": "x", "label": null}\n', "as label in .*line 1, got None"),
+        ("a.jsonl", "\n[1]\n", "expected an object in .*a.jsonl, line 2, got list"),
+        ("a.jsonl", '{"text": \n', "expected JSON in .*a.jsonl, line 1"),
+        ("a.jsonl", "", "expected examples in .*a.jsonl, found none"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n', "expected two rows with one label in .*a.jsonl"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n' * 9, "at least two classes in .*a.jsonl, got 1"),
+        ("a.csv", 'text,label\n"x,1\n', "expected CSV in .*a.csv, line 2"),
+        ("a.csv", "text,label\nx,y,1\n", "expected 2 columns in .*a.csv, line 2, got 3"),
+        ("a.csv", "sentence,label\nx,1\n", "expected the column 'text' in .*line 2, found sentence, label"),
+        ("a.tsv", "text\tlabel\nx\n", "expected 2 columns in .*a.tsv, line 2, got 1"),
+        ("a.parquet", "PAR1", "expected a Parquet file"),
+    ],
+)
+def test_a_table_that_is_not_as_it_should_be(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=message) as caught:
+        read_task(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings,message",
+    [
+        ({"text": "a,b,c"}, "text: expected one column or two apart by a comma, got 'a,b,c'"),
+        ({"metric": "bleu"}, "metric: expected one of accuracy, f1, mcc, got 'bleu'"),
+        ({"folder": "there"}, "folder: expected none with a file of your own"),
+        ({"validation": "there.jsonl"}, "expected a file, there is no there.jsonl"),
+        ({"validation": "there.txt"}, "one of the suffixes .jsonl, .csv, .tsv, .parquet, got there.txt"),
+    ],
+)
+def test_settings_that_do_not_fit(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_task(jsonl(tmp_path / "a.jsonl", ROWS), **settings)
+
+
+def test_f1_needs_two_classes(tmp_path: Path) -> None:
+    rows = [{"text": "x", "label": number % 3} for number in range(9)]
+    with pytest.raises(UserError, match="expected two classes for f1, got 3"):
+        read_task(jsonl(tmp_path / "a.jsonl", rows), metric="f1")
+
+
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"expected a file, there is no .*a.jsonl"):
+        read_task(str(tmp_path / "a.jsonl"))
