@@ -3,6 +3,24 @@
 from regard.report.compare import caveats, comparison, comparison_page
 from regard.report.figure import figure
 from regard.report.page import page
+from regard.report.replace_figure import replace_figure
+from regard.report.replace_page import replace_page
+from regard.report.replace_scores import COLUMNS as SCORE_COLUMNS
+from regard.report.replace_scores import intervals, relative_drop
+from regard.report.replace_terminal import replace_summary
 from regard.report.terminal import summary
 
-__all__ = ["caveats", "comparison", "comparison_page", "figure", "page", "summary"]
+__all__ = [
+    "SCORE_COLUMNS",
+    "caveats",
+    "comparison",
+    "comparison_page",
+    "figure",
+    "intervals",
+    "page",
+    "relative_drop",
+    "replace_figure",
+    "replace_page",
+    "replace_summary",
+    "summary",
+]

@@ -32,7 +32,7 @@ def _map() -> dict[str, Any]:
     cells = alt.Chart(alt.NamedData("cells")).mark_rect(cursor="pointer", aria=False)
     picked = alt.Chart(alt.NamedData("picked")).mark_rect(fillOpacity=0, strokeWidth=2.5, aria=False)
     layers = alt.layer(cells.encode(x=x, y=y, color=colour, tooltip=tips), picked.encode(x=x, y=y))
-    return _plain(layers)
+    return plain(layers)
 
 
 def _lines(x: str, title: str) -> dict[str, Any]:
@@ -48,9 +48,10 @@ def _lines(x: str, title: str) -> dict[str, Any]:
     band = base.mark_area(opacity=0.16, aria=False).encode(y=alt.Y("low:Q", title=None), y2="high:Q", detail="part:N")
     line = base.mark_line(strokeWidth=1.75, aria=False).encode(y=up, strokeDash=dash)
     dots = base.mark_point(filled=True, opacity=1, size=14, aria=False).encode(y=up, tooltip=tips, detail="part:N")
-    return _plain(alt.layer(band, line, dots))
+    return plain(alt.layer(band, line, dots))
 
 
-def _plain(chart: Any) -> dict[str, Any]:
+def plain(chart: Any) -> dict[str, Any]:
+    """The checked specification without what the page sets itself."""
     written = chart.to_dict(validate=True)
     return {key: part for key, part in written.items() if key not in ("config", "$schema")}

@@ -120,14 +120,31 @@ def tokens_table(rows: pd.DataFrame) -> str:
             cells.append(f"<td>{escape(labels.site(str(row.site)))}</td>")
         cells.append(f'<td class="number">{escape(str(row.position))}</td>')
         cells.append(f'<td class="number">{labels.number(share, 3)} %</td>')
-        cells.append(f'<td class="bars"><span class="bar" style="width:{min(share, 100):.1f}%"></span></td>')
+        cells.append(_bar(share))
         lines.append(f"<tr>{''.join(cells)}</tr>")
     names = ["Token", *(["Site"] if several else []), "Position", "Share"]
     top = "".join(f'<th scope="col"{_ALIGNED.get(name, "")}>{name}</th>' for name in names) + "<td></td>"
     return _scrolled(top, "".join(lines), "Sink tokens")
 
 
-_ALIGNED = {"Position": ' class="number"', "Share": ' class="number"'}
+_NUMBER = ' class="number"'
+_ALIGNED = {"Position": _NUMBER, "Share": _NUMBER}
+
+
+def shares_table(head: Sequence[str], rows: Iterable[tuple[str, str, float]], label: str = "") -> str:
+    """A table with bars: each row a name, a number as text, and a share of one; "" where there are no rows."""
+    lines = []
+    for name, count, share in rows:
+        lines.append(
+            f'<tr><th scope="row">{escape(name)}</th><td class="number">{escape(count)}</td>'
+            f'<td class="number">{labels.number(100 * share, 3)} %</td>{_bar(100 * share)}</tr>'
+        )
+    top = "".join(f'<th scope="col"{_NUMBER if i else ""}>{escape(text)}</th>' for i, text in enumerate(head))
+    return _scrolled(f"{top}<td></td>", "".join(lines), label or head[0]) if lines else ""
+
+
+def _bar(percent: float) -> str:
+    return f'<td class="bars"><span class="bar" style="width:{min(percent, 100):.1f}%"></span></td>'
 
 
 def values_table(head: Sequence[str], rows: Iterable[tuple[str, str, Sequence[str]]], label: str) -> str:

@@ -59,10 +59,19 @@ def charted(every: Sequence[Measure], *, several: bool, note: str = "") -> list[
     ]
 
 
-def assemble(title: str, body: str, data: dict[str, Any]) -> str:
-    """The HTML file of a body and the data of its charts."""
-    data = {**data, "charts": charts.specifications(), "colours": {"ramp": colours.RAMPS, "series": colours.SERIES}}
-    return markup.document(title, body, script_safe(data), [charts.libraries(), markup.asset("page.js")])
+def assemble(
+    title: str,
+    body: str,
+    data: dict[str, Any],
+    *,
+    specifications: dict[str, Any] | None = None,
+    script: str = "page.js",
+) -> str:
+    """The HTML file of a body and the data of its charts, which `script` draws (None: the charts of measurements)."""
+    made = charts.specifications() if specifications is None else specifications
+    data = {**data, "charts": made, "colours": {"ramp": colours.RAMPS, "series": colours.SERIES}}
+    scripts = [charts.libraries(), markup.asset("drawing.js") + markup.asset(script)]
+    return markup.document(title, body, script_safe(data), scripts)
 
 
 def thinning(every: Sequence[Measure]) -> str:

@@ -1,0 +1,151 @@
+"""Scores of models with constant heads: means with intervals, relative drops, and the curves they make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from regard.errors import UserError
+from regard.report import labels
+
+COLUMNS = ("model", "task", "constants", "select", "fraction_dynamic", "seed", "metric", "score")
+NONE = "none"
+"""What stands for constants and order in the rows of the untouched model, whose fraction of dynamic heads is 1."""
+
+IN_NATS = ("negative_log_perplexity",)
+"""Metrics whose zero means nothing: not a ratio but a difference is told of them."""
+
+QUANTILES = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
+)
+"""The 0.975 quantiles of Student's t for 1 to 30 degrees of freedom (Abramowitz and Stegun, table 26.10)."""
+
+NORMAL = 1.959964
+"""The 0.975 quantile of the normal distribution."""
+
+KEYS = ["model", "task", "metric", "constants", "select", "fraction_dynamic"]
+GROUP = ["model", "task", "metric"]
+
+
+def check_scores(scores: pd.DataFrame) -> None:
+    """Nothing, or a UserError: the scores are empty or lack a column, or a score is told twice."""
+    missing = [column for column in COLUMNS if column not in scores]
+    if missing:
+        raise UserError(f"scores: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
+    if scores.empty:
+        raise UserError("scores: expected at least one row, the table is empty")
+    twice = scores[scores.duplicated([*KEYS, "seed"])]
+    if len(twice):
+        told = ", ".join(f"{column} {twice.iloc[0][column]}" for column in (*KEYS, "seed"))
+        raise UserError(f"scores: expected one row for each run, several are of {told}")
+
+
+def intervals(scores: pd.DataFrame) -> pd.DataFrame:
+    """One row for each `KEYS`: `n` seeds, their `mean`, and `low` and `high` of the 95 % interval, null for one seed.
+
+    The interval is mean ± t · s/√n with Student's t for n − 1 degrees of freedom and the sample's standard deviation s.
+    Null scores are left out.
+    """
+    check_scores(scores)
+    grouped = scores.dropna(subset="score").groupby(KEYS, sort=False)["score"]
+    found = grouped.agg(n="count", mean="mean", deviation="std").reset_index()
+    half = [_half(int(n), float(s)) for n, s in zip(found["n"], found["deviation"], strict=True)]
+    found["low"], found["high"] = found["mean"] - half, found["mean"] + half
+    return found.drop(columns="deviation").astype({"low": "float64", "high": "float64"})
+
+
+def quantile(freedom: int) -> float:
+    """The 0.975 quantile of Student's t; beyond the table by its expansion in 1/freedom (Abramowitz, Stegun 26.7.5)."""
+    if freedom <= len(QUANTILES):
+        return QUANTILES[freedom - 1]
+    x = NORMAL
+    first = (x**3 + x) / 4
+    second = (5 * x**5 + 16 * x**3 + 3 * x) / 96
+    return x + first / freedom + second / freedom**2
+
+
+def _half(n: int, deviation: float) -> float:
+    return math.nan if n < 2 else quantile(n - 1) * deviation / math.sqrt(n)
+
+
+def relative_drop(scores: pd.DataFrame) -> pd.DataFrame:
+    """One row for each `KEYS` with constant heads: mean `score`, the `original`'s, the `drop`, and its `unit`.
+
+    The drop is 100 · (original − score) / |original| in "%", and original − score in "nats" for the negative log
+    perplexity; null where the original has no score or, in "%", scores 0.
+    """
+    means = intervals(scores).rename(columns={"mean": "score"})
+    whole = means["fraction_dynamic"] == 1
+    original = means[whole].drop_duplicates(GROUP)[[*GROUP, "score"]].rename(columns={"score": "original"})
+    found = means[~whole][[*KEYS, "score"]].merge(original, on=GROUP, how="left")
+    nats = found["metric"].isin(IN_NATS)
+    size = found["original"].abs().where(found["original"] != 0)
+    less = found["original"] - found["score"]
+    found["drop"] = less.where(nats, 100 * less / size)
+    found["unit"] = np.where(nats, "nats", "%")
+    return found
+
+
+def curves(scores: pd.DataFrame) -> pd.DataFrame:
+    """The `intervals` as curves, one for each model, task, constants and order, from all heads dynamic to none.
+
+    The untouched model begins every curve of its task. With no head dynamic the order does not matter: an order that
+    was not run there ends at what another one of the same constants gave.
+    """
+    points = intervals(scores)
+    whole = points[points["fraction_dynamic"] == 1].drop_duplicates(GROUP)
+    rest = points[points["fraction_dynamic"] != 1]
+    parts = []
+    for key, group in rest.groupby([*GROUP, "constants", "select"], sort=False):
+        begin = _of(whole, dict(zip(GROUP, key, strict=False)))
+        end = _of(rest, dict(zip([*GROUP, "constants"], key, strict=False)) | {"fraction_dynamic": 0}).head(1)
+        drawn = [begin, group, *([] if (group["fraction_dynamic"] == 0).any() else [end])]
+        curve = pd.concat([part for part in drawn if len(part)]).assign(constants=key[3], select=key[4])
+        parts.append(curve.sort_values("fraction_dynamic", ascending=False))
+    return pd.concat(parts, ignore_index=True) if parts else rest.reset_index(drop=True)
+
+
+def _of(points: pd.DataFrame, equal: Mapping[str, Any]) -> pd.DataFrame:
+    for column, value in equal.items():
+        points = points[points[column] == value]
+    return points
+
+
+def chosen(scores: pd.DataFrame, record: Mapping[str, Any]) -> tuple[str, str]:
+    """The constants and the order that the run is about: those of the record's settings, else the first in the table.
+
+    Both are "none" where no head was replaced.
+    """
+    settings = labels.section(record, "settings")
+    there = scores[scores["fraction_dynamic"] != 1]
+    constants = _first(there["constants"], settings.get("constants"))
+    select = _first(there["select"][there["constants"] == constants], settings.get("select"))
+    return constants, select
+
+
+def _first(column: pd.Series, wanted: Any) -> str:
+    names = [str(name) for name in column.unique()]
+    told = [wanted] if isinstance(wanted, str) else list(wanted) if isinstance(wanted, (list, tuple)) else []
+    return next((name for name in told if name in names), names[0] if names else NONE)
+
+
+def fraction_name(fraction: float) -> str:
+    """The fraction as people write it: 1, 1/2, 3/4, 1/16, 0; else a decimal number."""
+    simple = Fraction(fraction).limit_denominator(64)
+    return str(simple) if math.isclose(float(simple), fraction, abs_tol=1e-9) else f"{fraction:.3g}"
+
+
+def places(fractions: Sequence[float]) -> dict[float, float]:
+    """Where each fraction stands on an axis of powers of two, from 1 on the left to 0, which has its own place."""
+    known = sorted({float(fraction) for fraction in fractions}, reverse=True)
+    found = {fraction: round(-math.log2(fraction), 4) for fraction in known if fraction > 0}
+    if 0.0 in known:
+        found[0.0] = max(found.values(), default=0.0) + 1.5
+    return found
