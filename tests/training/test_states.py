@@ -97,8 +97,9 @@ def test_a_pass_killed_without_warning_leaves_nothing_that_opens(encode: Encode,
     assert States.open(tmp_path, "k") is None
     encode()
     whole = (tmp_path / "states-k.bin").read_bytes()
-    (tmp_path / "states-k.bin").write_bytes(whole[:-1])
-    assert States.open(tmp_path, "k") is None
+    for spoilt in (whole[:-1], whole[: len(whole) // 2], whole + whole[:1], b""):
+        (tmp_path / "states-k.bin").write_bytes(spoilt)
+        assert States.open(tmp_path, "k") is None
     (tmp_path / "states-k.bin").unlink()
     assert States.open(tmp_path, "k") is None
 

@@ -93,8 +93,6 @@ class States:
                 return None
             shape, mask_shape = tuple(about["shape"]), (about["samples"], about["length"])
             of_states = int(np.prod(shape)) * np.dtype(about["dtype"]).itemsize
-            if path.stat().st_size != of_states + mask_shape[0] * mask_shape[1]:
-                return None
             mask = np.fromfile(path, dtype=np.uint8, offset=of_states).reshape(mask_shape)
             values = np.memmap(path, dtype=about["dtype"], mode="r", shape=shape)
         except (OSError, ValueError, KeyError, TypeError):
