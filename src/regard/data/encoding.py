@@ -18,7 +18,7 @@ from regard.errors import UserError
 Layout = Literal["paper", "natural"]
 LAYOUTS: tuple[Layout, ...] = ("paper", "natural")
 NO_LABEL = -100
-_ROWS_AT_ONCE = 1024
+_ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +163,7 @@ class _Frame:
     count: SpecialTokens
     length: int
     layout: Layout
+    cut_by_tokenizer: bool  # by `arrange` otherwise, which holds each text to its own columns
     spaced: bool  # words go in with a space before each
 
     @classmethod
@@ -176,7 +177,9 @@ class _Frame:
             raise UserError(f"examples: expected one text in each or two in each, got {sorted(sizes)}")
         count = special_tokens(tokenizer, pairs=sizes == {2})
         check_length(count if layout == "paper" else SpecialTokens(sum(count), 0, 0), length)
-        return cls(kind, tokenizer, count, length, layout, kind == "token" and _glues_words(tokenizer))
+        by_tokenizer = layout == "natural" or (sizes == {2} and not count.between)
+        spaced = kind == "token" and _glues_words(tokenizer)
+        return cls(kind, tokenizer, count, length, layout, by_tokenizer, spaced)
 
     @property
     def typed(self) -> bool:
@@ -187,7 +190,7 @@ class _Frame:
         """The rows of some examples."""
         built = self._built(texts)
         too_long = [row for row, ids in enumerate(built["input_ids"]) if len(ids) > self.length]
-        if too_long and (self.layout == "natural" or not self.count.between):
+        if too_long and self.cut_by_tokenizer:
             short = self._built([texts[row] for row in too_long], truncation="longest_first", max_length=self.length)
             for name, values in short.items():
                 for row, value in zip(too_long, values, strict=True):
@@ -205,7 +208,7 @@ class _Frame:
         special = _padded(built["special_tokens_mask"], 0, width).bool()
         made = arrange(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
         marks = moved(marks, made.columns, NO_LABEL) if self.kind == "token" else marks
-        cut = int(made.cut.sum()) if self.count.between else len(too_long)
+        cut = len(too_long) if self.cut_by_tokenizer else int(made.cut.sum())
         return _Rows(made.input_ids, made.attention_mask, made.token_type_ids, marks, cut)
 
     def _built(self, texts: Sequence[tuple[str, ...]], **truncation: Any) -> dict[str, list[list[Any]]]:
