@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,9 +35,14 @@ def made() -> Replacements:
     )
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made().save(tmp_path_factory.mktemp("runs") / "run")
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    return made().save(tmp_path / "run")
+def saved(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "run"))
 
 
 # -- to disk and back

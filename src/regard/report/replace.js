@@ -13,6 +13,7 @@
     const inks = colours.series.light.length;
     const dashes = names.map((_, i) => (i < inks ? [1, 0] : DASHED));
     const label = `${JSON.stringify(ticks.names)}[indexof(${JSON.stringify(ticks.places)}, datum.value)]`;
+    if (points.every((point) => point.low === null)) spec.layer.shift(); // no intervals to draw
     for (const layer of spec.layer) {
       const { x, color, strokeDash } = layer.encoding;
       color.scale = { domain: names };
