@@ -7,8 +7,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from regard.data import Texts, Windows
 from regard.errors import UserError
 from regard.results import Measurements
 from regard.slot import Watch, watching
+from regard.slot.places import evaluating
 from regard.statistics import STATISTICS, Statistic, named, names
 from regard.statistics.dependence import InputDependence
 from regard.statistics.sinks import CommonSinkRatio, SinkRate, SinkTokens
@@ -119,7 +119,7 @@ def measure(
         _check_layers(chosen, range(_layers(loaded.model) or sys.maxsize))
         windows = _windows(loaded, texts, chosen)
         with (
-            _evaluating(loaded.model),
+            evaluating(loaded.model),
             watching(loaded.model, _statistics(chosen, loaded), layers=chosen.layers) as seen,
         ):
             _run(loaded.model, seen, processes.mine(windows.input_ids), chosen.rows, on_batch)
@@ -192,19 +192,6 @@ def _statistics(chosen: Settings, loaded: models.Loaded) -> list[Statistic]:
         "input_dependence": lambda: InputDependence(chosen.length),
     }
     return [deepcopy(s) if isinstance(s, Statistic) else special.get(s, STATISTICS[s])() for s in chosen.statistics]
-
-
-@contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """While it lasts the model drops nothing out and keeps no gradients; afterwards its modes are as they were."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        with torch.no_grad():
-            model.eval()
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _run(model: Any, seen: Watch, ids: Tensor, rows: int, on_batch: Callable[[int, int], None] | None) -> None:

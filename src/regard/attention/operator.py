@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.attention import kernels, reference
-from regard.attention.call import PER_KEY, Call, Wanted
+from regard.attention.call import PER_KEY, Call, Wanted, run, visible
+from regard.attention.constant import constant_output
 from regard.attention.onepass import one_pass
 from regard.attention.spectrum import spectral_bound
 from regard.attention.tiles import LOG2_E
@@ -24,6 +25,9 @@ def attend(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
     first]), per sample (batch, head), or, for `weights`, summed over the unpadded samples (head, query, key). None is
     differentiable. The output is, carries the dropout of the call, and has its dtype.
     """
+    if call.constant is not None:
+        found = reference.reduce(_in_float(_biased(call).detached()), wanted) if wanted.names else {}
+        return partly_constant(call), found
     if not wanted.names or call.dropout or (torch.is_grad_enabled() and call.differentiable):
         output = plain_output(call)
         return output, reduce(call, wanted)
@@ -55,6 +59,42 @@ def plain_output(call: Call) -> Tensor:
     return output.to(call.query.dtype)
 
 
+def partly_constant(call: Call) -> Tensor:
+    """The output where some heads are constant: their C·V beside the attention of the others, or mixed with it."""
+    assert call.constant is not None
+    constant = call.constant
+    fixed = constant_output(call)
+    heads = list(constant.heads)
+    if constant.gate is not None:
+        free = plain_output(replace(call, constant=None)).transpose(1, 2)
+        gate = constant.gate.to(free.dtype)[:, None]
+        fixed = gate * free[:, :, heads] + (1 - gate) * fixed
+        if len(heads) == free.shape[2]:
+            return fixed.transpose(1, 2)
+        return free.index_copy(2, torch.tensor(heads, device=free.device), fixed).transpose(1, 2)
+    others = [head for head in range(call.query.shape[1]) if head not in set(heads)]
+    if not others:
+        return fixed.transpose(1, 2)
+    free = plain_output(call.of_heads(others)).transpose(1, 2)
+    if torch.is_grad_enabled() and (free.requires_grad or fixed.requires_grad):
+        back = torch.tensor([*others, *heads], device=free.device).argsort()
+        return torch.cat([free, fixed], dim=2).index_select(2, back).transpose(1, 2)
+    room = free.new_empty(*free.shape[:2], len(heads) + len(others), free.shape[-1])
+    for part, numbers in ((free, others), (fixed, heads)):
+        room[:, :, run(numbers)] = part
+    return room.transpose(1, 2)
+
+
+def _biased(call: Call) -> Call:
+    """The call with a bias for every head, where that of constant ones was left away."""
+    bias, heads = call.bias, call.query.shape[1]
+    if bias is None or call.constant is None or bias.shape[1] in (1, heads):
+        return call
+    others = [head for head in range(heads) if head not in set(call.constant.heads)]
+    whole = bias.new_zeros(bias.shape[0], heads, *bias.shape[2:])
+    return replace(call, bias=whole.index_copy(1, torch.tensor(others, device=bias.device), bias))
+
+
 def _reductions(call: Call, wanted: Wanted, *, output: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
     full = _in_float(call)
     found: dict[str, Tensor] = {}
@@ -81,7 +121,7 @@ def _fused(call: Call) -> Tensor:
     mask = _mask(call)
     simple = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
     if mask is None and call.causal and not simple:
-        mask = reference.visible(call)
+        mask = visible(call)
     return torch.nn.functional.scaled_dot_product_attention(
         call.query,
         call.key,
@@ -101,7 +141,7 @@ def _mask(call: Call) -> Tensor | None:
         padding = call.key_real[:, None, None, :]
         see = padding if see is None else see & padding
     if call.causal and (see is not None or call.bias is not None):
-        future = reference.visible(replace(call, keep=None, key_real=None))
+        future = visible(replace(call, keep=None, key_real=None))
         see = future if see is None else see & future
     if call.bias is None:
         return see

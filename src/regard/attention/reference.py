@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.attention.call import Call, Wanted
-
-
-def visible(call: Call) -> Tensor:
-    """Which (query, key) pairs may meet: bool, broadcastable to (batch, head, query, key)."""
-    queries, keys = call.query.shape[2], call.key.shape[2]
-    see = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query.device)
-    if call.causal:
-        see = see.tril(diagonal=call.offset)
-    if call.keep is not None:
-        see = see & call.keep
-    if call.key_real is not None:
-        see = see & call.key_real[:, None, None, :]
-    return see
+from regard.attention.call import Call, Wanted, visible
+from regard.attention.constant import constant_weights
 
 
 def scores(call: Call) -> Float[Tensor, "batch head query key"]:
@@ -35,17 +25,31 @@ def scores(call: Call) -> Float[Tensor, "batch head query key"]:
 
 
 def log_normaliser(call: Call) -> Float[Tensor, "batch head query"]:
-    """The log-normaliser log Σ_j exp(s_ij), the sink's logit included; −inf for a query that sees nothing."""
+    """The log-normaliser log Σ_j exp(s_ij), the sink's logit included; −inf for a query that sees nothing.
+
+    The weights of constant heads come normalised: theirs is 0.
+    """
     lse = scores(call).logsumexp(-1)
     if call.sink is not None:
         lse = torch.logaddexp(lse, call.sink[:, None].to(lse.dtype))
+    if call.constant is not None and call.constant.gate is None:
+        empty = (constant_weights(call) == 0).all(-1).expand(len(lse), -1, -1)
+        lse[:, list(call.constant.heads)] = lse.new_zeros(empty.shape).masked_fill(empty, float("-inf"))
     return lse
 
 
 def weights(call: Call) -> Float[Tensor, "batch head query key"]:
-    """The attention matrix A; rows of queries that see nothing are zero."""
-    lse = log_normaliser(call)[..., None]
-    return torch.where(lse.isinf(), 0.0, (scores(call) - lse.masked_fill(lse.isinf(), 0.0)).exp())
+    """The attention matrix A; rows of queries that see nothing are zero. Constant heads have theirs in its place."""
+    free = replace(call, constant=None)
+    lse = log_normaliser(free)[..., None]
+    found = torch.where(lse.isinf(), 0.0, (scores(free) - lse.masked_fill(lse.isinf(), 0.0)).exp())
+    if call.constant is None:
+        return found
+    heads, gate = list(call.constant.heads), call.constant.gate
+    fixed = constant_weights(call).to(found.dtype)
+    if gate is not None:
+        fixed = gate[:, None, None] * found[:, heads] + (1 - gate[:, None, None]) * fixed
+    return found.index_copy(1, torch.tensor(heads, device=found.device), fixed)
 
 
 def attend(call: Call) -> Float[Tensor, "batch head query value_width"]:

@@ -1,5 +1,24 @@
 """Constant matrices in the place of attention weights."""
 
+from regard.constants.constants import Constants, Head, Layer, Origin
+from regard.constants.lengths import at
 from regard.constants.patterns import PATTERNS, Pattern, has_diagonal, on_special, over_heads, pattern, patterns, shares
+from regard.constants.sources import SOURCES, data_free
 
-__all__ = ["PATTERNS", "Pattern", "has_diagonal", "on_special", "over_heads", "pattern", "patterns", "shares"]
+__all__ = [
+    "PATTERNS",
+    "SOURCES",
+    "Constants",
+    "Head",
+    "Layer",
+    "Origin",
+    "Pattern",
+    "at",
+    "data_free",
+    "has_diagonal",
+    "on_special",
+    "over_heads",
+    "pattern",
+    "patterns",
+    "shares",
+]

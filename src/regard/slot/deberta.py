@@ -14,23 +14,31 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfA
 
 from regard.attention.call import Call
 from regard.errors import UserError
+from regard.slot.constant_heads import dynamic_heads
 from regard.slot.interface import observed
 
 
 @contextmanager
 def wrapped(model: nn.Module) -> Iterator[None]:
     """While it lasts the model's disentangled attention, if it has any, runs through the slot."""
-    replaced: list[nn.Module] = []
+    changed: list[nn.Module] = []
     try:
-        for module in model.modules():
-            forward = _forward_of(module)
-            if forward is not None and "forward" not in vars(module):
-                module.forward = partial(forward, module)
-                replaced.append(module)
+        changed += wrap(model)
         yield
     finally:
-        for module in replaced:
+        for module in changed:
             del module.forward
+
+
+def wrap(model: nn.Module) -> list[nn.Module]:
+    """The disentangled attention layers that now run through the slot and did not before."""
+    changed = []
+    for module in model.modules():
+        forward = _forward_of(module)
+        if forward is not None and "forward" not in vars(module):
+            module.forward = partial(forward, module)
+            changed.append(module)
+    return changed
 
 
 def _forward_of(module: nn.Module) -> Callable[..., Any] | None:
@@ -62,7 +70,15 @@ def _forward_v1(
     query = query / (query.shape[-1] * terms) ** 0.5
     bias = None
     if module.relative_attention and rel_embeddings is not None and relative_pos is not None:
-        bias = module.disentangled_att_bias(query, key, relative_pos, module.pos_dropout(rel_embeddings), terms)
+        positions = module.pos_dropout(rel_embeddings)
+        free = dynamic_heads(module, module.num_attention_heads)
+        if free is None:
+            bias = module.disentangled_att_bias(query, key, relative_pos, positions, terms)
+        elif free:
+            some = _SomeHeads(module, free)
+            bias = type(module).disentangled_att_bias(
+                some, query[:, free], key[:, free], relative_pos, positions, terms
+            )
     return _run(module, query, key, value, 1.0, bias, attention_mask)
 
 
@@ -85,10 +101,36 @@ def _forward_v2(
     bias = None
     if module.relative_attention:
         positions = module.pos_dropout(rel_embeddings)
-        bias = module.disentangled_attention_bias(flat_query, flat_key, relative_pos, positions, terms)
-        bias = bias.unflatten(0, (-1, heads)) if bias.ndim == 3 else bias
+        free = dynamic_heads(module, module.num_attention_heads)
+        if free is None:
+            bias = module.disentangled_attention_bias(flat_query, flat_key, relative_pos, positions, terms)
+        elif free:
+            some = _SomeHeads(module, free)
+            flat = (t.unflatten(0, (-1, heads))[:, free].flatten(0, 1) for t in (flat_query, flat_key))
+            bias = type(module).disentangled_attention_bias(some, *flat, relative_pos, positions, terms)
+        if isinstance(bias, Tensor) and bias.ndim == 3:
+            bias = bias.unflatten(0, (-1, heads if free is None else len(free)))
     query, key, value = (t.unflatten(0, (-1, heads)) for t in (flat_query, flat_key, value))
     return _run(module, query, key, value, (query.shape[-1] * terms) ** -0.5, bias, attention_mask)
+
+
+class _SomeHeads:
+    """An attention module that seems to have only some of its heads, for its own code to compute their bias alone."""
+
+    def __init__(self, module: Any, heads: list[int]) -> None:
+        self._module, self._heads = module, heads
+        self.num_attention_heads = len(heads)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def transpose_for_scores(self, x: Tensor, heads: int | None = None) -> Tensor:
+        """Projected states of all heads, those of some in the layout of the module."""
+        some = x.unflatten(-1, (self._module.num_attention_heads, -1))[..., self._heads, :]
+        if heads is None:
+            return some.transpose(-2, -3)
+        found: Tensor = self._module.transpose_for_scores(some.flatten(-2), heads)
+        return found
 
 
 def _run(

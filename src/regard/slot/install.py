@@ -76,7 +76,7 @@ def hint(mask: Tensor) -> dict[str, Any] | None:
 @contextmanager
 def installed(model: nn.Module) -> Iterator[None]:
     """While it lasts the model's attention runs through the slot; afterwards every config is as it was."""
-    before = [(config, config._attn_implementation_internal) for config in _configs(model)]
+    before = [(config, config._attn_implementation_internal) for config in configs(model)]
     try:
         for config, _ in before:
             config._attn_implementation_internal = NAME
@@ -86,7 +86,7 @@ def installed(model: nn.Module) -> Iterator[None]:
             config._attn_implementation_internal = implementation
 
 
-def _configs(model: nn.Module) -> list[Any]:
+def configs(model: nn.Module) -> list[Any]:
     """Every config that an attention layer of the model may consult, each once."""
     found: dict[int, Any] = {}
     for module in model.modules():
@@ -112,7 +112,12 @@ def check_observable(model: nn.Module) -> None:
             )
 
 
+def _type(config: Any) -> str:
+    """The family of a model, also of one whose heads were replaced."""
+    return str(getattr(config, "base_model_type", config.model_type))
+
+
 def _computes_on_its_own(model: PreTrainedModel) -> bool:
     """Whether Transformers says of a model of its own that no attention function can be put into it."""
-    own = type(model).__module__.startswith("transformers.models.") and model.config.model_type not in WRAPPED
+    own = type(model).__module__.startswith("transformers.models.") and _type(model.config) not in WRAPPED
     return own and not type(model)._can_set_attn_implementation()

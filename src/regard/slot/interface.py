@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.attention.call import Call, Wanted
 from regard.attention.operator import attend
 from regard.errors import UserError
+from regard.slot.constant_heads import NAME, Uses
 from regard.slot.install import hint
 
 
@@ -50,7 +51,10 @@ def attention(
 
 
 def observed(module: nn.Module, call: Call, causal_site: bool) -> Tensor:
-    """The output of a call, (batch, head, query, width), shown to whoever watches the module."""
+    """The output of a call, (batch, head, query, width), with the module's constants, shown to whoever watches it."""
+    uses = module._modules.get(NAME)
+    if isinstance(uses, Uses):
+        call = uses.constant(call)
     watching: list[Observer] = []
     names: frozenset[str] = frozenset()
     first = 1

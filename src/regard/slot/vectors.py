@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.call import Call
-from regard.attention.reference import visible
+from regard.attention.call import Call, visible
 
 ROWS = 256
 

@@ -1,0 +1,86 @@
+"""A model with constant heads against the same model under SDPA, forward pass end to end.
+
+MiniLM's shape (6 layers, width 384) and two layers of BERT-base's (width 768; a layer is a layer, and twelve would take
+an hour), 12 heads, random weights, float32, batches without padding, and one case with. Contestants: the model under
+SDPA (sdpa, the reference); the same with 1/2, 1/8, 1/16 and none of its heads dynamic, the dynamic ones drawn at random
+over all layers, so that layers are mixed (half, eighth, sixteenth, none). Each case says what the FLOPs alone would
+allow with no head dynamic (`floor`): what SDPA computes over what is left.
+
+    python -m benchmarks.constant_attention [--quick] [--threads N] [--out FILE]     about 15 minutes on one core
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+from transformers import BertConfig, BertModel
+
+import regard
+from benchmarks.timing import parser, prepared, race, row, show, write
+from regard.constants import Constants, Origin
+from regard.slot import identity, places
+
+SHAPES = {
+    "MiniLM": {"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536},
+    "BERT-base": {"num_hidden_layers": 2, "hidden_size": 768, "intermediate_size": 3072},
+}
+FRACTIONS = {"half": 1 / 2, "eighth": 1 / 8, "sixteenth": 1 / 16, "none": 0.0}
+LENGTHS, BATCHES = (64, 128, 256, 512), (8, 32)
+CASES = [(shape, batch, length, False) for shape in SHAPES for batch in BATCHES for length in LENGTHS]
+PADDED = [(shape, 8, length, True) for shape in SHAPES for length in (128, 512)]
+
+
+def constants_for(model: BertModel, length: int) -> Constants:
+    """Random averages in the shape of a model."""
+    here = places(model)
+    generator = torch.Generator().manual_seed(0)
+    matrices = {}
+    for place in here:
+        drawn = torch.randn(place.heads, length, length, generator=generator)
+        matrices[place.site, place.layer] = drawn.softmax(-1)
+    return Constants(matrices=matrices, origin=Origin(source="random", model=identity(model, here)))
+
+
+def floor(config: Any, length: int) -> float:
+    """The model's FLOPs under SDPA over those with all heads constant, matrix products alone, per token."""
+    d, f = config.hidden_size, config.intermediate_size
+    shared = 2 * (2 * d * d + 2 * d * f) + 2 * length * d
+    return 1 + (2 * 2 * d * d + 2 * length * d) / shared
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    given = prepared(parser(__doc__), arguments)
+    cases = [("MiniLM", 2, 32, False), ("MiniLM", 2, 32, True)] if given.quick else CASES + PADDED
+    rows = []
+    for shape, batch, length, padded in cases:
+        torch.manual_seed(0)
+        config = BertConfig(**SHAPES[shape], num_attention_heads=12, max_position_embeddings=512)  # type: ignore[arg-type]
+        model = BertModel(config, add_pooling_layer=False).eval()
+        constants = constants_for(model, length)
+        ids = torch.randint(100, 1000, (batch, length))
+        lengths = torch.linspace(length, length // 2, batch).long() if padded else torch.full((batch,), length)
+        mask = (torch.arange(length) < lengths[:, None]).long()
+        order = random.Random(0).sample(constants.heads, len(constants.heads))
+        models: dict[str, Any] = {"sdpa": model}
+        for name, dynamic in FRACTIONS.items():
+            models[name] = regard.replaced(model, constants, order[round(dynamic * len(order)) :])
+        contestants = {
+            name: (lambda model=model: model(input_ids=ids, attention_mask=mask)) for name, model in models.items()
+        }
+        case = {"shape": shape, "batch": batch, "length": length, "padded": padded}
+        case["floor"] = round(1 / floor(config, length), 3)
+        rows.append(row(case, race(contestants, least=3 if given.quick else 5, budget=30.0), "sdpa"))
+        show(rows[-1])
+        if not given.quick:
+            write("constant_attention", rows, given.out)
+    if given.quick and given.out:
+        write("constant_attention", rows, given.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

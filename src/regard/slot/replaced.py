@@ -1,0 +1,201 @@
+"""`replaced`: a model of its own whose heads are constant, to be saved, shared and loaded as any other."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from regard.constants import Constants, Head, Origin
+from regard.errors import UserError
+from regard.slot import deberta
+from regard.slot.constant_heads import begin_pass
+from regard.slot.install import NAME, configs, register
+from regard.slot.interface import attention
+from regard.slot.places import Place, places
+from regard.slot.projections import Fused
+from regard.slot.replacing import Given, Heads, check, chosen_heads, given_constants, put
+from regard.slot.site import stacks
+
+TYPE = "regard-replaced"
+"""The `model_type` in the configuration of a saved model."""
+EXTRA = "constant_heads"
+"""The entry of the configuration that says which heads are constant."""
+AUTO = (
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForImageClassification",
+)
+
+
+class ReplacedConfig(PretrainedConfig):
+    """The configuration of a model with constant heads: that of the model it was, and which heads they are.
+
+    What is loaded is of a class of its own, made of this one and that of the model it was.
+    """
+
+    model_type = TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], **options: Any) -> Any:
+        """The configuration in a class that also is the one of the original model."""
+        values = dict(config_dict)
+        base, extra = values.get("base_model_type"), values.get(EXTRA)
+        if base not in transformers.CONFIG_MAPPING or not isinstance(extra, dict):
+            raise UserError(f"expected the configuration of a model with constant heads, of model type {TYPE}")
+        kind = _config_class(transformers.CONFIG_MAPPING[base])
+        _model_class(_architecture(str(extra.get("architecture"))), kind)
+        return super(ReplacedConfig, kind).from_dict(values, **options)
+
+
+class ReplacedModel:
+    """Loads models with constant heads."""
+
+    @staticmethod
+    def register() -> None:
+        """From now on `AutoConfig`, `AutoModel` and the other `Auto…` classes of this process load such models, too."""
+        AutoConfig.register(TYPE, ReplacedConfig, exist_ok=True)
+
+    @staticmethod
+    def from_pretrained(name: str, **options: Any) -> PreTrainedModel:
+        """The model that `save_pretrained` wrote, in the class it was saved in, with its heads constant.
+
+        Takes what `PreTrainedModel.from_pretrained` takes. Raises UserError if it is no model with constant heads.
+        """
+        ReplacedModel.register()
+        config = options.pop("config", None) or AutoConfig.from_pretrained(name)
+        if not isinstance(config, ReplacedConfig):
+            raise UserError(f"expected a model that regard.replaced made and save_pretrained wrote, got {name}")
+        kind: Any = _model_class(_architecture(getattr(config, EXTRA)["architecture"]), type(config))
+        found: PreTrainedModel = kind.from_pretrained(name, config=config, **options)
+        return found
+
+
+def replaced(model: PreTrainedModel, constants: Given, heads: Heads = None, *, any_model: bool = False) -> Any:
+    """A copy of the model in which some heads are constant for good; the model itself is left as it is.
+
+    Takes `constants` and `heads` as `replacing` does, and computes what the model computes inside of it. The result is
+    of a subclass of the model's class: it trains, generates and goes into pipelines as the model does, and
+    `save_pretrained`, `push_to_hub` and `from_pretrained` keep the constants and leave out what is not computed. Raises
+    UserError for constants that do not fit, and for classes that are not of Transformers.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"expected a Hugging Face PreTrainedModel, got {type(model).__name__}")
+    given = given_constants(constants)
+    here = places(model)
+    check(model, here, given, any_model)
+    chosen = chosen_heads(given[0], heads)
+    architecture = type(model).__name__
+    base = _architecture(architecture)
+    if base is not type(model):
+        raise UserError(f"expected a model of a class of Transformers, got {architecture} of {type(model).__module__}")
+    config = _config(model, here, given, chosen)
+    copied: Any = copy.deepcopy(model)
+    for module in copied.modules():
+        if getattr(module, "config", None) is copied.config:
+            module.config = config
+    ReplacedModel.register()
+    copied.__class__ = _model_class(base, type(config))
+    _make_constant(copied, given, chosen)
+    return copied
+
+
+def _config(model: Any, here: list[Place], given: tuple[Constants, ...], heads: Sequence[Head]) -> Any:
+    values = model.config.to_dict()
+    values["base_model_type"] = values.pop("model_type")
+    values[EXTRA] = {
+        "architecture": type(model).__name__,
+        "heads": [list(head) for head in heads],
+        "lengths": [one.length for one in given],
+        "signed": any(bool((m < 0).any()) for one in given for m in one.matrices.values()),
+        "places": [_told(place, model) for place in here],
+        "origin": {**vars(given[0].origin), "model": {}},
+    }
+    kind: Any = _config_class(type(model.config))
+    return super(ReplacedConfig, kind).from_dict(values)
+
+
+def _told(place: Place, model: nn.Module) -> dict[str, Any]:
+    """A place in words, from which `_places` finds it again without a forward."""
+    names = ("site", "layer", "use", "heads", "groups", "width", "causal")
+    path = next(path for path, module in model.named_modules() if module is place.module)
+    told = None if place.fused is None else [place.fused.name, place.fused.order]
+    return {**{name: getattr(place, name) for name in names}, "path": path, "fused": told}
+
+
+def _places(model: nn.Module, told: list[dict[str, Any]]) -> list[Place]:
+    every = stacks(model)
+    found = []
+    for words in told:
+        path = words["path"]
+        stack = next(stack for stack in every if path.startswith(f"{stack.path}." if stack.path else ""))
+        kind = None if words["fused"] is None else Fused(*words["fused"])
+        found.append(Place(**{**words, "module": model.get_submodule(path), "stack": stack, "fused": kind}))
+    return found
+
+
+def _make_constant(model: Any, given: tuple[Constants, ...], heads: Sequence[Head]) -> None:
+    """Puts constants into a model for good."""
+    extra = getattr(model.config, EXTRA)
+    here = _places(model, extra["places"])
+    register(attention)
+    deberta.wrap(model)
+    for config in configs(model):
+        config._attn_implementation_internal = NAME
+    put(here, given, heads, signed=extra["signed"])
+    for module in {place.stack.module for place in here}:
+        module.register_forward_pre_hook(begin_pass, with_kwargs=True)
+
+
+def _empty(extra: Mapping[str, Any]) -> tuple[Constants, ...]:
+    """Constants of the right shape, for weights to be loaded into."""
+    shapes = {(told["site"], told["layer"]): told["heads"] for told in extra["places"]}
+    origin = Origin(**extra["origin"])
+    return tuple(
+        Constants(
+            matrices={place: torch.zeros(heads, length, length, device="cpu") for place, heads in shapes.items()},
+            origin=origin,
+        )
+        for length in extra["lengths"]
+    )
+
+
+def _architecture(name: str) -> Any:
+    found = getattr(transformers, name, None)
+    if not inspect.isclass(found) or not issubclass(found, PreTrainedModel):
+        raise UserError(f"expected the name of a model class of Transformers, got {name}")
+    return found
+
+
+@cache
+def _config_class(base: Any) -> Any:
+    """The class of configurations of replaced models that were of another class."""
+    return type(f"Replaced{base.__name__}", (ReplacedConfig, base), {"model_type": TYPE, "__module__": __name__})
+
+
+@cache
+def _model_class(base: Any, config: Any) -> Any:
+    """The class of replaced models that were of another class, which `from_pretrained` can make."""
+
+    def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
+        base.__init__(self, config, *args, **options)
+        extra = getattr(config, EXTRA)
+        _make_constant(self, _empty(extra), [tuple(head) for head in extra["heads"]])
+
+    members = {"__init__": __init__, "config_class": config, "__module__": base.__module__, "__doc__": base.__doc__}
+    kind = type(f"Replaced{base.__name__}", (base,), members)
+    for name in AUTO:
+        getattr(transformers, name).register(config, kind, exist_ok=True)
+    return kind

@@ -1,0 +1,187 @@
+"""Constant heads against the paper's formula written out entry by entry, in float64."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.attention.call import REDUCTIONS, Call, Constant, Wanted
+from regard.attention.constant import constant_output, constant_weights
+from regard.attention.operator import attend
+from regard.attention.reference import reduce
+
+BATCH, HEADS, KEYS, WIDTH = 3, 4, 6, 5
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def matrices(heads: int, length: int = KEYS, seed: int = 7) -> Tensor:
+    return drawn(heads, length, length, seed=seed).abs()
+
+
+def call(**changed: object) -> Call:
+    """A call of random operands, without padding."""
+    query, key, value = (drawn(BATCH, HEADS, KEYS, WIDTH, seed=seed) for seed in range(3))
+    given = {"query": query, "key": key, "value": value, "scale": 0.5}
+    return Call(**{**given, **changed})  # type: ignore[arg-type]
+
+
+def by_hand(c: Call) -> Tensor:
+    """L1-row-normalise(C ∘ m mᵀ) V, one number after the other."""
+    constant = c.constant
+    assert constant is not None
+    batch, _, keys, width = c.value.shape
+    queries = c.query.shape[2]
+    result = torch.zeros(batch, queries, len(constant.heads), width, dtype=torch.float64)
+    for b, n, i in itertools.product(range(batch), range(len(constant.heads)), range(queries)):
+        if c.query_real is not None and not c.query_real[b, i]:
+            continue
+        row = i + constant.first_query - (0 if constant.query_shift is None else int(constant.query_shift[b]))
+        weights = {}
+        for j in range(keys):
+            column = j + constant.first_key - (0 if constant.key_shift is None else int(constant.key_shift[b]))
+            hidden = c.key_real is not None and not c.key_real[b, j]
+            if c.keep is not None and not c.keep.expand(batch, 1, -1, -1)[b, 0, i, j]:
+                hidden = True
+            size = constant.matrices.shape[-1]
+            if not hidden and 0 <= row < size and 0 <= column < size:
+                weights[j] = float(constant.matrices[n, row, column].detach())
+        total = sum(abs(weight) for weight in weights.values())
+        group = constant.heads[n] * c.value.shape[1] // c.query.shape[1]
+        for j, weight in weights.items():
+            if total:
+                result[b, i, n] += weight / total * c.value[b, group, j]
+    return result
+
+
+REAL = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 1]]).bool()
+LEFT = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1]]).bool()
+SHIFT = torch.tensor([0, 2, 4])
+CASES = {
+    "whole": ({}, {}),
+    "crop of longer matrices": ({}, {"matrices": matrices(2, 9)}),
+    "padding": ({"key_real": REAL, "query_real": REAL}, {}),
+    "padding on the left": (
+        {"key_real": LEFT, "query_real": LEFT},
+        {"query_shift": SHIFT, "key_shift": SHIFT},
+    ),
+    "keys alone begin late": ({"key_real": LEFT}, {"key_shift": SHIFT}),
+    "a step after a cache": ({"query": drawn(BATCH, HEADS, 1, WIDTH)}, {"first_query": 5}),
+    "a step after a cache, padding on the left": (
+        {"query": drawn(BATCH, HEADS, 1, WIDTH), "key_real": LEFT},
+        {"first_query": 5, "query_shift": SHIFT, "key_shift": SHIFT},
+    ),
+    "a cache that dropped keys": (
+        {"query": drawn(BATCH, HEADS, 2, WIDTH)},
+        {"first_query": 7, "first_key": 3, "matrices": matrices(2, 9)},
+    ),
+    "a full mask": ({"keep": drawn(BATCH, 1, KEYS, KEYS, seed=9) > 0}, {}),
+    "negative entries": ({"key_real": REAL}, {"matrices": drawn(2, KEYS, KEYS), "signed": True}),
+    "rows of zeros": ({"key_real": REAL}, {"matrices": matrices(2) * (torch.arange(KEYS)[:, None] > 2)}),
+    "nothing": ({}, {"matrices": torch.zeros(2, KEYS, KEYS, dtype=torch.float64)}),
+    "grouped values": ({"key": drawn(BATCH, 2, KEYS, WIDTH), "value": drawn(BATCH, 2, KEYS, WIDTH, seed=3)}, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("longer", [1, 3], ids=["short", "long"])
+def test_output_is_the_formula_entry_by_entry(name: str, longer: int) -> None:
+    changed, about = CASES[name]
+    constant = Constant(**{"matrices": matrices(2), "heads": (1, 3), **about})
+    c = call(**changed, constant=constant)
+    if longer > 1:  # long enough that shifted samples are moved about instead of looked up
+        c = repeated(c, longer)
+    torch.testing.assert_close(constant_output(c), by_hand(c))
+    weights = constant_weights(c)
+    value = c.value.repeat_interleave(c.shares, 1)[:, [1, 3]]
+    torch.testing.assert_close(torch.einsum("bhqk,bhkd->bqhd", weights, value), by_hand(c))
+
+
+def repeated(c: Call, times: int) -> Call:
+    """The call with its keys, and as many queries if it had all of them, several times over."""
+    from dataclasses import replace
+
+    assert c.constant is not None
+    keys = {"value": c.value.repeat(1, 1, times, 1), "key": c.key.repeat(1, 1, times, 1)}
+    if c.query.shape[2] == KEYS:
+        keys["query"] = c.query.repeat(1, 1, times, 1)
+    if c.key_real is not None:
+        keys["key_real"] = torch.cat([c.key_real] + [c.key_real[:, -1:].expand(-1, KEYS)] * (times - 1), 1)
+    if c.query_real is not None:
+        keys["query_real"] = keys["key_real"]
+    if c.keep is not None:
+        keys["keep"] = c.keep.repeat(1, 1, times, times)
+    grown = c.constant.matrices.repeat(1, times, times)
+    return replace(c, **keys, constant=replace(c.constant, matrices=grown))  # type: ignore[arg-type]
+
+
+def test_normalised_matrices_need_no_sums() -> None:
+    normal = matrices(2) / matrices(2).sum(-1, keepdim=True)
+    told = call(constant=Constant(matrices=normal, heads=(0, 2), normalised=True))
+    torch.testing.assert_close(constant_output(told), by_hand(told))
+
+
+@pytest.mark.parametrize("heads", [(0,), (1, 3), (2, 3), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("gated", [False, True], ids=["replaced", "mixed"])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_heads_beside_constant_ones_attend(heads: tuple[int, ...], gated: bool, gradients: bool) -> None:
+    gate = torch.linspace(0.1, 0.9, len(heads), dtype=torch.float64) if gated else None
+    constant = Constant(matrices=matrices(len(heads)).requires_grad_(gradients), heads=heads, gate=gate)
+    plain = call(key_real=REAL, query_real=REAL)
+    found, _ = attend(call(key_real=REAL, query_real=REAL, constant=constant), Wanted())
+    expected, _ = attend(plain, Wanted())
+    expected = expected.clone()
+    fixed = by_hand(call(key_real=REAL, query_real=REAL, constant=constant)).transpose(1, 2)
+    for n, head in enumerate(heads):
+        share = 0 if gate is None else gate[n]
+        expected[:, head] = share * expected[:, head] + (1 - share) * fixed[:, n]
+    torch.testing.assert_close(found.detach(), expected.detach())
+
+
+def test_gradients_reach_matrices_gates_and_values() -> None:
+    value = drawn(2, 2, 4, 3, seed=2).requires_grad_()
+    logits = torch.tensor([0.3], dtype=torch.float64, requires_grad=True)
+    kernel = matrices(1, 4).requires_grad_()
+    query, key = drawn(2, 2, 4, 3, seed=0).requires_grad_(), drawn(2, 2, 4, 3, seed=1)
+    real = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]).bool()
+
+    def output(value: Tensor, logits: Tensor, kernel: Tensor, query: Tensor) -> Tensor:
+        constant = Constant(matrices=kernel, heads=(1,), gate=logits.sigmoid(), signed=True)
+        c = Call(query=query, key=key, value=value, scale=0.5, key_real=real, constant=constant)
+        return attend(c, Wanted())[0]
+
+    assert torch.autograd.gradcheck(output, (value, logits, kernel, query))
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["replaced", "mixed"])
+def test_what_is_measured_is_what_was_used(gated: bool) -> None:
+    """All reductions of a call with constants come from the matrix whose product with V is its output."""
+    gate = torch.tensor([0.25, 0.5], dtype=torch.float64) if gated else None
+    c = call(key_real=REAL, query_real=REAL, constant=Constant(matrices=matrices(2), heads=(1, 3), gate=gate))
+    output, found = attend(c, Wanted(names=REDUCTIONS))
+    weights = reduce(c, Wanted(names=frozenset({"weights"})))["weights"]
+    torch.testing.assert_close(found["weights"], weights)
+    real = REAL[:, None, :, None]
+    from regard.attention.reference import weights as whole
+
+    torch.testing.assert_close((whole(c) @ c.value) * real, output * real)
+    torch.testing.assert_close(found["column_mass"], (whole(c) * real).sum(-2))
+    torch.testing.assert_close(found["row_sum"][:, [1, 3]], (whole(c).sum(-1))[:, [1, 3]])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, KEYS), min_size=BATCH, max_size=BATCH), st.integers(0, 3))
+def test_rows_sum_to_one_or_are_empty_and_scaling_a_row_changes_nothing(lengths: list[int], seed: int) -> None:
+    real = torch.arange(KEYS) < torch.tensor(lengths)[:, None]
+    kernel = matrices(2, seed=seed)
+    c = call(key_real=real, query_real=real, constant=Constant(matrices=kernel, heads=(0, 3)))
+    sums = constant_weights(c).sum(-1)
+    torch.testing.assert_close(sums, real[:, None].expand_as(sums).double())
+    scaled = kernel * torch.linspace(0.5, 9, KEYS, dtype=torch.float64)[:, None]
+    again = call(key_real=real, query_real=real, constant=Constant(matrices=scaled, heads=(0, 3)))
+    torch.testing.assert_close(constant_output(c), constant_output(again))

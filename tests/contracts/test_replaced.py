@@ -1,0 +1,137 @@
+"""Models with constant heads of their own: saved, loaded, and equal to a model inside `replacing`."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel
+
+import regard
+from regard.constants import Constants, Origin
+from regard.slot.places import identity, places
+
+
+def constants_for(model: Any, length: int = 24, seed: int = 3) -> Constants:
+    here = places(model)
+    generator = torch.Generator().manual_seed(seed)
+    matrices = {(p.site, p.layer): torch.rand(p.heads, length, length, generator=generator) for p in here}
+    return Constants(matrices=matrices, origin=Origin(source="test", model=identity(model, here)))
+
+
+def some(constants: Constants) -> list[Any]:
+    return [head for head in constants.heads if head[1] > 0 or head[2] in (0, 2)]
+
+
+def test_replaced_is_replacing_and_survives_disk(
+    family: Any, build: Callable, inputs: Callable, run: Callable, tmp_path: Path
+) -> None:
+    model = build(family)
+    constants = constants_for(model)
+    padding = "right" if "right" in family.paddings else "none"
+    with regard.replacing(model, constants, some(constants)):
+        expected = run(model, inputs(family, padding))
+    untouched = run(model, inputs(family, padding))
+    fixed = regard.replaced(model, constants, some(constants))
+    assert isinstance(fixed, type(model))
+    torch.testing.assert_close(run(fixed, inputs(family, padding)), expected)
+    assert torch.equal(run(model, inputs(family, padding)), untouched), "the model itself must not change"
+
+    fixed.save_pretrained(tmp_path / "fixed")
+    loaded = regard.ReplacedModel.from_pretrained(str(tmp_path / "fixed"))
+    assert type(loaded) is type(fixed)
+    assert not loaded.training
+    assert torch.equal(run(loaded, inputs(family, padding)), run(fixed, inputs(family, padding)))
+    assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in fixed.parameters())
+
+
+def test_auto_classes_load_it(build: Callable, inputs: Callable, run: Callable, families: Any, tmp_path: Path) -> None:
+    model = build("Bert")
+    fixed = regard.replaced(model, constants_for(model), [(0, 1)])
+    fixed.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "regard-replaced"
+    regard.ReplacedModel.register()
+    loaded = AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(run(loaded, inputs(families["Bert"], "right")), run(fixed, inputs(families["Bert"], "right")))
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(config, transformers.BertConfig)
+
+
+def test_measuring_a_loaded_model(build: Callable, inputs: Callable, families: Any, tmp_path: Path) -> None:
+    model = build("Bert")
+    identity_like = constants_for(model)
+    eye = {place: torch.eye(24).expand(len(m), 24, 24) for place, m in identity_like.matrices.items()}
+    fixed = regard.replaced(model, Constants(matrices=eye, origin=identity_like.origin), [(1, 2)])
+    fixed.save_pretrained(tmp_path)
+    loaded = regard.ReplacedModel.from_pretrained(str(tmp_path))
+    with regard.watching(loaded, "distance") as seen:
+        loaded(**inputs(families["Bert"], "right"))
+    frame = seen.frame("distance")
+    fixed_head = frame[(frame["layer"] == 1) & (frame["head"] == 2)]["value"]
+    assert len(fixed_head)
+    assert (fixed_head == 0).all()
+
+
+@pytest.mark.parametrize("name", ["GPT2", "T5"])
+def test_generating(name: str, build: Callable, inputs: Callable, families: Any, tmp_path: Path) -> None:
+    model = build(name)
+    constants = constants_for(model, 40)
+    batch = {k: v for k, v in inputs(families[name], "left").items() if k in ("input_ids", "attention_mask")}
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    with regard.replacing(model, constants, some(constants)):
+        expected = model.generate(**batch, **options)
+    regard.replaced(model, constants, some(constants)).save_pretrained(tmp_path)
+    loaded = regard.ReplacedModel.from_pretrained(str(tmp_path))
+    assert torch.equal(loaded.generate(**batch, **options), expected)
+
+
+def test_training_reaches_everything_that_is_left(build: Callable, inputs: Callable, families: Any) -> None:
+    model = build("Bert")
+    fixed = regard.replaced(model, constants_for(model), [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3)]).train()
+    fixed(**inputs(families["Bert"], "right"))[0].square().sum().backward()
+    without = [
+        name
+        for name, parameter in fixed.named_parameters()
+        if parameter.grad is None and parameter.numel() and "pooler" not in name and "constant_heads" not in name
+    ]
+    assert without == []
+
+
+def test_copies_stand_alone(build: Callable, inputs: Callable, run: Callable, families: Any) -> None:
+    for name in ("Bert", "Deberta"):
+        model = build(name)
+        fixed = regard.replaced(model, constants_for(model), [(0, 0)])
+        batch = inputs(families[name], "none")
+        expected = run(fixed, batch)
+        other = copy.deepcopy(fixed)
+        with torch.no_grad():
+            for parameter in fixed.parameters():
+                parameter.zero_()
+        assert torch.equal(run(other, batch), expected)
+
+
+def test_what_is_no_replaced_model_is_refused(build: Callable, tmp_path: Path) -> None:
+    build("Bert").save_pretrained(tmp_path)
+    with pytest.raises(regard.UserError, match="expected a model that regard.replaced made"):
+        regard.ReplacedModel.from_pretrained(str(tmp_path))
+
+
+def test_constants_of_another_model_are_refused(build: Callable) -> None:
+    bert, electra = build("Bert"), build("Electra")
+    constants = constants_for(bert)
+    with pytest.raises(regard.UserError, match='type "electra".*type "bert"'), regard.replacing(electra, constants):
+        pass
+    generator = torch.Generator().manual_seed(9)
+    other = copy.deepcopy(bert)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    with pytest.raises(regard.UserError, match="another one of the same shape"):
+        regard.replaced(other, constants)
+    assert regard.replaced(other, constants, any_model=True) is not None
+    half = copy.deepcopy(bert).half()
+    assert regard.replaced(half, constants) is not None, "the same weights in another dtype are the same model"
