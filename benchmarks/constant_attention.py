@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,9 +69,8 @@ def main(arguments: list[str] | None = None) -> int:
         models: dict[str, Any] = {"sdpa": model}
         for name, dynamic in FRACTIONS.items():
             models[name] = regard.replaced(model, constants, order[round(dynamic * len(order)) :])
-        contestants = {
-            name: (lambda model=model: model(input_ids=ids, attention_mask=mask)) for name, model in models.items()
-        }
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        contestants = {name: partial(model, **inputs) for name, model in models.items()}
         case = {"shape": shape, "batch": batch, "length": length, "padded": padded}
         case["floor"] = round(1 / floor(config, length), 3)
         rows.append(row(case, race(contestants, least=3 if given.quick else 5, budget=30.0), "sdpa"))

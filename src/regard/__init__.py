@@ -1,61 +1,86 @@
-"""Regard measures attention in Hugging Face Transformers.
+"""Regard measures attention in Hugging Face Transformers, and replaces it.
 
 `import regard` is cheap: torch is imported with the first name that needs it.
 
     import regard
     measurements = regard.measure(model, tokenizer, texts)
+    constants = regard.average_attention(model, batches, length=64)
+    with regard.replacing(model, constants, heads=0.5):
+        model(**inputs)
 """
 
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
 
 if TYPE_CHECKING:
+    from regard.constants import Constants
     from regard.measure import measure
+    from regard.replace import replace
+    from regard.replacements import Replacements
     from regard.results import Measurements
-    from regard.slot import watching
+    from regard.slot import ReplacedModel, average_attention, mixing, replaced, replacing, watching
 
 __version__ = "0.1.0"
-__all__ = ["Measurements", "UserError", "__version__", "measure", "watching"]
+__all__ = [
+    "Constants",
+    "Measurements",
+    "ReplacedModel",
+    "Replacements",
+    "UserError",
+    "__version__",
+    "average_attention",
+    "measure",
+    "mixing",
+    "replace",
+    "replaced",
+    "replacing",
+    "watching",
+]
+_WHERE = {
+    "Constants": "regard.constants",
+    "Measurements": "regard.results",
+    "ReplacedModel": "regard.slot",
+    "Replacements": "regard.replacements",
+    "average_attention": "regard.slot",
+    "mixing": "regard.slot",
+    "replaced": "regard.slot",
+    "replacing": "regard.slot",
+    "watching": "regard.slot",
+}
+
+
+def _verb(name: str) -> property:
+    """The function of a module that has its name, as an attribute that importing the module does not hide.
+
+    Importing a submodule assigns it to its package: a property takes the assignment without effect, and the module
+    stays where Python keeps modules, so that `from regard.measure import …` finds it there.
+    """
+    return property(
+        lambda package: getattr(import_module(f"regard.{name}"), name),
+        lambda package, module: None,
+        doc=f"The function `{name}` of the module `regard.{name}`.",
+    )
 
 
 class _Package(ModuleType):
-    """The package, whose verbs are functions although a module of the same name holds each.
+    """The package, whose verbs are functions although a module of the same name holds each."""
 
-    `regard.measure` is a function whether or not the module `regard.measure` was imported before: importing a submodule
-    assigns it to its package, and a property without effect on assignment keeps that from hiding the function.
-    """
+    measure = _verb("measure")
+    replace = _verb("replace")
 
-    @property
-    def measure(self) -> Any:
-        """The function `measure` of the module `regard.measure`."""
-        from regard.measure import measure
-
-        return measure
-
-    @measure.setter
-    def measure(self, module: ModuleType) -> None:
-        """The module stays where Python keeps modules: `from regard.measure import …` finds it there."""
-
-    @property
-    def Measurements(self) -> Any:
-        """The class `regard.results.Measurements`."""
-        from regard.results import Measurements
-
-        return Measurements
+    def __getattr__(self, name: str) -> Any:
+        """What there is to use, imported when it is asked for."""
+        if name not in _WHERE:
+            raise AttributeError(f"module 'regard' has no attribute {name!r}")
+        return getattr(import_module(_WHERE[name]), name)
 
     def __dir__(self) -> list[str]:
         """What there is to use, for completion."""
         return sorted({*__all__, *(name for name in super().__dir__() if name.startswith("__"))})
-
-    @property
-    def watching(self) -> Any:
-        """The context manager `regard.slot.watching`."""
-        from regard.slot import watching
-
-        return watching
 
 
 sys.modules[__name__].__class__ = _Package

@@ -49,6 +49,19 @@ def test_replaced_is_replacing_and_survives_disk(
     assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in fixed.parameters())
 
 
+def test_hidden_states_are_given(build: Callable, inputs: Callable, families: Any) -> None:
+    model = build("Bert")
+    constants = constants_for(model)
+    batch = inputs(families["Bert"], "right")
+    fixed = regard.replaced(model, constants)
+    found = fixed(**batch, output_hidden_states=True).hidden_states
+    with regard.replacing(model, constants):
+        expected = model(**batch, output_hidden_states=True).hidden_states
+    assert len(found) == len(expected) == 3
+    for layer, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(layer, other)
+
+
 def test_auto_classes_load_it(build: Callable, inputs: Callable, run: Callable, families: Any, tmp_path: Path) -> None:
     model = build("Bert")
     fixed = regard.replaced(model, constants_for(model), [(0, 1)])
@@ -116,14 +129,14 @@ def test_copies_stand_alone(build: Callable, inputs: Callable, run: Callable, fa
 
 def test_what_is_no_replaced_model_is_refused(build: Callable, tmp_path: Path) -> None:
     build("Bert").save_pretrained(tmp_path)
-    with pytest.raises(regard.UserError, match="expected a model that regard.replaced made"):
+    with pytest.raises(regard.UserError, match=r"expected a model that regard\.replaced made"):
         regard.ReplacedModel.from_pretrained(str(tmp_path))
 
 
 def test_constants_of_another_model_are_refused(build: Callable) -> None:
     bert, electra = build("Bert"), build("Electra")
     constants = constants_for(bert)
-    with pytest.raises(regard.UserError, match='type "electra".*type "bert"'), regard.replacing(electra, constants):
+    with pytest.raises(regard.UserError, match=r'type "electra".*type "bert"'), regard.replacing(electra, constants):
         pass
     generator = torch.Generator().manual_seed(9)
     other = copy.deepcopy(bert)

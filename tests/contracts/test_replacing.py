@@ -132,16 +132,21 @@ def test_padding_changes_nothing(
 def test_the_model_is_restored_exactly(family: Any, build: Callable, inputs: Callable, run: Callable) -> None:
     model = build(family)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    modules = {name: module for name, module in model.named_modules()}
+    modules = dict(model.named_modules())
     hooks = [len(module._forward_pre_hooks) for module in model.modules()]
     expected = run(model, inputs(family, "none"))
-    with pytest.raises(RuntimeError, match="on purpose"), regard.replacing(model, constants_for(model)):
-        run(model, inputs(family, "none"))
-        raise RuntimeError("on purpose")
+
+    def broken_off() -> None:
+        with regard.replacing(model, constants_for(model)):
+            run(model, inputs(family, "none"))
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        broken_off()
     after = model.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(after[name], value) for name, value in before.items())
-    assert {name: module for name, module in model.named_modules()} == modules
+    assert dict(model.named_modules()) == modules
     assert [len(module._forward_pre_hooks) for module in model.modules()] == hooks
     assert torch.equal(run(model, inputs(family, "none")), expected)
 
@@ -292,6 +297,7 @@ def test_watching_sees_the_constants(build: Callable, inputs: Callable, families
         model(**inputs(families["Bert"], "right"))
     frame = seen.frame("distance")
     fixed = frame[(frame["layer"] == 0) & (frame["head"] == 1)]["value"]
-    assert len(fixed) and (fixed == 0).all()
+    assert len(fixed)
+    assert (fixed == 0).all()
     others = frame[(frame["layer"] == 0) & (frame["head"] == 2)]["value"]
     assert (others > 0).all()

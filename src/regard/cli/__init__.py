@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from regard import __version__
-from regard.cli import compare, measure
+from regard.cli import compare, measure, replace
 from regard.errors import UserError
 
-COMMANDS = {"measure": measure, "compare": compare}
+COMMANDS = {"measure": measure, "compare": compare, "replace": replace}
 
 
 class Parser(argparse.ArgumentParser):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from regard.cli.options import new_folder, number
 from regard.errors import UserError
 
 HELP = "Measure what a model's attention does on some text, and write a report."
@@ -62,15 +62,15 @@ def run(given: argparse.Namespace) -> None:
         "bos": given.bos,
         "samples": given.samples,
         "length": given.length,
-        "epsilon": tuple(_number(part, float, "--epsilon") for part in given.epsilon.split(",")),
+        "epsilon": tuple(number(part, float, "--epsilon") for part in given.epsilon.split(",")),
         "layers": _layers(given.layers),
-        "batch_size": None if given.batch_size == "auto" else _number(given.batch_size, int, "--batch-size"),
+        "batch_size": None if given.batch_size == "auto" else number(given.batch_size, int, "--batch-size"),
         "seed": given.seed,
     }
     from regard import processes
 
     with processes.joined(), processes.together():
-        _measure(given, settings, given.out or _new_folder(given.model))
+        _measure(given, settings, given.out or new_folder("measure", given.model))
 
 
 def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> None:
@@ -103,21 +103,6 @@ def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> 
         console.print(found.summary())
         written = ", ".join(sorted(path.name for path in out.iterdir()))
         console.print(f"\nWritten to {out}: {written}", soft_wrap=True)
-
-
-def _new_folder(model: str) -> Path:
-    if Path(model).is_dir():
-        model = Path(model).resolve().name
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model)[:80].strip("-.") or "model"
-    return Path("runs") / f"measure-{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-
-
-def _number(text: str, kind: type, option: str) -> float | int:
-    try:
-        value: float | int = kind(text)
-    except ValueError:
-        raise UserError(f"{option}: expected a number, got {text!r}") from None
-    return value
 
 
 def _layers(text: str) -> tuple[int, ...] | None:

@@ -20,7 +20,7 @@ Layer = tuple[str, int]
 """Site and number of a layer: ("encoder", 0)."""
 Head = tuple[str, int, int]
 """Site, layer and number of a head."""
-FORMAT = 1
+FORMAT, HEADER = 1, "regard.constants"
 SAME = 0.9
 """How alike (cosine) the weights of two models must be for the constants of one to serve in the other."""
 
@@ -156,12 +156,12 @@ class Constants:
     # -- to and from disk --------------------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        """Everything as one safetensors file, with the origin as JSON in its header."""
+        """Everything as one safetensors file, with the origin as JSON in its header; the same for the same content."""
         tensors = {f"{site}.{layer}.matrix": m.contiguous() for (site, layer), m in self.matrices.items()}
         tensors |= {f"{site}.count": count.contiguous() for site, count in self.counts.items()}
         tensors |= {f"{site}.{layer}.square": square.contiguous() for (site, layer), square in self.squares.items()}
-        header = {"regard": str(FORMAT), "origin": json.dumps(vars(self.origin))}
-        return safetensors.torch.save(tensors, header)
+        told = {"format": FORMAT, "origin": vars(self.origin)}
+        return safetensors.torch.save(dict(sorted(tensors.items())), {HEADER: json.dumps(told, sort_keys=True)})
 
     def save(self, path: str | Path) -> Path:
         """Where it was written: one file, safetensors with JSON, whole or not at all."""
@@ -190,9 +190,10 @@ class Constants:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"constants: cannot read {path}: {' '.join(str(error).split())}") from error
-        if header.get("regard") != str(FORMAT) or "origin" not in header:
+        told = json.loads(header.get(HEADER, "{}"))
+        if told.get("format") != FORMAT:
             raise UserError(f"constants: expected a file that Constants.save wrote, {path} is none")
-        found = cls._of(tensors, json.loads(header["origin"]))
+        found = cls._of(tensors, told["origin"])
         if model is not None:
             found.check_model(model)
         if length is not None and length > found.length:

@@ -50,7 +50,7 @@ class TaskSettings:
     validation: tuple[str, ...] = ("dev.tsv",)
     written: Columns | None = None
     paper: Scale
-    laptop: Scale = Scale(learning_rate=1e-3, batch_size=32, epochs=15, length=64, rows=(1000, 500))
+    laptop: Scale = Scale(learning_rate=3e-4, batch_size=32, epochs=5, length=64, rows=(1000, 500))
 
 
 _GLUE = "nyu-mll/glue"
@@ -73,6 +73,7 @@ TASKS: Mapping[str, TaskSettings] = {
         folders=("CoLA",),
         written=Columns(("sentence",), "label", header=("source", "label", "mark", "sentence")),
         paper=Scale(learning_rate=2e-5, batch_size=16, epochs=15, length=64),
+        laptop=Scale(learning_rate=3e-4, batch_size=32, epochs=5, length=32, rows=(3000, 1043)),
     ),
     "sst2": TaskSettings(
         kind="sequence",
@@ -83,6 +84,7 @@ TASKS: Mapping[str, TaskSettings] = {
         folders=("SST-2",),
         written=Columns(("sentence",), "label"),
         paper=Scale(learning_rate=1e-4, batch_size=32, epochs=4, length=64),
+        laptop=Scale(learning_rate=3e-4, batch_size=32, epochs=5, length=48, rows=(1000, 500)),
     ),
     "mrpc": TaskSettings(
         kind="sequence",
@@ -93,6 +95,7 @@ TASKS: Mapping[str, TaskSettings] = {
         folders=("MRPC",),
         written=Columns(("#1 String", "#2 String"), "Quality"),
         paper=Scale(learning_rate=2e-5, batch_size=16, epochs=15, length=128),
+        laptop=Scale(learning_rate=3e-4, batch_size=32, epochs=5, length=96, rows=(1600, 408)),
     ),
     "mnli": TaskSettings(
         kind="sequence",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -21,7 +20,7 @@ from regard.slot.install import NAME, configs, register
 from regard.slot.interface import attention
 from regard.slot.places import Place, places
 from regard.slot.projections import Fused
-from regard.slot.replacing import Given, Heads, check, chosen_heads, given_constants, put
+from regard.slot.replacing import Given, Heads, check, chosen_heads, given_constants, put, replacing
 from regard.slot.site import stacks
 
 TYPE = "regard-replaced"
@@ -52,10 +51,11 @@ class ReplacedConfig(PretrainedConfig):
     def from_dict(cls, config_dict: Mapping[str, Any], **options: Any) -> Any:
         """The configuration in a class that also is the one of the original model."""
         values = dict(config_dict)
-        base, extra = values.get("base_model_type"), values.get(EXTRA)
+        base, extra = str(values.get("base_model_type")), values.get(EXTRA)
         if base not in transformers.CONFIG_MAPPING or not isinstance(extra, dict):
             raise UserError(f"expected the configuration of a model with constant heads, of model type {TYPE}")
-        kind = _config_class(transformers.CONFIG_MAPPING[base])
+        original: Any = transformers.CONFIG_MAPPING[base]
+        kind = _config_class(original)
         _model_class(_architecture(str(extra.get("architecture"))), kind)
         return super(ReplacedConfig, kind).from_dict(values, **options)
 
@@ -78,7 +78,8 @@ class ReplacedModel:
         config = options.pop("config", None) or AutoConfig.from_pretrained(name)
         if not isinstance(config, ReplacedConfig):
             raise UserError(f"expected a model that regard.replaced made and save_pretrained wrote, got {name}")
-        kind: Any = _model_class(_architecture(getattr(config, EXTRA)["architecture"]), type(config))
+        made: Any = type(config)
+        kind: Any = _model_class(_architecture(getattr(config, EXTRA)["architecture"]), made)
         found: PreTrainedModel = kind.from_pretrained(name, config=config, **options)
         return found
 
@@ -101,15 +102,17 @@ def replaced(model: PreTrainedModel, constants: Given, heads: Heads = None, *, a
     base = _architecture(architecture)
     if base is not type(model):
         raise UserError(f"expected a model of a class of Transformers, got {architecture} of {type(model).__module__}")
-    config = _config(model, here, given, chosen)
-    copied: Any = copy.deepcopy(model)
-    for module in copied.modules():
-        if getattr(module, "config", None) is copied.config:
-            module.config = config
+    config: Any = _config(model, here, given, chosen)
     ReplacedModel.register()
-    copied.__class__ = _model_class(base, type(config))
-    _make_constant(copied, given, chosen)
-    return copied
+    made: Any = type(config)
+    kind: Any = _model_class(base, made)  # type: ignore[arg-type]  # to mypy a class is not hashable
+    with replacing(model, given, chosen, any_model=any_model):
+        state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    found = kind.from_pretrained(None, config=config, state_dict=state, dtype=model.dtype).to(model.device)
+    for name, parameter in found.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    return found.train(model.training)
 
 
 def _config(model: Any, here: list[Place], given: tuple[Constants, ...], heads: Sequence[Head]) -> Any:
@@ -123,7 +126,8 @@ def _config(model: Any, here: list[Place], given: tuple[Constants, ...], heads: 
         "places": [_told(place, model) for place in here],
         "origin": {**vars(given[0].origin), "model": {}},
     }
-    kind: Any = _config_class(type(model.config))
+    original: Any = type(model.config)
+    kind: Any = _config_class(original)
     return super(ReplacedConfig, kind).from_dict(values)
 
 

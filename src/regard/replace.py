@@ -1,0 +1,365 @@
+"""The second verb: what a model can still do with constants where its attention was (PAPA, arXiv 2211.03495)."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from regard import __version__, models
+from regard.constants import SOURCES, Constants, at, data_free, over_heads, patterns
+from regard.data import LAYOUTS, TASKS, Encoded, Task, encode, mask_tokens, read_task
+from regard.data.tasks import Scale
+from regard.errors import UserError
+from regard.journal import Journal
+from regard.replacements import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
+from regard.selection import ORDERS, Order, by_output_norm, order
+from regard.slot import average_attention, identity
+from regard.training import ProbeSettings
+from regard.training.states import encoder_of
+from regard.trials import ENCODING, Trials
+
+TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
+"""Sources that are trained on the task's labels, and what each starts from."""
+CONSTANTS = ("average", *SOURCES, *TRAINED)
+UNTOUCHED = "none"
+GATE_RATE = {"paper": None, "laptop": 2e-2}
+"""Learning rate of the gates; None is the probe's, as published."""
+CONSTANTS_RATE = {"paper": None, "laptop": 2e-3}
+THROUGH_EPOCHS = {"paper": None, "laptop": 2}
+"""Epochs of training through the encoder; None is the probe's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What to replace, and how to find out what it costs.
+
+    `constants`: sources out of `CONSTANTS`; `select`: orders out of `regard.selection.ORDERS`; `fractions`: shares of
+    heads that stay dynamic, 1 being the untouched model; `seeds`: how many probes each score is of. `scale` names the
+    settings of the task: the paper's, or those for a laptop; `length`, `rows` (training, validation), `epochs`,
+    `batch_size` and `learning_rate` replace its own. `layout`: where special tokens stand. `text`, `label`,
+    `validation`, `metric`: of a data set of your own, see `regard.data.read_task`.
+    """
+
+    constants: tuple[str, ...] = ("average",)
+    select: tuple[str, ...] = ("lambda",)
+    fractions: tuple[float, ...] = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
+    seeds: int = 3
+    scale: Literal["paper", "laptop"] = "laptop"
+    layout: Literal["paper", "natural"] = "paper"
+    length: int | None = None
+    rows: tuple[int, int] | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    text: str | None = None
+    label: str | None = None
+    validation: str | None = None
+    metric: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without model and task."""
+        for name in ("constants", "select", "fractions"):
+            value: Any = getattr(self, name)
+            several = (value,) if isinstance(value, (str, int, float)) else tuple(value)
+            object.__setattr__(self, name, tuple(dict.fromkeys(several)))
+        for name, known in (("constants", CONSTANTS), ("select", ORDERS)):
+            unknown = [one for one in getattr(self, name) if one not in known]
+            if unknown or not getattr(self, name):
+                raise UserError(f"{name}: expected some of {', '.join(known)}, got {', '.join(unknown) or 'none'}")
+        if not self.fractions or not all(0 <= fraction <= 1 for fraction in self.fractions):
+            told = ", ".join(f"{fraction:g}" for fraction in self.fractions) or "none"
+            raise UserError(f"fractions: expected numbers from 0 to 1, got {told}")
+        for name, allowed in (("scale", ("paper", "laptop")), ("layout", LAYOUTS)):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        for name in ("seeds", "length", "epochs", "batch_size", *(("rows",) if self.rows else ())):
+            value = getattr(self, name)
+            if value is not None and min(value if isinstance(value, tuple) else (value,)) < 1:
+                raise UserError(f"{name.replace('_', '-')}: expected at least 1, got {value}")
+
+
+def replace(
+    model: PreTrainedModel | models.Loaded | str,
+    task: str,
+    *,
+    tokenizer: Any = None,
+    data: str | Path | None = None,
+    constants_from: str | Path | Constants | None = None,
+    work: str | Path = Path("runs") / "replace.work",
+    resume: bool = False,
+    on_step: Callable[[str], None] = lambda step: None,
+    **settings: Any,
+) -> Replacements:
+    """What probes behind the frozen model score on a task, with more and more of its heads constant.
+
+    `model` is a model with its `tokenizer`, or what `regard.models.load` gave, or a name it takes. `task` is one of
+    `regard.data.TASKS` or a file of your own; `data` the folder with its files, None for the hub. `constants_from`
+    takes the averages from elsewhere: another task's name, a file that `Constants.save` wrote, or constants. Other
+    `settings` are those of `Settings`. `work` is a folder for hidden states and for scores found so far: with `resume`
+    a run that was broken off goes on there, to the same scores; it is deleted at the end. `on_step` is told what is
+    done. An encoder–decoder's encoder is probed. Raises UserError for every mistake of the user.
+    """
+    chosen = _settings(**settings)
+    began = time.perf_counter()
+    loaded = _loaded(model, tokenizer)
+    encoder = encoder_of(loaded.model)
+    on_step("reading the task")
+    scale, read = _task(task, data, chosen)
+    train, validation = _encoded(read, loaded.tokenizer, chosen, scale)
+    about = _about(loaded, encoder, read, (train, validation), chosen, constants_from)
+    journal = Journal(work, about, resume=resume)
+    trials = Trials(
+        model=encoder,
+        task=read,
+        train=train,
+        validation=validation,
+        settings=_probe(scale, None),
+        through=_probe(scale, THROUGH_EPOCHS[chosen.scale]),
+        gate_rate=GATE_RATE[chosen.scale],
+        constants_rate=CONSTANTS_RATE[chosen.scale],
+        journal=journal,
+        step=on_step,
+    )
+    averages = _averages(trials, loaded.tokenizer, constants_from, data, chosen, scale)
+    table = _scores(trials, averages, chosen, loaded.name)
+    first = _order(trials, averages, chosen.select[0], 0)
+    cost = pd.DataFrame(trials.cost(averages, first, chosen.fractions), columns=list(COST_COLUMNS))
+    record = about | {"created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+    record["patterns"] = over_heads(
+        {f"{site}.{layer}": m for (site, layer), m in averages.matrices.items()}, averages.origin.separators
+    )
+    record["cost"] = {
+        "seconds": round(time.perf_counter() - began, 3),
+        "device": str(encoder.device),
+        "batch_size": max(1, ENCODING // validation.length),
+        "length": validation.length,
+    }
+    journal.remove()
+    return Replacements(
+        scores=table,
+        heads=_heads(averages, first),
+        cost=cost,
+        record=record,
+        matrices={f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()},
+        constants=averages.to_bytes(),
+    )
+
+
+def _settings(**given: Any) -> Settings:
+    known = [option.name for option in fields(Settings)]
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise UserError(f"unknown setting {', '.join(unknown)}; expected some of: {', '.join(known)}")
+    return Settings(**given)
+
+
+def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> models.Loaded:
+    if isinstance(model, str):
+        model = models.load(model)
+    if isinstance(model, models.Loaded):
+        found = model if tokenizer is None else changed(model, tokenizer=tokenizer)
+    elif not isinstance(model, PreTrainedModel):
+        raise UserError(f"cannot replace {type(model).__name__}: expected a Hugging Face PreTrainedModel, or its name")
+    elif tokenizer is None:
+        raise UserError("a model needs its tokenizer: replace(model, task, tokenizer=tokenizer)")
+    else:
+        found = models.Loaded(model, tokenizer, model.config._name_or_path or type(model).__name__, None)
+    models.check_vocabulary(found.model, found.tokenizer, found.name)
+    return found
+
+
+def _task(name: str, folder: str | Path | None, chosen: Settings) -> tuple[Scale, Task]:
+    """The task, and its settings with those of the user in their place."""
+    of_task = TASKS["sst2"] if name not in TASKS else TASKS[name]
+    scale: Scale = getattr(of_task, chosen.scale)
+    own = {n: getattr(chosen, n) for n in ("length", "rows", "epochs", "batch_size", "learning_rate")}
+    scale = changed(scale, **{n: value for n, value in own.items() if value is not None})
+    user: dict[str, Any] = {n: getattr(chosen, n) for n in ("text", "label", "validation", "metric")}
+    return scale, read_task(name, None if name not in TASKS else folder, rows=scale.rows, **user)
+
+
+def _encoded(read: Task, tokenizer: Any, chosen: Settings, scale: Scale) -> tuple[Encoded, Encoded]:
+    parts = [encode(read.kind, part, tokenizer, scale.length, chosen.layout) for part in (read.train, read.validation)]
+    if read.kind == "mlm":
+        parts = [mask_tokens(part, tokenizer, seed) for seed, part in enumerate(parts)]
+    return parts[0], parts[1]
+
+
+def _probe(scale: Scale, epochs: int | None) -> ProbeSettings:
+    return ProbeSettings(
+        learning_rate=scale.learning_rate, batch_size=scale.batch_size, epochs=min(epochs or scale.epochs, scale.epochs)
+    )
+
+
+def _about(
+    loaded: models.Loaded,
+    encoder: Any,
+    read: Task,
+    parts: tuple[Encoded, Encoded],
+    chosen: Settings,
+    constants_from: str | Path | Constants | None,
+) -> dict[str, Any]:
+    """Everything the scores depend on."""
+    known = identity(encoder)
+    config = encoder.config
+    origin = constants_from.origin.source if isinstance(constants_from, Constants) else constants_from
+    train, validation = parts
+    return {
+        "regard": __version__,
+        "verb": "replace",
+        "model": {
+            "name": loaded.name,
+            "class": type(encoder).__name__,
+            "type": known["type"],
+            "sha256": loaded.sha256,
+            "parameters": sum(p.numel() for p in encoder.parameters()),
+            "layers": getattr(config, "num_hidden_layers", None),
+            "heads": getattr(config, "num_attention_heads", None),
+            "dtype": str(next(encoder.parameters()).dtype).removeprefix("torch."),
+        },
+        "data": {
+            "task": read.name,
+            "metric": read.metric,
+            "source": read.source,
+            "sha256": read.sha256,
+            "train": len(train),
+            "validation": len(validation),
+            "truncated": train.truncated + validation.truncated,
+            "inputs_sha256": train.sha256,
+            "labels": len(read.labels),
+        },
+        "settings": {
+            **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(chosen).items()},
+            "constants_from": None if origin is None else str(origin),
+            "length": train.length,
+            "separators": list(train.separators),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "platform": platform.platform(),
+        },
+    }
+
+
+def _averages(
+    trials: Trials,
+    tokenizer: Any,
+    constants_from: str | Path | Constants | None,
+    data: str | Path | None,
+    chosen: Settings,
+    scale: Scale,
+) -> Constants:
+    """The averages over the task's training inputs, or from elsewhere."""
+    inputs, source = trials.train, trials.task.source
+    if isinstance(constants_from, Constants):
+        return _fitting(constants_from, trials, chosen)
+    if constants_from is not None and str(constants_from) not in TASKS:
+        return _fitting(Constants.load(constants_from), trials, chosen)
+    if constants_from is not None:
+        other = read_task(str(constants_from), data, rows=scale.rows)
+        inputs, source = encode(other.kind, other.train, tokenizer, scale.length, chosen.layout), other.source
+    path = trials.folder / "average.safetensors"
+    if "average" in trials.journal and path.exists():
+        return Constants.load(path)
+    trials.step("averaging attention")
+    found = average_attention(
+        trials.model,
+        inputs.batches(max(1, ENCODING // inputs.length)),
+        inputs.length,
+        layout=inputs.layout,
+        separators=inputs.separators,
+        tokenizer=tokenizer,
+        source=source,
+    )
+    found.save(path)
+    trials.journal.add("average", True)
+    return found
+
+
+def _fitting(given: Constants, trials: Trials, chosen: Settings) -> Constants:
+    """Constants from elsewhere, if they fit model, length and layout."""
+    if given.origin.layout != chosen.layout:
+        raise UserError(
+            f"constants: expected averages in layout {chosen.layout}, got {given.origin.layout}; choose that layout, "
+            "or average anew"
+        )
+    given.check_model(identity(trials.model))
+    if given.length < trials.train.length:
+        raise UserError(
+            f"constants: expected some for {trials.train.length} tokens, got {given.length}; choose --length "
+            f"{given.length}, or fit them with regard.constants.at"
+        )
+    return at(given, trials.train.length)
+
+
+def _order(trials: Trials, averages: Constants, name: str, seed: int) -> Order:
+    def norms() -> Order:
+        batches = trials.train.batches(max(1, ENCODING // trials.train.length))
+        on_device = ({k: v.to(trials.model.device) for k, v in batch.items()} for batch in batches)
+        return by_output_norm(trials.model, on_device, averages)
+
+    return order(name, constants=averages, seed=seed, lambdas=lambda: trials.lambdas(averages, 0), norms=norms)
+
+
+def _source(trials: Trials, averages: Constants, name: str) -> Constants:
+    if name in SOURCES:
+        return data_free(name, averages)
+    if name in TRAINED:
+        start = averages if TRAINED[name] == "average" else data_free(TRAINED[name], averages)
+        return trials.trained(start, 0, name)
+    return averages
+
+
+def _scores(trials: Trials, averages: Constants, chosen: Settings, model: str) -> pd.DataFrame:
+    """One row for each source, order, fraction and seed."""
+    seeds = range(chosen.seeds)
+    rows: list[tuple[Any, ...]] = []
+
+    def add(constants: str, select: str, fraction: float, found: dict[int, float]) -> None:
+        task, metric = trials.task.name, trials.task.metric
+        rows.extend((model, task, constants, select, fraction, seed, metric, value) for seed, value in found.items())
+
+    if 1.0 in chosen.fractions:
+        trials.step("scoring the model as it is")
+        add(UNTOUCHED, UNTOUCHED, 1.0, trials.scores(None, (), seeds))
+    for name in chosen.constants:
+        constants = _source(trials, averages, name)
+        for select in chosen.select:
+            for fraction in (f for f in chosen.fractions if f < 1):
+                trials.step(f"scoring {name}, {select}, {fraction:g} dynamic")
+                for group in _same_order(select, seeds, fraction):
+                    heads = averages.heads
+                    if fraction:
+                        heads = _order(trials, averages, select, group[0]).constant(fraction)
+                    add(name, select, fraction, trials.scores(constants, heads, group))
+    return pd.DataFrame(rows, columns=list(SCORE_COLUMNS))
+
+
+def _same_order(select: str, seeds: Sequence[int], fraction: float) -> Iterable[Sequence[int]]:
+    """The seeds in groups for which the same heads are constant: a random order is drawn for each."""
+    return [[seed] for seed in seeds] if select == "random" and fraction > 0 else [list(seeds)]
+
+
+def _heads(averages: Constants, first: Order) -> pd.DataFrame:
+    """One row a head: its rank, the value it was ranked by, and the pattern of its average."""
+    found = {}
+    for (site, layer), matrix in averages.matrices.items():
+        for head, pattern in enumerate(patterns(matrix, averages.origin.separators)):
+            found[site, layer, head] = str(pattern)
+    rows = [
+        (*head, rank, value, found[head]) for rank, (head, value) in enumerate(zip(*vars(first).values(), strict=True))
+    ]
+    return pd.DataFrame(rows, columns=list(HEAD_COLUMNS))

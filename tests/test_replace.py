@@ -1,0 +1,213 @@
+"""The verb end to end, on a tiny model and a tiny task."""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import regard
+from regard import models
+from regard.constants import Constants
+from regard.data import encode, read_task
+from regard.replacements import Replacements
+
+Tiny = Callable[[str], Path]
+SMALL: dict[str, Any] = {
+    "length": 12,
+    "rows": (24, 12),
+    "epochs": 2,
+    "batch_size": 8,
+    "learning_rate": 0.01,
+    "seeds": 2,
+}
+
+
+@pytest.fixture(scope="session")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty sentences of three to eight words, labelled by whether w1 is in them."""
+    draw = random.Random(0)
+    rows = []
+    for number in range(40):
+        words = draw.choices([f"w{n}" for n in range(2, 30)], k=draw.randint(3, 8))
+        if number % 2:
+            words[draw.randrange(len(words))] = "w1"
+        rows.append({"text": " ".join(words), "label": "good" if number % 2 else "bad"})
+    path = tmp_path_factory.mktemp("task") / "reviews.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def replaced(tiny: Tiny, reviews: Path, work: Path, **settings: Any) -> Replacements:
+    return regard.replace(str(tiny("bert")), str(reviews), work=work, **{**SMALL, **settings})
+
+
+def test_the_table_has_a_row_for_each_source_order_fraction_and_seed(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    orders = ("lambda", "input-dependence", "output-norm", "first-layers", "last-layers", "random", "reversed")
+    found = replaced(
+        tiny, reviews, tmp_path / "work", select=orders, constants=("average", "zeros"), fractions=(1, 0.5, 0)
+    )
+    scores = found.scores
+    whole = scores[scores["fraction_dynamic"] == 1]
+    assert len(whole) == 2
+    assert set(whole["constants"]) == set(whole["select"]) == {"none"}
+    rest = scores[scores["fraction_dynamic"] < 1]
+    assert len(rest) == 2 * len(orders) * 2 * 2
+    assert not rest.duplicated(["constants", "select", "fraction_dynamic", "seed"]).any()
+    assert scores["score"].between(0, 1).all()
+    for name in ("average", "zeros"):  # with no head dynamic every order leaves the same model
+        ends = rest[(rest["constants"] == name) & (rest["fraction_dynamic"] == 0)].groupby("seed")["score"]
+        assert (ends.nunique() == 1).all()
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_run_is_written_and_read_again(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    found = replaced(tiny, reviews, tmp_path / "work", fractions=(1, 0.5, 0))
+    found.save(tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {
+        "results.json",
+        "scores.parquet",
+        "heads.json",
+        "cost.parquet",
+        "constants.safetensors",
+        "report.html",
+    } == names
+    again = Replacements.load(tmp_path / "run")
+    pd.testing.assert_frame_equal(again.scores, found.scores)
+    constants = Constants.load(tmp_path / "run" / "constants.safetensors")
+    assert constants.origin.layout == "paper"
+    assert constants.origin.separators == tuple(found.record["settings"]["separators"])
+    assert found.record["data"]["train"] == 24
+    assert (found.cost["flops"].diff().dropna() < 0).all(), "fewer dynamic heads, less to compute"
+
+
+def test_scores_are_those_of_probes_on_the_states_of_a_replaced_model(
+    tiny: Tiny, reviews: Path, tmp_path: Path
+) -> None:
+    """The verb against the parts it is made of, put together by hand."""
+    from regard.training import ProbeSettings, States, fit_probe, predict, score
+
+    found = replaced(tiny, reviews, tmp_path / "work", fractions=(0,), select="input-dependence", layout="natural")
+    loaded = models.load(str(tiny("bert")))
+    task = read_task(str(reviews), rows=(24, 12))
+    train, valid = (encode("sequence", part, loaded.tokenizer, 12, "natural") for part in (task.train, task.validation))
+    constants = regard.average_attention(loaded.model, train.batches(5), 12)
+    fixed = regard.replaced(loaded.model, constants)
+    states = []
+    for part in (train, valid):
+        with torch.no_grad():
+            told = [fixed(**batch, output_hidden_states=True).hidden_states for batch in part.batches(7)]
+        dense = torch.cat([torch.stack(layers, 1) for layers in told])
+        states.append(States.of(dense, part.attention_mask))
+    settings = ProbeSettings(learning_rate=0.01, batch_size=8, epochs=2)
+    for seed in range(2):
+        probe = fit_probe("sequence", states[0], train.labels, 2, settings, seed)
+        expected = score("accuracy", valid.labels, predict(probe, states[1]), task.labels)
+        assert found.frame(seed=seed)["score"].item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("source", ["toeplitz-init", "average-init"])
+def test_trained_constants_differ_from_their_start(source: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    seen: list[str] = []
+    found = replaced(
+        tiny,
+        reviews,
+        tmp_path / "work",
+        constants=source,
+        fractions=(0,),
+        select="input-dependence",
+        on_step=seen.append,
+    )
+    assert set(found.scores["constants"]) == {source}
+    assert f"training constants, {source}" in seen
+
+
+def test_gates_learn_which_heads_to_keep(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    found = replaced(tiny, reviews, tmp_path / "work", fractions=(0.5,))
+    values = found.heads.sort_values("rank")["value"]
+    assert values.between(0, 1).all()
+    assert values.is_monotonic_decreasing
+    assert values.nunique() > 6
+    assert (values != 0.5).all(), "every gate has moved"
+
+
+def test_a_killed_run_resumes_to_the_same_scores(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    whole = replaced(tiny, reviews, tmp_path / "whole", fractions=(1, 0.5, 0))
+    script = f"""
+import os, regard
+steps = 0
+def step(name):
+    global steps
+    steps += 1
+    if steps == 8:
+        os.kill(os.getpid(), 9)
+regard.replace({str(tiny("bert"))!r}, {str(reviews)!r}, work={str(tmp_path / "work")!r},
+               fractions=(1, 0.5, 0), on_step=step, **{SMALL!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert ended.returncode == -9, ended.stderr.decode()
+    kept = (tmp_path / "work" / "journal.jsonl").read_text().splitlines()
+    assert kept
+    seen: list[str] = []
+    again = replaced(tiny, reviews, tmp_path / "work", fractions=(1, 0.5, 0), resume=True, on_step=seen.append)
+    assert "averaging attention" not in seen, "what was done is not done again"
+    pd.testing.assert_frame_equal(again.scores, whole.scores)
+
+
+def test_other_settings_do_not_resume(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    def broken_off(step: str) -> None:
+        if step.startswith("scoring"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replaced(tiny, reviews, tmp_path / "work", on_step=broken_off)
+    with pytest.raises(
+        regard.UserError, match="resume: expected the settings of the run that was broken off; settings"
+    ):
+        replaced(tiny, reviews, tmp_path / "work", resume=True, seeds=1)
+
+
+def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    one = replaced(tiny, reviews, tmp_path / "work", fractions=(0,), select="input-dependence")
+    one.save(tmp_path / "run")
+    path = tmp_path / "run" / "constants.safetensors"
+    again = replaced(tiny, reviews, tmp_path / "work", fractions=(0,), select="input-dependence", constants_from=path)
+    assert again.scores["score"].tolist() == one.scores["score"].tolist()
+    with pytest.raises(regard.UserError, match="expected averages in layout natural, got paper"):
+        replaced(tiny, reviews, tmp_path / "work", constants_from=path, layout="natural")
+    with pytest.raises(regard.UserError, match="expected some for 16 tokens, got 12"):
+        replaced(tiny, reviews, tmp_path / "work", constants_from=path, length=16)
+
+
+@pytest.mark.parametrize(
+    "settings,message",
+    [
+        ({"fractions": (1.5,)}, "fractions: expected numbers from 0 to 1, got 1.5"),
+        ({"fractions": ()}, "fractions: expected numbers from 0 to 1, got none"),
+        ({"constants": "uniform"}, "constants: expected some of average, identity"),
+        ({"select": "size"}, "select: expected some of lambda, input-dependence"),
+        ({"seeds": 0}, "seeds: expected at least 1, got 0"),
+        ({"scale": "moon"}, "scale: expected one of paper, laptop, got 'moon'"),
+        ({"colour": 1}, "unknown setting colour; expected some of: constants"),
+        ({"length": 2}, "length"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told(settings: dict[str, Any], message: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    with pytest.raises(regard.UserError, match=message):
+        replaced(tiny, reviews, tmp_path / "work", **settings)
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_other_kinds_of_models(kind: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    """The encoder of an encoder–decoder, and a causal model, are probed in the same way."""
+    found = regard.replace(str(tiny(kind)), str(reviews), work=tmp_path / "work", **SMALL, fractions=(1, 0.5, 0))
+    assert len(found.scores) == 6
+    assert set(found.heads["site"]) == {"encoder" if kind == "t5" else "decoder"}
