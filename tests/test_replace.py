@@ -211,3 +211,48 @@ def test_other_kinds_of_models(kind: str, tiny: Tiny, reviews: Path, tmp_path: P
     found = regard.replace(str(tiny(kind)), str(reviews), work=tmp_path / "work", **SMALL, fractions=(1, 0.5, 0))
     assert len(found.scores) == 6
     assert set(found.heads["site"]) == {"encoder" if kind == "t5" else "decoder"}
+
+
+def test_a_language_model_is_judged_by_its_perplexity(tmp_path: Path) -> None:
+    """Against the model's own loss; nothing is drawn, so there is one seed."""
+    import transformers
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers import models as tokenizer_models
+
+    words = ["<unk>", "<s>", *(f"w{number}" for number in range(20))]
+    backend = Tokenizer(tokenizer_models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 1}
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=22, initializer_range=0.5, **sizes)).eval()
+    draw = random.Random(0)
+    for name in ("train", "valid"):
+        lines = (" ".join(draw.choices(words[2:], k=30)) for _ in range(12))
+        (tmp_path / f"wiki.{name}.raw").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    settings: dict[str, Any] = {"length": 16, "rows": (12, 12), "epochs": 2, "batch_size": 4, "learning_rate": 0.05}
+    found = regard.replace(
+        model, "lm", tokenizer=tokenizer, data=tmp_path, work=tmp_path / "work", fractions=(1, 0.5, 0), **settings
+    )
+    assert found.scores["metric"].unique().tolist() == ["negative_log_perplexity"]
+    assert found.scores["seed"].tolist() == [0, 0, 0]
+    ids = encode("mlm", read_task("lm", tmp_path).validation, tokenizer, 16, "paper").input_ids
+    constants = regard.average_attention(
+        model, encode("mlm", read_task("lm", tmp_path).train, tokenizer, 16, "paper").batches(64), 16, layout="paper"
+    )
+    with torch.no_grad():
+        untouched = -float(model(ids, labels=ids).loss)
+        with regard.replacing(model, constants):
+            constant = -float(model(ids, labels=ids).loss)
+    scores = found.scores.set_index("fraction_dynamic")["score"]
+    assert scores[1.0] == pytest.approx(untouched, abs=1e-5)
+    assert scores[0.0] == pytest.approx(constant, abs=1e-5)
+    assert scores[1.0] != pytest.approx(scores[0.0], abs=1e-3)
+
+
+def test_a_language_model_needs_its_head(tiny: Tiny, tmp_path: Path) -> None:
+    loaded = models.load(str(tiny("llama")))
+    with pytest.raises(
+        regard.UserError, match="task lm: expected a causal language model with its head, got LlamaModel"
+    ):
+        regard.replace(loaded, "lm", data=tmp_path, work=tmp_path / "work")

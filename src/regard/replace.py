@@ -22,17 +22,20 @@ from regard.data import LAYOUTS, TASKS, Encoded, Task, encode, mask_tokens, read
 from regard.data.tasks import Scale
 from regard.errors import UserError
 from regard.journal import Journal
+from regard.judges import READ, Judge, LikelihoodJudge, ProbeJudge, read_batches
 from regard.replacements import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
 from regard.selection import ORDERS, Order, by_output_norm, order
 from regard.slot import average_attention, identity
 from regard.training import ProbeSettings
 from regard.training.states import encoder_of
-from regard.trials import ENCODING, Trials
+from regard.trials import Trials
 
 TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
 """Sources that are trained on the task's labels, and what each starts from."""
 CONSTANTS = ("average", *SOURCES, *TRAINED)
 UNTOUCHED = "none"
+LANGUAGE_MODEL = "lm"
+"""The task of a causal language model: it is judged by the likelihood that it gives to text, without a probe."""
 GATE_RATE = {"paper": None, "laptop": 2e-2}
 """Learning rate of the gates; None is the probe's, as published."""
 CONSTANTS_RATE = {"paper": None, "laptop": 2e-3}
@@ -112,27 +115,26 @@ def replace(
     """
     chosen = _settings(**settings)
     began = time.perf_counter()
-    loaded = _loaded(model, tokenizer)
-    encoder = encoder_of(loaded.model)
+    loaded = _loaded(model, tokenizer, task)
+    encoder = loaded.model if task == LANGUAGE_MODEL else encoder_of(loaded.model)
     on_step("reading the task")
     scale, read = _task(task, data, chosen)
     train, validation = _encoded(read, loaded.tokenizer, chosen, scale)
     about = _about(loaded, encoder, read, (train, validation), chosen, constants_from)
     journal = Journal(work, about, resume=resume)
+    judge = _judge(encoder, read, (train, validation), chosen, scale, journal)
     trials = Trials(
         model=encoder,
-        task=read,
+        judge=judge,
         train=train,
         validation=validation,
-        settings=_probe(scale, None),
-        through=_probe(scale, THROUGH_EPOCHS[chosen.scale]),
         gate_rate=GATE_RATE[chosen.scale],
         constants_rate=CONSTANTS_RATE[chosen.scale],
         journal=journal,
         step=on_step,
     )
-    averages = _averages(trials, loaded.tokenizer, constants_from, data, chosen, scale)
-    table = _scores(trials, averages, chosen, loaded.name)
+    averages = _averages(trials, read, loaded.tokenizer, constants_from, data, chosen, scale)
+    table = _scores(trials, averages, chosen, loaded.name, read.name)
     first = _order(trials, averages, chosen.select[0], 0)
     cost = pd.DataFrame(trials.cost(averages, first, chosen.fractions), columns=list(COST_COLUMNS))
     record = about | {"created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
@@ -142,7 +144,7 @@ def replace(
     record["cost"] = {
         "seconds": round(time.perf_counter() - began, 3),
         "device": str(encoder.device),
-        "batch_size": max(1, ENCODING // validation.length),
+        "batch_size": max(1, READ // validation.length),
         "length": validation.length,
     }
     journal.remove()
@@ -164,9 +166,10 @@ def _settings(**given: Any) -> Settings:
     return Settings(**given)
 
 
-def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> models.Loaded:
+def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, task: str) -> models.Loaded:
+    """The model with its tokenizer, checked to be one for the task, and to belong together."""
     if isinstance(model, str):
-        model = models.load(model)
+        model = models.load(model, language_model=task == LANGUAGE_MODEL)
     if isinstance(model, models.Loaded):
         found = model if tokenizer is None else changed(model, tokenizer=tokenizer)
     elif not isinstance(model, PreTrainedModel):
@@ -176,6 +179,10 @@ def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> mod
     else:
         found = models.Loaded(model, tokenizer, model.config._name_or_path or type(model).__name__, None)
     models.check_vocabulary(found.model, found.tokenizer, found.name)
+    if task == LANGUAGE_MODEL and (
+        found.model.get_output_embeddings() is None or found.model.config.is_encoder_decoder
+    ):
+        raise UserError(f"task lm: expected a causal language model with its head, got {type(found.model).__name__}")
     return found
 
 
@@ -191,9 +198,27 @@ def _task(name: str, folder: str | Path | None, chosen: Settings) -> tuple[Scale
 
 def _encoded(read: Task, tokenizer: Any, chosen: Settings, scale: Scale) -> tuple[Encoded, Encoded]:
     parts = [encode(read.kind, part, tokenizer, scale.length, chosen.layout) for part in (read.train, read.validation)]
-    if read.kind == "mlm":
+    if read.kind == "mlm" and read.name != LANGUAGE_MODEL:
         parts = [mask_tokens(part, tokenizer, seed) for seed, part in enumerate(parts)]
     return parts[0], parts[1]
+
+
+def _judge(
+    encoder: Any, read: Task, parts: tuple[Encoded, Encoded], chosen: Settings, scale: Scale, journal: Journal
+) -> Judge:
+    train, validation = parts
+    through = _probe(scale, THROUGH_EPOCHS[chosen.scale])
+    if read.name == LANGUAGE_MODEL:
+        return LikelihoodJudge(model=encoder, train_rows=train, validation_rows=validation, settings=through)
+    return ProbeJudge(
+        model=encoder,
+        task=read,
+        train_rows=train,
+        validation_rows=validation,
+        settings=_probe(scale, None),
+        through=through,
+        folder=journal.folder,
+    )
 
 
 def _probe(scale: Scale, epochs: int | None) -> ProbeSettings:
@@ -256,6 +281,7 @@ def _about(
 
 def _averages(
     trials: Trials,
+    read: Task,
     tokenizer: Any,
     constants_from: str | Path | Constants | None,
     data: str | Path | None,
@@ -263,7 +289,7 @@ def _averages(
     scale: Scale,
 ) -> Constants:
     """The averages over the task's training inputs, or from elsewhere."""
-    inputs, source = trials.train, trials.task.source
+    inputs, source = trials.train, read.source
     if isinstance(constants_from, Constants):
         return _fitting(constants_from, trials, chosen)
     if constants_from is not None and str(constants_from) not in TASKS:
@@ -271,13 +297,13 @@ def _averages(
     if constants_from is not None:
         other = read_task(str(constants_from), data, rows=scale.rows)
         inputs, source = encode(other.kind, other.train, tokenizer, scale.length, chosen.layout), other.source
-    path = trials.folder / "average.safetensors"
+    path = trials.journal.folder / "average.safetensors"
     if "average" in trials.journal and path.exists():
         return Constants.load(path)
     trials.step("averaging attention")
     found = average_attention(
         trials.model,
-        inputs.batches(max(1, ENCODING // inputs.length)),
+        read_batches(inputs),
         inputs.length,
         layout=inputs.layout,
         separators=inputs.separators,
@@ -307,8 +333,8 @@ def _fitting(given: Constants, trials: Trials, chosen: Settings) -> Constants:
 
 def _order(trials: Trials, averages: Constants, name: str, seed: int) -> Order:
     def norms() -> Order:
-        batches = trials.train.batches(max(1, ENCODING // trials.train.length))
-        on_device = ({k: v.to(trials.model.device) for k, v in batch.items()} for batch in batches)
+        device = trials.model.device
+        on_device = ({name: v.to(device) for name, v in batch.items()} for batch in read_batches(trials.train))
         return by_output_norm(trials.model, on_device, averages)
 
     return order(name, constants=averages, seed=seed, lambdas=lambda: trials.lambdas(averages, 0), norms=norms)
@@ -323,13 +349,12 @@ def _source(trials: Trials, averages: Constants, name: str) -> Constants:
     return averages
 
 
-def _scores(trials: Trials, averages: Constants, chosen: Settings, model: str) -> pd.DataFrame:
+def _scores(trials: Trials, averages: Constants, chosen: Settings, model: str, task: str) -> pd.DataFrame:
     """One row for each source, order, fraction and seed."""
-    seeds = range(chosen.seeds)
+    seeds, metric = trials.judge.seeds(chosen.seeds), trials.judge.metric
     rows: list[tuple[Any, ...]] = []
 
     def add(constants: str, select: str, fraction: float, found: dict[int, float]) -> None:
-        task, metric = trials.task.name, trials.task.metric
         rows.extend((model, task, constants, select, fraction, seed, metric, value) for seed, value in found.items())
 
     if 1.0 in chosen.fractions:

@@ -186,6 +186,7 @@ def test_the_settings_of_the_paper() -> None:
         "ner": (1e-4, 8, 4, 128),
         "pos": (5e-4, 8, 4, 128),
         "mlm": (5e-4, 8, 2, 128),
+        "lm": (5e-4, 8, 2, 128),
     }
     scales = {name: settings.paper for name, settings in TASKS.items()}
     assert table == {name: (s.learning_rate, s.batch_size, s.epochs, s.length) for name, s in scales.items()}
@@ -209,7 +210,7 @@ def test_a_line_that_is_not_as_it_should_be(tmp_path: Path, line: str, message: 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     assert message_of("qqp", tmp_path).startswith(
-        "task: expected one of cola, sst2, mrpc, mnli, ner, pos, mlm, or a file"
+        "task: expected one of cola, sst2, mrpc, mnli, ner, pos, mlm, lm, or a file"
     )
     assert "there is no" in message_of("cola", tmp_path / "none")
     assert "train.tsv (.gz)" in message_of("sst2", tmp_path)

@@ -29,11 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task",
         required=True,
         metavar="TASK",
-        help="cola, sst2, mrpc, mnli, ner, pos, mlm, or a .jsonl, .csv, .tsv or .parquet file",
+        help="cola, sst2, mrpc, mnli, ner, pos, mlm, lm (perplexity of a causal "
+        "model), or a .jsonl, .csv, .tsv or .parquet file",
     )
     parser.add_argument(
         "--data",
-        default=os.environ.get("REGARD_DATA"),
         metavar="DIR",
         help="folder with the task's files as published; default: $REGARD_DATA, else the hub",
     )
@@ -86,7 +86,7 @@ def run(given: argparse.Namespace) -> None:
     from rich.console import Console
 
     from regard import models
-    from regard.replace import Settings, replace
+    from regard.replace import LANGUAGE_MODEL, Settings, replace
     from regard.results import check_free
     from regard.slot import ReplacedModel
 
@@ -95,13 +95,19 @@ def run(given: argparse.Namespace) -> None:
     check_free(out, overwrite=given.overwrite)
     Settings(**settings)
     ReplacedModel.register()
-    loaded = models.load(given.model, dtype=given.dtype, device=given.device, trust_remote_code=given.trust_remote_code)
+    loaded = models.load(
+        given.model,
+        dtype=given.dtype,
+        device=given.device,
+        trust_remote_code=given.trust_remote_code,
+        language_model=given.task == LANGUAGE_MODEL,
+    )
     try:
         with _progress() as step:
             found = replace(
                 loaded,
                 given.task,
-                data=given.data,
+                data=given.data or os.environ.get("REGARD_DATA"),
                 constants_from=given.constants_from,
                 work=work,
                 resume=given.resume,

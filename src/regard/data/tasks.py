@@ -63,6 +63,17 @@ _CONLL: Mapping[str, Any] = {
     "validation": ("valid.txt", "dev.txt", "eng.testa"),
 }
 
+_WIKITEXT: Mapping[str, Any] = {
+    "kind": "mlm",
+    "metric": "negative_log_perplexity",
+    "labels": (),
+    "hub": ("Salesforce/wikitext", "wikitext-103-raw-v1"),
+    "columns": "text",
+    "folders": ("wikitext-103-raw", "wikitext-103", "wikitext-2-raw", "wikitext-2", "wikitext103", "wikitext2"),
+    "train": ("wiki.train.raw", "wiki.train.tokens"),
+    "validation": ("wiki.valid.raw", "wiki.valid.tokens"),
+}
+
 TASKS: Mapping[str, TaskSettings] = {
     "cola": TaskSettings(
         kind="sequence",
@@ -123,14 +134,11 @@ TASKS: Mapping[str, TaskSettings] = {
         **_CONLL,
     ),
     "mlm": TaskSettings(
-        kind="mlm",
-        metric="negative_log_perplexity",
-        labels=(),
-        hub=("Salesforce/wikitext", "wikitext-103-raw-v1"),
-        columns="text",
-        folders=("wikitext-103-raw", "wikitext-103", "wikitext-2-raw", "wikitext-2", "wikitext103", "wikitext2"),
-        train=("wiki.train.raw", "wiki.train.tokens"),
-        validation=("wiki.valid.raw", "wiki.valid.tokens"),
+        **_WIKITEXT,
+        paper=Scale(learning_rate=5e-4, batch_size=8, epochs=2, length=128),
+    ),
+    "lm": TaskSettings(
+        **_WIKITEXT,
         paper=Scale(learning_rate=5e-4, batch_size=8, epochs=2, length=128),
     ),
 }

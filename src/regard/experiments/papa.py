@@ -6,9 +6,9 @@ For each task at its `laptop` scale (1,000 to 3,000 training examples of 32 to 9
 held in place: the untouched model; averages with 1/2, 1/8, 1/16 and none of the heads dynamic, chosen by lambda, and by
 every other order at 1/2 and 1/8; the other sources, and the averages of another task, with all heads constant. About
 25 minutes a task on one core, so an hour on two (`--tasks` in two processes). Expected, from the paper: averages beat
-every data-free source; all heads constant cost about 8 % of the score on average, half of them next to nothing; lambda beats
-the orders by layer; averages of another task serve as well. What came of it is in docs/papa.md, made from the tables
-that this leaves.
+every data-free source; all heads constant cost about 8 % of the score on average, half of them next to nothing; lambda
+beats the orders by layer; averages of another task serve as well. What came of it is in docs/papa.md, made from the
+tables that this leaves.
 """
 
 from __future__ import annotations

@@ -43,13 +43,14 @@ def load(
     trust_remote_code: bool = False,
     attn_implementation: str | None = None,
     random_weights: bool = False,
+    language_model: bool = False,
     seed: int = 0,
 ) -> Loaded:
     """A model and its tokenizer, from a folder, the hub, or the embedded default `minilm`.
 
     The model is the one without a head (`AutoModel`; both stacks of an encoder–decoder): every attention is in it, and
     logits over a vocabulary would cost more memory than all that is measured. A model whose own code offers no
-    `AutoModel` is loaded as a causal language model.
+    `AutoModel` is loaded as a causal language model, and so is every model if `language_model` is asked for.
 
     `dtype` 'auto' is the checkpoint's on a GPU and float32 on a CPU. `device` 'auto' is the first of cuda, mps, cpu.
     `random_weights` builds the architecture with fresh weights drawn from `seed`; the caller's random state is kept.
@@ -68,33 +69,32 @@ def load(
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         with _as_user_error(f"model: the tokenizer of '{name}' cannot be read"):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        kind = AutoModelForCausalLM if language_model else _model_class(config)
         with _as_user_error(f"model: '{name}' cannot be built"):
             if random_weights:
-                model = _random(config, numbers, seed, options)
+                model = _random(kind, config, numbers, seed, options)
             else:
-                model = _trained(folder, config, numbers, name, options)
+                model = _trained(kind, folder, config, numbers, name, options)
     check_vocabulary(model, tokenizer, name)
     model.to(place)  # type: ignore[arg-type]  # its wrapper hides the signature
     model.eval()
     return Loaded(model, tokenizer, name, sha256_of(files) if files else None)
 
 
-def _random(config: Any, numbers: torch.dtype | str, seed: int, options: dict[str, Any]) -> PreTrainedModel:
+def _random(kind: Any, config: Any, numbers: torch.dtype | str, seed: int, options: dict[str, Any]) -> PreTrainedModel:
     """A model of this configuration with weights drawn from `seed`."""
     stored = config.dtype or torch.float32
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = _model_class(config).from_config(
-            config, dtype=stored if numbers == "auto" else numbers, **options
-        )
+        model: PreTrainedModel = kind.from_config(config, dtype=stored if numbers == "auto" else numbers, **options)
     return model
 
 
 def _trained(
-    folder: Path, config: Any, numbers: torch.dtype | str, name: str, options: dict[str, Any]
+    kind: Any, folder: Path, config: Any, numbers: torch.dtype | str, name: str, options: dict[str, Any]
 ) -> PreTrainedModel:
     """The model with the folder's weights, every one of which was found."""
-    model, found = _model_class(config).from_pretrained(
+    model, found = kind.from_pretrained(
         folder,
         config=config,
         dtype=numbers,
