@@ -21,7 +21,7 @@ from regard.constants import SOURCES, Constants, at, data_free, over_heads, patt
 from regard.data import LAYOUTS, TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.tasks import Scale
 from regard.errors import UserError
-from regard.journal import Journal
+from regard.journal import ABOUT, Journal
 from regard.judges import READ, Judge, LikelihoodJudge, ProbeJudge, read_batches
 from regard.replacements import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
 from regard.selection import ORDERS, Order, by_output_norm, order
@@ -30,6 +30,8 @@ from regard.training import ProbeSettings
 from regard.training.states import encoder_of
 from regard.trials import Trials
 
+From = str | Path | Constants | None
+Elsewhere = Constants | tuple[Encoded, str] | None
 TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
 """Sources that are trained on the task's labels, and what each starts from."""
 CONSTANTS = ("average", *SOURCES, *TRAINED)
@@ -98,9 +100,10 @@ def replace(
     *,
     tokenizer: Any = None,
     data: str | Path | None = None,
-    constants_from: str | Path | Constants | None = None,
+    constants_from: From = None,
     work: str | Path = Path("runs") / "replace.work",
     resume: bool = False,
+    keep_work: bool = False,
     on_step: Callable[[str], None] = lambda step: None,
     **settings: Any,
 ) -> Replacements:
@@ -110,8 +113,8 @@ def replace(
     `regard.data.TASKS` or a file of your own; `data` the folder with its files, None for the hub. `constants_from`
     takes the averages from elsewhere: another task's name, a file that `Constants.save` wrote, or constants. Other
     `settings` are those of `Settings`. `work` is a folder for hidden states and for scores found so far: with `resume`
-    a run that was broken off goes on there, to the same scores; it is deleted at the end. `on_step` is told what is
-    done. An encoder–decoder's encoder is probed. Raises UserError for every mistake of the user.
+    a run that was broken off goes on there, to the same scores; it is deleted at the end, unless `keep_work`. `on_step`
+    is told what is done. An encoder–decoder's encoder is probed. Raises UserError for every mistake of the user.
     """
     chosen = _settings(**settings)
     began = time.perf_counter()
@@ -119,8 +122,10 @@ def replace(
     encoder = loaded.model if task == LANGUAGE_MODEL else encoder_of(loaded.model)
     on_step("reading the task")
     scale, read = _task(task, data, chosen)
-    train, validation = _encoded(read, loaded.tokenizer, chosen, scale)
+    train, validation = _encoded(read, loaded, chosen, scale)
+    elsewhere = _elsewhere(constants_from, data, encoder, loaded.tokenizer, train, scale)
     about = _about(loaded, encoder, read, (train, validation), chosen, constants_from)
+    _check_work(Path(work))
     journal = Journal(work, about, resume=resume)
     judge = _judge(encoder, read, (train, validation), chosen, scale, journal)
     trials = Trials(
@@ -133,27 +138,27 @@ def replace(
         journal=journal,
         step=on_step,
     )
-    averages = _averages(trials, read, loaded.tokenizer, constants_from, data, chosen, scale)
+    averages = _averages(trials, read, loaded.tokenizer, elsewhere)
     table = _scores(trials, averages, chosen, loaded.name, read.name)
     first = _order(trials, averages, chosen.select[0], 0)
     cost = pd.DataFrame(trials.cost(averages, first, chosen.fractions), columns=list(COST_COLUMNS))
     record = about | {"created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
-    record["patterns"] = over_heads(
-        {f"{site}.{layer}": m for (site, layer), m in averages.matrices.items()}, averages.origin.separators
-    )
+    matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
+    record["patterns"] = over_heads(matrices, averages.origin.separators)
     record["cost"] = {
         "seconds": round(time.perf_counter() - began, 3),
         "device": str(encoder.device),
         "batch_size": max(1, READ // validation.length),
         "length": validation.length,
     }
-    journal.remove()
+    if not keep_work:
+        journal.remove()
     return Replacements(
         scores=table,
         heads=_heads(averages, first),
         cost=cost,
         record=record,
-        matrices={f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()},
+        matrices=matrices,
         constants=averages.to_bytes(),
     )
 
@@ -188,16 +193,19 @@ def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, task: 
 
 def _task(name: str, folder: str | Path | None, chosen: Settings) -> tuple[Scale, Task]:
     """The task, and its settings with those of the user in their place."""
-    of_task = TASKS["sst2"] if name not in TASKS else TASKS[name]
-    scale: Scale = getattr(of_task, chosen.scale)
+    scale: Scale = getattr(TASKS.get(name, TASKS["sst2"]), chosen.scale)
     own = {n: getattr(chosen, n) for n in ("length", "rows", "epochs", "batch_size", "learning_rate")}
     scale = changed(scale, **{n: value for n, value in own.items() if value is not None})
     user: dict[str, Any] = {n: getattr(chosen, n) for n in ("text", "label", "validation", "metric")}
     return scale, read_task(name, None if name not in TASKS else folder, rows=scale.rows, **user)
 
 
-def _encoded(read: Task, tokenizer: Any, chosen: Settings, scale: Scale) -> tuple[Encoded, Encoded]:
-    parts = [encode(read.kind, part, tokenizer, scale.length, chosen.layout) for part in (read.train, read.validation)]
+def _encoded(read: Task, loaded: models.Loaded, chosen: Settings, scale: Scale) -> tuple[Encoded, Encoded]:
+    tokenizer, length = loaded.tokenizer, scale.length
+    most = models.maximum_length(loaded.model, tokenizer)
+    if most is not None and length > most:
+        raise UserError(f"length: expected at most {most} tokens, the most this model was made for; got {length}")
+    parts = [encode(read.kind, part, tokenizer, length, chosen.layout) for part in (read.train, read.validation)]
     if read.kind == "mlm" and read.name != LANGUAGE_MODEL:
         parts = [mask_tokens(part, tokenizer, seed) for seed, part in enumerate(parts)]
     return parts[0], parts[1]
@@ -228,17 +236,11 @@ def _probe(scale: Scale, epochs: int | None) -> ProbeSettings:
 
 
 def _about(
-    loaded: models.Loaded,
-    encoder: Any,
-    read: Task,
-    parts: tuple[Encoded, Encoded],
-    chosen: Settings,
-    constants_from: str | Path | Constants | None,
+    loaded: models.Loaded, encoder: Any, read: Task, parts: tuple[Encoded, Encoded], chosen: Settings, origin: From
 ) -> dict[str, Any]:
     """Everything the scores depend on."""
     known = identity(encoder)
     config = encoder.config
-    origin = constants_from.origin.source if isinstance(constants_from, Constants) else constants_from
     train, validation = parts
     return {
         "regard": __version__,
@@ -266,7 +268,7 @@ def _about(
         },
         "settings": {
             **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(chosen).items()},
-            "constants_from": None if origin is None else str(origin),
+            "constants_from": origin.origin.source if isinstance(origin, Constants) else origin and str(origin),
             "length": train.length,
             "separators": list(train.separators),
         },
@@ -279,24 +281,33 @@ def _about(
     }
 
 
-def _averages(
-    trials: Trials,
-    read: Task,
-    tokenizer: Any,
-    constants_from: str | Path | Constants | None,
-    data: str | Path | None,
-    chosen: Settings,
-    scale: Scale,
-) -> Constants:
+def _check_work(folder: Path) -> None:
+    """Nothing, or a UserError: the folder holds what no run left there, and what must not be deleted."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / ABOUT).is_file():
+        raise UserError(f"work: expected a new folder, or that of an earlier run; {folder} holds other files")
+
+
+def _elsewhere(
+    origin: From, data: str | Path | None, encoder: Any, tokenizer: Any, train: Encoded, scale: Scale
+) -> Elsewhere:
+    """What the averages come from, if not from the task's inputs: constants, or other inputs and their source."""
+    if origin is None:
+        return None
+    if isinstance(origin, Constants):
+        return _fitting(origin, encoder, train)
+    if str(origin) in TASKS:
+        other = read_task(str(origin), data, rows=scale.rows)
+        return encode(other.kind, other.train, tokenizer, scale.length, train.layout), other.source
+    if not Path(origin).is_file():
+        raise UserError(f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{origin}'")
+    return _fitting(Constants.load(origin), encoder, train)
+
+
+def _averages(trials: Trials, read: Task, tokenizer: Any, elsewhere: Elsewhere) -> Constants:
     """The averages over the task's training inputs, or from elsewhere."""
-    inputs, source = trials.train, read.source
-    if isinstance(constants_from, Constants):
-        return _fitting(constants_from, trials, chosen)
-    if constants_from is not None and str(constants_from) not in TASKS:
-        return _fitting(Constants.load(constants_from), trials, chosen)
-    if constants_from is not None:
-        other = read_task(str(constants_from), data, rows=scale.rows)
-        inputs, source = encode(other.kind, other.train, tokenizer, scale.length, chosen.layout), other.source
+    if isinstance(elsewhere, Constants):
+        return elsewhere
+    inputs, source = elsewhere or (trials.train, read.source)
     path = trials.journal.folder / "average.safetensors"
     if "average" in trials.journal and path.exists():
         return Constants.load(path)
@@ -315,20 +326,20 @@ def _averages(
     return found
 
 
-def _fitting(given: Constants, trials: Trials, chosen: Settings) -> Constants:
+def _fitting(given: Constants, encoder: Any, train: Encoded) -> Constants:
     """Constants from elsewhere, if they fit model, length and layout."""
-    if given.origin.layout != chosen.layout:
+    if given.origin.layout != train.layout:
         raise UserError(
-            f"constants: expected averages in layout {chosen.layout}, got {given.origin.layout}; choose that layout, "
+            f"constants: expected averages in layout {train.layout}, got {given.origin.layout}; choose that layout, "
             "or average anew"
         )
-    given.check_model(identity(trials.model))
-    if given.length < trials.train.length:
+    given.check_model(identity(encoder))
+    if given.length < train.length:
         raise UserError(
-            f"constants: expected some for {trials.train.length} tokens, got {given.length}; choose --length "
+            f"constants: expected some for {train.length} tokens, got {given.length}; choose --length "
             f"{given.length}, or fit them with regard.constants.at"
         )
-    return at(given, trials.train.length)
+    return at(given, train.length)
 
 
 def _order(trials: Trials, averages: Constants, name: str, seed: int) -> Order:

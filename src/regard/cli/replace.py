@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -20,6 +21,8 @@ EXAMPLES = """examples:
   regard replace minilm --task ner --constants average,identity --select lambda,random
   regard replace minilm --task reviews.jsonl --text review --label stars
 """
+OWN = ("text", "label", "validation", "metric")
+"""Settings of a task from a file of one's own."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +89,7 @@ def run(given: argparse.Namespace) -> None:
     from rich.console import Console
 
     from regard import models
+    from regard.data import TASKS, read_task
     from regard.replace import LANGUAGE_MODEL, Settings, replace
     from regard.results import check_free
     from regard.slot import ReplacedModel
@@ -93,7 +97,10 @@ def run(given: argparse.Namespace) -> None:
     out = given.out or Path("runs") / f"replace-{of_model(given.model)}-{of_model(Path(given.task).stem)}"
     work = out.with_name(f"{out.name}.work")
     check_free(out, overwrite=given.overwrite)
+    _check_work(work, given)
     Settings(**settings)
+    if given.task not in TASKS:
+        read_task(given.task, **{name: settings[name] for name in OWN})
     ReplacedModel.register()
     loaded = models.load(
         given.model,
@@ -111,24 +118,34 @@ def run(given: argparse.Namespace) -> None:
                 constants_from=given.constants_from,
                 work=work,
                 resume=given.resume,
+                keep_work=True,
                 on_step=step,
                 **settings,
             )
+        found.save(out, overwrite=given.overwrite)
     except KeyboardInterrupt:
+        if not work.exists():
+            raise
         raise UserError(
             f"interrupted; what was found is kept in {work}: the same command with --resume goes on"
         ) from None
-    found.save(out, overwrite=given.overwrite)
+    shutil.rmtree(work)
     console = Console(highlight=False)
     console.print(found.summary())
     written = ", ".join(sorted(path.name for path in out.iterdir()))
     console.print(f"\nWritten to {out}: {written}", soft_wrap=True)
 
 
+def _check_work(work: Path, given: argparse.Namespace) -> None:
+    """Nothing, or a UserError: there is what an interrupted run has found, and it is not said what to do with it."""
+    if work.exists() and not (given.resume or given.overwrite):
+        raise UserError(f"--out: {work} is of a run that was broken off; go on with --resume, or allow --overwrite")
+
+
 def _settings(given: argparse.Namespace) -> dict[str, Any]:
     names = ("seeds", "scale", "layout", "length", "epochs", "batch_size", "learning_rate")
     settings: dict[str, Any] = {name: getattr(given, name) for name in names}
-    settings |= {name: getattr(given, name) for name in ("text", "label", "validation", "metric")}
+    settings |= {name: getattr(given, name) for name in OWN}
     settings |= {name: tuple(getattr(given, name).split(",")) for name in ("constants", "select")}
     settings["fractions"] = tuple(_fraction(part) for part in given.fractions.split(","))
     if given.rows is not None:
