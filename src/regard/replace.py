@@ -291,10 +291,8 @@ def _elsewhere(
     origin: From, data: str | Path | None, encoder: Any, tokenizer: Any, train: Encoded, scale: Scale
 ) -> Elsewhere:
     """What the averages come from, if not from the task's inputs: constants, or other inputs and their source."""
-    if origin is None:
-        return None
-    if isinstance(origin, Constants):
-        return _fitting(origin, encoder, train)
+    if origin is None or isinstance(origin, Constants):
+        return None if origin is None else _fitting(origin, encoder, train)
     if str(origin) in TASKS:
         other = read_task(str(origin), data, rows=scale.rows)
         return encode(other.kind, other.train, tokenizer, scale.length, train.layout), other.source
