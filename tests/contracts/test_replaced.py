@@ -62,6 +62,15 @@ def test_hidden_states_are_given(build: Callable, inputs: Callable, families: An
         torch.testing.assert_close(layer, other)
 
 
+def test_parts_that_were_left_out_stay_out(capfd: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=20, **sizes), add_pooling_layer=False).eval()
+    fixed = regard.replaced(model, constants_for(model))
+    assert fixed.pooler is None
+    assert not any("pooler" in name for name in fixed.state_dict())
+    assert capfd.readouterr().err == ""
+
+
 def test_auto_classes_load_it(build: Callable, inputs: Callable, run: Callable, families: Any, tmp_path: Path) -> None:
     model = build("Bert")
     fixed = regard.replaced(model, constants_for(model), [(0, 1)])

@@ -113,12 +113,9 @@ def _moved(call: Call, constant: Constant, value: Tensor) -> Tensor:
 
 def _product(call: Call, matrices: Tensor, value: Tensor, constant: Constant) -> Tensor:
     """C·V for the whole batch: one product per head, of C with the values of all samples side by side."""
-    batch, heads, keys, width = value.shape
+    batch, heads, _, width = value.shape
     queries = matrices.shape[1]
-    side_by_side = value.permute(1, 2, 0, 3)
-    if call.key_real is not None:
-        side_by_side = side_by_side * call.key_real.mT[None, :, :, None]
-    product = torch.bmm(matrices, side_by_side.reshape(heads, keys, batch * width))
+    product = torch.bmm(matrices, _side_by_side(value, call.key_real))
     found = product.view(heads, queries, batch, width).permute(2, 1, 0, 3)
     share = _share(call, matrices, constant)
     if share is None:
@@ -126,6 +123,15 @@ def _product(call: Call, matrices: Tensor, value: Tensor, constant: Constant) ->
     if torch.is_grad_enabled() and (found.requires_grad or share.requires_grad):
         return (found * share).contiguous()
     return torch.mul(found, share, out=value.new_empty(batch, queries, heads, width))
+
+
+def _side_by_side(value: Tensor, real: Tensor | None) -> Tensor:
+    """The values as (constant, key, batch × width), zero at keys that are padding."""
+    heads, keys = value.shape[1:3]
+    apart = value.permute(1, 2, 0, 3)
+    if real is not None:
+        apart = apart * real.mT[None, :, :, None]
+    return apart.reshape(heads, keys, -1)
 
 
 def _share(call: Call, matrices: Tensor, constant: Constant) -> Tensor | None:

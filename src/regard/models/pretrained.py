@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging
 
 from regard.errors import UserError
 from regard.models.sources import check_tokenizer_files, folder_of, sha256_of, weight_files
+from regard.quiet import quiet
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _DEVICES = "auto, cpu, cuda, cuda:N or mps"
@@ -63,7 +63,7 @@ def load(
     folder = folder_of(name, code=trust_remote_code, weights=not random_weights)
     files = [] if random_weights else weight_files(folder, name)
     check_tokenizer_files(folder, name)
-    with _quiet():
+    with quiet():
         options = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
         with _as_user_error(f"model: the configuration of '{name}' is not understood"):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
@@ -178,17 +178,3 @@ def _as_user_error(what: str) -> Iterator[None]:
         if "trust_remote_code" in reason:
             reason = "it brings its own code, which runs only where trust_remote_code is set; read that code first"
         raise UserError(f"{what}: {reason[:_LONGEST_REASON]}") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the load report and the progress bar of Transformers, and restores what the user had set."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

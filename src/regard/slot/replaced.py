@@ -14,6 +14,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError
+from regard.quiet import quiet
 from regard.slot import deberta
 from regard.slot.constant_heads import begin_pass
 from regard.slot.install import NAME, configs, register
@@ -109,7 +110,11 @@ def replaced(model: PreTrainedModel, constants: Given, heads: Heads = None, *, a
     with replacing(model, given, chosen, any_model=any_model):
         state = {name: value.detach().clone() for name, value in model.state_dict().items()}
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    found = kind.from_pretrained(None, config=config, state_dict=state, dtype=model.dtype).to(model.device)
+    with quiet():
+        found = kind.from_pretrained(None, config=config, state_dict=state, dtype=model.dtype).to(model.device)
+    for name, part in list(found.named_children()):
+        if getattr(model, name, part) is None:
+            setattr(found, name, None)  # such as a pooler that was asked to be left out
     for name, parameter in found.named_parameters():
         parameter.requires_grad_(name not in frozen)
     return found.train(model.training)

@@ -1,0 +1,20 @@
+"""What Transformers prints while it loads."""
+
+import contextlib
+from collections.abc import Iterator
+
+from transformers.utils import logging
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silences the load report and the progress bar of Transformers, and restores what the user had set."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
