@@ -205,6 +205,23 @@ def test_mistakes_are_told(settings: dict[str, Any], message: str, tiny: Tiny, r
         replaced(tiny, reviews, tmp_path / "work", **settings)
 
 
+def test_a_saved_model_with_constant_heads_is_measured_by_its_folder(
+    tiny: Tiny, documents: list[str], tmp_path: Path
+) -> None:
+    loaded = models.load(str(tiny("bert")))
+    ids = torch.randint(6, 46, (4, 12), generator=torch.Generator().manual_seed(0))
+    constants = regard.average_attention(loaded.model, [ids], 12)
+    regard.replaced(loaded.model, constants, [(0, 0), (2, 1)]).save_pretrained(tmp_path / "fixed")
+    loaded.tokenizer.save_pretrained(tmp_path / "fixed")
+    found = regard.measure(
+        str(tmp_path / "fixed"), texts=documents, statistics="input_dependence", length=12, samples=9
+    )
+    values = found.frame("input_dependence").set_index(["layer", "head"])["value"]
+    constant = [(0, 0), (2, 1)]
+    assert values[constant].max() == pytest.approx(0, abs=1e-6)
+    assert values.drop(constant).min() > 1e-3
+
+
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_other_kinds_of_models(kind: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     """The encoder of an encoder–decoder, and a causal model, are probed in the same way."""

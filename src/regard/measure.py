@@ -22,7 +22,7 @@ from regard import __version__, data, models, processes
 from regard.data import Texts, Windows
 from regard.errors import UserError
 from regard.results import Measurements
-from regard.slot import Watch, watching
+from regard.slot import ReplacedModel, Watch, watching
 from regard.slot.places import evaluating
 from regard.statistics import STATISTICS, Statistic, named, names
 from regard.statistics.dependence import InputDependence
@@ -143,6 +143,7 @@ def _settings(**given: Any) -> Settings:
 def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> models.Loaded:
     """The model with its tokenizer, checked to read texts and to belong together."""
     if isinstance(model, str):
+        ReplacedModel.register()
         model = models.load(model)
     if isinstance(model, models.Loaded):
         found = model if tokenizer is None else replace(model, tokenizer=tokenizer)

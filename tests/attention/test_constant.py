@@ -1,6 +1,7 @@
 """Constant heads against the paper's formula written out entry by entry, in float64."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from regard.attention.call import REDUCTIONS, Call, Constant, Wanted
 from regard.attention.constant import constant_output, constant_weights
 from regard.attention.operator import attend
-from regard.attention.reference import reduce
+from regard.attention.reference import weights as whole_weights
 
 BATCH, HEADS, KEYS, WIDTH = 3, 4, 6, 5
 
@@ -104,8 +105,6 @@ def test_output_is_the_formula_entry_by_entry(name: str, longer: int) -> None:
 
 def repeated(c: Call, times: int) -> Call:
     """The call with its keys, and as many queries if it had all of them, several times over."""
-    from dataclasses import replace
-
     assert c.constant is not None
     keys = {"value": c.value.repeat(1, 1, times, 1), "key": c.key.repeat(1, 1, times, 1)}
     if c.query.shape[2] == KEYS:
@@ -158,20 +157,21 @@ def test_gradients_reach_matrices_gates_and_values() -> None:
     assert torch.autograd.gradcheck(output, (value, logits, kernel, query))
 
 
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("gated", [False, True], ids=["replaced", "mixed"])
-def test_what_is_measured_is_what_was_used(gated: bool) -> None:
+def test_what_is_measured_is_what_was_used(gated: bool, padded: bool) -> None:
     """All reductions of a call with constants come from the matrix whose product with V is its output."""
     gate = torch.tensor([0.25, 0.5], dtype=torch.float64) if gated else None
-    c = call(key_real=REAL, query_real=REAL, constant=Constant(matrices=matrices(2), heads=(1, 3), gate=gate))
+    c = call(constant=Constant(matrices=matrices(2), heads=(1, 3), gate=gate))
+    real = torch.ones(BATCH, 1, KEYS, 1, dtype=torch.bool)
+    if padded:
+        c, real = replace(c, key_real=REAL, query_real=REAL), REAL[:, None, :, None]
     output, found = attend(c, Wanted(names=REDUCTIONS))
-    weights = reduce(c, Wanted(names=frozenset({"weights"})))["weights"]
-    torch.testing.assert_close(found["weights"], weights)
-    real = REAL[:, None, :, None]
-    from regard.attention.reference import weights as whole
-
-    torch.testing.assert_close((whole(c) @ c.value) * real, output * real)
-    torch.testing.assert_close(found["column_mass"], (whole(c) * real).sum(-2))
-    torch.testing.assert_close(found["row_sum"][:, [1, 3]], (whole(c).sum(-1))[:, [1, 3]])
+    weights = whole_weights(c)
+    torch.testing.assert_close((weights @ c.value) * real, output * real)
+    torch.testing.assert_close(found["weights"], weights[real.all((1, 2, 3))].sum(0))
+    torch.testing.assert_close(found["column_mass"], (weights * real).sum(-2))
+    torch.testing.assert_close(found["row_sum"], weights.sum(-1))
 
 
 @settings(max_examples=25, deadline=None)

@@ -29,7 +29,7 @@ def constant_weights(call: Call) -> Float[Tensor, "batch constant query key"]:
         see = see & call.query_real[:, None, :, None]
     matrix = _aligned(call, constant) * see
     total = matrix.abs().sum(-1, keepdim=True)
-    return matrix / total.masked_fill(total == 0, 1)
+    return (matrix / total.masked_fill(total == 0, 1)).expand(len(call.value), -1, -1, -1)
 
 
 def constant_output(call: Call) -> Float[Tensor, "batch query constant value_width"]:

@@ -33,7 +33,7 @@ def log_normaliser(call: Call) -> Float[Tensor, "batch head query"]:
     if call.sink is not None:
         lse = torch.logaddexp(lse, call.sink[:, None].to(lse.dtype))
     if call.constant is not None and call.constant.gate is None:
-        empty = (constant_weights(call) == 0).all(-1).expand(len(lse), -1, -1)
+        empty = (constant_weights(call) == 0).all(-1)
         lse[:, list(call.constant.heads)] = lse.new_zeros(empty.shape).masked_fill(empty, float("-inf"))
     return lse
 

@@ -81,12 +81,14 @@ def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> 
     from regard.data import read_texts
     from regard.measure import Settings, measure
     from regard.results import check_free
+    from regard.slot import ReplacedModel
 
     check_free(out, overwrite=given.overwrite)
     Settings(statistics=given.statistics, **settings)
     if given.text and "-" in given.text and processes.count() > 1:
         raise UserError("--text: several processes cannot share standard input; expected files")
     texts = read_texts(given.text) if given.text else None
+    ReplacedModel.register()
     loaded = models.load(
         given.model,
         dtype=given.dtype,

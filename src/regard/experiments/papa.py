@@ -14,8 +14,10 @@ tables that this leaves.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,14 @@ def runs(task: str, model: str, data: str, work: Path, console: Console) -> Repl
     return Replacements(scores, main.heads, main.cost, main.record, main.matrices, main.constants)
 
 
+def _kept(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a record belongs beside the tables: nothing of the machine's folders."""
+    kept = {name: dict(record[name]) for name in ("model", "data", "settings", "versions", "patterns", "cost")}
+    kept["data"].pop("source")
+    kept["versions"].pop("platform")
+    return kept
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run, and keep a folder for each task and its scores and head order as small tables."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -78,6 +88,8 @@ def main(arguments: list[str] | None = None) -> int:
         found.scores.to_csv(given.out / f"papa-{task}-scores.csv", index=False, float_format="%.6g")
         found.heads.to_csv(given.out / f"papa-{task}-heads.csv", index=False, float_format="%.6g")
         found.cost.to_csv(given.out / f"papa-{task}-cost.csv", index=False, float_format="%.6g")
+        record = json.dumps(_kept(found.record), indent=1, ensure_ascii=False)
+        (given.out / f"papa-{task}.json").write_text(record + "\n", encoding="utf-8")
         console.print(found.summary())
     return 0
 
