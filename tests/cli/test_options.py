@@ -29,6 +29,33 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--trust-remote-code": False,
     },
     "compare": {"runs": None, "--out": None, "--overwrite": False},
+    "replace": {
+        "model": None,
+        "--task": None,
+        "--data": None,
+        "--constants": "average",
+        "--constants-from": None,
+        "--fractions": "1,1/2,1/8,1/16,0",
+        "--select": "lambda",
+        "--seeds": 3,
+        "--scale": "laptop",
+        "--layout": "paper",
+        "--length": None,
+        "--rows": None,
+        "--epochs": None,
+        "--batch-size": None,
+        "--learning-rate": None,
+        "--text": None,
+        "--label": None,
+        "--validation": None,
+        "--metric": None,
+        "--device": "auto",
+        "--dtype": "auto",
+        "--out": None,
+        "--overwrite": False,
+        "--resume": False,
+        "--trust-remote-code": False,
+    },
 }
 
 
@@ -85,19 +112,22 @@ def test_the_version(regard: Callable[..., Any]) -> None:
     "arguments,message",
     [
         ([], "regard: the following arguments are required: COMMAND; see regard --help"),
-        (["dream"], "regard: argument COMMAND: invalid choice: 'dream' (choose from measure, compare)"),
+        (["dream"], "regard: argument COMMAND: invalid choice: 'dream' (choose from measure, compare, replace)"),
         (["measure"], "regard measure: the following arguments are required: MODEL; see regard measure --help"),
         (["measure", "minilm", "--samples", "many"], "regard measure: argument --samples: invalid int value: 'many'"),
         (["measure", "minilm", "--length"], "regard measure: argument --length: expected one argument"),
         (["measure", "minilm", "--text"], "regard measure: argument --text: expected at least one argument"),
         (["measure", "minilm", "--sample", "3"], "regard: unrecognized arguments: --sample 3"),
         (["compare"], "regard compare: the following arguments are required: RUN"),
+        (["replace", "minilm"], "regard replace: the following arguments are required: --task"),
+        (["replace", "minilm", "--task"], "regard replace: argument --task: expected one argument"),
+        (["replace", "minilm", "--task", "cola", "--seeds", "few"], "regard replace: argument --seeds: invalid int"),
     ],
     ids=" ".join,
 )
 def test_what_is_not_understood_is_one_line(arguments: list[str], message: str, regard: Callable[..., Any]) -> None:
     complaint = regard(*arguments).complaint
-    assert complaint.replace("choose from 'measure', 'compare'", "choose from measure, compare").startswith(message)
+    assert complaint.replace("'measure', 'compare', 'replace'", "measure, compare, replace").startswith(message)
 
 
 def test_text_may_be_named_more_than_once() -> None:

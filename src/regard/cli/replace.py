@@ -14,12 +14,13 @@ from typing import Any
 from regard.cli.options import number, of_model
 from regard.errors import UserError
 
-HELP = "Put constants where a model's attention was, find which heads let you, and report what it costs on a task."
+HELP = "Put constants where attention was, and report what that costs on a task."
 EXAMPLES = """examples:
   regard replace minilm --task sst2 --data glue
   regard replace bert-base-uncased --task cola --scale paper --out runs/cola
   regard replace minilm --task ner --constants average,identity --select lambda,random
   regard replace minilm --task reviews.jsonl --text review --label stars
+  regard replace EleutherAI/pythia-160m --task lm --select input-dependence
 """
 OWN = ("text", "label", "validation", "metric")
 """Settings of a task from a file of one's own."""
