@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -105,11 +106,31 @@ def furnish(folder: Path, page: Path) -> None:
     story = "It was a bright cold day in April, and the clocks were striking thirteen. " * 100
     (folder / "book.txt").write_text(story, encoding="utf-8")
     (folder / "notes.jsonl").write_text(f'{{"text": "{story}"}}\n', encoding="utf-8")
+    if "reviews.jsonl" in text:
+        reviews(folder)
+
+
+def reviews(folder: Path) -> None:
+    """Short film reviews: a file of one's own, and the same as SST-2 is published."""
+    of_label = {
+        "good": ("a warm and funny film", "the best hour of the year", "clever, and told well", "never slow"),
+        "bad": ("a dull and noisy film", "the worst hour of the year", "thin, and told badly", "never moving"),
+    }
+    voices = ("said one", "they wrote", "we thought", "it seemed to us", "so we heard", "some said", "all agreed")
+    rows = [(f"{text}, {voice}", label) for voice in voices for label, texts in of_label.items() for text in texts]
+    lines = (json.dumps({"review": text, "stars": label}) for text, label in rows)
+    (folder / "reviews.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    published = folder / "tasks" / "SST-2"
+    published.mkdir(parents=True)
+    lines = (f"{text}\t{['bad', 'good'].index(label)}" for text, label in rows)
+    table = "\n".join(["sentence\tlabel", *lines]) + "\n"
+    for name in ("train", "dev"):
+        (published / f"{name}.tsv").write_text(table, encoding="utf-8")
 
 
 def available(text: str) -> str:
     """The source with a stand-in for the embedded model where its package is not installed."""
-    return text if MINILM else re.sub(r'(?<=")minilm(?=")|(?<=measure )minilm\b', "tiny-bert", text)
+    return text if MINILM else re.sub(r'(?<=")minilm(?=")|(?<=measure |replace )minilm\b', "tiny-bert", text)
 
 
 # -- running a page --------------------------------------------------------------------------------------------------
@@ -153,7 +174,11 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_what_is_not_run_says_why_and_can_be_parsed() -> None:
     left_out = [(page, block) for page in PAGES for block in blocks(page) if block.why is not None]
-    assert {block.why for _, block in left_out} <= {"starts processes of its own", "needs a GPU"}
+    assert {block.why for _, block in left_out} <= {
+        "starts processes of its own",
+        "needs a GPU",
+        "needs data from the hub",
+    }
     for _, block in left_out:
         words = shlex.split(block.text.removeprefix("$ "))
         parser().parse_args(words[words.index("regard") + 1 :])
@@ -245,9 +270,10 @@ def test_the_readme_names_every_statistic() -> None:
     assert set(re.findall(r"`(\w+)`", table)) == set(STATISTICS)
 
 
-def test_the_options_of_the_tutorial_exist() -> None:
-    text = (ROOT / "docs" / "measure.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("command", ["measure", "replace"])
+def test_the_options_of_the_tutorial_exist(command: str) -> None:
+    text = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8")
     options = set(re.findall(r"`(--[\w-]+)", text)) - {"--num_processes"}
     with contextlib.redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit):
-        parser().parse_args(["measure", "--help"])
+        parser().parse_args([command, "--help"])
     assert options <= set(re.findall(r"--[\w-]+", shown.getvalue()))
