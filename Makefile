@@ -37,7 +37,8 @@ check: .venv/.developing
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 bench: .venv/.benching
-	@set -e; for name in attention_function long_sequences whole_model gpu_kernels; do \
+	@set -e; for name in attention_function long_sequences whole_model gpu_kernels constant_attention \
+			structured_constants cached_probe; do \
 		echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 	@$(BIN)/python -m benchmarks.tables
 	@echo "== done. The figures are in docs/benchmarks.md"

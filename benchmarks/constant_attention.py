@@ -1,23 +1,28 @@
 """A model with constant heads against the same model under SDPA, forward pass end to end.
 
 MiniLM's shape (6 layers, width 384) and two layers of BERT-base's (width 768; a layer is a layer, and twelve would take
-an hour), 12 heads, random weights, float32, batches without padding, and one case with. Contestants: the model under
-SDPA (sdpa, the reference); the same with 1/2, 1/8, 1/16 and none of its heads dynamic, the dynamic ones drawn at random
-over all layers, so that layers are mixed (half, eighth, sixteenth, none). Each case says what the FLOPs alone would
-allow with no head dynamic (`floor`): what SDPA computes over what is left.
+an hour), 12 heads, random weights, float32, batches without padding, and two cases with. Contestants: the model under
+SDPA (sdpa, the reference); the same with all heads constant (regard), with a sixteenth, an eighth and half of its heads
+dynamic, these drawn at random over all layers, so that layers are mixed (sixteenth, eighth, half); and all heads
+constant the plain way, C times the values of each sample behind whole projections (plain). Each case says what the
+matrix products alone would allow with all heads constant (`floor`), as a share of SDPA's FLOPs. Before the clock runs,
+regard is checked to give what plain gives.
 
     python -m benchmarks.constant_attention [--quick] [--threads N] [--out FILE]     about 15 minutes on one core
 """
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from functools import partial
 from typing import Any
 
 import torch
-from transformers import BertConfig, BertModel
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, BertConfig, BertModel
+from transformers.masking_utils import sdpa_mask
 
 import regard
 from benchmarks.timing import parser, prepared, race, row, show, write
@@ -28,7 +33,7 @@ SHAPES = {
     "MiniLM": {"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536},
     "BERT-base": {"num_hidden_layers": 2, "hidden_size": 768, "intermediate_size": 3072},
 }
-FRACTIONS = {"half": 1 / 2, "eighth": 1 / 8, "sixteenth": 1 / 16, "none": 0.0}
+FRACTIONS = {"regard": 0.0, "sixteenth": 1 / 16, "eighth": 1 / 8, "half": 1 / 2}
 LENGTHS, BATCHES = (64, 128, 256, 512), (8, 32)
 CASES = [(shape, batch, length, False) for shape in SHAPES for batch in BATCHES for length in LENGTHS]
 PADDED = [(shape, 8, length, True) for shape in SHAPES for length in (128, 512)]
@@ -52,6 +57,33 @@ def floor(config: Any, length: int) -> float:
     return 1 + (2 * 2 * d * d + 2 * length * d) / shared
 
 
+def plain(model: BertModel, constants: Constants) -> BertModel:
+    """The model with all heads constant and nothing saved: whole projections, a product for each sample."""
+    matrices = {place.module: constants.matrices[place.site, place.layer] for place in places(model)}
+    own = copy.deepcopy(model)
+    of = dict(zip(own.modules(), model.modules(), strict=True))
+
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **_: Any
+    ) -> tuple[Tensor, None]:
+        weights = matrices[of[module]]
+        if mask is not None:
+            weights = weights * mask
+        weights = weights / weights.sum(-1, keepdim=True)
+        return (weights @ value).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("plain_constants", attention)
+    AttentionMaskInterface.register("plain_constants", sdpa_mask)
+    own.set_attn_implementation("plain_constants")
+    return own
+
+
+def check(found: Tensor, expected: Tensor, mask: Tensor) -> None:
+    """Nothing, or an AssertionError: two ways to compute the same do not agree on the real tokens."""
+    real = mask.bool()
+    torch.testing.assert_close(found[real], expected[real], rtol=1e-3, atol=1e-4)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
     given = prepared(parser(__doc__), arguments)
@@ -66,10 +98,11 @@ def main(arguments: list[str] | None = None) -> int:
         lengths = torch.linspace(length, length // 2, batch).long() if padded else torch.full((batch,), length)
         mask = (torch.arange(length) < lengths[:, None]).long()
         order = random.Random(0).sample(constants.heads, len(constants.heads))
-        models: dict[str, Any] = {"sdpa": model}
+        models: dict[str, Any] = {"sdpa": model, "plain": plain(model, constants)}
         for name, dynamic in FRACTIONS.items():
             models[name] = regard.replaced(model, constants, order[round(dynamic * len(order)) :])
         inputs = {"input_ids": ids, "attention_mask": mask}
+        check(*(models[name](**inputs)[0] for name in ("regard", "plain")), mask)
         contestants = {name: partial(model, **inputs) for name, model in models.items()}
         case = {"shape": shape, "batch": batch, "length": length, "padded": padded}
         case["floor"] = round(1 / floor(config, length), 3)

@@ -11,7 +11,14 @@ from benchmarks.timing import RESULTS, extra_memory, race
 
 
 @pytest.mark.parametrize(
-    "name, reference", [("attention_function", "sdpa"), ("whole_model", "plain"), ("long_sequences", "sdpa")]
+    "name, reference",
+    [
+        ("attention_function", "sdpa"),
+        ("whole_model", "plain"),
+        ("long_sequences", "sdpa"),
+        ("constant_attention", "sdpa"),
+        ("cached_probe", "recomputed"),
+    ],
 )
 def test_a_benchmark_runs_and_says_what_it_measured(
     name: str, reference: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -43,6 +50,8 @@ def test_the_committed_results_are_whole_runs() -> None:
     for name in ("attention_function", "whole_model", "long_sequences"):
         rows = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
         assert max(line["case"]["length"] for line in rows) >= 2048
+    rows = json.loads((RESULTS / "constant_attention.json").read_text())["rows"]
+    assert {(line["case"]["batch"], line["case"]["length"]) for line in rows} >= {(8, 64), (32, 512)}
 
 
 def test_memory_is_that_of_the_run() -> None:
