@@ -18,7 +18,7 @@ HELP = "Put constants where attention was, and report what that costs on a task.
 EXAMPLES = """examples:
   regard replace minilm --task sst2 --data glue
   regard replace bert-base-uncased --task cola --scale paper --out runs/cola
-  regard replace minilm --task ner --constants average,identity --select lambda,random
+  regard replace minilm --task ner --constants average,identity --select random
   regard replace minilm --task reviews.jsonl --text review --label stars
   regard replace EleutherAI/pythia-160m --task lm --select input-dependence
 """
