@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,9 @@ class Constants:
         shapes = {matrix.shape[1:] for matrix in self.matrices.values()}
         if len(shapes) > 1:
             raise UserError(f"constants: expected one length for all layers, got {sorted(map(tuple, shapes))}")
+        queries, keys = shapes.pop()
+        if queries != keys:
+            raise UserError(f"constants: expected as many queries as keys, got {queries} and {keys}")
 
     @property
     def length(self) -> int:
@@ -98,7 +102,7 @@ class Constants:
             share = self.counts[site].double() / counts[site].clamp(min=1)
             theirs = other.matrices[site, layer].double()
             matrices[site, layer] = (share * mine.double() + (1 - share) * theirs * (counts[site] > 0)).float()
-        squares = {place: square + other.squares[place] for place, square in self.squares.items()}
+        squares = {p: square + other.squares[p] for p, square in self.squares.items() if p in other.squares}
         data = {"merged": [*_parts(self.origin.data), *_parts(other.origin.data)]}
         return replace(self, matrices=matrices, counts=counts, squares=squares, origin=replace(self.origin, data=data))
 
@@ -126,10 +130,8 @@ class Constants:
                     f"got those of one with {name} {_short(mine[name])}"
                 )
         if "weights" in mine and "weights" in model:
-            alike = torch.nn.functional.cosine_similarity(
-                torch.tensor(mine["weights"]), torch.tensor(model["weights"]), dim=0
-            )
-            if alike < SAME:
+            alike = _alike(mine["weights"], model["weights"])
+            if not alike >= SAME:
                 raise UserError(
                     "constants: expected those of this model, got those of another one of the same shape: their "
                     f"weights are alike by {alike:.2f} (cosine), {SAME} is allowed"
@@ -174,7 +176,8 @@ class Constants:
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}; nothing was written") from error
         finally:
-            beside.unlink(missing_ok=True)
+            with suppress(OSError):
+                beside.unlink()
         return path
 
     @classmethod
@@ -190,7 +193,7 @@ class Constants:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"constants: cannot read {path}: {' '.join(str(error).split())}") from error
-        told = json.loads(header.get(HEADER, "{}"))
+        told = _told(header.get(HEADER, ""))
         if told.get("format") != FORMAT:
             raise UserError(f"constants: expected a file that Constants.save wrote, {path} is none")
         found = cls._of(tensors, told["origin"])
@@ -199,7 +202,7 @@ class Constants:
         if length is not None and length > found.length:
             raise UserError(
                 f"constants: {path} serves up to {found.length} tokens, expected {length}; average over longer inputs, "
-                "or fit them with Constants.at(length)"
+                "or fit them with regard.constants.at"
             )
         return found
 
@@ -219,9 +222,25 @@ class Constants:
         return cls(matrices=matrices, counts=counts, squares=squares, origin=Origin(**{**origin, **lists}))
 
 
+def _told(header: str) -> dict[str, Any]:
+    """What a header says; nothing where it is no JSON of ours."""
+    try:
+        found = json.loads(header)
+    except json.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _parts(data: Mapping[str, Any]) -> Sequence[Any]:
     merged: Sequence[Any] = data.get("merged", [dict(data)])
     return merged
+
+
+def _alike(mine: Sequence[float], theirs: Sequence[float]) -> float:
+    """The cosine of two lists of weights; 0 for lists of different lengths."""
+    if len(mine) != len(theirs):
+        return 0.0
+    return float(torch.nn.functional.cosine_similarity(torch.tensor(mine), torch.tensor(theirs), dim=0))
 
 
 def _short(value: Any) -> str:

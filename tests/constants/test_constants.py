@@ -1,0 +1,278 @@
+"""Averages and what is kept with them: merging, input dependence, the file, and what it does not fit."""
+
+import itertools
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+from transformers import BertConfig, BertModel
+
+import regard
+from regard.constants import Constants, Origin, at
+from regard.errors import UserError
+from regard.slot import identity, watching
+from regard.statistics.dependence import InputDependence
+
+LENGTH, SAMPLES = 14, 10
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def bert(seed: int = 0, implementation: str = "sdpa", **sizes: int) -> Any:
+    torch.manual_seed(seed)
+    config = BertConfig(vocab_size=60, max_position_embeddings=32, initializer_range=0.5, **{**SIZES, **sizes})
+    return BertModel._from_config(config, attn_implementation=implementation).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return bert()
+
+
+def inputs(samples: int = SAMPLES, least: int = 5) -> dict[str, Tensor]:
+    """Samples of `least` to LENGTH tokens, padded on the right; the first fills the length."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(least, LENGTH + 1, (samples,), generator=generator)
+    lengths[0] = LENGTH
+    real = torch.arange(LENGTH) < lengths[:, None]
+    ids = torch.randint(1, 60, (samples, LENGTH), generator=generator)
+    return {"input_ids": ids * real, "attention_mask": real.long()}
+
+
+def part(whole: dict[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:
+    return {name: values[list(rows)] for name, values in whole.items()}
+
+
+def assert_same(found: Constants, expected: Constants) -> None:
+    """The same averages to the rounding of float32, of the same counts."""
+    assert found.layers == expected.layers
+    for place, matrix in expected.matrices.items():
+        torch.testing.assert_close(found.matrices[place], matrix, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found.squares[place], expected.squares[place], rtol=1e-9, atol=0)
+    for site, count in expected.counts.items():
+        assert torch.equal(found.counts[site], count)
+
+
+# -- merging --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_merging_is_averaging_at_once_however_samples_are_split(model: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    whole = inputs()
+    order = draw.sample(range(SAMPLES), SAMPLES)
+    cuts = [0, *sorted(draw.sample(range(1, SAMPLES), 3)), SAMPLES]
+    parts = [order[a:b] for a, b in itertools.pairwise(cuts)]
+    found = [regard.average_attention(model, [part(whole, rows)], LENGTH, source=f"part {seed}") for rows in parts]
+    draw.shuffle(found)
+    left = found[0].merge(found[1]).merge(found[2]).merge(found[3])
+    balanced = found[3].merge(found[1]).merge(found[0].merge(found[2]))
+    once = regard.average_attention(model, [whole], LENGTH)
+    assert_same(left, once)
+    assert_same(balanced, once)
+    for place, expected in once.input_dependence().items():
+        torch.testing.assert_close(left.input_dependence()[place], expected, rtol=1e-4, atol=1e-5)
+    assert [one["samples"] for one in left.origin.data["merged"]] == [one.origin.data["samples"] for one in found]
+
+
+def test_what_one_part_never_saw_is_that_of_the_other(model: Any) -> None:
+    short = part(inputs(), [1])
+    short = {name: values[:, :4] for name, values in short.items()}
+    long = part(inputs(), [0])
+    merged = regard.average_attention(model, [short], LENGTH).merge(regard.average_attention(model, [long], LENGTH))
+    whole = regard.average_attention(model, [long], LENGTH)
+    for place, matrix in whole.matrices.items():
+        torch.testing.assert_close(merged.matrices[place][:, 4:], matrix[:, 4:])
+        assert not torch.allclose(merged.matrices[place][:, :4, :4], matrix[:, :4, :4])
+
+
+def test_a_crop_merges_with_averages_of_its_length(model: Any) -> None:
+    """Σ A² of a crop is not known, so that of the whole is not either."""
+    crop = at(regard.average_attention(model, [inputs()], LENGTH), 5)
+    whole = regard.average_attention(model, [{"input_ids": inputs()["input_ids"][:, :5].clamp(min=1)}], 5)
+    for merged in (crop.merge(whole), whole.merge(crop)):
+        assert merged.squares == {}
+        assert torch.equal(merged.counts["encoder"], crop.counts["encoder"] + whole.counts["encoder"])
+
+
+def changed(constants: Constants, **origin: Any) -> Constants:
+    return replace(constants, origin=replace(constants.origin, **origin))
+
+
+UNLIKE: dict[str, Callable[[Constants], Constants]] = {
+    "length": lambda one: at(one, 5),
+    "layout": lambda one: changed(one, layout="paper"),
+    "special tokens": lambda one: changed(one, separators=(0, 3)),
+    "tokenizer": lambda one: changed(one, tokenizer="another"),
+    "layers": lambda one: replace(one, matrices={("encoder", 0): one.matrices["encoder", 0]}),
+    "only averages": lambda one: replace(one, counts={}),
+    "heads": lambda one: changed(one, model={**one.origin.model, "heads": {"encoder.0": 3}}),
+    "another one": lambda one: changed(one, model=identity(bert(seed=5))),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_averages_that_do_not_belong_together_are_not_merged(model: Any, what: str) -> None:
+    one = regard.average_attention(model, [inputs()], LENGTH)
+    with pytest.raises(UserError, match=what) as told:
+        one.merge(UNLIKE[what](one))
+    assert "\n" not in str(told.value)
+
+
+# -- input dependence -----------------------------------------------------------------------------------
+
+
+def test_input_dependence_of_whole_samples_is_that_of_the_statistic(model: Any) -> None:
+    ids = inputs()["input_ids"].clamp(min=1)
+    measured = InputDependence()
+    with torch.no_grad(), watching(model, [measured]):
+        model(input_ids=ids)
+    found = regard.average_attention(model, [ids], LENGTH).input_dependence()
+    rows = measured.result()
+    assert len(rows) == 8
+    for row in rows:
+        assert float(found[row.site, row.layer][row.head]) == pytest.approx(row.value, abs=1e-5)
+
+
+@torch.no_grad()
+def test_averages_and_input_dependence_of_padded_samples_are_those_of_the_plain_formulas() -> None:
+    whole = inputs()
+    mask = whole["attention_mask"].double()
+    plain = bert(implementation="eager").double()
+    weights = plain(**whole, output_attentions=True).attentions
+    found = regard.average_attention(bert(), [part(whole, range(4)), part(whole, range(4, SAMPLES))], LENGTH)
+    both = mask[:, :, None] * mask[:, None, :]
+    count = both.sum(0)
+    for layer, matrices in enumerate(weights):
+        seen = matrices * both[:, None]
+        average = seen.sum(0) / count
+        torch.testing.assert_close(found.matrices["encoder", layer].double(), average, rtol=1e-4, atol=1e-6)
+        missed = ((seen - average).square() * both[:, None]).sum((0, 2, 3))
+        expected = missed / seen.square().sum((0, 2, 3)) * SAMPLES / (SAMPLES - 1)
+        torch.testing.assert_close(found.input_dependence()["encoder", layer], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_input_dependence_needs_averages_with_their_squares(model: Any) -> None:
+    constants = regard.average_attention(model, [inputs()], LENGTH)
+    with pytest.raises(UserError, match="expected averages over data"):
+        replace(constants, squares={}).input_dependence()
+
+
+# -- the file -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def constants(model: Any) -> Constants:
+    return regard.average_attention(model, [inputs()], LENGTH, source="somewhere")
+
+
+def test_the_same_content_is_the_same_bytes(constants: Constants) -> None:
+    turned = replace(
+        constants,
+        matrices=dict(reversed(constants.matrices.items())),
+        squares=dict(reversed(constants.squares.items())),
+        origin=replace(constants.origin, model=dict(reversed(constants.origin.model.items()))),
+    )
+    assert turned.to_bytes() == constants.to_bytes() == constants.to_bytes()
+    other = {**constants.matrices, ("encoder", 0): constants.matrices["encoder", 0] + 1e-3}
+    assert replace(constants, matrices=other).to_bytes() != constants.to_bytes()
+
+
+def test_the_same_content_is_the_same_bytes_in_another_process(constants: Constants, tmp_path: Path) -> None:
+    path = constants.save(tmp_path / "c.safetensors")
+    code = (
+        "import hashlib, sys; from regard.constants import Constants; "
+        "print(hashlib.sha256(Constants.load(sys.argv[1]).to_bytes()).hexdigest() + "
+        "hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())"
+    )
+    told = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True).stdout
+    assert told[:64] == told[64:].strip()
+
+
+def test_what_was_saved_is_loaded(constants: Constants, model: Any, tmp_path: Path) -> None:
+    origin = replace(constants.origin, separators=(0, 3), notes=("one", "two"))
+    whole = replace(constants, origin=origin)
+    path = whole.save(tmp_path / "deep" / "constants.safetensors")
+    assert path.parent.joinpath(path.name).exists()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    found = Constants.load(path, model=identity(model), length=LENGTH)
+    assert found.origin == whole.origin
+    assert found.layers == whole.layers
+    for name in ("matrices", "counts", "squares"):
+        one, other = getattr(found, name), getattr(whole, name)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[key], other[key]) and one[key].dtype == other[key].dtype for key in one)
+
+
+def refused(what: str, path: Path, **fits: Any) -> None:
+    with pytest.raises(UserError, match=what) as told:
+        Constants.load(path, **fits)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_a_truncated_file_is_refused(constants: Constants, tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "cut.safetensors"
+    path.write_bytes(constants.to_bytes()[:kept])
+    refused("cannot read", path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    refused("cannot read", tmp_path / "nowhere.safetensors")
+    refused("cannot read", tmp_path)
+    (tmp_path / "text").write_text("constants\n" * 99, encoding="utf-8")
+    refused("cannot read", tmp_path / "text")
+    safetensors.torch.save_file({"weight": torch.ones(2)}, tmp_path / "weights.safetensors", {"format": "pt"})
+    refused("expected a file that Constants.save wrote", tmp_path / "weights.safetensors")
+    safetensors.torch.save_file(
+        {"weight": torch.ones(2)}, tmp_path / "odd.safetensors", {"regard.constants": "no JSON"}
+    )
+    refused("expected a file that Constants.save wrote", tmp_path / "odd.safetensors")
+
+
+def test_constants_of_another_model_or_for_shorter_inputs_are_refused(constants: Constants, tmp_path: Path) -> None:
+    path = constants.save(tmp_path / "constants.safetensors")
+    refused("serves up to 14 tokens, expected 15", path, length=15)
+    refused("heads", path, model=identity(bert(num_attention_heads=2)))
+    refused("heads", path, model=identity(bert(num_hidden_layers=3)))
+    refused("weights are alike", path, model=identity(bert(seed=7)))
+    refused("type", path, model={**identity(bert()), "type": "roberta"})
+    fewer = identity(bert())
+    refused("weights are alike", path, model={**fewer, "weights": fewer["weights"][:-4]})
+    nearly = bert()
+    with torch.no_grad():
+        for parameter in nearly.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    assert Constants.load(path, model=identity(nearly)).layers == constants.layers
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(constants: Constants, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(UserError, match="nothing was written"):
+        constants.save(tmp_path / "file" / "constants.safetensors")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="nothing was written"):
+        constants.save(tmp_path / "folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+@pytest.mark.parametrize(
+    "matrices, what",
+    [
+        ({}, "at least one layer"),
+        ({("encoder", 0): torch.ones(3, 3)}, "expected \\(head, query, key\\)"),
+        ({("encoder", 0): torch.ones(2, 3, 3), ("encoder", 1): torch.ones(2, 4, 4)}, "one length"),
+        ({("encoder", 0): torch.ones(2, 3, 4)}, "as many queries as keys"),
+        ({("encoder", 0): torch.full((2, 3, 3), torch.nan)}, "finite"),
+    ],
+)
+def test_matrices_of_no_use_are_refused(matrices: Any, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        Constants(matrices=matrices, origin=Origin(source="test"))
