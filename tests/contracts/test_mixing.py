@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import regard
 from regard.constants import Constants, Origin
@@ -150,3 +151,15 @@ def test_replacing_does_not_nest(build: Callable) -> None:
         regard.replacing(model, constants),
     ):
         pass
+
+
+def test_a_model_that_takes_no_tokens_alone_is_refused_in_a_line() -> None:
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        text_config=small | {"vocab_size": 20}, vision_config=small | {"image_size": 8, "patch_size": 4}
+    )
+    model = transformers.CLIPModel(config).eval()
+    with pytest.raises(regard.UserError, match="replace the heads of the part of it that does"):
+        places(model)
+    assert {place.site for place in places(model.vision_model)} == {"encoder"}
+    assert len(places(model.text_model)) == 1

@@ -58,7 +58,7 @@ def places(model: nn.Module) -> list[Place]:
         around.enter_context(deberta.wrapped(model))
         around.enter_context(evaluating(model))
         around.enter_context(tracer.attached())
-        model(**_example(model))
+        _try(model)
     if not tracer.found:
         raise UserError(
             f"cannot observe {type(model).__name__}: it does not call its attention through Transformers' "
@@ -85,6 +85,18 @@ def identity(model: nn.Module, found: list[Place] | None = None) -> dict[str, An
         "heads": {f"{place.site}.{place.layer}": place.heads for place in found},
         "weights": [float(f"{weight:.6g}") for weight in weights],
     }
+
+
+def _try(model: Any) -> None:
+    """One small forward. Raises UserError for a model that asks for inputs of another kind."""
+    try:
+        model(**_example(model))
+    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"cannot find the attention layers of {type(model).__name__}: it does not take a few tokens, or one image, "
+            f"as its input ({reason}); replace the heads of the part of it that does"
+        ) from error
 
 
 class _Tracer:
