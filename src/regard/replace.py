@@ -26,6 +26,7 @@ from regard.judges import READ, Judge, LikelihoodJudge, ProbeJudge, read_batches
 from regard.replacements import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
 from regard.selection import ORDERS, Order, by_output_norm, order
 from regard.slot import average_attention, identity
+from regard.slot.replaced import ReplacedConfig
 from regard.training import ProbeSettings
 from regard.training.states import encoder_of
 from regard.trials import Trials
@@ -165,8 +166,7 @@ def replace(
 
 def _settings(**given: Any) -> Settings:
     known = [option.name for option in fields(Settings)]
-    unknown = [name for name in given if name not in known]
-    if unknown:
+    if unknown := [name for name in given if name not in known]:
         raise UserError(f"unknown setting {', '.join(unknown)}; expected some of: {', '.join(known)}")
     return Settings(**given)
 
@@ -184,9 +184,10 @@ def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, task: 
     else:
         found = models.Loaded(model, tokenizer, model.config._name_or_path or type(model).__name__, None)
     models.check_vocabulary(found.model, found.tokenizer, found.name)
-    if task == LANGUAGE_MODEL and (
-        found.model.get_output_embeddings() is None or found.model.config.is_encoder_decoder
-    ):
+    config = found.model.config
+    if isinstance(config, ReplacedConfig):
+        raise UserError(f"model: expected one whose heads all attend, those of {found.name} are constant already")
+    if task == LANGUAGE_MODEL and (found.model.get_output_embeddings() is None or config.is_encoder_decoder):
         raise UserError(f"task lm: expected a causal language model with its head, got {type(found.model).__name__}")
     return found
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from regard.cli import measure as command
+from regard.cli.options import new_folder
 from regard.results import Measurements
 
 Tiny = Callable[[str], Path]
@@ -91,9 +92,9 @@ def test_a_new_folder_under_runs_for_each_run(
     (made,) = (tmp_path / "runs").iterdir()
     assert made.name.startswith("measure-llama-2")
     assert json.loads((made / "results.json").read_text())["model"]["name"] == str(tiny("llama"))
-    assert str(command._new_folder("owner/name-7b")).startswith("runs/measure-owner-name-7b-2")
+    assert str(new_folder("measure", "owner/name-7b")).startswith("runs/measure-owner-name-7b-2")
     monkeypatch.chdir(tiny("llama"))
-    assert str(command._new_folder(".")).startswith("runs/measure-llama-2")
+    assert str(new_folder("measure", ".")).startswith("runs/measure-llama-2")
 
 
 def test_random_weights_need_none(tiny: Tiny, text_file: Path, regard: Regard, tmp_path: Path) -> None:

@@ -287,6 +287,19 @@ def test_files_that_are_no_constants(refused: Callable[..., str], tiny: Tiny, tm
     assert line.endswith("or a file of constants; got 'sst-2'")
 
 
+def test_a_model_whose_heads_are_constant(
+    refused: Callable[..., str], constants: Callable[..., Path], tiny: Tiny, tmp_path: Path
+) -> None:
+    import regard
+    from regard import models
+    from regard.constants import Constants
+
+    loaded = models.load(str(tiny("bert")))
+    fixed = Path(shutil.copytree(tiny("bert"), tmp_path / "fixed"))
+    regard.replaced(loaded.model, Constants.load(constants())).save_pretrained(fixed)
+    assert refused(model=fixed).startswith("model: expected one whose heads all attend, those of ")
+
+
 def test_a_length_that_the_model_was_not_made_for(refused: Callable[..., str]) -> None:
     assert refused("--length", 49) == ("length: expected at most 48 tokens, the most this model was made for; got 49")
     assert refused("--length", 2).startswith("length: expected at least 3, for a text and their special tokens; got 2")
@@ -347,7 +360,7 @@ def test_an_interrupted_run_goes_on_to_the_same_scores(
     line = refused()
     assert line == "--out: out/run.work is of a run that was broken off; go on with --resume, or allow --overwrite"
     line = refused("--resume", "--seeds", 3)
-    assert line.startswith("resume: expected the settings of the run that was broken off; settings was {")
+    assert line.startswith("resume: expected the settings of the run that was broken off; ")
     journal = (tmp_path / "out" / "run.work" / "journal.jsonl").read_text()
     assert journal.count("\n") == 4
     assert replaced("--resume").code == 0
