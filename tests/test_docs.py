@@ -105,6 +105,10 @@ def furnish(folder: Path, page: Path) -> None:
             make(folder / name)
     story = "It was a bright cold day in April, and the clocks were striking thirteen. " * 100
     (folder / "book.txt").write_text(story, encoding="utf-8")
+    wikitext = folder / "tasks" / "wikitext-2-raw"
+    wikitext.mkdir(parents=True)
+    for name in ("train", "valid"):
+        (wikitext / f"wiki.{name}.raw").write_text(story, encoding="utf-8")
     (folder / "notes.jsonl").write_text(f'{{"text": "{story}"}}\n', encoding="utf-8")
     if "reviews.jsonl" in text:
         reviews(folder)
