@@ -21,6 +21,7 @@ MAY_IMPORT = {
         "judges",
         "quiet",
         "measure",
+        "plan",
         "replace",
         "replacements",
         "selection",
@@ -37,7 +38,9 @@ MAY_IMPORT = {
         "table",
     },
     "experiments": {"replace", "replacements", "models", "data", "constants", "slot", "training", "results"},
+    "plan": {"selection", "constants", "data"},
     "replace": {
+        "plan",
         "trials",
         "judges",
         "selection",

@@ -16,6 +16,7 @@ import regard
 from regard import models
 from regard.constants import Constants
 from regard.data import encode, read_task
+from regard.plan import Settings
 from regard.replacements import Replacements
 
 Tiny = Callable[[str], Path]
@@ -273,3 +274,52 @@ def test_a_language_model_needs_its_head(tiny: Tiny, tmp_path: Path) -> None:
         regard.UserError, match="task lm: expected a causal language model with its head, got LlamaModel"
     ):
         regard.replace(loaded, "lm", data=tmp_path, work=tmp_path / "work")
+
+
+@pytest.mark.parametrize(
+    "settings,message",
+    [
+        ({"seeds": "3"}, "seeds: expected a whole number, got '3'"),
+        ({"rows": 100}, "rows: expected two numbers, training and validation, got 100"),
+        ({"fractions": "1/2"}, "fractions: expected numbers from 0 to 1, got '1/2'"),
+        ({"learning_rate": "fast"}, "learning-rate: expected a number, got 'fast'"),
+    ],
+    ids=str,
+)
+def test_settings_of_another_kind_are_told(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(regard.UserError, match=message):
+        Settings(**settings)
+
+
+def test_a_task_of_your_own_making(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    """As an object; without a work folder; and its order of heads goes into `replaced`."""
+    task = read_task(str(reviews), rows=(24, 12))
+    of_object = regard.replace(str(tiny("bert")), task, **SMALL, fractions=(0.5, 0))
+    of_file = replaced(tiny, reviews, tmp_path / "work", fractions=(0.5, 0))
+    assert of_object.scores["score"].tolist() == of_file.scores["score"].tolist()
+    heads = of_object.constant_heads(0.5)
+    assert len(heads) == 6
+    loaded = models.load(str(tiny("bert")))
+    constants = Constants.load(of_object.save(tmp_path / "run") / "constants.safetensors")
+    fixed = regard.replaced(loaded.model, constants, heads)
+    assert [tuple(head) for head in fixed.config.constant_heads["heads"]] == heads
+
+
+def test_the_package_of_a_metric_is_asked_for_first(
+    tiny: Tiny, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    seen: list[str] = []
+    with pytest.raises(regard.UserError, match="f1 needs the package scikit-learn"):
+        replaced(tiny, reviews, tmp_path / "work", metric="f1", on_step=seen.append)
+    assert seen == ["reading the task"]
+
+
+def test_averages_ask_for_a_list_of_batches(tiny: Tiny) -> None:
+    model = models.load(str(tiny("bert"))).model
+    ids = torch.full((2, 5), 9)
+    for wrong in ({"input_ids": ids}, ids):
+        with pytest.raises(regard.UserError, match="batches: expected a list of batches, got one batch"):
+            regard.average_attention(model, wrong, 8)
+    with pytest.raises(regard.UserError, match="got one of type str"):
+        regard.average_attention(model, ["w1 w2"], 8)

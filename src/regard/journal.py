@@ -40,11 +40,12 @@ class Journal:
             before = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"resume: {self.folder / ABOUT} cannot be read; run without --resume") from error
-        changed = sorted(name for name in {*before, *about} if before.get(name) != about.get(name))
+        was, now = _flat(before), _flat(about)
+        changed = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
         if changed:
             raise UserError(
                 f"resume: expected the settings of the run that was broken off; {changed[0]} was "
-                f"{_short(before.get(changed[0]))} and is {_short(about.get(changed[0]))}"
+                f"{_short(was.get(changed[0]))} and is {_short(now.get(changed[0]))}"
             )
         path = self.folder / ENTRIES
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
@@ -78,6 +79,13 @@ class Journal:
     def remove(self) -> None:
         """Delete the folder: the run is done."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """What stands in dictionaries within dictionaries, by its names with dots between."""
+    if not isinstance(value, dict):
+        return {name: value}
+    return {key: one for part, inner in value.items() for key, one in _flat(inner, f"{name}.{part}".strip(".")).items()}
 
 
 def _short(value: Any) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import torch
@@ -18,91 +19,32 @@ from transformers import PreTrainedModel
 
 from regard import __version__, models
 from regard.constants import SOURCES, Constants, at, data_free, over_heads, patterns
-from regard.data import LAYOUTS, TASKS, Encoded, Task, encode, mask_tokens, read_task
+from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.tasks import Scale
 from regard.errors import UserError
 from regard.journal import ABOUT, Journal
 from regard.judges import READ, Judge, LikelihoodJudge, ProbeJudge, read_batches
+from regard.plan import CONSTANTS_RATE, GATE_RATE, LANGUAGE_MODEL, THROUGH_EPOCHS, TRAINED, UNTOUCHED, Settings
 from regard.replacements import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
-from regard.selection import ORDERS, Order, by_output_norm, order
+from regard.selection import Order, by_output_norm, order
 from regard.slot import average_attention, identity
 from regard.slot.replaced import ReplacedConfig
-from regard.training import ProbeSettings
+from regard.training import ProbeSettings, check_metric
 from regard.training.states import encoder_of
 from regard.trials import Trials
 
 From = str | Path | Constants | None
 Elsewhere = Constants | tuple[Encoded, str] | None
-TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
-"""Sources that are trained on the task's labels, and what each starts from."""
-CONSTANTS = ("average", *SOURCES, *TRAINED)
-UNTOUCHED = "none"
-LANGUAGE_MODEL = "lm"
-"""The task of a causal language model: it is judged by the likelihood that it gives to text, without a probe."""
-GATE_RATE = {"paper": None, "laptop": 2e-2}
-"""Learning rate of the gates; None is the probe's, as published."""
-CONSTANTS_RATE = {"paper": None, "laptop": 2e-3}
-THROUGH_EPOCHS = {"paper": None, "laptop": 2}
-"""Epochs of training through the encoder; None is the probe's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What to replace, and how to find out what it costs.
-
-    `constants`: sources out of `CONSTANTS`; `select`: orders out of `regard.selection.ORDERS`; `fractions`: shares of
-    heads that stay dynamic, 1 being the untouched model; `seeds`: how many probes each score is of. `scale` names the
-    settings of the task: the paper's, or those for a laptop; `length`, `rows` (training, validation), `epochs`,
-    `batch_size` and `learning_rate` replace its own. `layout`: where special tokens stand. `text`, `label`,
-    `validation`, `metric`: of a data set of your own, see `regard.data.read_task`.
-    """
-
-    constants: tuple[str, ...] = ("average",)
-    select: tuple[str, ...] = ("lambda",)
-    fractions: tuple[float, ...] = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
-    seeds: int = 3
-    scale: Literal["paper", "laptop"] = "laptop"
-    layout: Literal["paper", "natural"] = "paper"
-    length: int | None = None
-    rows: tuple[int, int] | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | None = None
-    text: str | None = None
-    label: str | None = None
-    validation: str | None = None
-    metric: str | None = None
-
-    def __post_init__(self) -> None:
-        """Check what can be checked without model and task."""
-        for name in ("constants", "select", "fractions"):
-            value: Any = getattr(self, name)
-            several = (value,) if isinstance(value, (str, int, float)) else tuple(value)
-            object.__setattr__(self, name, tuple(dict.fromkeys(several)))
-        for name, known in (("constants", CONSTANTS), ("select", ORDERS)):
-            unknown = [one for one in getattr(self, name) if one not in known]
-            if unknown or not getattr(self, name):
-                raise UserError(f"{name}: expected some of {', '.join(known)}, got {', '.join(unknown) or 'none'}")
-        if not self.fractions or not all(0 <= fraction <= 1 for fraction in self.fractions):
-            told = ", ".join(f"{fraction:g}" for fraction in self.fractions) or "none"
-            raise UserError(f"fractions: expected numbers from 0 to 1, got {told}")
-        for name, allowed in (("scale", ("paper", "laptop")), ("layout", LAYOUTS)):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        for name in ("seeds", "length", "epochs", "batch_size", *(("rows",) if self.rows else ())):
-            value = getattr(self, name)
-            if value is not None and min(value if isinstance(value, tuple) else (value,)) < 1:
-                raise UserError(f"{name.replace('_', '-')}: expected at least 1, got {value}")
 
 
 def replace(
     model: PreTrainedModel | models.Loaded | str,
-    task: str,
+    task: str | Task,
     *,
     tokenizer: Any = None,
     data: str | Path | None = None,
     constants_from: From = None,
-    work: str | Path = Path("runs") / "replace.work",
+    work: str | Path | None = None,
     resume: bool = False,
     keep_work: bool = False,
     on_step: Callable[[str], None] = lambda step: None,
@@ -111,16 +53,22 @@ def replace(
     """What probes behind the frozen model score on a task, with more and more of its heads constant.
 
     `model` is a model with its `tokenizer`, or what `regard.models.load` gave, or a name it takes. `task` is one of
-    `regard.data.TASKS` or a file of your own; `data` the folder with its files, None for the hub. `constants_from`
-    takes the averages from elsewhere: another task's name, a file that `Constants.save` wrote, or constants. Other
-    `settings` are those of `Settings`. `work` is a folder for hidden states and for scores found so far: with `resume`
-    a run that was broken off goes on there, to the same scores; it is deleted at the end, unless `keep_work`. `on_step`
-    is told what is done. An encoder–decoder's encoder is probed. Raises UserError for every mistake of the user.
+    `regard.data.TASKS`, a file of your own, or a `regard.data.Task`; `data` the folder with its files, None for the
+    hub. `constants_from` takes the averages from elsewhere: another task's name, a file that `Constants.save` wrote, or
+    constants. Other `settings` are those of `regard.plan.Settings`. `work` is a folder for hidden states and for scores
+    found so far, None for a temporary one: with `resume` a run that was broken off goes on there, to the same scores;
+    it is deleted at the end, unless `keep_work`. `on_step` is told what is done. An encoder–decoder's encoder is
+    probed. Raises UserError for every mistake of the user.
     """
     chosen = _settings(**settings)
+    if work is None:
+        if resume:
+            raise UserError("resume: expected the folder of the run that was broken off, work=…; got none")
+        work = Path(tempfile.mkdtemp(prefix="regard-replace-"))
     began = time.perf_counter()
-    loaded = _loaded(model, tokenizer, task)
-    encoder = loaded.model if task == LANGUAGE_MODEL else encoder_of(loaded.model)
+    language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
+    loaded = _loaded(model, tokenizer, language_model)
+    encoder = loaded.model if language_model else encoder_of(loaded.model)
     on_step("reading the task")
     scale, read = _task(task, data, chosen)
     train, validation = _encoded(read, loaded, chosen, scale)
@@ -171,10 +119,10 @@ def _settings(**given: Any) -> Settings:
     return Settings(**given)
 
 
-def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, task: str) -> models.Loaded:
+def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, language_model: bool) -> models.Loaded:
     """The model with its tokenizer, checked to be one for the task, and to belong together."""
     if isinstance(model, str):
-        model = models.load(model, language_model=task == LANGUAGE_MODEL)
+        model = models.load(model, language_model=language_model)
     if isinstance(model, models.Loaded):
         found = model if tokenizer is None else changed(model, tokenizer=tokenizer)
     elif not isinstance(model, PreTrainedModel):
@@ -187,18 +135,23 @@ def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, task: 
     config = found.model.config
     if isinstance(config, ReplacedConfig):
         raise UserError(f"model: expected one whose heads all attend, those of {found.name} are constant already")
-    if task == LANGUAGE_MODEL and (found.model.get_output_embeddings() is None or config.is_encoder_decoder):
+    if language_model and (found.model.get_output_embeddings() is None or config.is_encoder_decoder):
         raise UserError(f"task lm: expected a causal language model with its head, got {type(found.model).__name__}")
     return found
 
 
-def _task(name: str, folder: str | Path | None, chosen: Settings) -> tuple[Scale, Task]:
+def _task(task: str | Task, folder: str | Path | None, chosen: Settings) -> tuple[Scale, Task]:
     """The task, and its settings with those of the user in their place."""
+    name = task.name if isinstance(task, Task) else task
     scale: Scale = getattr(TASKS.get(name, TASKS["sst2"]), chosen.scale)
     own = {n: getattr(chosen, n) for n in ("length", "rows", "epochs", "batch_size", "learning_rate")}
     scale = changed(scale, **{n: value for n, value in own.items() if value is not None})
     user: dict[str, Any] = {n: getattr(chosen, n) for n in ("text", "label", "validation", "metric")}
-    return scale, read_task(name, None if name not in TASKS else folder, rows=scale.rows, **user)
+    read = task if isinstance(task, Task) else None
+    if read is None:
+        read = read_task(name, None if name not in TASKS else folder, rows=scale.rows, **user)
+    check_metric(read.metric)
+    return scale, read
 
 
 def _encoded(read: Task, loaded: models.Loaded, chosen: Settings, scale: Scale) -> tuple[Encoded, Encoded]:

@@ -56,6 +56,17 @@ class Replacements:
         """
         return selected(self.scores, None, equal)
 
+    def constant_heads(self, fraction_dynamic: float) -> list[tuple[str, int, int]]:
+        """The heads (site, layer, head) that are constant where this fraction stays dynamic, in the run's order.
+
+        As `regard.replacing` and `regard.replaced` take them. Raises UserError for a fraction outside 0 to 1.
+        """
+        if not 0 <= fraction_dynamic <= 1:
+            raise UserError(f"fraction-dynamic: expected a number from 0 to 1, got {fraction_dynamic}")
+        ordered = self.heads.sort_values("rank")
+        rows = ordered.iloc[round(fraction_dynamic * len(ordered)) :]
+        return sorted((str(row.site), int(row.layer), int(row.head)) for row in rows.itertuples())
+
     def plot(self, kind: Literal["fractions", "orders", "constants"] = "fractions") -> Figure:
         """A figure: scores by fraction for each source of constants, or for each order; or matrices of some heads."""
         return report.replace_figure(kind, self.scores, self.heads, self.record, self.matrices)

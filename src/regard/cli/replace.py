@@ -91,7 +91,8 @@ def run(given: argparse.Namespace) -> None:
 
     from regard import models
     from regard.data import TASKS, read_task
-    from regard.replace import LANGUAGE_MODEL, Settings, replace
+    from regard.plan import LANGUAGE_MODEL, Settings
+    from regard.replace import replace
     from regard.results import check_free
     from regard.slot import ReplacedModel
 

@@ -143,8 +143,10 @@ class Constants:
         Σ (A − C)² / Σ A² over samples and visible pairs, times S/(S − 1) for S samples.
         """
         if not self.squares:
+            since = ", cropped, fitted or approximated since" if self.origin.source == "average" else ""
             raise UserError(
-                f"input-dependence: expected averages over data (they come with Σ A²), got {self.origin.source}"
+                "input-dependence: expected averages as they were taken (with Σ A² beside them), got constants of "
+                f"source {self.origin.source}{since}"
             )
         found = {}
         for place, squares in self.squares.items():

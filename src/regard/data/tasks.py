@@ -84,7 +84,7 @@ TASKS: Mapping[str, TaskSettings] = {
         folders=("CoLA",),
         written=Columns(("sentence",), "label", header=("source", "label", "mark", "sentence")),
         paper=Scale(learning_rate=2e-5, batch_size=16, epochs=15, length=64),
-        laptop=Scale(learning_rate=3e-4, batch_size=32, epochs=5, length=32, rows=(3000, 1043)),
+        laptop=Scale(learning_rate=3e-4, batch_size=32, epochs=5, length=32, rows=(1500, 600)),
     ),
     "sst2": TaskSettings(
         kind="sequence",

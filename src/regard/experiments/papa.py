@@ -2,7 +2,7 @@
 
     python -m regard.experiments.papa --data DIR [--tasks cola,sst2,mrpc,ner,pos] [--out docs/results]
 
-For each task at its `laptop` scale (1,000 to 3,000 training examples of 32 to 96 tokens), three seeds, special tokens
+For each task at its `laptop` scale (1,000 to 1,600 training examples of 32 to 96 tokens), three seeds, special tokens
 held in place: the untouched model; averages with 1/2, 1/8, 1/16 and none of the heads dynamic, chosen by lambda, and by
 every other order at 1/2 and 1/8; the other sources, and the averages of another task, with all heads constant. About
 25 minutes a task on one core, so an hour on two (`--tasks` in two processes). Expected, from the paper: averages beat

@@ -48,6 +48,8 @@ def average_attention(
         raise UserError(f"layout: expected natural or paper, got {layout!r}")
     if length < 1:
         raise UserError(f"length: expected at least 1, got {length}")
+    if isinstance(batches, (Tensor, Mapping, str)):
+        raise UserError("batches: expected a list of batches, got one batch; put it into a list")
     here = places(model)
     sums = _Sums(here, length)
     digest, samples, done = hashlib.sha256(), 0, 0
@@ -83,6 +85,11 @@ def _vocabulary(tokenizer: Any) -> str:
 
 def _inputs(batch: Mapping[str, Tensor] | Tensor, length: int, layout: str, device: torch.device) -> dict[str, Tensor]:
     """A batch as the arguments of a forward, its padding behind."""
+    if not isinstance(batch, (Tensor, Mapping)):
+        raise UserError(
+            "batches: expected a list of batches, each a dictionary of model inputs or a tensor of ids; got one of "
+            f"type {type(batch).__name__}"
+        )
     given = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
     inputs = {name: torch.as_tensor(values).to(device) for name, values in given.items() if name != "labels"}
     for name in ("input_ids", "decoder_input_ids"):
@@ -174,6 +181,8 @@ class _Sums:
         key = (place.site, place.layer)
         batch, heads, queries, _ = call.query.shape
         keys = call.key.shape[2]
+        if max(queries, keys) > self.length:
+            raise UserError(f"length: expected at least {max(queries, keys)} for these inputs, got {self.length}")
         if key not in self.sums:
             shape = (heads, self.length, self.length)
             self.sums[key] = torch.zeros(shape, dtype=torch.float64)

@@ -92,7 +92,7 @@ class ConstantHeads(nn.Module):
             return longest
         raise UserError(
             f"constants: expected an input of at most {longest.shape[-1]} tokens, got {tokens}; average over longer "
-            "inputs, or fit them with Constants.at(length)"
+            "inputs, or fit them with regard.constants.at"
         )
 
     def _simplified(self, call: Call, real: Tensor | None) -> Call:

@@ -137,6 +137,8 @@ def chosen_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:
     sites = sorted({site for site, _ in constants.layers})
     found = set()
     for head in heads:
+        if not isinstance(head, (tuple, list)) or len(head) not in (2, 3):
+            raise UserError(f"heads: expected pairs (layer, head), or (site, layer, head); got {head!r}")
         full = tuple(head)
         if len(full) == 2 and len(sites) > 1:
             raise UserError(f"heads: expected (site, layer, head), for there are {', '.join(sites)}; got {head}")

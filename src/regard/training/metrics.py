@@ -16,12 +16,19 @@ Metric = Callable[[Tensor, Tensor, Sequence[str]], float]
 
 def score(metric: str, labels: Tensor, predictions: Tensor, label_names: Sequence[str] = ()) -> float:
     """The metric of that name. `predictions` are as `predict` gives them; what is labelled −100 does not count."""
-    if metric not in METRICS:
-        raise UserError(f"metric: expected one of {', '.join(METRICS)}, got {metric!r}")
+    check_metric(metric)
     assert labels.shape == predictions.shape, f"{tuple(labels.shape)} labels, {tuple(predictions.shape)} predictions"
     if not bool((labels != IGNORED).any()):
         raise UserError(f"{metric}: expected at least one label, got none")
     return METRICS[metric](labels, predictions, label_names)
+
+
+def check_metric(metric: str) -> None:
+    """Nothing, or a UserError: the metric is not known, or the package that it is taken from is not there."""
+    if metric not in METRICS:
+        raise UserError(f"metric: expected one of {', '.join(METRICS)}, got {metric!r}")
+    if metric in PACKAGES:
+        _package(PACKAGES[metric], metric)
 
 
 def accuracy(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
@@ -44,7 +51,7 @@ def mcc(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> floa
     counted = labels != IGNORED
     if len(labels[counted].unique()) < 2:
         raise UserError("mcc: expected labels of at least two classes, got one")
-    coefficient = _package("sklearn.metrics", "mcc").matthews_corrcoef
+    coefficient = _package(PACKAGES["mcc"], "mcc").matthews_corrcoef
     return float(coefficient(labels[counted].numpy(), predictions[counted].numpy()))
 
 
@@ -54,7 +61,7 @@ def f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float
     truth, told = labels[counted], predictions[counted]
     if int(truth.max()) > 1 or not bool((truth == 1).any()):
         raise UserError(f"f1: expected labels 0 and 1 with at least one 1, got {sorted(set(truth.tolist()))}")
-    return float(_package("sklearn.metrics", "f1").f1_score(truth.numpy(), told.numpy(), zero_division=0.0))
+    return float(_package(PACKAGES["f1"], "f1").f1_score(truth.numpy(), told.numpy(), zero_division=0.0))
 
 
 def entity_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
@@ -77,7 +84,7 @@ def entity_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -
     if not any(name != "O" for row in tags[0] for name in row):
         raise UserError("entity_f1: expected at least one entity among the labels, got none")
     types = sorted({name[2:] for name in label_names if name != "O"})
-    evaluator = _package("nervaluate", "entity_f1").Evaluator(*tags, tags=types, loader="list")
+    evaluator = _package(PACKAGES["entity_f1"], "entity_f1").Evaluator(*tags, tags=types, loader="list")
     return float(evaluator.evaluate()["overall"]["strict"].f1)
 
 
@@ -95,6 +102,10 @@ METRICS: Mapping[str, Metric] = {
     "token_f1": token_f1,
     "negative_log_perplexity": negative_log_perplexity,
 }
+
+
+PACKAGES = {"mcc": "sklearn.metrics", "f1": "sklearn.metrics", "entity_f1": "nervaluate"}
+"""What metrics are taken from where they are not our own."""
 
 
 def _package(name: str, metric: str) -> ModuleType:

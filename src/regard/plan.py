@@ -1,0 +1,94 @@
+"""What a run of replacing heads is to do: its settings, and those of the two scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from regard.constants import SOURCES
+from regard.data import LAYOUTS
+from regard.errors import UserError
+from regard.selection import ORDERS
+
+TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
+"""Sources that are trained on the task's labels, and what each starts from."""
+CONSTANTS = ("average", *SOURCES, *TRAINED)
+WHOLE = ("seeds", "length", "epochs", "batch_size")
+"""Settings that are whole numbers, or None."""
+UNTOUCHED = "none"
+LANGUAGE_MODEL = "lm"
+"""The task of a causal language model: it is judged by the likelihood that it gives to text, without a probe."""
+GATE_RATE = {"paper": None, "laptop": 2e-2}
+"""Learning rate of the gates; None is the probe's, as published."""
+CONSTANTS_RATE = {"paper": None, "laptop": 2e-3}
+THROUGH_EPOCHS = {"paper": None, "laptop": 2}
+"""Epochs of training through the encoder; None is the probe's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What to replace, and how to find out what it costs.
+
+    `constants`: sources out of `CONSTANTS`; `select`: orders out of `regard.selection.ORDERS`; `fractions`: shares of
+    heads that stay dynamic, 1 being the untouched model; `seeds`: how many probes each score is of. `scale` names the
+    settings of the task: the paper's, or those for a laptop; `length`, `rows` (training, validation), `epochs`,
+    `batch_size` and `learning_rate` replace its own. `layout`: where special tokens stand. `text`, `label`,
+    `validation`, `metric`: of a data set of your own, see `regard.data.read_task`.
+    """
+
+    constants: tuple[str, ...] = ("average",)
+    select: tuple[str, ...] = ("lambda",)
+    fractions: tuple[float, ...] = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
+    seeds: int = 3
+    scale: Literal["paper", "laptop"] = "laptop"
+    layout: Literal["paper", "natural"] = "paper"
+    length: int | None = None
+    rows: tuple[int, int] | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    text: str | None = None
+    label: str | None = None
+    validation: str | None = None
+    metric: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without model and task."""
+        for name in ("constants", "select", "fractions"):
+            value: Any = getattr(self, name)
+            several = (value,) if isinstance(value, (str, int, float)) else tuple(value)
+            object.__setattr__(self, name, tuple(dict.fromkeys(several)))
+        self._check_kinds()
+        for name, known in (("constants", CONSTANTS), ("select", ORDERS)):
+            unknown = [one for one in getattr(self, name) if one not in known]
+            if unknown or not getattr(self, name):
+                raise UserError(f"{name}: expected some of {', '.join(known)}, got {', '.join(unknown) or 'none'}")
+        if not self.fractions or not all(0 <= fraction <= 1 for fraction in self.fractions):
+            told = ", ".join(f"{fraction:g}" for fraction in self.fractions) or "none"
+            raise UserError(f"fractions: expected numbers from 0 to 1, got {told}")
+        for name, allowed in (("scale", ("paper", "laptop")), ("layout", LAYOUTS)):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        for name in WHOLE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name.replace('_', '-')}: expected at least 1, got {value}")
+        if self.rows is not None and min(self.rows) < 1:
+            raise UserError(f"rows: expected at least 1, got {self.rows}")
+
+    def _check_kinds(self) -> None:
+        """Nothing, or a UserError: something is not of the kind it should be."""
+        for name in WHOLE:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise UserError(f"{name.replace('_', '-')}: expected a whole number, got {value!r}")
+        if self.rows is not None:
+            rows = tuple(self.rows) if isinstance(self.rows, (tuple, list)) else (self.rows,)
+            if len(rows) != 2 or not all(isinstance(count, int) for count in rows):
+                raise UserError(f"rows: expected two numbers, training and validation, got {self.rows!r}")
+            object.__setattr__(self, "rows", rows)
+        wrong = [one for one in self.fractions if isinstance(one, bool) or not isinstance(one, (int, float))]
+        if wrong:
+            raise UserError(f"fractions: expected numbers from 0 to 1, got {wrong[0]!r}")
+        if self.learning_rate is not None and not isinstance(self.learning_rate, (int, float)):
+            raise UserError(f"learning-rate: expected a number, got {self.learning_rate!r}")
