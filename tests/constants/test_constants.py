@@ -161,7 +161,7 @@ def test_averages_and_input_dependence_of_padded_samples_are_those_of_the_plain_
 
 def test_input_dependence_needs_averages_with_their_squares(model: Any) -> None:
     constants = regard.average_attention(model, [inputs()], LENGTH)
-    with pytest.raises(UserError, match="expected averages over data"):
+    with pytest.raises(UserError, match="input-dependence: expected averages"):
         replace(constants, squares={}).input_dependence()
 
 

@@ -84,6 +84,14 @@ def test_the_causal_fit_holds_the_first_key_alone() -> None:
     torch.testing.assert_close(found, regular(40, columns={0: 0.7}).tril())
 
 
+def test_causal_constants_stay_causal_with_separators() -> None:
+    columns = {0: 0.9, T // 2: 0.5, T - 1: 0.2}
+    matrix = regular(T, columns=columns).tril()
+    found = at(one(matrix, layout="paper", separators=tuple(columns)), 24).matrices["encoder", 0]
+    assert not found.triu(1).any()
+    assert bool((found[:, 12:, 12] > 0).all())
+
+
 def test_the_fit_weighs_by_counts() -> None:
     """Two entries at an offset, seen once and three times; an entry never seen does not count."""
     matrix = torch.zeros(1, 5, 5)
