@@ -18,6 +18,7 @@ from regard.constants import Constants
 from regard.data import encode, read_task
 from regard.plan import Settings
 from regard.replacements import Replacements
+from regard.trials import Trials
 
 Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
@@ -115,19 +116,47 @@ def test_scores_are_those_of_probes_on_the_states_of_a_replaced_model(
 
 
 @pytest.mark.parametrize("source", ["toeplitz-init", "average-init"])
-def test_trained_constants_differ_from_their_start(source: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
-    seen: list[str] = []
-    found = replaced(
-        tiny,
-        reviews,
-        tmp_path / "work",
-        constants=source,
-        fractions=(0,),
-        select="input-dependence",
-        on_step=seen.append,
-    )
+def test_trained_constants_differ_from_their_start(
+    source: str, tiny: Tiny, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[tuple[Constants, Constants]] = []
+    train = Trials.trained
+
+    def noted(self: Trials, constants: Constants, seed: int, name: str) -> Constants:
+        trained.append((constants, train(self, constants, seed, name)))
+        return trained[-1][1]
+
+    monkeypatch.setattr(Trials, "trained", noted)
+    options: dict[str, Any] = {"fractions": (0,), "select": "input-dependence"}
+    found = replaced(tiny, reviews, tmp_path / "work", constants=source, **options)
     assert set(found.scores["constants"]) == {source}
-    assert f"training constants, {source}" in seen
+    ((start, end),) = trained
+    assert end.origin.source == source
+    for place, matrix in start.matrices.items():
+        rows = matrix / matrix.abs().sum(-1, keepdim=True).clamp(min=1e-30)
+        moved = (end.matrices[place] - rows).abs().amax(-1) > 1e-4
+        assert (moved.float().mean(-1) > 0.5).all(), "in every head most rows have moved"
+
+
+def test_another_model_of_the_same_shape_does_not_resume(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    loaded = models.load(str(tiny("bert")))
+
+    def broken_off(step: str) -> None:
+        if step.startswith("scoring average"):
+            raise KeyboardInterrupt
+
+    def run(**options: Any) -> Replacements:
+        return regard.replace(
+            loaded.model, str(reviews), tokenizer=loaded.tokenizer, work=tmp_path / "work", **SMALL, **options
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        run(on_step=broken_off)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.mul_(1.01)
+    with pytest.raises(regard.UserError, match=r"resume: expected the settings of the run .* model\.sha256 was"):
+        run(resume=True)
 
 
 def test_gates_learn_which_heads_to_keep(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:

@@ -51,8 +51,11 @@ class Journal:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
         for line in whole:
-            entry = json.loads(line)
-            self._entries[entry["name"]] = entry["value"]
+            try:
+                entry = json.loads(line)
+                self._entries[entry["name"]] = entry["value"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"resume: {path} cannot be read ({line.strip()[:40]}); run without --resume") from error
         if len(whole) < len(lines):
             path.write_text("".join(whole), encoding="utf-8")
 

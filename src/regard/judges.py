@@ -23,8 +23,9 @@ from regard.training import (
     score,
     train_through,
 )
+from regard.training.probes import IGNORED
 from regard.training.probing import adam, descend
-from regard.training.states import evaluating
+from regard.training.states import encoder_of, evaluating, hidden_states
 from regard.training.through import only_training
 
 READ = 2048
@@ -45,8 +46,8 @@ class Judge(Protocol):
     def scores(self, key: str, seeds: Sequence[int]) -> Iterable[tuple[int, float]]:
         """(seed, score) of the model as it is now, one after the other; `key` names that state of it."""
 
-    def train(self, parameters: Sequence[nn.Parameter], layers: int, seed: int, rate: float | None, told: Told) -> None:
-        """Train parameters that stand in the model, of which so many layers are seen; at the settings' rate if None."""
+    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: Told) -> None:
+        """Train parameters that stand in the model; at the settings' rate if None."""
 
 
 def read_batches(encoded: Encoded) -> Iterator[dict[str, Tensor]]:
@@ -92,7 +93,10 @@ class ProbeJudge:
         kept = States.open(self.folder, key)
         if kept is not None:
             return kept
-        return encode_states(self.model, read_batches(encoded), self.folder, mask=encoded.attention_mask, key=key)
+        wanted = encoded.attention_mask
+        if self.task.kind != "sequence":
+            wanted = wanted & (encoded.labels != IGNORED)  # a token without a label is never looked at
+        return encode_states(self.model, read_batches(encoded), self.folder, mask=wanted, key=key)
 
     def _score(self, train: States, validation: States, seed: int) -> float:
         probe = fit_probe(
@@ -113,16 +117,23 @@ class ProbeJudge:
         """What the probe tells apart: the labels, or the vocabulary."""
         return int(self.model.config.vocab_size) if self.task.kind == "mlm" else len(self.task.labels)
 
+    def _layers(self) -> int:
+        """How many states a token has: that of the embeddings, and one for each block."""
+        inputs = next(self.train_rows.batches(1))
+        with evaluating(self.model), torch.no_grad():
+            found = hidden_states(encoder_of(self.model), {n: v.to(self.model.device) for n, v in inputs.items()})
+        return int(found.shape[1])
+
     @property
     def _activation(self) -> str | None:
         names = ("hidden_act", "activation", "activation_function")
         return next((getattr(self.model.config, name) for name in names if hasattr(self.model.config, name)), None)
 
-    def train(self, parameters: Sequence[nn.Parameter], layers: int, seed: int, rate: float | None, told: Told) -> None:
+    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: Told) -> None:
         """Train them together with a probe, which is thrown away."""
         probe = make_probe(
             self.task.kind,
-            layers=layers + 1,
+            layers=self._layers(),
             length=self.train_rows.length,
             width=int(self.model.config.hidden_size),
             classes=self._classes,
@@ -183,7 +194,7 @@ class LikelihoodJudge:
         real = inputs["attention_mask"][:, 1:].bool()
         return nn.functional.cross_entropy(logits[real].float(), inputs["input_ids"][:, 1:][real], reduction="none")
 
-    def train(self, parameters: Sequence[nn.Parameter], layers: int, seed: int, rate: float | None, told: Told) -> None:
+    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: Told) -> None:
         """Train them for the likelihood of the training text."""
         rows = self.train_rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import platform
 import tempfile
 import time
@@ -28,6 +29,7 @@ from regard.plan import CONSTANTS_RATE, GATE_RATE, LANGUAGE_MODEL, THROUGH_EPOCH
 from regard.replacements import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
 from regard.selection import Order, by_output_norm, order
 from regard.slot import average_attention, identity
+from regard.slot.averaging import vocabulary_digest
 from regard.slot.replaced import ReplacedConfig
 from regard.training import ProbeSettings, check_metric
 from regard.training.states import encoder_of
@@ -64,7 +66,9 @@ def replace(
     if work is None:
         if resume:
             raise UserError("resume: expected the folder of the run that was broken off, work=…; got none")
-        work = Path(tempfile.mkdtemp(prefix="regard-replace-"))
+        given: dict[str, Any] = {"tokenizer": tokenizer, "data": data, "constants_from": constants_from}
+        with tempfile.TemporaryDirectory(prefix="regard-replace-") as folder:
+            return replace(model, task, work=Path(folder) / "work", on_step=on_step, **given, **settings)
     began = time.perf_counter()
     language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
     loaded = _loaded(model, tokenizer, language_model)
@@ -73,7 +77,9 @@ def replace(
     scale, read = _task(task, data, chosen)
     train, validation = _encoded(read, loaded, chosen, scale)
     elsewhere = _elsewhere(constants_from, data, encoder, loaded.tokenizer, train, scale)
-    about = _about(loaded, encoder, read, (train, validation), chosen, constants_from)
+    constants = elsewhere if isinstance(elsewhere, Constants) else None
+    _check_order(chosen, constants)
+    about = _about(loaded, encoder, read, (train, validation), chosen, constants_from, constants)
     _check_work(Path(work))
     journal = Journal(work, about, resume=resume)
     judge = _judge(encoder, read, (train, validation), chosen, scale, journal)
@@ -93,6 +99,7 @@ def replace(
     cost = pd.DataFrame(trials.cost(averages, first, chosen.fractions), columns=list(COST_COLUMNS))
     record = about | {"created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
     matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
+    record["constants"] = {name: value for name, value in vars(averages.origin).items() if name != "model"}
     record["patterns"] = over_heads(matrices, averages.origin.separators)
     record["cost"] = {
         "seconds": round(time.perf_counter() - began, 3),
@@ -190,7 +197,13 @@ def _probe(scale: Scale, epochs: int | None) -> ProbeSettings:
 
 
 def _about(
-    loaded: models.Loaded, encoder: Any, read: Task, parts: tuple[Encoded, Encoded], chosen: Settings, origin: From
+    loaded: models.Loaded,
+    encoder: Any,
+    read: Task,
+    parts: tuple[Encoded, Encoded],
+    chosen: Settings,
+    origin: From,
+    given: Constants | None,
 ) -> dict[str, Any]:
     """Everything the scores depend on."""
     known = identity(encoder)
@@ -203,7 +216,7 @@ def _about(
             "name": loaded.name,
             "class": type(encoder).__name__,
             "type": known["type"],
-            "sha256": loaded.sha256,
+            "sha256": loaded.sha256 or _digest(encoder),
             "parameters": sum(p.numel() for p in encoder.parameters()),
             "layers": getattr(config, "num_hidden_layers", None),
             "heads": getattr(config, "num_attention_heads", None),
@@ -223,6 +236,7 @@ def _about(
         "settings": {
             **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(chosen).items()},
             "constants_from": origin.origin.source if isinstance(origin, Constants) else origin and str(origin),
+            "constants_sha256": hashlib.sha256(given.to_bytes()).hexdigest() if given is not None else None,
             "length": train.length,
             "separators": list(train.separators),
         },
@@ -233,6 +247,21 @@ def _about(
             "platform": platform.platform(),
         },
     }
+
+
+def _digest(model: Any) -> str:
+    """The digest of the weights as they are, for a model that no file tells of."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _check_order(chosen: Settings, given: Constants | None) -> None:
+    """Nothing, or a UserError: an order asks for what the given constants do not tell."""
+    if given is not None and "input-dependence" in chosen.select and {*chosen.fractions} - {0.0, 1.0}:
+        given.input_dependence()
 
 
 def _check_work(folder: Path) -> None:
@@ -246,13 +275,13 @@ def _elsewhere(
 ) -> Elsewhere:
     """What the averages come from, if not from the task's inputs: constants, or other inputs and their source."""
     if origin is None or isinstance(origin, Constants):
-        return None if origin is None else _fitting(origin, encoder, train)
+        return None if origin is None else _fitting(origin, encoder, tokenizer, train)
     if str(origin) in TASKS:
         other = read_task(str(origin), data, rows=scale.rows)
         return encode(other.kind, other.train, tokenizer, scale.length, train.layout), other.source
     if not Path(origin).is_file():
         raise UserError(f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{origin}'")
-    return _fitting(Constants.load(origin), encoder, train)
+    return _fitting(Constants.load(origin), encoder, tokenizer, train)
 
 
 def _averages(trials: Trials, read: Task, tokenizer: Any, elsewhere: Elsewhere) -> Constants:
@@ -278,7 +307,7 @@ def _averages(trials: Trials, read: Task, tokenizer: Any, elsewhere: Elsewhere) 
     return found
 
 
-def _fitting(given: Constants, encoder: Any, train: Encoded) -> Constants:
+def _fitting(given: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> Constants:
     """Constants from elsewhere, if they fit model, length and layout."""
     if given.origin.layout != train.layout:
         raise UserError(
@@ -286,6 +315,9 @@ def _fitting(given: Constants, encoder: Any, train: Encoded) -> Constants:
             "or average anew"
         )
     given.check_model(identity(encoder))
+    own = vocabulary_digest(tokenizer)
+    if given.origin.tokenizer not in (None, own):
+        raise UserError("constants: expected averages over inputs of this tokenizer, got those of another vocabulary")
     if given.length < train.length:
         raise UserError(
             f"constants: expected some for {train.length} tokens, got {given.length}; choose --length "
@@ -300,7 +332,13 @@ def _order(trials: Trials, averages: Constants, name: str, seed: int) -> Order:
         on_device = ({name: v.to(device) for name, v in batch.items()} for batch in read_batches(trials.train))
         return by_output_norm(trials.model, on_device, averages)
 
-    return order(name, constants=averages, seed=seed, lambdas=lambda: trials.lambdas(averages, 0), norms=norms)
+    return order(
+        name,
+        constants=averages,
+        seed=seed,
+        lambdas=lambda: trials.lambdas(averages, 0),
+        norms=lambda: trials.kept("output-norm", averages, norms),
+    )
 
 
 def _source(trials: Trials, averages: Constants, name: str) -> Constants:

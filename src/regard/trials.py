@@ -70,10 +70,22 @@ class Trials:
             self.journal.add(name, told)
         return by_share({(site, int(layer)): torch.tensor(shares) for site, layer, shares in self.journal[name]})
 
+    def kept(self, name: str, constants: Constants, find: Callable[[], Order]) -> Order:
+        """An order that is found once, and then kept in the journal."""
+        entry = f"{name} {_key(constants.to_bytes(), ())}"
+        if entry not in self.journal:
+            self.step(f"ranking heads, {name}")
+            found = find()
+            self.journal.add(entry, [[*head, value] for head, value in zip(found.heads, found.values, strict=True)])
+        rows = self.journal[entry]
+        return Order(
+            tuple((site, int(layer), int(head)) for site, layer, head, _ in rows), tuple(row[3] for row in rows)
+        )
+
     def trained(self, constants: Constants, seed: int, source: str) -> Constants:
         """Constants trained on the task's labels from these as the start, all heads constant (PAPA, section 5.2)."""
-        path = self.journal.folder / f"{source}.safetensors"
-        name = f"trained {_key(constants.to_bytes(), ())} {source} {seed}"
+        key = _key(constants.to_bytes(), ())
+        path, name = self.journal.folder / f"{source}-{key}.safetensors", f"trained {key} {source} {seed}"
         if name in self.journal and path.exists():
             return Constants.load(path)
         self.step(f"training constants, {source}")
@@ -89,8 +101,7 @@ class Trials:
         def told(done: int, of: int, loss: float) -> None:
             self.step(f"epoch {done} of {of}, loss {loss:.3f}")
 
-        layers = len(replacement.given[0].layers)
-        self.judge.train(replacement.parameters(), layers, seed, rate, told)
+        self.judge.train(replacement.parameters(), seed, rate, told)
 
     def cost(self, constants: Constants, order: Order, fractions: Sequence[float]) -> list[tuple[float, float, float]]:
         """(fraction dynamic, milliseconds, FLOPs) of one forward of a batch, the median of a few runs."""

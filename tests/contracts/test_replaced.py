@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,68 @@ def test_parts_that_were_left_out_stay_out(capfd: pytest.CaptureFixture[str]) ->
     assert fixed.pooler is None
     assert not any("pooler" in name for name in fixed.state_dict())
     assert capfd.readouterr().err == ""
+
+
+def test_what_a_model_carries_comes_along(build: Callable) -> None:
+    """Its generation settings, its precisions; and from disk what was left out stays out."""
+    model = copy.deepcopy(build("GPT2"))
+    model.generation_config.max_new_tokens, model.generation_config.repetition_penalty = 7, 1.3
+    model = model.half()
+    model.transformer.ln_f.float()
+    fixed = regard.replaced(model, constants_for(model))
+    assert (fixed.generation_config.max_new_tokens, fixed.generation_config.repetition_penalty) == (7, 1.3)
+    assert fixed.transformer.ln_f.weight.dtype == torch.float32
+    assert fixed.lm_head.weight.dtype == torch.float16
+
+
+def test_a_model_that_was_changed_is_refused(build: Callable) -> None:
+    model = copy.deepcopy(build("Bert"))
+    model.encoder.layer[0].output.dense = torch.nn.Sequential(model.encoder.layer[0].output.dense)
+    with pytest.raises(regard.UserError, match="its parts are not those of its class"):
+        regard.replaced(model, constants_for(model))
+
+
+def test_another_attention_is_refused(build: Callable) -> None:
+    model = build("Bert")
+    with pytest.raises(regard.UserError, match="to stay as it is, got 'sdpa'"):
+        regard.replaced(model, constants_for(model)).set_attn_implementation("sdpa")
+
+
+def test_each_architecture_is_loaded_by_its_own_auto_class(build: Callable, tmp_path: Path) -> None:
+    base = build("Bert")
+    torch.manual_seed(0)
+    headed = transformers.BertForSequenceClassification(base.config).eval()
+    for name, model in (("base", base), ("headed", headed)):
+        regard.replaced(model, constants_for(model), [(0, 1)]).save_pretrained(tmp_path / name)
+    loaded = [
+        AutoModel.from_pretrained(tmp_path / "base"),
+        transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "headed"),
+        AutoModel.from_pretrained(tmp_path / "base"),
+    ]
+    assert [type(model).__name__ for model in loaded] == [
+        "ReplacedBertModel",
+        "ReplacedBertForSequenceClassification",
+        "ReplacedBertModel",
+    ]
+    with pytest.raises(ValueError, match="Unrecognized configuration class"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+
+
+def test_an_exception_on_the_way_in_leaves_the_model_as_it_was(
+    build: Callable, inputs: Callable, run: Callable, families: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = build("Bert"), inputs(families["Bert"], "none")
+    expected, thin = run(model, batch), sys.modules["regard.slot.replacing"].thinned
+
+    def fails_later(place: Any, heads: Any) -> Any:
+        if place.layer:
+            raise RuntimeError("on purpose")
+        return thin(place, heads)
+
+    monkeypatch.setattr(sys.modules["regard.slot.replacing"], "thinned", fails_later)
+    with pytest.raises(RuntimeError, match="on purpose"), regard.replacing(model, constants_for(model)):
+        pass
+    assert torch.equal(run(model, batch), expected)
 
 
 def test_auto_classes_load_it(build: Callable, inputs: Callable, run: Callable, families: Any, tmp_path: Path) -> None:

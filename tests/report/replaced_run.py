@@ -65,7 +65,7 @@ def record(**settings: Any) -> dict[str, Any]:
         "created": "2025-11-20T12:00:00Z",
         "model": {"name": "example/tiny", "class": "BertModel", "sha256": "ab" * 32, "layers": 2, "heads": 3},
         "data": {"sst2": {"source": "glue, sst2", "sha256": "cd" * 32, "train": 100, "validation": 50}},
-        "settings": {"constants": "average", "select": "lambda", "seeds": [0, 1, 2], "length": 8, **settings},
+        "settings": {"constants": ["average"], "select": ["lambda"], "seeds": 3, "length": 8, **settings},
         "patterns": {"has_diagonal": 0.875, "on_special": 0.375},
         "versions": {"python": "3.11.2", "torch": "2.9.0", "transformers": "5.0.0", "platform": "Linux"},
         "cost": {"seconds": 12.345, "batch_size": 8, "length": 64, "device": "cpu"},

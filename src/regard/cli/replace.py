@@ -97,12 +97,19 @@ def run(given: argparse.Namespace) -> None:
     from regard.slot import ReplacedModel
 
     out = given.out or Path("runs") / f"replace-{of_model(given.model)}-{of_model(Path(given.task).stem)}"
-    work = out.with_name(f"{out.name}.work")
+    if not out.resolve().name:
+        raise UserError(f"--out: expected a folder that can be made, got {out}")
+    work = out.resolve().with_name(f"{out.resolve().name}.work")
     check_free(out, overwrite=given.overwrite)
     _check_work(work, given)
     Settings(**settings)
-    if given.task not in TASKS:
-        read_task(given.task, **{name: settings[name] for name in OWN})
+    data = given.data or os.environ.get("REGARD_DATA")
+    if given.task not in TASKS or data:
+        read_task(given.task, data if given.task in TASKS else None, **{name: settings[name] for name in OWN})
+    if given.constants_from not in (None, *TASKS) and not Path(given.constants_from).is_file():
+        raise UserError(
+            f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{given.constants_from}'"
+        )
     ReplacedModel.register()
     loaded = models.load(
         given.model,
@@ -116,7 +123,7 @@ def run(given: argparse.Namespace) -> None:
             found = replace(
                 loaded,
                 given.task,
-                data=given.data or os.environ.get("REGARD_DATA"),
+                data=data,
                 constants_from=given.constants_from,
                 work=work,
                 resume=given.resume,
@@ -161,7 +168,7 @@ def _settings(given: argparse.Namespace) -> dict[str, Any]:
 def _fraction(text: str) -> float:
     try:
         return float(Fraction(text.strip()))
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError, OverflowError):
         raise UserError(f"--fractions: expected numbers such as 1, 1/2, 0.25, got {text!r}") from None
 
 

@@ -198,7 +198,10 @@ class Constants:
         told = _told(header.get(HEADER, ""))
         if told.get("format") != FORMAT:
             raise UserError(f"constants: expected a file that Constants.save wrote, {path} is none")
-        found = cls._of(tensors, told["origin"])
+        try:
+            found = cls._of(tensors, told["origin"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"constants: {path} is damaged: {' '.join(str(error).split())}") from error
         if model is not None:
             found.check_model(model)
         if length is not None and length > found.length:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from regard.constants.patterns import BRIGHTER, NEIGHBOURHOOD
 from regard.experiments.papa import ELSEWHERE, FOLDER, OTHERS, SOURCES, TASKS
 from regard.replacements import intervals, relative_drop
 
@@ -27,8 +28,10 @@ TEXT = """# PAPA on MiniLM
 
 What *How Much Does Attention Actually Attend?* (Hassid et al. 2022, arXiv 2211.03495) found on BERT, RoBERTa and
 DeBERTa, asked of a model of 72 heads on a laptop: `python -m regard.experiments.papa`. Probes behind the frozen
-encoder, special tokens held in place; means over three seeds, ± half the 95 % interval (Student's t). This page is made
-from the tables in `docs/results` by `python -m regard.experiments.papa_page`.
+encoder, special tokens held in place; means over three seeds, ± half the 95 % interval (Student's t). A seed is one of
+the probe: gates and constants are trained once, so the intervals leave out what another training of these would change
+(random orders are drawn for each seed). This page is made from the tables in `docs/results` by
+`python -m regard.experiments.papa_page`.
 
 {settings}
 
@@ -65,8 +68,9 @@ special tokens, and the strongest pattern of each head:
 {patterns}
 
 The paper counts about 90 % with a diagonal and about 40 % with most of their mass on special tokens, by eye and in
-larger models. Our rule for a diagonal is strict: the three middle entries of a row must hold a fifth of what is not on
-special tokens and be twice as bright as their neighbourhood.
+larger models. Our rule for a diagonal is that the brightest of the three offsets −1, 0 and 1 has, on average over the
+rows, {brighter:g} times the weight of its neighbourhood, the offsets from 2 to {neighbourhood} on both sides: wider
+bands, of which there are many here, do not count.
 {more}"""
 
 
@@ -87,6 +91,8 @@ def page(folder: Path = FOLDER) -> str:
         orders=_orders(points, tasks),
         orders_said=_orders_said(points, tasks),
         patterns=_patterns(heads, records),
+        brighter=BRIGHTER,
+        neighbourhood=NEIGHBOURHOOD,
         more=_more(folder),
     )
 

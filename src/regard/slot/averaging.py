@@ -21,12 +21,13 @@ from regard.slot.install import installed, register
 from regard.slot.interface import attention, unwatched_by, watched_by
 from regard.slot.places import Place, evaluating, identity, places
 
+NO_LABEL = -100
 ENTRIES = 1 << 24
 """Weights held at once."""
 
 
 def average_attention(
-    model: nn.Module,
+    model: Any,
     batches: Iterable[Mapping[str, Tensor] | Tensor],
     length: int,
     *,
@@ -58,6 +59,7 @@ def average_attention(
         stack.enter_context(sums.attached(model))
         for batch in batches:
             inputs = _inputs(batch, length, layout, next(model.parameters()).device)
+            _move_labels(model, inputs)
             for name in sorted(inputs):
                 digest.update(inputs[name].cpu().numpy().tobytes())
             model(**inputs)
@@ -71,13 +73,13 @@ def average_attention(
         layout=layout,
         separators=tuple(separators),
         model=identity(model, here),
-        tokenizer=None if tokenizer is None else _vocabulary(tokenizer),
+        tokenizer=None if tokenizer is None else vocabulary_digest(tokenizer),
         data={"source": source, "sha256": digest.hexdigest(), "samples": samples},
     )
     return sums.constants(origin)
 
 
-def _vocabulary(tokenizer: Any) -> str:
+def vocabulary_digest(tokenizer: Any) -> str:
     """A hash of a tokenizer's vocabulary."""
     pairs = sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
     return hashlib.sha256(repr(pairs).encode()).hexdigest()
@@ -91,12 +93,16 @@ def _inputs(batch: Mapping[str, Tensor] | Tensor, length: int, layout: str, devi
             f"type {type(batch).__name__}"
         )
     given = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
-    inputs = {name: torch.as_tensor(values).to(device) for name, values in given.items() if name != "labels"}
-    for name in ("input_ids", "decoder_input_ids"):
+    inputs = {name: torch.as_tensor(values).to(device) for name, values in given.items()}
+    if not inputs:
+        raise UserError("batches: expected model inputs in each batch, one is empty")
+    for name in ("input_ids", "decoder_input_ids", "inputs_embeds", "labels"):
         if name not in inputs:
             continue
         shape = inputs[name].shape
-        if len(shape) != 2:
+        if name == "labels" and len(shape) != 2:
+            continue
+        if len(shape) != 2 + (name == "inputs_embeds"):
             raise UserError(f"batches: expected {name} of shape (sample, token), got {tuple(shape)}")
         if shape[1] > length or (layout == "paper" and shape[1] != length):
             raise UserError(
@@ -109,6 +115,23 @@ def _inputs(batch: Mapping[str, Tensor] | Tensor, length: int, layout: str, devi
     return inputs
 
 
+def _move_labels(model: Any, inputs: dict[str, Tensor]) -> None:
+    """Takes out the labels; where a decoder is to read them, they are its inputs, in place."""
+    labels = inputs.pop("labels", None)
+    if labels is None or not model.config.is_encoder_decoder or "decoder_input_ids" in inputs:
+        return
+    shifted = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if shifted is None:
+        raise UserError(
+            f"batches: {type(model).__name__} cannot tell its decoder's inputs from labels; expected "
+            "decoder_input_ids in each batch"
+        )
+    inputs["decoder_input_ids"] = shifted(labels=labels)
+    first = torch.ones_like(labels[:, :1], dtype=torch.bool)
+    real = torch.cat([first, labels[:, :-1] != NO_LABEL], dim=1)
+    inputs.setdefault("decoder_attention_mask", real.long())
+
+
 def _move_behind(inputs: dict[str, Tensor], prefix: str) -> None:
     """Moves padding on the left to the right, in place."""
     mask = inputs.get(f"{prefix}attention_mask")
@@ -117,8 +140,8 @@ def _move_behind(inputs: dict[str, Tensor], prefix: str) -> None:
     order = torch.argsort(~mask.bool(), dim=-1, stable=True)
     for name, values in inputs.items():
         own = name.startswith("decoder_") == bool(prefix)
-        if own and values.shape == mask.shape and not name.endswith("position_ids"):
-            inputs[name] = values.gather(1, order)
+        if own and values.shape[:2] == mask.shape and name != "labels" and not name.endswith("position_ids"):
+            inputs[name] = values[torch.arange(len(values), device=values.device)[:, None], order]
     inputs.pop(f"{prefix}position_ids", None)
 
 

@@ -21,8 +21,17 @@ class Pass:
     """What is known of the forward that a stack is in, shared by its layers."""
 
     forward: Forward | None = None
+    shift: Tensor | None = None
+    """At which column the first real token of each sample stands; None where all begin at 0."""
+    encoder_shift: Tensor | None = None
+    """The same of the encoder's tokens."""
     padding: dict[int, bool] = field(default_factory=dict)
     """Of masks already seen in this forward, by their address: whether they say no more than which keys are real."""
+
+    @classmethod
+    def of(cls, forward: Forward) -> Pass:
+        """What follows from the arguments of a stack."""
+        return cls(forward, _shift(forward.real), _shift(forward.encoder_real))
 
 
 class ConstantHeads(nn.Module):
@@ -57,13 +66,15 @@ class ConstantHeads(nn.Module):
         queries, keys = call.query.shape[2], call.key.shape[2]
         offset = forward.offset if forward is not None else 0
         first_key = 0 if self.cross else max(offset + queries - keys, 0)
-        query_shift, real = _shift(forward.real if forward else None), forward.real if forward else None
-        key_shift = query_shift
+        real = forward.real if forward else None
+        query_shift = key_shift = self.during.shift
         if self.cross:
             real = forward.encoder_real if forward else None
-            key_shift = _shift(real)
+            key_shift = self.during.encoder_shift
         longest = max(offset + queries, keys if self.cross else 0)
         matrix = self._serving(longest, query_shift)
+        if self.causal and matrix.requires_grad:
+            matrix = matrix.tril()  # what training puts there would be seen
         call = self._simplified(call, real)
         if forward is not None and call.query_real is None:
             call = replace(call, query_real=forward.real_queries(queries))
@@ -126,12 +137,16 @@ def _normalised(matrix: Tensor) -> Tensor:
 
 
 class Uses(nn.Module):
-    """The constants of an attention layer by the number of its call in a forward: layers may share their weights."""
+    """The constants of an attention layer by the number of its call in a forward: layers may share their weights.
 
-    def __init__(self, by_use: dict[int, ConstantHeads]) -> None:
+    A layer that is called `times` in a forward begins anew after them: what is called again, as gradient checkpointing
+    does, gets the same constants again. That of ordinary layers, called once, does not count.
+    """
+
+    def __init__(self, by_use: dict[int, ConstantHeads], times: int) -> None:
         super().__init__()
         self.by_use = nn.ModuleDict({str(use): heads for use, heads in by_use.items()})
-        self.count = 0
+        self.times, self.count = times, 0
         self.last: Forward | None = None
 
     def begin(self, during: Pass) -> None:
@@ -142,7 +157,7 @@ class Uses(nn.Module):
 
     def constant(self, call: Call) -> Call:
         """The next call of the forward, with the constants of that number in it, if it has any."""
-        number, self.count = self.count, self.count + 1
+        number, self.count = self.count, (self.count + 1) % self.times
         if str(number) not in self.by_use:
             return call
         heads: Any = self.by_use[str(number)]
@@ -154,7 +169,7 @@ def begin_pass(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """A hook before each forward of a stack: its layers learn what is real and what came before."""
     uses = [module for module in stack.modules() if isinstance(module, Uses)]
     if uses:
-        during = Pass(Forward.from_arguments(stack, args, kwargs, uses[0].last))
+        during = Pass.of(Forward.from_arguments(stack, args, kwargs, uses[0].last))
         for use in uses:
             use.begin(during)
 

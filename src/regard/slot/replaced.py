@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from regard.constants import Constants, Head, Origin
@@ -28,8 +28,12 @@ TYPE = "regard-replaced"
 """The `model_type` in the configuration of a saved model."""
 EXTRA = "constant_heads"
 """The entry of the configuration that says which heads are constant."""
+OF_HUB = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "force_download", "proxies")
+"""Options of `from_pretrained` that say where to look."""
 AUTO = (
     "AutoModel",
+    "AutoModelForPreTraining",
+    "AutoModelForMultipleChoice",
     "AutoModelForCausalLM",
     "AutoModelForMaskedLM",
     "AutoModelForSeq2SeqLM",
@@ -56,8 +60,7 @@ class ReplacedConfig(PretrainedConfig):
         if base not in transformers.CONFIG_MAPPING or not isinstance(extra, dict):
             raise UserError(f"expected the configuration of a model with constant heads, of model type {TYPE}")
         original: Any = transformers.CONFIG_MAPPING[base]
-        kind = _config_class(original)
-        _model_class(_architecture(str(extra.get("architecture"))), kind)
+        kind, _ = _classes(original, str(extra.get("architecture")))
         return super(ReplacedConfig, kind).from_dict(values, **options)
 
 
@@ -73,14 +76,19 @@ class ReplacedModel:
     def from_pretrained(name: str, **options: Any) -> PreTrainedModel:
         """The model that `save_pretrained` wrote, in the class it was saved in, with its heads constant.
 
-        Takes what `PreTrainedModel.from_pretrained` takes. Raises UserError if it is no model with constant heads.
+        Takes what `PreTrainedModel.from_pretrained` takes. Raises UserError if there is none, or another kind of model.
         """
         ReplacedModel.register()
-        config = options.pop("config", None) or AutoConfig.from_pretrained(name)
+        config = options.pop("config", None)
+        if config is None:
+            of_hub = {name: options[name] for name in OF_HUB if name in options}
+            try:
+                config = AutoConfig.from_pretrained(name, **of_hub)
+            except (OSError, ValueError) as error:
+                raise UserError(f"model: cannot read '{name}': {' '.join(str(error).split())[:300]}") from error
         if not isinstance(config, ReplacedConfig):
             raise UserError(f"expected a model that regard.replaced made and save_pretrained wrote, got {name}")
-        made: Any = type(config)
-        kind: Any = _model_class(_architecture(getattr(config, EXTRA)["architecture"]), made)
+        kind = _model_of(config)
         found: PreTrainedModel = kind.from_pretrained(name, config=config, **options)
         return found
 
@@ -105,19 +113,34 @@ def replaced(model: PreTrainedModel, constants: Given, heads: Heads = None, *, a
         raise UserError(f"expected a model of a class of Transformers, got {architecture} of {type(model).__module__}")
     config: Any = _config(model, here, given, chosen)
     ReplacedModel.register()
-    made: Any = type(config)
-    kind: Any = _model_class(base, made)  # type: ignore[arg-type]  # to mypy a class is not hashable
     with replacing(model, given, chosen, any_model=any_model):
         state = {name: value.detach().clone() for name, value in model.state_dict().items()}
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    with quiet():
-        found = kind.from_pretrained(None, config=config, state_dict=state, dtype=model.dtype).to(model.device)
-    for name, part in list(found.named_children()):
-        if getattr(model, name, part) is None:
-            setattr(found, name, None)  # such as a pooler that was asked to be left out
+    found = _built(model, _model_of(config), config, state)
     for name, parameter in found.named_parameters():
         parameter.requires_grad_(name not in frozen)
     return found.train(model.training)
+
+
+def _built(model: Any, kind: Any, config: Any, state: dict[str, Tensor]) -> Any:
+    """A model of this class with all of that state, each part in its own precision. UserError if some has no place."""
+    with quiet():
+        found, about = kind.from_pretrained(
+            None, config=config, state_dict=dict(state), dtype=model.dtype, output_loading_info=True
+        )
+    astray = sorted({*about["missing_keys"], *about["unexpected_keys"], *map(str, about["mismatched_keys"])})
+    if astray or sorted(found.state_dict()) != sorted(state):
+        astray = astray or sorted({*found.state_dict()} ^ {*state})
+        raise UserError(
+            f"cannot make a model of constant heads of this {type(model).__name__}: its parts are not those of its "
+            f"class, such as {astray[0]}; use regard.replacing, or replace heads before you change it"
+        )
+    for name, tensor in (*found.named_parameters(), *found.named_buffers()):
+        if name in state:
+            tensor.data = state[name]
+    if getattr(model, "generation_config", None) is not None:
+        found.generation_config = copy.deepcopy(model.generation_config)
+    return found.to(model.device)
 
 
 def _config(model: Any, here: list[Place], given: tuple[Constants, ...], heads: Sequence[Head]) -> Any:
@@ -125,14 +148,14 @@ def _config(model: Any, here: list[Place], given: tuple[Constants, ...], heads: 
     values["base_model_type"] = values.pop("model_type")
     values[EXTRA] = {
         "architecture": type(model).__name__,
+        "left_out": [name for name, part in vars(model).items() if part is None and not name.startswith("_")],
         "heads": [list(head) for head in heads],
         "lengths": [one.length for one in given],
         "signed": any(bool((m < 0).any()) for one in given for m in one.matrices.values()),
         "places": [_told(place, model) for place in here],
         "origin": {**vars(given[0].origin), "model": {}},
     }
-    original: Any = type(model.config)
-    kind: Any = _config_class(original)
+    kind, _ = _classes(type(model.config), type(model).__name__)
     return super(ReplacedConfig, kind).from_dict(values)
 
 
@@ -163,7 +186,7 @@ def _make_constant(model: Any, given: tuple[Constants, ...], heads: Sequence[Hea
     deberta.wrap(model)
     for config in configs(model):
         config._attn_implementation_internal = NAME
-    put(here, given, heads, signed=extra["signed"])
+    put(here, given, heads, [], signed=extra["signed"])
     for module in {place.stack.module for place in here}:
         module.register_forward_pre_hook(begin_pass, with_kwargs=True)
 
@@ -188,23 +211,45 @@ def _architecture(name: str) -> Any:
     return found
 
 
-@cache
-def _config_class(base: Any) -> Any:
-    """The class of configurations of replaced models that were of another class."""
-    return type(f"Replaced{base.__name__}", (ReplacedConfig, base), {"model_type": TYPE, "__module__": __name__})
+def _model_of(config: Any) -> Any:
+    """The class of models of this configuration."""
+    original = transformers.CONFIG_MAPPING[config.base_model_type]
+    return _classes(original, getattr(config, EXTRA)["architecture"])[1]
 
 
-@cache
-def _model_class(base: Any, config: Any) -> Any:
-    """The class of replaced models that were of another class, which `from_pretrained` can make."""
+_CLASSES: dict[tuple[Any, str], tuple[Any, Any]] = {}
+"""Classes made so far, by the original configuration's and the name of the original model's."""
+
+
+def _classes(original: Any, architecture: str) -> tuple[Any, Any]:
+    """The classes of configurations and of models that were of these classes, known to the fitting `Auto…` classes."""
+    if (original, architecture) in _CLASSES:
+        return _CLASSES[original, architecture]
+    base = _architecture(architecture)
 
     def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
         base.__init__(self, config, *args, **options)
         extra = getattr(config, EXTRA)
+        for name in extra["left_out"]:
+            if name in self._modules:
+                setattr(self, name, None)  # such as a pooler that was asked to be left out
         _make_constant(self, _empty(extra), [tuple(head) for head in extra["heads"]])
 
-    members = {"__init__": __init__, "config_class": config, "__module__": base.__module__, "__doc__": base.__doc__}
-    kind = type(f"Replaced{base.__name__}", (base,), members)
-    for name in AUTO:
-        getattr(transformers, name).register(config, kind, exist_ok=True)
-    return kind
+    name = f"Replaced{base.__name__}"
+    config = type(f"{name}Config", (ReplacedConfig, original), {"model_type": TYPE, "__module__": __name__})
+    members = {"__init__": __init__, "config_class": config, "set_attn_implementation": _refuse_attention}
+    kind = type(name, (base,), {**members, "__module__": base.__module__, "__doc__": base.__doc__})
+    _CLASSES[original, architecture] = config, kind
+    for auto in (getattr(transformers, each) for each in AUTO):
+        known = auto._model_mapping.get(original, ())
+        if base in (known if isinstance(known, (list, tuple)) else (known,)):
+            auto.register(config, kind, exist_ok=True)
+    return config, kind
+
+
+def _refuse_attention(self: Any, attn_implementation: Any, *args: Any, **options: Any) -> None:
+    """Not for models with constant heads: another attention function would leave the constants out without a word."""
+    raise UserError(
+        f"expected the attention of a model with constant heads to stay as it is, got {attn_implementation!r}; "
+        "its other heads run through PyTorch's fused attention already"
+    )

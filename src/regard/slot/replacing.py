@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -42,10 +44,12 @@ class Replacement:
 
     def constants(self) -> Constants:
         """The constants as they are now, after training."""
+        assert len(self.given) == 1, "several lengths are not trained"
         first = self.given[0]
         matrices = {place: matrix.clone() for place, matrix in first.matrices.items()}
         for place, module in self.modules.items():
-            matrices[place][list(module.heads)] = module.matrices[0].detach().float().cpu()
+            trained_ones = module.matrices[0].detach().float().cpu()
+            matrices[place][list(module.heads)] = trained_ones.tril() if module.causal else trained_ones
         source = first.origin.source
         trained = source if source.startswith("trained") else f"trained from {source}"
         return Constants(matrices=matrices, origin=replace(first.origin, source=trained))
@@ -62,7 +66,10 @@ def replacing(
     forward uses the shortest that serves it. `train` makes the matrices parameters. `any_model` allows constants of a
     model with other weights, if the shapes fit. Raises UserError for constants that do not fit.
     """
-    with _installed(model, given_constants(constants), heads, {"trained": train}, any_model) as found:
+    given = given_constants(constants)
+    if train and len(given) > 1:
+        raise UserError(f"train: expected constants of one length, got {len(given)}")
+    with _installed(model, given, heads, {"trained": train}, any_model) as found:
         yield found
 
 
@@ -84,12 +91,13 @@ def _installed(
     with ExitStack() as stack:
         stack.enter_context(installed(model))
         stack.enter_context(deberta.wrapped(model))
-        found = put(here, given, chosen, **options)
-        stack.callback(take, found[1])
+        undo: Undo = []
+        stack.callback(take, undo)
+        held = put(here, given, chosen, undo, **options)
         for module in {place.stack.module for place in here}:
             handle = module.register_forward_pre_hook(begin_pass, with_kwargs=True)
             stack.callback(handle.remove)
-        yield Replacement(given, chosen, found[0])
+        yield Replacement(given, chosen, held)
 
 
 def given_constants(constants: Given) -> tuple[Constants, ...]:
@@ -139,7 +147,7 @@ def chosen_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:
     for head in heads:
         if not isinstance(head, (tuple, list)) or len(head) not in (2, 3):
             raise UserError(f"heads: expected pairs (layer, head), or (site, layer, head); got {head!r}")
-        full = tuple(head)
+        full = tuple(part if isinstance(part, str) else _number(part) for part in head)
         if len(full) == 2 and len(sites) > 1:
             raise UserError(f"heads: expected (site, layer, head), for there are {', '.join(sites)}; got {head}")
         full = (sites[0], *full) if len(full) == 2 else full
@@ -149,13 +157,21 @@ def chosen_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:
     return tuple(sorted(found))
 
 
+def _number(value: Any) -> int:
+    """A layer or head as Python counts, also where NumPy or PyTorch counted it."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UserError(f"heads: expected whole numbers for layer and head, got {value!r}") from None
+
+
 Undo = list[tuple[nn.Module, str, nn.Module | None]]
 
 
 def put(
-    here: Sequence[Place], given: Sequence[Constants], heads: Sequence[Head], **options: Any
-) -> tuple[dict[Layer, ConstantHeads], Undo]:
-    """Puts constants into the model and thins its projections; what there is now, and what was there."""
+    here: Sequence[Place], given: Sequence[Constants], heads: Sequence[Head], undo: Undo, **options: Any
+) -> dict[Layer, ConstantHeads]:
+    """What now holds the constants of each layer, in the model, whose projections are thinned; `undo` is added to."""
     held: dict[Layer, ConstantHeads] = {}
     uses: dict[nn.Module, dict[int, ConstantHeads]] = {}
     for place in here:
@@ -164,23 +180,27 @@ def put(
         if own:
             held[key] = _heads_of(place, given, own, options)
             uses.setdefault(place.module, {})[place.use] = held[key]
-    shared = {place.module for place in here if place.use}
-    undo: Undo = []
+    times = Counter(place.module for place in here)
     for place in here:
         if place.use or place.module not in uses:
             continue
         undo.append((place.module, NAME, None))
-        place.module.add_module(NAME, Uses(uses[place.module]))
-        if place.module in shared or options.get("gated"):
+        place.module.add_module(NAME, Uses(uses[place.module], times[place.module]))
+        if times[place.module] > 1 or options.get("gated"):
             continue
         for name, layer in thinned(place, held[place.site, place.layer].heads).items():
             undo.append((place.module, name, getattr(place.module, name)))
             setattr(place.module, name, layer)
-    return held, undo
+    return held
 
 
 def _heads_of(place: Place, given: Sequence[Constants], own: list[int], options: dict[str, Any]) -> ConstantHeads:
-    weight = next(p for p in place.module.parameters() if p.is_floating_point())
+    weight = next((p for p in place.module.parameters() if p.is_floating_point()), None)
+    if weight is None:
+        raise UserError(
+            f"cannot replace heads of {type(place.module).__name__}: expected weights in floating point, it has none "
+            "(replace before you quantise)"
+        )
     matrices = [one.matrices[place.site, place.layer][own].to(weight.device, weight.dtype) for one in given]
     cross = place.site.startswith("cross")
     return ConstantHeads(matrices, own, causal=place.causal, cross=cross, **options)
