@@ -260,7 +260,7 @@ def _digest(model: Any) -> str:
 
 def _check_order(chosen: Settings, given: Constants | None) -> None:
     """Nothing, or a UserError: an order asks for what the given constants do not tell."""
-    if given is not None and "input-dependence" in chosen.select and {*chosen.fractions} - {0.0, 1.0}:
+    if given is not None and "input-dependence" in chosen.select:
         given.input_dependence()
 
 

@@ -99,7 +99,7 @@ def run(given: argparse.Namespace) -> None:
     out = given.out or Path("runs") / f"replace-{of_model(given.model)}-{of_model(Path(given.task).stem)}"
     if not out.resolve().name:
         raise UserError(f"--out: expected a folder that can be made, got {out}")
-    work = out.resolve().with_name(f"{out.resolve().name}.work")
+    work = (out if out.name else out.resolve()).with_name(f"{out.resolve().name}.work")
     check_free(out, overwrite=given.overwrite)
     _check_work(work, given)
     Settings(**settings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,13 +221,79 @@ def _patterns(heads: dict[str, pd.DataFrame], records: dict[str, Any]) -> str:
     return table(("task", "has a diagonal", "mostly on special tokens", *names), rows)
 
 
-MORE: dict[str, Callable[[pd.DataFrame], str]] = {}
-"""Sections from further tables, by the name of the table's file."""
+LENGTHS_TEXT = """
+## Other lengths
+
+All heads constant, natural layout, windows of whole sentences that fill the length; relative error of the last hidden
+states against the untouched model's, and against those under averages taken at that very length
+(`python -m regard.experiments.lengths`). Rows *own* are averages at the length itself, which a set of constants for
+several lengths gives; a *crop* is what a shorter input gets anyway; a *fit* is `regard.constants.at` to a longer one.
+
+{table}
+"""
+STRUCTURE_TEXT = """
+## Cheaper forms
+
+What averages still score when they are approximated by forms that cost fewer multiplications
+(`python -m regard.experiments.structure`), all heads constant, beside their relative error and their multiplications as
+a share of the whole matrix's. What they save in time is in [benchmarks.md](benchmarks.md).
+
+{table}
+
+Few diagonals, or a band with few columns, keep what the averages give; low rank, nearest in norm, does not. The forms
+that keep the score save little beyond what constant heads save already, because C·V is a small part of a layer: they
+are not built into `replacing`.
+"""
 
 
 def _more(folder: Path) -> str:
-    parts = [tell(pd.read_csv(folder / name)) for name, tell in MORE.items() if (folder / name).exists()]
-    return "".join(f"\n{part}" for part in parts)
+    """Sections from the tables of further experiments."""
+    parts = []
+    if (folder / "lengths.csv").exists():
+        parts.append(LENGTHS_TEXT.format(table=_lengths(pd.read_csv(folder / "lengths.csv"))))
+    forms = {task: folder / f"structure-{task}.csv" for task in TASKS}
+    found = [pd.read_csv(path) for path in forms.values() if path.exists()]
+    if found:
+        parts.append(STRUCTURE_TEXT.format(table=_forms(pd.concat(found, ignore_index=True))))
+    return "".join(parts)
+
+
+def _lengths(found: pd.DataFrame) -> str:
+    wide = found.pivot_table(index=["length", "constants"], columns="against", values="relative_error", sort=False)
+    rows = [
+        (length, name, *("–" if pd.isna(row.get(kind)) else f"{row[kind]:.3f}" for kind in ("untouched", "own")))
+        for (length, name), row in wide.iterrows()
+    ]
+    return table(("tokens", "constants", "error against untouched", "error against own averages"), rows)
+
+
+def _forms(found: pd.DataFrame) -> str:
+    rows = []
+    dense = found[found["form"] == "dense"].groupby("task")["multiply_adds"].first()
+    tasks = list(dict.fromkeys(found["task"]))
+    for (form, size), group in found.groupby(["form", "size"], sort=False, dropna=False):
+        scores = group.groupby("task")["score"].mean()
+        first = group.iloc[0]
+        cost = first["multiply_adds"] / dense[first["task"]]
+        rows.append(
+            (
+                form,
+                "" if pd.isna(size) else f"{size:.0f}",
+                *(f"{scores[task]:.3f}" if task in scores else "–" for task in tasks),
+                "–" if pd.isna(first["error"]) else f"{first['error']:.2f}",
+                "–" if pd.isna(cost) else f"{cost:.2f}",
+            )
+        )
+    return table(
+        (
+            "form",
+            "size",
+            *(NAMES[task] for task in tasks),
+            f"error ({NAMES[tasks[0]]})",
+            f"multiplications ({NAMES[tasks[0]]})",
+        ),
+        rows,
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
