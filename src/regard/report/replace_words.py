@@ -87,9 +87,11 @@ def ledes(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, record:
 def _found(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
     """What the fewest dynamic heads cost, and half of them."""
     drops = main_drops(scores, record)
-    drops = drops[(drops["unit"] == "%") & drops["drop"].notna()]
+    drops = drops[drops["drop"].notna()]
     if drops.empty:
         return ""
+    unit = "%" if (drops["unit"] == "%").any() else str(drops["unit"].iloc[0])
+    drops = drops[drops["unit"] == unit]
     constants, _ = chosen(scores, record)
     least = float(drops["fraction_dynamic"].min())
     parts = []
@@ -97,10 +99,10 @@ def _found(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
         there = drops[drops["fraction_dynamic"] == fraction]
         if there.empty:
             continue
-        text = f"the score drops by {drop(float(there['drop'].mean()), '%')}"
+        text = f"the score drops by {drop(float(there['drop'].mean()), unit)}"
         if len(there) > 1:
             worst = there.loc[there["drop"].idxmax()]
-            text += f" on average over {len(there)} tasks, at the most by {drop(float(worst['drop']), '%')}"
+            text += f" on average over {len(there)} tasks, at the most by {drop(float(worst['drop']), unit)}"
             text += f" ({task(str(worst['task']))})"
         parts.append(f"{_with(fraction)} {text}")
     told = "; ".join(parts)
