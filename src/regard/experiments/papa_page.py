@@ -71,8 +71,9 @@ is as good as another, since hardly any is needed, so that the orders cannot be 
 On the three tasks about whole sentences this encoder has too little to lose for a finding. It was trained for the
 likeness of sentences, and with so few rows the probe finds little of CoLA's grammar in it; on MRPC it does no better
 than calling every pair a paraphrase; and SST-2 is told by single words, so that pruned heads score like averaged ones.
-Differences between sources and between orders are inside the intervals there. To ask these tasks the paper's question
-takes a larger encoder and all rows: `--scale paper`.
+Most differences between sources and between orders are inside the intervals there. Taken together the orders stand as
+the paper has them, lambda first and its reverse last. To ask these tasks the paper's question takes a larger encoder
+and all rows: `--scale paper`.
 
 ## What the averages look like
 
