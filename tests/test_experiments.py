@@ -1,4 +1,4 @@
-"""The page of results is what the committed tables make, and what is said of an experiment is computed from its rows."""
+"""The page of results is what the committed tables make, and what it says is computed from their rows."""
 
 from pathlib import Path
 

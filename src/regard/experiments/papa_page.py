@@ -193,13 +193,13 @@ def _sources_said(points: pd.DataFrame, tasks: Sequence[str]) -> str:
     beaten = {task: [name for name in DATA_FREE if mean(task, "average") <= mean(task, name)] for task in tasks}
     every = [task for task in tasks if not beaten[task]]
     lost = "; ".join(f"{NAMES[task]}: {', '.join(names)} no worse" for task, names in beaten.items() if names)
-    gap = [mean(task, "average") - mean(task, f"average of {ELSEWHERE[task]}") for task in tasks]
+    gap = [mean(task, f"average of {ELSEWHERE[task]}") - mean(task, "average") for task in tasks]
     trained = [mean(task, "average-init") - mean(task, "average") for task in tasks]
     but = f" ({lost})" if lost else ""
     return wrapped(
         f"Averages beat every data-free source on {len(every)} of {len(tasks)} tasks{but}. "
-        f"Averages of another task score {-sum(gap) / len(gap):+.3f} against the task's own (from {-max(gap):+.3f} to "
-        f"{-min(gap):+.3f}). Training the averages on labels changes the score by {sum(trained) / len(trained):+.3f}."
+        f"Averages of another task score {sum(gap) / len(gap):+.3f} against the task's own (from {min(gap):+.3f} to "
+        f"{max(gap):+.3f}). Training the averages on labels changes the score by {sum(trained) / len(trained):+.3f}."
     )
 
 
