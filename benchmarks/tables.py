@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import RESULTS
+from regard.experiments.markdown import table
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 Line = Mapping[str, Any]
@@ -106,7 +107,7 @@ def page() -> str:
     alone, whole, long = (_read(name) for name in ("attention_function", "whole_model", "long_sequences"))
     return TEXT.format(
         machine=_machine(*(_read(name)["machine"] for name in NAMES)),
-        attention_function=_table(
+        attention_function=table(
             ("mask", "batch", "tokens", "SDPA", "Regard", "first keys", "eager"),
             [(*_case(one), _seconds(one, "sdpa"), *_ratios(one, "regard", "first", "eager")) for one in alone["rows"]],
         ),
@@ -117,14 +118,14 @@ def page() -> str:
                 "first keys": lambda one: _ratio(one, "first") <= 1.05,
             },
         ),
-        whole_model=_table(
+        whole_model=table(
             ("model", "batch", "tokens", "plain", "Regard", "first keys", "norms", "eager", "Lens", "nnsight"),
             [
                 (*_case(one), _seconds(one, "plain"), *_ratios(one, "regard", "first", "norms", *PEERS))
                 for one in whole["rows"]
             ],
         ),
-        whole_model_memory=_table(
+        whole_model_memory=table(
             ("model", "batch", "tokens", "plain, MiB", "Regard", "first keys", "eager", "Lens", "nnsight"),
             [
                 (*_case(one), _memory(one, "plain"), *_ratios(one, "regard", "first", *PEERS, of="memory_ratio"))
@@ -141,14 +142,14 @@ def page() -> str:
         ),
         **_constant(_read("constant_attention")["rows"]),
         structured=_structured(_read("structured_constants")["rows"]),
-        cached_probe=_table(
+        cached_probe=table(
             ("samples", "tokens", "real", "epochs", "recomputed", "Regard", "fit"),
             [
                 (*_case(one), _seconds(one, "recomputed"), *_ratios(one, "regard", "fit"))
                 for one in _read("cached_probe")["rows"]
             ],
         ),
-        long_sequences=_table(
+        long_sequences=table(
             ("tokens", "SDPA", "Regard", "one matrix would be"),
             [
                 (
@@ -174,11 +175,11 @@ def _constant(rows: list[Line]) -> dict[str, str]:
     head = ("model", "batch", "tokens", "padded", "SDPA")
     told = ("Regard", "1/16", "1/8", "1/2", "plain")
     return {
-        "constant_attention": _table(
+        "constant_attention": table(
             (*head, "floor", *told),
             [(*cells(one), _seconds(one, "sdpa"), one["case"]["floor"], *_ratios(one, *names)) for one in rows],
         ),
-        "constant_attention_memory": _table(
+        "constant_attention_memory": table(
             (*head[:-1], "SDPA, MiB", *told),
             [(*cells(one), _memory(one, "sdpa"), *_ratios(one, *names, of="memory_ratio")) for one in rows],
         ),
@@ -195,7 +196,7 @@ def _constant(rows: list[Line]) -> dict[str, str]:
 
 def _structured(rows: list[Line]) -> str:
     names = [name for name in rows[0]["figures"] if name != "sdpa"]
-    return _table(
+    return table(
         (*rows[0]["case"], "SDPA", *names),
         [(*_case(one), _seconds(one, "sdpa"), *_ratios(one, *names)) for one in rows],
     )
@@ -237,12 +238,6 @@ def _seconds(one: Line, name: str) -> str:
 
 def _memory(one: Line, name: str) -> str:
     return f"{one['figures'][name]['memory']:,.0f}"
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def _verdict(rows: list[Line], aims: Mapping[str, Callable[[Line], bool]]) -> str:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import pandas as pd
@@ -145,16 +145,7 @@ def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> mod
     if isinstance(model, str):
         ReplacedModel.register()
         model = models.load(model)
-    if isinstance(model, models.Loaded):
-        found = model if tokenizer is None else replace(model, tokenizer=tokenizer)
-    elif not isinstance(model, PreTrainedModel):
-        raise UserError(f"cannot observe {type(model).__name__}: expected a Hugging Face PreTrainedModel, or its name")
-    elif tokenizer is None:
-        raise UserError("a model needs its tokenizer: measure(model, tokenizer, texts)")
-    else:
-        found = models.Loaded(model, tokenizer, model.config._name_or_path or type(model).__name__, None)
-    models.check_vocabulary(found.model, found.tokenizer, found.name)
-    return found
+    return models.given(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)")
 
 
 def _texts(texts: Texts | Sequence[str] | None) -> Texts:

@@ -130,15 +130,7 @@ def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, langua
     """The model with its tokenizer, checked to be one for the task, and to belong together."""
     if isinstance(model, str):
         model = models.load(model, language_model=language_model)
-    if isinstance(model, models.Loaded):
-        found = model if tokenizer is None else changed(model, tokenizer=tokenizer)
-    elif not isinstance(model, PreTrainedModel):
-        raise UserError(f"cannot replace {type(model).__name__}: expected a Hugging Face PreTrainedModel, or its name")
-    elif tokenizer is None:
-        raise UserError("a model needs its tokenizer: replace(model, task, tokenizer=tokenizer)")
-    else:
-        found = models.Loaded(model, tokenizer, model.config._name_or_path or type(model).__name__, None)
-    models.check_vocabulary(found.model, found.tokenizer, found.name)
+    found = models.given(model, tokenizer, to="replace", call="replace(model, task, tokenizer=tokenizer)")
     config = found.model.config
     if isinstance(config, ReplacedConfig):
         raise UserError(f"model: expected one whose heads all attend, those of {found.name} are constant already")

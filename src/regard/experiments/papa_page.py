@@ -8,14 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from regard.constants.patterns import BRIGHTER, NEIGHBOURHOOD
+from regard.experiments.markdown import table, wrapped
 from regard.experiments.papa import ELSEWHERE, FOLDER, OTHERS, SOURCES, TASKS
 from regard.replacements import intervals, relative_drop
 
@@ -110,18 +110,6 @@ def page(folder: Path = FOLDER) -> str:
         neighbourhood=NEIGHBOURHOOD,
         more=_more(folder),
     )
-
-
-def wrapped(text: str) -> str:
-    """A paragraph in lines of the width that the docs have."""
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A Markdown table."""
-    head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def _settings(records: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Models to look at: pretrained ones, from a folder, the hub or the package of the embedded default."""
 
 from regard.models.limits import maximum_length
-from regard.models.pretrained import Loaded, check_vocabulary, load
+from regard.models.pretrained import Loaded, check_vocabulary, given, load
 
-__all__ = ["Loaded", "check_vocabulary", "load", "maximum_length"]
+__all__ = ["Loaded", "check_vocabulary", "given", "load", "maximum_length"]

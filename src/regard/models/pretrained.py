@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,24 @@ class Loaded:
     tokenizer: Any
     name: str
     sha256: str | None
+
+
+def given(model: Any, tokenizer: Any, *, to: str, call: str) -> Loaded:
+    """A model that the user holds, with its tokenizer, checked to belong together.
+
+    `model` is what `load` gave, or a model; a `tokenizer` beside the former takes the place of its own. `to` and `call`
+    say in a refusal what was to be done with it, and how it is asked for. Raises UserError.
+    """
+    if isinstance(model, Loaded):
+        found = model if tokenizer is None else replace(model, tokenizer=tokenizer)
+    elif not isinstance(model, PreTrainedModel):
+        raise UserError(f"cannot {to} {type(model).__name__}: expected a Hugging Face PreTrainedModel, or its name")
+    elif tokenizer is None:
+        raise UserError(f"a model needs its tokenizer: {call}")
+    else:
+        found = Loaded(model, tokenizer, model.config._name_or_path or type(model).__name__, None)
+    check_vocabulary(found.model, found.tokenizer, found.name)
+    return found
 
 
 def load(
