@@ -93,8 +93,9 @@ class Replacements:
         heads = self.heads.sort_values("rank", kind="stable")
         places = zip(heads["site"], heads["layer"], heads["head"], strict=True)
         settings = self.record.get("settings")
+        asked = settings.get("select") if isinstance(settings, Mapping) else None
         return {
-            "select": settings.get("select") if isinstance(settings, Mapping) else None,
+            "select": asked[0] if isinstance(asked, (list, tuple)) and asked else asked,  # the order that this is
             "order": [[str(site), int(layer), int(head)] for site, layer, head in places],
             "value": [_number(value) for value in heads["value"]],
             "pattern": [None if pd.isna(pattern) else str(pattern) for pattern in heads["pattern"]],
