@@ -106,7 +106,9 @@ def main(arguments: list[str] | None = None) -> int:
         contestants = {name: partial(model, **inputs) for name, model in models.items()}
         case = {"shape": shape, "batch": batch, "length": length, "padded": padded}
         case["floor"] = round(1 / floor(config, length), 3)
-        rows.append(row(case, race(contestants, least=3 if given.quick or batch * length > 8192 else 5, budget=20.0), "sdpa"))
+        rows.append(
+            row(case, race(contestants, least=3 if given.quick or batch * length > 8192 else 5, budget=20.0), "sdpa")
+        )
         show(rows[-1])
         if not given.quick:
             write("constant_attention", rows, given.out)
