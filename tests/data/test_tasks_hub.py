@@ -3,10 +3,10 @@
 import sys
 from typing import Any
 
-import httpx
 import pytest
 
 from regard.data import read_task
+from regard.data.task_hub import network_errors
 from regard.errors import UserError
 
 datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
@@ -96,7 +96,9 @@ def test_classes_that_are_others(hub: dict[Any, Any]) -> None:
         read_task("cola")
 
 
-@pytest.mark.parametrize("error", [ConnectionError("no\nroute"), httpx.ConnectError("no"), ValueError("no cache")])
+@pytest.mark.parametrize(
+    "error", [ConnectionError("no\nroute"), *(kind("no") for kind in network_errors()), ValueError("no cache")]
+)
 def test_a_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*given: Any, **settings: Any) -> None:
         raise error

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from regard.data.task_files import Columns, Row, Table
 from regard.errors import UserError
+
+CLIENTS = ("httpx2", "httpx", "requests")
+"""Packages that huggingface_hub reaches the hub with, by its version."""
 
 
 def read_hub(repository: str, config: str | None, split: str, columns: Columns | str) -> Table:
@@ -41,17 +45,22 @@ def _load(repository: str, config: str | None, split: str) -> Any:
     """The split as `datasets` has it."""
     try:
         datasets = importlib.import_module("datasets")
-        httpx = importlib.import_module("httpx")
     except ImportError as error:
         raise UserError(
             f"task: expected a folder of files, or the package {error.name} for the hub: pip install 'regard[hub]'"
         ) from None
     try:
         return datasets.load_dataset(repository, config, split=split)
-    except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, *network_errors(), datasets.exceptions.DatasetsError) as error:
         name = "/".join(part for part in (repository, config) if part)
         said = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(f"task: expected {name} from the hub, or a folder of files; the hub gave: {said}") from None
+
+
+def network_errors() -> tuple[type[Exception], ...]:
+    """What the client that the hub is reached with raises: huggingface_hub went from requests over httpx to httpx2."""
+    clients = (name for name in CLIENTS if importlib.util.find_spec(name) is not None)
+    return tuple(importlib.import_module(name).HTTPError for name in clients)
 
 
 def _class_names(feature: Any) -> list[str] | None:
