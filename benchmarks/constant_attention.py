@@ -8,14 +8,18 @@ constant the plain way, C times the values of each sample behind whole projectio
 matrix products alone would allow with all heads constant (`floor`), as a share of SDPA's FLOPs. Before the clock runs,
 regard is checked to give what plain gives.
 
-    python -m benchmarks.constant_attention [--quick] [--threads N] [--out FILE]     about 15 minutes on one core
+    python -m benchmarks.constant_attention [--quick] [--allocated-only] [--threads N] [--out FILE]
+
+About 18 minutes on one core.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import random
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,7 +29,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, BertConfig,
 from transformers.masking_utils import sdpa_mask
 
 import regard
-from benchmarks.timing import parser, prepared, race, row, show, write
+from benchmarks.timing import RESULTS, allocated, parser, prepared, race, row, show, write
 from regard.constants import Constants, Origin
 from regard.slot import identity, places
 
@@ -84,35 +88,58 @@ def check(found: Tensor, expected: Tensor, mask: Tensor) -> None:
     torch.testing.assert_close(found[real], expected[real], rtol=1e-3, atol=1e-4)
 
 
+Runs = dict[str, Callable[[], Any]]
+
+
+def contestants_of(shape: str, batch: int, length: int, padded: bool) -> tuple[dict[str, Any], Runs]:
+    """The case, and its contestants on one batch, checked to agree where they should."""
+    torch.manual_seed(0)
+    config = BertConfig(**SHAPES[shape], num_attention_heads=12, max_position_embeddings=512)  # type: ignore[arg-type]
+    model = BertModel(config, add_pooling_layer=False).eval()
+    constants = constants_for(model, length)
+    ids = torch.randint(100, 1000, (batch, length))
+    lengths = torch.linspace(length, length // 2, batch).long() if padded else torch.full((batch,), length)
+    mask = (torch.arange(length) < lengths[:, None]).long()
+    order = random.Random(0).sample(constants.heads, len(constants.heads))
+    models: dict[str, Any] = {"sdpa": model, "plain": plain(model, constants)}
+    for name, dynamic in FRACTIONS.items():
+        models[name] = regard.replaced(model, constants, order[round(dynamic * len(order)) :])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    check(*(models[name](**inputs)[0] for name in ("regard", "plain")), mask)
+    case = {"shape": shape, "batch": batch, "length": length, "padded": padded}
+    case["floor"] = round(1 / floor(config, length), 3)
+    return case, {name: partial(model, **inputs) for name, model in models.items()}
+
+
+def with_allocated(line: dict[str, Any], runs: Runs) -> dict[str, Any]:
+    """The line, and for each contestant the MiB that PyTorch allocates at the most."""
+    for name, run in runs.items():
+        line["figures"][name]["allocated"] = allocated(run)
+    return line
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
-    given = prepared(parser(__doc__), arguments)
+    options = parser(__doc__)
+    options.add_argument(
+        "--allocated-only", action="store_true", help="measure memory again, and keep the times there are"
+    )
+    given = prepared(options, arguments)
     cases = [("MiniLM", 2, 32, False), ("MiniLM", 2, 32, True)] if given.quick else CASES + PADDED
-    rows = []
+    known = json.loads((RESULTS / "constant_attention.json").read_text())["rows"] if given.allocated_only else []
+    rows: list[dict[str, Any]] = []
     for shape, batch, length, padded in cases:
-        torch.manual_seed(0)
-        config = BertConfig(**SHAPES[shape], num_attention_heads=12, max_position_embeddings=512)  # type: ignore[arg-type]
-        model = BertModel(config, add_pooling_layer=False).eval()
-        constants = constants_for(model, length)
-        ids = torch.randint(100, 1000, (batch, length))
-        lengths = torch.linspace(length, length // 2, batch).long() if padded else torch.full((batch,), length)
-        mask = (torch.arange(length) < lengths[:, None]).long()
-        order = random.Random(0).sample(constants.heads, len(constants.heads))
-        models: dict[str, Any] = {"sdpa": model, "plain": plain(model, constants)}
-        for name, dynamic in FRACTIONS.items():
-            models[name] = regard.replaced(model, constants, order[round(dynamic * len(order)) :])
-        inputs = {"input_ids": ids, "attention_mask": mask}
-        check(*(models[name](**inputs)[0] for name in ("regard", "plain")), mask)
-        contestants = {name: partial(model, **inputs) for name, model in models.items()}
-        case = {"shape": shape, "batch": batch, "length": length, "padded": padded}
-        case["floor"] = round(1 / floor(config, length), 3)
-        rows.append(
-            row(case, race(contestants, least=3 if given.quick or batch * length > 8192 else 5, budget=20.0), "sdpa")
-        )
-        show(rows[-1])
-        if not given.quick:
+        case, runs = contestants_of(shape, batch, length, padded)
+        if known:
+            line = next(one for one in known if one["case"] == case)
+        else:
+            figures = race(runs, least=3 if given.quick or batch * length > 8192 else 5, budget=20.0)
+            line = row(case, figures, "sdpa")
+            show(line)
+        rows.append(with_allocated(line, runs))
+        if not given.quick and not known:
             write("constant_attention", rows, given.out)
-    if given.quick and given.out:
+    if known or (given.quick and given.out):
         write("constant_attention", rows, given.out)
     return 0
 

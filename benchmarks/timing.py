@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.profiler import ProfilerActivity, profile
 
 RESULTS = Path(__file__).parent / "results"
 HEAP = 31 * 2**20
@@ -94,6 +95,18 @@ def extra_memory(run: Callable[[], object]) -> float | None:
     before = _status("VmRSS")
     run()
     return _status("VmHWM") - before
+
+
+def allocated(run: Callable[[], object]) -> float:
+    """MiB that PyTorch holds at the most during the run, beyond the start: blind to what its allocator keeps."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        run()
+    now = peak = 0
+    events = (event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]")
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak / 2**20
 
 
 def _status(key: str) -> float:
