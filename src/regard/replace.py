@@ -228,7 +228,7 @@ def _about(
         "settings": {
             **{name: list(v) if isinstance(v, tuple) else v for name, v in asdict(chosen).items()},
             "constants_from": origin.origin.source if isinstance(origin, Constants) else origin and str(origin),
-            "constants_sha256": hashlib.sha256(given.to_bytes()).hexdigest() if given is not None else None,
+            "constants_sha256": given.sha256 if given is not None else None,
             "length": train.length,
             "separators": list(train.separators),
         },

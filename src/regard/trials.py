@@ -46,7 +46,7 @@ class Trials:
 
     def scores(self, constants: Constants | None, heads: Sequence[Head], seeds: Sequence[int]) -> dict[int, float]:
         """The score by seed with these heads constant (no constants: none)."""
-        key = _key("none" if constants is None or not heads else constants.to_bytes(), heads if constants else ())
+        key = _key("none" if constants is None or not heads else constants.sha256, heads if constants else ())
         missing = [seed for seed in seeds if f"score {key} {seed}" not in self.journal]
         if missing:
             with self._replaced(constants, heads):
@@ -61,7 +61,7 @@ class Trials:
 
     def lambdas(self, constants: Constants, seed: int) -> Order:
         """The order of σ(l), each head's share of attention, trained for the judge with all else frozen."""
-        name = f"lambda {_key(constants.to_bytes(), ())} {seed}"
+        name = f"lambda {_key(constants.sha256, ())} {seed}"
         if name not in self.journal:
             self.step("training lambda")
             with mixing(self.model, constants) as mixed:
@@ -72,7 +72,7 @@ class Trials:
 
     def kept(self, name: str, constants: Constants, find: Callable[[], Order]) -> Order:
         """An order that is found once, and then kept in the journal."""
-        entry = f"{name} {_key(constants.to_bytes(), ())}"
+        entry = f"{name} {_key(constants.sha256, ())}"
         if entry not in self.journal:
             self.step(f"ranking heads, {name}")
             found = find()
@@ -84,7 +84,7 @@ class Trials:
 
     def trained(self, constants: Constants, seed: int, source: str) -> Constants:
         """Constants trained on the task's labels from these as the start, all heads constant (PAPA, section 5.2)."""
-        key = _key(constants.to_bytes(), ())
+        key = _key(constants.sha256, ())
         path, name = self.journal.folder / f"{source}-{key}.safetensors", f"trained {key} {source} {seed}"
         if name in self.journal and path.exists():
             return Constants.load(path)
@@ -115,9 +115,9 @@ class Trials:
         return found
 
 
-def _key(constants: bytes | str, heads: Sequence[Head]) -> str:
-    """A name for a state of the model: which constants, and in which heads."""
-    digest = hashlib.sha256(constants.encode() if isinstance(constants, str) else constants)
+def _key(constants: str, heads: Sequence[Head]) -> str:
+    """A name for a state of the model: which constants, by their digest, and in which heads."""
+    digest = hashlib.sha256(constants.encode())
     digest.update(json.dumps(sorted(heads)).encode())
     return digest.hexdigest()[:16]
 

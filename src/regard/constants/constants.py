@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,11 @@ class Constants:
     def heads(self) -> list[Head]:
         """All heads, in order."""
         return [(site, layer, h) for site, layer in self.layers for h in range(len(self.matrices[site, layer]))]
+
+    @cached_property
+    def sha256(self) -> str:
+        """The digest of everything in them."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def merge(self, other: Constants) -> Constants:
         """The averages over the data of both, as if they had been taken at once."""
