@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.attention.spec import AttentionSpec
+
 PER_KEY = frozenset({"column_mass", "column_square"})
 PER_QUERY = frozenset({"lse", "entropy", "distance", "row_sum", "virtual_sink_mass", "first_mass"})
 PER_SAMPLE = frozenset({"spectral_bound"})
@@ -49,6 +51,58 @@ class Constant:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Operation:
+    """What a call computes in the place of softmax attention: a choice of names, and the tensors it has learned.
+
+    `weights = normalisation(weighting(scale · q·k + shift + biases))`; queries and keys have gone through their feature
+    map before. `extra_key` (and `extra_value`, None: zero) stand beside the keys of every head, or once for all, and
+    are seen by every query; `extra_value` without `extra_key` is added to the output. A key that stands d before a
+    query has `distance[:, d]` added to its score, one after it `distance[:, 0]`; `slopes` lower it by slope · d. Each
+    query sees the last `window` keys up to its own; of the tokens that are real, all see the first `prefix`.
+    """
+
+    weighting: str = "softmax"
+    normalisation: str = "none"
+    shift: float = 0.0
+    extra_key: Float[Tensor, "#head width"] | None = None
+    extra_value: Float[Tensor, "#head value_width"] | None = None
+    distance: Float[Tensor, "#head distance"] | None = None
+    slopes: Float[Tensor, " head"] | None = None
+    window: int | None = None
+    prefix: int = 0
+    form: str = "blockwise"
+    """How a whole sequence is computed; one that is cached or padded goes block by block."""
+
+    @classmethod
+    def of(cls, spec: AttentionSpec, **tensors: Any) -> Operation:
+        """What a spec asks for, with its tensors, and `shift` where it has one."""
+        names = {name: getattr(spec, name) for name in ("weighting", "normalisation", "window", "prefix")}
+        return cls(**names, form=spec.resolved, **tensors)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What it holds of tensors, by name."""
+        every = {name: getattr(self, name) for name in ("extra_key", "extra_value", "distance", "slopes")}
+        return {name: tensor for name, tensor in every.items() if tensor is not None}
+
+    @property
+    def column(self) -> bool:
+        """Whether a column stands beside the keys."""
+        return self.extra_key is not None
+
+    def of_heads(self, heads: slice | list[int]) -> Operation:
+        """That of some heads alone."""
+        each = {name: tensor for name, tensor in self.tensors.items() if len(tensor) > 1 or name == "slopes"}
+        own: dict[str, Any] = {name: tensor[heads] for name, tensor in each.items()}
+        return replace(self, **own)
+
+    def detached(self) -> Operation:
+        """The same, cut from the graph."""
+        bare: dict[str, Any] = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        return replace(self, **bare)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Call:
     """One call of attention: `weights = softmax(cap(scale · q·k) + bias)` over the keys that a query may see.
 
@@ -76,6 +130,8 @@ class Call:
     dropout: float = 0.0
     constant: Constant | None = None
     """What some heads use instead of their attention."""
+    operation: Operation | None = None
+    """What is computed in the place of softmax attention."""
 
     @property
     def shares(self) -> int:
@@ -85,12 +141,15 @@ class Call:
     @property
     def plain(self) -> bool:
         """Whether scores are nothing but scaled products, masked by position and padding at most."""
-        return self.keep is None and self.bias is None and self.softcap is None and self.sink is None
+        masked = self.keep is not None or self.bias is not None
+        return not masked and self.softcap is None and self.sink is None and self.operation is None
 
     @property
     def differentiable(self) -> bool:
         """Whether a gradient may be asked of the output."""
-        return any(t.requires_grad for t in (self.query, self.key, self.value))
+        learned = () if self.operation is None else tuple(self.operation.tensors.values())
+        sink = () if self.sink is None else (self.sink,)
+        return any(t.requires_grad for t in (self.query, self.key, self.value, *sink, *learned))
 
     def detached(self) -> Call:
         """The same call, cut from the graph."""
@@ -98,6 +157,8 @@ class Call:
         bare: dict[str, Any] = {p: t.detach() for p in parts if (t := getattr(self, p)) is not None}
         if self.constant is not None:
             bare["constant"] = self.constant.detached()
+        if self.operation is not None:
+            bare["operation"] = self.operation.detached()
         return replace(self, **bare)
 
     def of_heads(self, heads: Sequence[int]) -> Call:
@@ -112,6 +173,8 @@ class Call:
                 parts[name] = tensor[:, chosen]
         if self.sink is not None:
             parts["sink"] = self.sink[chosen]
+        if self.operation is not None:
+            parts["operation"] = self.operation.of_heads(chosen)
         return replace(self, **parts)
 
 
@@ -123,9 +186,31 @@ def visible(call: Call) -> Tensor:
         see = see.tril(diagonal=call.offset)
     if call.keep is not None:
         see = see & call.keep
+    if call.operation is not None:
+        see = _reach(call, call.operation, see)
     if call.key_real is not None:
         see = see & call.key_real[:, None, None, :]
     return see
+
+
+def _reach(call: Call, operation: Operation, see: Tensor) -> Tensor:
+    """What an operation's window hides, and its prefix opens."""
+    gap = gaps(call)
+    if operation.window is not None:
+        see = see & (gap < operation.window)
+    if operation.prefix:
+        first = torch.arange(call.key.shape[2], device=see.device)[None]
+        if call.key_real is not None:
+            first = first - call.key_real.int().argmax(-1, keepdim=True)
+        see = see | (first < operation.prefix)[:, None, None, :]
+    return see
+
+
+def gaps(call: Call) -> Int[Tensor, "query key"]:
+    """How far each key stands before a query."""
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    at = torch.arange(queries, device=call.query.device) + call.offset
+    return at[:, None] - torch.arange(keys, device=call.query.device)
 
 
 def run(numbers: Sequence[int]) -> slice | list[int]:

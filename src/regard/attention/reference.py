@@ -8,20 +8,73 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.attention.call import Call, Wanted, visible
+from regard.attention.call import Call, Operation, Wanted, gaps, visible
 from regard.attention.constant import constant_weights
+from regard.attention.weightings import NORMALISATIONS, WEIGHTINGS, proxy
 
 
 def scores(call: Call) -> Float[Tensor, "batch head query key"]:
     """The logits before the softmax, −inf where a query may not see a key."""
+    return all_scores(call).masked_fill(~visible(call), float("-inf"))
+
+
+def all_scores(call: Call) -> Float[Tensor, "batch head query key"]:
+    """The logits of every pair, also of those that may not meet."""
     key = call.key.repeat_interleave(call.shares, dim=1)
     result = call.query @ key.mT * call.scale
     if call.softcap is not None:
         result = torch.tanh(result / call.softcap) * call.softcap
+    if call.operation is not None:
+        result = result + score_bias(call, call.operation)
     if call.bias is not None:
         floor = torch.finfo(call.bias.dtype).min / 2
         result = result + call.bias.masked_fill(call.bias <= floor, float("-inf"))
-    return result.masked_fill(~visible(call), float("-inf"))
+    return result
+
+
+def score_bias(call: Call, operation: Operation) -> Float[Tensor, "#batch #head #query #key"]:
+    """What an operation adds to its scores: a constant, and what depends on how far a key stands from its query."""
+    result = call.query.new_full((1, 1, 1, 1), operation.shift)
+    distances = gaps(call).clamp(min=0)
+    if operation.distance is not None:
+        result = result + operation.distance.to(result.dtype)[:, distances]
+    if operation.slopes is not None:
+        result = result - operation.slopes.to(result.dtype)[:, None, None] * distances
+    return result
+
+
+def operation_weights(
+    call: Call, operation: Operation
+) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query 1"] | None]:
+    """The weights on the keys, and that on the extra column if there is one."""
+    keep, found = visible(call), all_scores(call)
+    columns = _extra_scores(call, operation)
+    if columns is not None:
+        found = torch.cat([columns, found], dim=-1)
+        keep = torch.nn.functional.pad(keep, (1, 0), value=True)
+    found = WEIGHTINGS[operation.weighting].weigh(found, keep)
+    found = NORMALISATIONS[operation.normalisation](found)
+    return (found, None) if columns is None else (found[..., 1:], found[..., :1])
+
+
+def _extra_scores(call: Call, operation: Operation) -> Float[Tensor, "batch head query 1"] | None:
+    """The score of the column beside the keys, a learned key's or a learned logit's."""
+    if operation.extra_key is not None:
+        key = operation.extra_key.to(call.query.dtype).expand(call.query.shape[1], -1)
+        return (call.query * key[:, None]).sum(-1, keepdim=True) * call.scale + operation.shift
+    if call.sink is not None:
+        return call.sink.to(call.query.dtype)[:, None, None].expand(*call.query.shape[:3], 1)
+    return None
+
+
+def operate(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+    """The output of an operation, with the dropout of the call."""
+    matrix, column = operation_weights(call, operation)
+    result = torch.nn.functional.dropout(matrix, call.dropout) @ call.value.repeat_interleave(call.shares, dim=1)
+    if operation.extra_value is None:
+        return result
+    value = operation.extra_value.to(result.dtype)[:, None]
+    return result + (value if operation.extra_key is None or column is None else column * value)
 
 
 def log_normaliser(call: Call) -> Float[Tensor, "batch head query"]:
@@ -41,8 +94,11 @@ def log_normaliser(call: Call) -> Float[Tensor, "batch head query"]:
 def weights(call: Call) -> Float[Tensor, "batch head query key"]:
     """The attention matrix A; rows of queries that see nothing are zero. Constant heads have theirs in its place."""
     free = replace(call, constant=None)
-    lse = log_normaliser(free)[..., None]
-    found = torch.where(lse.isinf(), 0.0, (scores(free) - lse.masked_fill(lse.isinf(), 0.0)).exp())
+    if call.operation is not None:
+        found = operation_weights(free, call.operation)[0]
+    else:
+        lse = log_normaliser(free)[..., None]
+        found = torch.where(lse.isinf(), 0.0, (scores(free) - lse.masked_fill(lse.isinf(), 0.0)).exp())
     if call.constant is None:
         return found
     heads, gate = list(call.constant.heads), call.constant.gate
@@ -54,6 +110,8 @@ def weights(call: Call) -> Float[Tensor, "batch head query key"]:
 
 def attend(call: Call) -> Float[Tensor, "batch head query value_width"]:
     """The output A·V, with the dropout of the call."""
+    if call.operation is not None and call.constant is None:
+        return operate(call, call.operation)
     matrix = torch.nn.functional.dropout(weights(call), call.dropout)
     return matrix @ call.value.repeat_interleave(call.shares, dim=1)
 
@@ -74,9 +132,28 @@ def whole(call: Call) -> Bool[Tensor, " batch"]:
     return result
 
 
+def distribution(call: Call) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query"]]:
+    """The weights that are measured, and how much of each row went to no key: a sink of its own.
+
+    Of an operation whose weights are no distribution it is |A| / Σ|A|, the extra column in the sum; else A.
+    """
+    operation = call.operation
+    if operation is None or call.constant is not None:
+        a = weights(call)
+        return a, (1 - a.sum(-1)) * (log_normaliser(replace(call, operation=None)) > float("-inf"))
+    a, column = operation_weights(call, operation)
+    both = a if column is None else torch.cat([column, a], dim=-1)
+    if WEIGHTINGS[operation.weighting].proxy:
+        both = proxy(both)
+    return (both, torch.zeros_like(both[..., 0])) if column is None else (both[..., 1:], both[..., 0])
+
+
 def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
-    """Every wanted reduction, taken from the whole matrix."""
-    a = weights(call)
+    """Every wanted reduction, taken from the whole matrix; of an operation from its `distribution`.
+
+    Its `row_sum` is of the weights themselves, its `lse` the logarithm of the sum of their sizes.
+    """
+    a, missing = distribution(call)
     real = call.query_real[:, None, :] if call.query_real is not None else a.new_ones(1, 1, 1, dtype=torch.bool)
     counted = a * real[..., None]
     keys = torch.arange(a.shape[-1], device=a.device)
@@ -84,11 +161,11 @@ def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
     every = {
         "column_mass": lambda: counted.sum(-2),
         "column_square": lambda: counted.square().sum(-2),
-        "lse": lambda: log_normaliser(call),
+        "lse": lambda: log_normaliser(call) if call.operation is None else weights(call).abs().sum(-1).log(),
         "entropy": lambda: -torch.special.xlogy(a, a).sum(-1),
         "distance": lambda: (a * (queries - keys).abs()).sum(-1),
-        "row_sum": lambda: a.sum(-1),
-        "virtual_sink_mass": lambda: (1 - a.sum(-1)) * (log_normaliser(call) > float("-inf")),
+        "row_sum": lambda: weights(call).sum(-1),
+        "virtual_sink_mass": lambda: missing,
         "first_mass": lambda: _first_mass(call, a, wanted.first),
         "weights": lambda: counted[whole(call)].sum(0),
         "spectral_bound": lambda: _spectral_by_sample(call, a),

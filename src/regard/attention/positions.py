@@ -1,0 +1,55 @@
+"""Where tokens stand: in queries and keys (rotary), in the input (sinusoidal), or in the scores (by distance)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+POSITIONS = ("rotary", "none", "sinusoidal", "learned", "alibi", "t5", "t5-bucket-number")
+"""`t5-bucket-number` adds the number of the bucket itself, as the code released with Gu et al. 2025 does."""
+BUCKETS, FARTHEST = 32, 128
+
+
+def rotary_angles(
+    positions: Int[Tensor, "*lead token"], width: int, base: float = 10_000.0
+) -> tuple[Float[Tensor, "*lead token width"], Float[Tensor, "*lead token width"]]:
+    """Cosine and sine of the rotary angles (Su et al. 2021), float32, each half-width repeated as in Llama."""
+    inverse = base ** -(torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
+    angles = positions[..., None].float() * inverse
+    angles = torch.cat([angles, angles], dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(
+    x: Float[Tensor, "batch head token width"],
+    cosine: Float[Tensor, "#batch token width"],
+    sine: Float[Tensor, "#batch token width"],
+) -> Float[Tensor, "batch head token width"]:
+    """Queries or keys, turned by the angles of their positions."""
+    half = x.shape[-1] // 2
+    swapped = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    return x * cosine[:, None].to(x.dtype) + swapped * sine[:, None].to(x.dtype)
+
+
+def sinusoidal(length: int, width: int) -> Float[Tensor, "length width"]:
+    """The table of Vaswani et al. 2017: sines in the even columns, cosines in the odd ones."""
+    angles = torch.arange(length)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+    table = torch.zeros(length, width)
+    table[:, 0::2], table[:, 1::2] = angles.sin(), angles.cos()[:, : width // 2]
+    return table
+
+
+def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
+    """2^(−8h/H), h from 1 to H (Press et al. 2022)."""
+    return torch.exp2(-8.0 * torch.arange(1, heads + 1) / heads)
+
+
+def t5_buckets(distances: Int[Tensor, "*lead"]) -> Int[Tensor, "*lead"]:
+    """The bucket of each distance to an earlier key (Raffel et al. 2020): exact below 16, then logarithmic to 128."""
+    exact = BUCKETS // 2
+    distances = distances.clamp(min=0)
+    far = exact + (distances.clamp(min=1) / exact).log() / math.log(FARTHEST / exact) * (BUCKETS - exact)
+    return torch.where(distances < exact, distances, far.long().clamp(max=BUCKETS - 1))

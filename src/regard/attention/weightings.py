@@ -1,0 +1,119 @@
+"""How scores become weights, how these are normalised, and what queries and keys go through before.
+
+A weighting is a function `(scores, keep) -> weights`, each (…, query, key); what `keep` hides has weight zero. A
+normalisation takes weights to weights, row by row. A feature map takes queries and keys, each by itself, to what is
+multiplied. To add one: a function, and a row in the table at the end of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import elu, linear, relu
+
+EPSILON = 1e-8
+
+
+def softmax(
+    scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
+) -> Float[Tensor, "*lead query key"]:
+    """exp(s) / Σ exp(s); a row that sees nothing is zero."""
+    hidden = scores.masked_fill(~keep, float("-inf"))
+    return hidden.masked_fill(~keep.any(-1, keepdim=True), 0.0).softmax(-1).masked_fill(~keep, 0.0)
+
+
+def sigmoid(
+    scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
+) -> Float[Tensor, "*lead query key"]:
+    """σ(s) = 1 / (1 + exp(−s))."""
+    return scores.sigmoid().masked_fill(~keep, 0.0)
+
+
+def elu_plus_one(
+    scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
+) -> Float[Tensor, "*lead query key"]:
+    """elu(s) + 1: s + 1 where s > 0, else exp(s)."""
+    return (elu(scores) + 1).masked_fill(~keep, 0.0)
+
+
+def identity(
+    scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
+) -> Float[Tensor, "*lead query key"]:
+    """The scores themselves: a linear kernel, or that of a feature map."""
+    return scores.masked_fill(~keep, 0.0)
+
+
+def softpick(
+    scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
+) -> Float[Tensor, "*lead query key"]:
+    """relu(exp(s) − 1) / Σ |exp(s) − 1| (Zuhri et al. 2025), both multiplied by exp(−max) so that none overflows."""
+    top = scores.masked_fill(~keep, float("-inf")).amax(-1, keepdim=True).clamp(min=0).detach()
+    gap = ((scores - top).exp() - (-top).exp()).masked_fill(~keep, 0.0)
+    return relu(gap) / (gap.abs().sum(-1, keepdim=True) + EPSILON)
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """A way from scores to weights. `linear` in the scores; `proxy`: no distribution, one is made of it for sinks."""
+
+    weigh: Callable[[Tensor, Tensor], Tensor]
+    proxy: bool = True
+    linear: bool = False
+
+
+WEIGHTINGS = {
+    "softmax": Weighting(softmax, proxy=False),
+    "sigmoid": Weighting(sigmoid),
+    "elu": Weighting(elu_plus_one),
+    "linear": Weighting(identity, linear=True),
+    "softpick": Weighting(softpick, proxy=False),
+}
+
+
+def by_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+    """A / (Σ_j A + 10⁻⁸), for weights that are not negative."""
+    return weights / (weights.sum(-1, keepdim=True) + EPSILON)
+
+
+def by_clamped_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+    """A / max(|Σ_j A|, 1), for weights of either sign."""
+    return weights / weights.sum(-1, keepdim=True).abs().clamp(min=1)
+
+
+NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda weights: weights,
+    "sum": by_sum,
+    "clamped-sum": by_clamped_sum,
+}
+
+
+def proxy(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+    """|A| / (Σ_j |A| + 10⁻⁸): the distribution on which sinks of other weightings are measured (Gu et al. 2025)."""
+    return by_sum(weights.abs())
+
+
+def mlp(
+    x: Float[Tensor, "*lead width"], inner: Float[Tensor, "hidden width"], outer: Float[Tensor, "width hidden"]
+) -> Float[Tensor, "*lead width"]:
+    """φ(x) = W₂ relu(W₁ x), of weights that queries, keys and heads share."""
+    return linear(relu(linear(x, inner)), outer)
+
+
+def elu_map(x: Float[Tensor, "*lead width"]) -> Float[Tensor, "*lead width"]:
+    """elu(x) + 1, entry by entry."""
+    return elu(x) + 1
+
+
+FEATURE_MAPS: dict[str, Callable[..., Tensor]] = {"none": lambda x: x, "elu": elu_map, "mlp": mlp}
+"""`mlp` takes its two weights as well."""
+
+
+def gated(
+    output: Float[Tensor, "batch query head width"], gate: Float[Tensor, "batch query head #width"]
+) -> Float[Tensor, "batch query head width"]:
+    """The output o · σ(W_g x) of gated attention (Qiu et al. 2025); `gate` is W_g x."""
+    return output * torch.sigmoid(gate)
