@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import platform
-import resource
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -14,13 +11,13 @@ from typing import Any, Literal
 
 import pandas as pd
 import torch
-import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard import __version__, data, models, processes
 from regard.data import Texts, Windows
 from regard.errors import UserError
+from regard.provenance import now, peak_memory, versions
 from regard.results import Measurements
 from regard.slot import ReplacedModel, Watch, watching
 from regard.slot.places import evaluating
@@ -256,7 +253,7 @@ def _record(loaded: models.Loaded, texts: Texts, windows: Windows, chosen: Setti
     return {
         "regard": __version__,
         "verb": "measure",
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "created": now(),
         "model": {
             "name": loaded.name,
             "class": type(model).__name__,
@@ -283,16 +280,11 @@ def _record(loaded: models.Loaded, texts: Texts, windows: Windows, chosen: Setti
             "statistics": list(named(chosen.statistics)),
             "batch_size": chosen.rows,
         },
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "platform": platform.platform(),
-        },
+        "versions": versions(),
         "cost": {
             "seconds": round(seconds, 3),
             "tokens_per_second": round(windows.tokens / seconds, 1),
-            "peak_memory_mib": round(_peak_memory(model.device), 1),
+            "peak_memory_mib": round(peak_memory(model.device), 1),
             "batch_size": chosen.rows,
             "device": str(model.device),
             "processes": processes.count(),
@@ -305,14 +297,6 @@ def _told(statistic: Statistic, table: pd.DataFrame) -> dict[str, Any]:
     rows = table[of_statistic(table, statistic.name)]
     axes = [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
     return {"axes": axes, **vars(statistic.about)}
-
-
-def _peak_memory(device: torch.device) -> float:
-    """MiB at the most: of the model's GPU, or of this process where it runs on none."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def _tokens(seen: Watch, tokenizer: Any) -> Any:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import hashlib
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
-import transformers
 from transformers import PreTrainedModel
 
 from regard import __version__, models
@@ -26,10 +21,10 @@ from regard.errors import UserError
 from regard.journal import ABOUT, Journal
 from regard.judges import READ, Judge, LikelihoodJudge, ProbeJudge, read_batches
 from regard.plan import CONSTANTS_RATE, GATE_RATE, LANGUAGE_MODEL, THROUGH_EPOCHS, TRAINED, UNTOUCHED, Settings
+from regard.provenance import digest, now, versions
 from regard.replacements import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
 from regard.selection import Order, by_output_norm, order
 from regard.slot import average_attention, identity
-from regard.slot.averaging import vocabulary_digest
 from regard.slot.replaced import ReplacedConfig
 from regard.training import ProbeSettings, check_metric
 from regard.training.states import encoder_of
@@ -97,7 +92,7 @@ def replace(
     table = _scores(trials, averages, chosen, loaded.name, read.name)
     first = _order(trials, averages, chosen.select[0], 0)
     cost = pd.DataFrame(trials.cost(averages, first, chosen.fractions), columns=list(COST_COLUMNS))
-    record = about | {"created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+    record = about | {"created": now()}
     matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
     record["constants"] = {name: value for name, value in vars(averages.origin).items() if name != "model"}
     record["patterns"] = over_heads(matrices, averages.origin.separators)
@@ -208,7 +203,7 @@ def _about(
             "name": loaded.name,
             "class": type(encoder).__name__,
             "type": known["type"],
-            "sha256": loaded.sha256 or _digest(encoder),
+            "sha256": loaded.sha256 or digest(encoder),
             "parameters": sum(p.numel() for p in encoder.parameters()),
             "layers": getattr(config, "num_hidden_layers", None),
             "heads": getattr(config, "num_attention_heads", None),
@@ -232,22 +227,8 @@ def _about(
             "length": train.length,
             "separators": list(train.separators),
         },
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "platform": platform.platform(),
-        },
+        "versions": versions(),
     }
-
-
-def _digest(model: Any) -> str:
-    """The digest of the weights as they are, for a model that no file tells of."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _check_order(chosen: Settings, given: Constants | None) -> None:

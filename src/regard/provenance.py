@@ -1,0 +1,45 @@
+"""Where numbers come from: the versions they were made with, when, and what they cost in memory."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import platform
+import resource
+import sys
+from typing import Any
+
+import torch
+import transformers
+
+
+def versions() -> dict[str, str]:
+    """The versions of what took part."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "platform": platform.platform(),
+    }
+
+
+def now() -> str:
+    """The time, in UTC, to the second."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def peak_memory(device: torch.device) -> float:
+    """MiB at the most: of the GPU, or of this process where it runs on none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def digest(model: Any) -> str:
+    """The sha256 over the weights as they are, by name, for a model that no file tells of."""
+    found = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        found.update(name.encode())
+        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
