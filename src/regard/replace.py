@@ -25,6 +25,7 @@ from regard.provenance import digest, now, versions
 from regard.replacements import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
 from regard.selection import Order, by_output_norm, order
 from regard.slot import average_attention, identity
+from regard.slot.averaging import vocabulary_digest
 from regard.slot.replaced import ReplacedConfig
 from regard.training import ProbeSettings, check_metric
 from regard.training.states import encoder_of
