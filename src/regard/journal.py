@@ -40,13 +40,7 @@ class Journal:
             before = json.loads((self.folder / ABOUT).read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"resume: {self.folder / ABOUT} cannot be read; run without --resume") from error
-        was, now = _flat(before), _flat(about)
-        changed = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
-        if changed:
-            raise UserError(
-                f"resume: expected the settings of the run that was broken off; {changed[0]} was "
-                f"{_short(was.get(changed[0]))} and is {_short(now.get(changed[0]))}"
-            )
+        check_same(before, about)
         path = self.folder / ENTRIES
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
@@ -84,9 +78,20 @@ class Journal:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def check_same(before: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Nothing, or a UserError that names the first setting in which a run differs from the one it is to go on with."""
+    was, now = _flat(before), _flat(about)
+    changed = sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
+    if changed:
+        raise UserError(
+            f"resume: expected the settings of the run that was broken off; {changed[0]} was "
+            f"{_short(was.get(changed[0]))} and is {_short(now.get(changed[0]))}"
+        )
+
+
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
     """What stands in dictionaries within dictionaries, by its names with dots between."""
-    if not isinstance(value, dict):
+    if not isinstance(value, Mapping):
         return {name: value}
     return {key: one for part, inner in value.items() for key, one in _flat(inner, f"{name}.{part}".strip(".")).items()}
 
