@@ -70,6 +70,7 @@ class _Package(ModuleType):
     """The package, whose verbs are functions although a module of the same name holds each."""
 
     measure = _verb("measure")
+    pretrain = _verb("pretrain")
     replace = _verb("replace")
 
     def __getattr__(self, name: str) -> Any:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from regard import __version__
-from regard.cli import compare, measure, replace
+from regard.cli import compare, measure, pretrain, replace
 from regard.errors import UserError
 
-COMMANDS = {"measure": measure, "compare": compare, "replace": replace}
+COMMANDS = {"measure": measure, "compare": compare, "replace": replace, "pretrain": pretrain}
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,0 +1,142 @@
+"""`regard pretrain`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from regard.cli.options import of_model
+from regard.errors import UserError
+
+HELP = "Train a small decoder from nothing, and watch sinks while they emerge."
+EXAMPLES = """examples:
+  regard pretrain nano
+  regard pretrain pico --attention sigmoid --weight-decay 0.5 --fixed-token 0
+  regard pretrain nano --data novels.txt 0.3*reviews=reviews.jsonl --steps 5000
+  regard pretrain --config runs/pretrain-nano/results.json --seed 1
+  accelerate launch -m regard pretrain 60m --out runs/60m
+"""
+NAMED = "nano"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command: one for each field of a recipe, and where to write."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="recipe: pico, nano (default), 1m, 60m or 1b")
+    parser.add_argument("--config", metavar="FILE", help="recipe from a file that a run has written (results.json)")
+    add_recipe(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: runs/pretrain-NAME)")
+    parser.add_argument("--overwrite", action="store_true", help="write over an earlier run in DIR")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was broken off")
+    parser.add_argument(
+        "--cache", metavar="DIR", help="where packed text is kept (default: $REGARD_CACHE, else ~/.cache/regard)"
+    )
+
+
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """One option for each field of a recipe, unset unless it is given."""
+    from regard.recipes import Recipe
+
+    group = parser.add_argument_group("recipe (defaults are those of NAME)")
+    for one in fields(Recipe):
+        shared: dict[str, Any] = {"dest": f"recipe_{one.name}", "default": argparse.SUPPRESS}
+        option = f"--{one.name.replace('_', '-')}"
+        if isinstance(one.default, bool):
+            group.add_argument(option, action=argparse.BooleanOptionalAction, help=one.metadata["help"], **shared)
+        else:
+            several = {"nargs": "+"} if one.name == "data" else {}
+            group.add_argument(option, metavar="X", help=one.metadata["help"], **several, **shared)
+
+
+def given_recipe(given: argparse.Namespace) -> Any:
+    """The recipe that the options state. Raises UserError."""
+    from regard.recipes import Recipe, parsed, recipe
+
+    if given.name is not None and given.config is not None:
+        raise UserError(f"--config: expected a recipe's name or a file, got both '{given.name}' and {given.config}")
+    base = Recipe.from_file(given.config) if given.config is not None else given.name or NAMED
+    changes = {}
+    for option, said in vars(given).items():
+        name = option.removeprefix("recipe_")
+        if option != name:
+            changes[name] = (
+                tuple(said) if isinstance(said, list) else said if said in (True, False) else parsed(name, said)
+            )
+    return recipe(base, **changes)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Train, print, write; everything that can be refused is refused before."""
+    chosen = given_recipe(given)
+    from rich.console import Console
+
+    from regard.pretrain import pretrain
+    from regard.results import check_free
+
+    name = given.name or (of_model(Path(given.config).resolve().parent.name) if given.config else NAMED)
+    out = given.out or Path("runs") / f"pretrain-{name}"
+    if not out.resolve().name:
+        raise UserError(f"--out: expected a folder that can be made, got {out}")
+    work = (out if out.name else out.resolve()).with_name(f"{out.resolve().name}.work")
+    first = os.environ.get("RANK", "0") == "0"
+    if first:
+        check_free(out, overwrite=given.overwrite)
+        if work.exists() and not (given.resume or given.overwrite):
+            raise UserError(f"--out: {work} is of a run that was broken off; go on with --resume, or allow --overwrite")
+    try:
+        with _progress() as report:
+            found = pretrain(
+                chosen, work=work, resume=given.resume, keep_work=True, cache=given.cache, on_progress=report
+            )
+        if not first:
+            return
+        found.save(out, overwrite=given.overwrite)
+    except KeyboardInterrupt:
+        if not (work / "checkpoints").exists():
+            raise
+        raise UserError(
+            f"interrupted; what was trained is kept in {work}: the same command with --resume goes on"
+        ) from None
+    shutil.rmtree(work)
+    console = Console(highlight=False)
+    console.print(found.summary())
+    written = ", ".join(sorted(path.name for path in out.iterdir()))
+    console.print(f"\nWritten to {out}: {written}", soft_wrap=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, Mapping[str, float]], None] | None]:
+    """A bar on standard error with loss, tokens a second and the time left, where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal or os.environ.get("RANK", "0") != "0":
+        yield None
+        return
+    bar = Progress(
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}, {task.fields[speed]:,.0f} tokens/s"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+    with bar:
+        task = bar.add_task("training", loss=float("nan"), speed=0.0)
+
+        def report(step: int, steps: int, numbers: Mapping[str, float]) -> None:
+            bar.update(
+                task,
+                completed=step,
+                total=steps,
+                loss=numbers.get("loss", float("nan")),
+                speed=numbers.get("items_per_second", 0.0),
+            )
+
+        yield report

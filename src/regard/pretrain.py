@@ -1,0 +1,302 @@
+"""The third verb: train a small decoder from nothing, and watch sinks while they emerge."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from regard import __version__, data, training
+from regard.data import Corpus, Draw
+from regard.emergence import SinkWatch, ValidationLoss, emergence, sink_table
+from regard.errors import UserError
+from regard.journal import check_same
+from regard.models import RegardForCausalLM
+from regard.pretraining import VERB, Pretraining, final, table
+from regard.provenance import digest, now, peak_memory, versions
+from regard.recipes import TRAINED, Recipe, recipe
+
+IGNORED = -100
+RECIPE, SINK_ROWS = "recipe.json", "sinks.json"
+
+
+def pretrain(
+    name: str | Recipe = "nano",
+    *,
+    work: str | Path | None = None,
+    resume: bool = False,
+    keep_work: bool = False,
+    cache: str | Path | None = None,
+    on_progress: Callable[[int, int, Mapping[str, float]], None] | None = None,
+    **changes: Any,
+) -> Pretraining:
+    """A model trained by a recipe, with its history.
+
+    `name` is one of `regard.recipes.RECIPES`, or a recipe; `changes` are fields of it. `work` is the folder of
+    checkpoints: with `resume` a run that was broken off goes on there, to the same numbers; it is deleted at the end
+    unless `keep_work`. Packed text is kept in `cache` (default: REGARD_CACHE, else `~/.cache/regard`) and used again.
+
+    Under `accelerate launch` all processes train together; each returns the same. Raises UserError.
+    """
+    chosen = recipe(name, **changes)
+    with _folder(work, keep=keep_work) as place:
+        _begin(place, chosen, resume=resume)
+        text = _text(chosen, _cache(cache))
+        model = _model(chosen, text.tokenizer)
+        watches = _watches(chosen, text, place, resume=resume)
+        trained = training.train(
+            model,
+            chosen.plan(),
+            batch=text.batches(chosen),
+            loss=_loss,
+            count=_count,
+            folder=place / "checkpoints",
+            resume=resume,
+            watchers=watches,
+            on_progress=on_progress,
+        )
+        return _result(chosen, text, model, trained, watches[-1])
+
+
+@dataclass(frozen=True)
+class Text:
+    """What is trained on: the tokenizer, the packed text, and the tokens that a recipe puts in the place of others."""
+
+    tokenizer: Any
+    corpus: Corpus
+    vocabulary: int
+    fixed: tuple[int, int] | None
+
+    def batches(self, chosen: Recipe) -> Callable[[int], dict[str, Tensor]]:
+        """The batch of each step: tokens, and which of them are predicted."""
+        draw = Draw(self.corpus, chosen.batch, chosen.seed)
+
+        def batch(step: int) -> dict[str, Tensor]:
+            ids = self.altered(draw.rows(step), chosen, step, random=chosen.random_tokens)
+            return {"input_ids": ids, "labels": self.labels(ids, chosen, random=chosen.random_tokens)}
+
+        return batch
+
+    def held_out(self, chosen: Recipe, samples: int, length: int) -> dict[str, Tensor]:
+        """The first held-out sequences of each domain, cut to a length, with the fixed token."""
+        found = {}
+        for domain in self.corpus.domains:
+            rows = domain.valid.rows(torch.arange(min(samples, len(domain.valid))))[:, :length]
+            found[domain.name] = self.altered(rows, chosen, 0, random=None)
+        return found
+
+    def altered(self, ids: Tensor, chosen: Recipe, step: int, *, random: tuple[int, int] | None) -> Tensor:
+        """Tokens with those of the recipe in the place of others."""
+        return data.alter(
+            ids,
+            step=step,
+            seed=chosen.seed,
+            vocabulary=self.vocabulary,
+            random_tokens=random,
+            fixed_token=self.fixed,
+        )
+
+    def labels(self, ids: Tensor, chosen: Recipe, *, random: tuple[int, int] | None) -> Tensor:
+        """The tokens to be predicted: neither those that were put in, nor the first targets of a prefix."""
+        labels = ids.clone()
+        labels[:, list(uncounted(chosen, random))] = IGNORED
+        return labels
+
+
+def uncounted(chosen: Recipe, random: tuple[int, int] | None) -> tuple[int, ...]:
+    """Positions whose tokens are no targets: of the prefix, and what was put in the place of text."""
+    positions = set(range(chosen.prefix))
+    positions |= set(range(*random)) if random is not None else set()
+    positions |= {chosen.fixed_token} if chosen.fixed_token is not None else set()
+    return tuple(sorted(positions))
+
+
+def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
+    """The sum of the losses of some rows."""
+    loss: Tensor = model(**rows, num_items_in_batch=1).loss
+    return loss
+
+
+def _count(rows: Mapping[str, Tensor]) -> int:
+    """How many tokens of some rows are predicted."""
+    return int((rows["labels"][:, 1:] != IGNORED).sum())
+
+
+@contextlib.contextmanager
+def _folder(work: str | Path | None, *, keep: bool) -> Iterator[Path]:
+    """The folder of a run's checkpoints; without a name a temporary one. Broken-off work stays."""
+    if work is None:
+        with tempfile.TemporaryDirectory(prefix="regard-") as place:
+            yield Path(place)
+        return
+    place = Path(work)
+    yield place
+    if not keep:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _begin(place: Path, chosen: Recipe, *, resume: bool) -> None:
+    """The recipe in its folder. Raises UserError if a run of another one stands there."""
+    path = place / RECIPE
+    try:
+        if resume and path.is_file():
+            before = Recipe.from_file(path).to_dict()
+            check_same(before, chosen.to_dict())
+        elif not resume and _is_first():
+            shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True, exist_ok=True)
+        if _is_first():
+            path.write_text(json.dumps(chosen.to_dict(), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {place}: {error.strerror or error}") from error
+
+
+def _is_first() -> bool:
+    """Whether this is the process that writes."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _cache(given: str | Path | None) -> Path:
+    """Where packed text is kept."""
+    return Path(given or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
+
+
+def _text(chosen: Recipe, cache: Path) -> Text:
+    """The recipe's text, with its tokenizer, packed."""
+    sources = [data.Source.parse(said) for said in chosen.data]
+    if chosen.tokenizer == TRAINED:
+        tokenizer = data.tokenizer_for(sources, chosen.vocabulary or 0, cache / "tokenizers")
+    else:
+        tokenizer = data.read_tokenizer(chosen.tokenizer)
+    vocabulary = max(chosen.vocabulary or 0, len(tokenizer))
+    data.check_tokenizer(tokenizer, vocabulary)
+    key = hashlib.sha256(json.dumps([chosen.data, data.hash_of(tokenizer), chosen.length, chosen.amount]).encode())
+    corpus = data.prepare(
+        sources, tokenizer, length=chosen.length, folder=cache / "text" / key.hexdigest()[:16], amount=chosen.amount
+    )
+    fixed = None if chosen.fixed_token is None else (chosen.fixed_token, int(tokenizer.eos_token_id))
+    return Text(tokenizer, corpus, len(tokenizer), fixed)
+
+
+def _model(chosen: Recipe, tokenizer: Any) -> RegardForCausalLM:
+    """The decoder with the weights of the recipe's seed."""
+    vocabulary = max(chosen.vocabulary or 0, len(tokenizer))
+    tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(chosen.seed)
+        return RegardForCausalLM(chosen.config(vocabulary, **tokens))
+
+
+def _watches(chosen: Recipe, text: Text, place: Path, *, resume: bool) -> list[Any]:
+    """What looks at the model while it is trained: its validation losses, and its sinks."""
+    rows = text.held_out(chosen, chosen.valid_samples, chosen.length)
+    losses = ValidationLoss(rows, every=chosen.watch_every, uncounted=uncounted(chosen, None))
+    probes = text.held_out(chosen, chosen.watch_samples, chosen.watch_length)
+    mixed = torch.cat([ids[: -(-chosen.watch_samples // len(probes))] for ids in probes.values()])
+    sinks = SinkWatch(mixed[: chosen.watch_samples], every=chosen.watch_every, epsilon=chosen.epsilon)
+    return [losses, Kept(sinks, place / SINK_ROWS, resume=resume)]
+
+
+class Kept:
+    """A watch of sinks whose rows are kept in a file as they come, so that a resumed run has them all."""
+
+    def __init__(self, watch: SinkWatch, path: Path, *, resume: bool) -> None:
+        self.watch, self.path = watch, path
+        self._rows: dict[int, list[Any]] = {}
+        """What was seen, by step; a step that is seen again after a resume counts once."""
+        if resume and path.is_file():
+            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+                if line.endswith("\n"):
+                    step, rows = json.loads(line)
+                    self._rows[step] = rows
+
+    def due(self, step: int, last: bool) -> bool:
+        """Whether the watch looks at this step."""
+        return self.watch.due(step, last)
+
+    def __call__(self, model: Any, step: int) -> Mapping[str, float]:
+        """The numbers of the watch, its rows kept."""
+        numbers = self.watch(model, step)
+        self._rows[step] = [list(row) for row in self.watch.rows if row[0] == step]
+        if _is_first():
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([step, self._rows[step]]) + "\n")
+        return numbers
+
+    def frame(self) -> pd.DataFrame:
+        """The tidy table of all that was seen, by step."""
+        rows = [row for step in sorted(self._rows) for row in self._rows[step]]
+        return sink_table(rows)
+
+
+def _result(
+    chosen: Recipe, text: Text, model: RegardForCausalLM, trained: training.Trained, sinks: Kept
+) -> Pretraining:
+    """The run's tables, record and model."""
+    history = table([_named(row) for row in trained.history])
+    embeddings = {
+        id(p): p.numel() for e in (model.get_input_embeddings(), model.get_output_embeddings()) for p in e.parameters()
+    }
+    parameters = sum(p.numel() for p in model.parameters())
+    tokens = int(history["tokens"].iloc[-1])
+    record = {
+        "regard": __version__,
+        "verb": VERB,
+        "created": now(),
+        "recipe": chosen.to_dict(),
+        "model": {
+            "parameters": parameters,
+            "parameters_without_embeddings": parameters - sum(embeddings.values()),
+            "sha256": digest(model),
+        },
+        "data": {
+            "domains": [
+                {
+                    "name": domain.name,
+                    "weight": domain.weight,
+                    "source": domain.train.source,
+                    "sha256": domain.train.sha256,
+                    "train_tokens": domain.train.tokens,
+                    "valid_tokens": domain.valid.tokens,
+                }
+                for domain in text.corpus.domains
+            ],
+            "tokenizer": {
+                "name": chosen.tokenizer,
+                "size": len(text.tokenizer),
+                "sha256": data.hash_of(text.tokenizer),
+            },
+        },
+        "watch": {
+            "samples": len(sinks.watch.samples),
+            "length": sinks.watch.samples.shape[1],
+            "epsilon": chosen.epsilon,
+        },
+        "final": final(history),
+        "emergence": vars(emergence(history)),
+        "versions": versions(),
+        "cost": {
+            "seconds": round(trained.seconds, 3),
+            "tokens_per_second": round(tokens / trained.seconds, 1) if trained.seconds else None,
+            "peak_memory_mib": round(peak_memory(model.device), 1),
+            "device": str(model.device),
+            "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        },
+    }
+    return Pretraining(history, sinks.frame(), record, model.cpu().eval(), text.tokenizer)
+
+
+def _named(row: Mapping[str, float]) -> dict[str, float]:
+    """A row of the loop in the words of this verb: what it counts are tokens."""
+    return {"tokens" if name == "items" else name: value for name, value in row.items()}

@@ -1,0 +1,284 @@
+"""What a pre-training run is made of: one frozen record, the named ones, and how a file or a command line states it.
+
+Cheap to import: what the values mean is looked up when a recipe is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.attention.spec import AttentionSpec
+    from regard.models import RegardConfig
+    from regard.training import Plan
+
+TRAINED = "train"
+"""The tokenizer that is trained on the run's own text."""
+
+
+def _option(default: Any, said: str, **more: Any) -> Any:
+    """A field with the line that explains it."""
+    return dataclasses.field(default=default, metadata={"help": said, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that a run of `regard pretrain` depends on. Each field is an option of the command line.
+
+    Raises UserError for values that cannot be, each by itself and together.
+    """
+
+    attention: str = _option("softmax", "operation, one of `regard.attention.spec.ATTENTIONS`")
+    positions: str = _option("rotary", "rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number")
+    window: int | None = _option(None, "keys that a query sees, its own included")
+    prefix: int = _option(0, "first tokens that all see; the loss skips the first targets")
+    form: str = _option("auto", "how attention is computed: auto, or a form by name")
+    ffn: str = _option("swiglu", "swiglu, relu, gelu, swish, reglu or geglu")
+    norm: str = _option("pre", "pre or post")
+    layers: int = _option(4, "layers")
+    width: int = _option(128, "width of the hidden states")
+    heads: int = _option(4, "query heads")
+    kv_heads: int | None = _option(None, "key and value heads (default: as many as query heads)")
+    ffn_width: int = _option(256, "width of the feed-forward layer")
+    tied: bool = _option(False, "the head shares the embedding's weights")
+    length: int = _option(64, "tokens of a sequence", least=2)
+    tokenizer: str = _option(TRAINED, "train (on the run's text), a folder, or a hub id")
+    vocabulary: int | None = _option(2048, "tokens of the vocabulary (of a tokenizer that is there: its own)")
+    data: tuple[str, ...] = _option(("python",), "texts: python, files, folders, hub:NAME; weights as 0.7*FILE")
+    amount: float = _option(1.0, "share of the training text that is used", least=0, most=1)
+    random_tokens: tuple[int, int] | None = _option(None, "A:B, positions that hold random tokens in training")
+    fixed_token: int | None = _option(None, "position that always holds one fixed token", least=0)
+    steps: int = _option(2000, "updates")
+    batch: int = _option(16, "sequences an update")
+    micro_batch: int | None = _option(None, "sequences a forward (default: all)")
+    learning_rate: float = _option(1e-2, "peak of the learning rate", least=0)
+    schedule: str = _option("constant", "constant or cosine, after the warm-up")
+    warmup: int = _option(100, "steps of linear warm-up", least=0)
+    weight_decay: float = _option(0.1, "weight decay of AdamW", least=0)
+    decay: str = _option("all", "what decays: all parameters (as in the paper), or matrices")
+    clip: float = _option(1.0, "largest norm of the gradient", least=0)
+    precision: str = _option("float32", "float32, or bfloat16 (autocast)")
+    compile: bool = _option(False, "compile the model")
+    seed: int = _option(0, "of weights, batches and all else", least=0)
+    watch_every: int = _option(100, "steps between two looks at sinks and validation loss")
+    watch_samples: int = _option(100, "held-out sequences on which sinks are watched")
+    watch_length: int = _option(64, "tokens of these (at most the length)", least=2)
+    epsilon: float = _option(0.3, "threshold of the sink rate", least=0, most=1)
+    valid_samples: int = _option(200, "held-out sequences a domain for the validation loss")
+    checkpoint_every: int | None = _option(500, "steps between two checkpoints")
+
+    def __post_init__(self) -> None:
+        """Check each value by its type and bounds, and that they go together."""
+        for one in fields(self):
+            object.__setattr__(self, one.name, _checked(one, getattr(self, one.name)))
+        _ = self.spec
+        for name, kind in (("schedule", "constant, cosine"), ("decay", "all, matrices")):
+            if getattr(self, name) not in kind.split(", "):
+                raise UserError(f"{name}: expected one of {kind}, got {getattr(self, name)!r}")
+        if self.width % self.heads:
+            raise UserError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
+        if not self.data:
+            raise UserError("data: expected at least one source of text, got none")
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        """Nothing, or a UserError: a position lies outside the sequence."""
+        if self.watch_length > self.length:
+            object.__setattr__(self, "watch_length", self.length)
+        if self.prefix >= self.length:
+            raise UserError(f"prefix: expected fewer tokens than the length {self.length}, got {self.prefix}")
+        if self.fixed_token is not None and self.fixed_token >= self.length:
+            raise UserError(f"fixed-token: expected a position below the length {self.length}, got {self.fixed_token}")
+        if self.random_tokens is not None:
+            first, end = self.random_tokens
+            if not 0 <= first < end <= self.length:
+                raise UserError(f"random-tokens: expected A:B with 0 ≤ A < B ≤ {self.length}, got {first}:{end}")
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The attention, with its positions, window, prefix and form."""
+        from regard.attention.spec import ATTENTIONS
+
+        if self.attention not in ATTENTIONS:
+            raise UserError(f"attention: expected one of {', '.join(ATTENTIONS)}, got {self.attention!r}")
+        chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix", "form")}
+        return ATTENTIONS[self.attention].with_(**chosen)
+
+    def config(self, vocabulary: int, **tokens: int | None) -> RegardConfig:
+        """The decoder's configuration for a vocabulary; `tokens` are the ids of its special tokens."""
+        from regard.models import RegardConfig
+
+        return RegardConfig(
+            vocab_size=vocabulary,
+            hidden_size=self.width,
+            intermediate_size=self.ffn_width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            max_position_embeddings=self.length,
+            ffn=self.ffn,
+            norm=self.norm,
+            tie_word_embeddings=self.tied,
+            attention=self.spec.to_dict(),
+            **tokens,
+        )
+
+    def plan(self) -> Plan:
+        """How the loop trains."""
+        from regard.training import Plan
+
+        return Plan(
+            steps=self.steps,
+            batch_size=self.batch,
+            micro_batch=self.micro_batch,
+            learning_rate=self.learning_rate,
+            schedule=self.schedule,  # type: ignore[arg-type]  # checked above
+            warmup_steps=self.warmup,
+            weight_decay=self.weight_decay,
+            decay=self.decay,  # type: ignore[arg-type]
+            clip=self.clip,
+            precision=self.precision,  # type: ignore[arg-type]
+            compile=self.compile,
+            seed=self.seed,
+            checkpoint_every=self.checkpoint_every,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, as a file holds it."""
+        found = dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> Recipe:
+        """The recipe that a file states. Raises UserError for unknown fields."""
+        unknown = sorted(set(said) - {one.name for one in fields(cls)})
+        if unknown:
+            raise UserError(f"recipe: there is no field {unknown[0]}; allowed are {', '.join(names())}")
+        return cls(**said)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Recipe:
+        """The recipe in a file that a run has written, or in a JSON object of fields."""
+        try:
+            said = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"config: cannot read {path}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise UserError(f"config: expected JSON in {path}: {error}") from error
+        said = said.get("recipe", said) if isinstance(said, dict) else said
+        if not isinstance(said, dict):
+            raise UserError(f"config: expected an object of fields in {path}, got {type(said).__name__}")
+        return cls.from_dict(said)
+
+
+def names() -> tuple[str, ...]:
+    """The fields of a recipe."""
+    return tuple(one.name for one in fields(Recipe))
+
+
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Recipe)
+
+
+def _kinds(name: str) -> tuple[Any, ...]:
+    """The types that a field may have."""
+    hint = _hints()[name]
+    return get_args(hint) if type(None) in get_args(hint) else (hint,)
+
+
+def _checked(one: dataclasses.Field[Any], value: Any) -> Any:
+    """The value as its field wants it. Raises UserError."""
+    kinds, told = _kinds(one.name), one.name.replace("_", "-")
+    if value is None and type(None) in kinds:
+        return None
+    kind = kinds[0]
+    if get_args(kind):
+        parts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else None
+        inner = get_args(kind)
+        fits = parts is not None and (inner[-1] is Ellipsis or len(parts) == len(inner))
+        if parts is None or not fits or not all(type(part) is inner[0] for part in parts):
+            raise UserError(f"{told}: {one.metadata['help']}; got {value!r}")
+        return parts
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}[kind]
+        raise UserError(f"{told}: expected {wanted}, got {value!r}")
+    if kind in (int, float):
+        least, most = one.metadata.get("least", 0 if one.name == "prefix" else 1), one.metadata.get("most")
+        if not value >= least or (most is not None and value > most) or value == float("inf"):
+            bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
+            raise UserError(f"{told}: expected a number {bounds}, got {value}")
+    return value
+
+
+def parsed(name: str, text: str) -> Any:
+    """The value of a field that a text states, as `--name TEXT` does. Raises UserError."""
+    if name not in names():
+        raise UserError(f"recipe: there is no field {name}; allowed are {', '.join(names())}")
+    kinds = _kinds(name)
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    kind = kinds[0]
+    try:
+        if name == "random_tokens":
+            first, end = text.split(":")
+            return int(first), int(end)
+        if get_args(kind):
+            return (text,)
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "A:B")
+        raise UserError(f"{name.replace('_', '-')}: expected {wanted}, got {text!r}") from None
+
+
+_PAPER: dict[str, Any] = {
+    "length": 2048,
+    "tokenizer": "EleutherAI/gpt-neox-20b",
+    "vocabulary": 50_432,
+    "data": ("hub:monology/pile-uncopyrighted",),
+    "steps": 20_000,
+    "batch": 512,
+    "learning_rate": 4e-4,
+    "precision": "bfloat16",
+    "watch_every": 1000,
+    "checkpoint_every": 1000,
+}
+RECIPES: dict[str, dict[str, Any]] = {
+    "pico": {"width": 64, "ffn_width": 128, "vocabulary": 1024, "steps": 2400, "weight_decay": 0.5, "fixed_token": 0},
+    "nano": {},
+    "1m": {"layers": 2, "width": 256, "heads": 8, "ffn_width": 512, **_PAPER},
+    "60m": {"layers": 10, "width": 768, "heads": 8, "ffn_width": 1536, **_PAPER},
+    "1b": {"layers": 22, "width": 2048, "heads": 16, "ffn_width": 5632, **_PAPER},
+}
+"""By name, what each has other than the defaults, which are those of `nano`, of a million parameters.
+
+`1m`, `60m` and `1b` are the models of Gu et al. 2025, with its tokenizer, context and batches. `pico`, a third of a
+million parameters, is the smallest found in which a sink passes the threshold: in minutes on one core, with a fixed
+first token and strong weight decay.
+"""
+
+
+def recipe(name: str | Recipe, **changes: Any) -> Recipe:
+    """A recipe by its name, with some fields changed. Raises UserError."""
+    if isinstance(name, Recipe):
+        return replace(name, **_known(changes))
+    if name not in RECIPES:
+        raise UserError(f"recipe: expected one of {', '.join(RECIPES)}, got {name!r}")
+    return Recipe(**{**RECIPES[name], **_known(changes)})
+
+
+def _known(changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    unknown = sorted(set(changes) - set(names()))
+    if unknown:
+        raise UserError(f"recipe: there is no field {unknown[0]}; allowed are {', '.join(names())}")
+    return changes
