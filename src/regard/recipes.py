@@ -23,6 +23,16 @@ TRAINED = "train"
 """The tokenizer that is trained on the run's own text."""
 
 
+CHOICES = {
+    "ffn": ("swiglu", "relu", "gelu", "swish", "reglu", "geglu"),
+    "norm": ("pre", "post"),
+    "schedule": ("constant", "cosine"),
+    "decay": ("all", "matrices"),
+    "precision": ("float32", "bfloat16"),
+}
+"""What fields of a few allowed values may be; attention, positions and form are looked up where they are made."""
+
+
 def _option(default: Any, said: str, **more: Any) -> Any:
     """A field with the line that explains it."""
     return dataclasses.field(default=default, metadata={"help": said, **more})
@@ -79,9 +89,9 @@ class Recipe:
         for one in fields(self):
             object.__setattr__(self, one.name, _checked(one, getattr(self, one.name)))
         _ = self.spec
-        for name, kind in (("schedule", "constant, cosine"), ("decay", "all, matrices")):
-            if getattr(self, name) not in kind.split(", "):
-                raise UserError(f"{name}: expected one of {kind}, got {getattr(self, name)!r}")
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.width % self.heads:
             raise UserError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
         if not self.data:
