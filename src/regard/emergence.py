@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -106,7 +107,7 @@ class SinkWatch:
                 f"rows: expected at least {minimum_queries} tokens a row, the fewest queries that a sink is told "
                 f"from, got {rows.shape[1]}"
             )
-        self.tokens = rows
+        self.samples = rows
         self.every, self.epsilon, self.batch_size = every, float(epsilon), batch_size
         self.minimum_queries = minimum_queries
         self.rows: list[list[Any]] = []
@@ -115,7 +116,7 @@ class SinkWatch:
     @property
     def uniform(self) -> float:
         """α_1 of uniform causal attention: H_T / T."""
-        length = self.tokens.shape[1]
+        length = self.samples.shape[1]
         return math.fsum(1 / n for n in range(1, length + 1)) / length
 
     def due(self, step: int, last: bool) -> bool:
@@ -141,18 +142,16 @@ class SinkWatch:
 
     def frame(self) -> pd.DataFrame:
         """All rows so far, as sinks.parquet has them."""
-        return table_of(self.rows, COLUMNS).astype({"step": "int64", "statistic": "str"})
+        return sink_table(self.rows)
 
     def _measure(self, model: nn.Module) -> tuple[list[Row], bool]:
         """Rows of all statistics, and whether the model has a sink beside its keys."""
-        # The stack without its head: logits of no use would be most of the work.
-        stack = getattr(model, "base_model", model)
         device = next(model.parameters()).device
         columns = _Columns()
         wanted = [SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), HiddenNorm(), VirtualSink(self.epsilon)]
-        with _undisturbed(model, device), watching(stack, wanted) as watch, columns.attached(stack):
-            for batch in self.tokens.split(self.batch_size):
-                stack(input_ids=batch.to(device), use_cache=False)
+        with _undisturbed(model, device), watching(model, wanted) as watch, columns.attached(model):
+            for batch in self.samples.split(self.batch_size):
+                model(input_ids=batch.to(device), use_cache=False, **_few_logits(model))
         return [row for row in watch.rows() if row.site == SITE], columns.found
 
     def _numbers(self, found: Mapping[str, Sequence[Row]], virtual: bool) -> dict[str, float]:
@@ -169,6 +168,16 @@ class SinkWatch:
         if virtual:
             numbers["virtual_sink_rate"] = _mean(found["virtual_alpha_rate"])
         return numbers
+
+
+def sink_table(rows: Sequence[Sequence[Any]]) -> pd.DataFrame:
+    """Rows of a watch as the table of sinks.parquet."""
+    return table_of(rows, COLUMNS).astype({"step": "int64", "statistic": "str"})
+
+
+def _few_logits(model: nn.Module) -> dict[str, int]:
+    """What keeps a model from making logits for all tokens, which would be most of its work, if it has that option."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def _kept(found: Mapping[str, Sequence[Row]], virtual: bool) -> Iterator[Row]:
@@ -222,9 +231,8 @@ class ValidationLoss:
     """Measures the mean negative log likelihood of held-out rows of each domain, every so many steps of training.
 
     Called with the model and the step it gives `valid_loss.<domain>`, in nats a token, and `valid_loss`, the mean over
-    the tokens of all domains. Of each row the first `skip` targets, and targets at the positions `ignore` (from 0, as
-    the tokens of the row are counted, so that a row's first target stands at 1), are not counted. `batch_size` is the
-    most rows at once: fewer where their logits would be many.
+    the tokens of all domains. Tokens at the positions `uncounted`, from 0, are no targets; nor is the first of a row.
+    `batch_size` is the most rows at once: fewer where their logits would be many.
     """
 
     def __init__(
@@ -233,21 +241,18 @@ class ValidationLoss:
         *,
         every: int,
         batch_size: int = 32,
-        skip: int = 0,
-        ignore: Iterable[int] = (),
+        uncounted: Iterable[int] = (),
     ) -> None:
         _check_positive(every=every, batch_size=batch_size)
         if not domains:
             raise UserError("domains: expected at least one, got none")
-        ignored = frozenset(ignore)
-        if skip < 0:
-            raise UserError(f"skip: expected at least 0, got {skip}")
+        self.uncounted = frozenset(uncounted)
         for name, rows in domains.items():
             _check_rows(f"rows of {name}", rows)
-            if not bool(_counted(rows.shape[1], skip, ignored).any()):
+            if not bool(self._targets(rows).any()):
                 raise UserError(f"rows of {name}: expected targets that count, got {rows.shape[1]} tokens a row")
         self.domains = dict(domains)
-        self.every, self.batch_size, self.skip, self.ignore = every, batch_size, skip, ignored
+        self.every, self.batch_size = every, batch_size
 
     def due(self, step: int, last: bool) -> bool:
         """Whether to measure after this step."""
@@ -258,16 +263,13 @@ class ValidationLoss:
         device = next(model.parameters()).device
         with _undisturbed(model, device):
             sums = {name: self._sum(model, rows, device) for name, rows in self.domains.items()}
-        counts = {
-            name: len(rows) * int(_counted(rows.shape[1], self.skip, self.ignore).sum())
-            for name, rows in self.domains.items()
-        }
+        counts = {name: len(rows) * int(self._targets(rows).sum()) for name, rows in self.domains.items()}
         losses = {"valid_loss": math.fsum(sums.values()) / sum(counts.values())}
         return losses | {f"valid_loss.{name}": sums[name] / counts[name] for name in self.domains}
 
     def _sum(self, model: nn.Module, rows: Tensor, device: torch.device) -> float:
         """The sum of the losses of all targets that count."""
-        counted = _counted(rows.shape[1], self.skip, self.ignore).to(device)
+        counted = self._targets(rows).to(device)
         config: Any = model.config
         vocabulary = config.get_text_config().vocab_size
         together = max(1, min(self.batch_size, LOGITS // (rows.shape[1] * vocabulary)))
@@ -277,6 +279,10 @@ class ValidationLoss:
             logits = model(input_ids=ids, use_cache=False).logits[:, :-1][:, counted]
             total += summed_nll(logits.flatten(0, 1), ids[:, 1:][:, counted].flatten())
         return float(total)
+
+    def _targets(self, rows: Int[Tensor, "row length"]) -> Bool[Tensor, " target"]:
+        """Which of the targets of a row, its second token to its last, count."""
+        return torch.tensor([at not in self.uncounted for at in range(1, rows.shape[1])], dtype=torch.bool)
 
 
 def summed_nll(logits: Float[Tensor, "token vocabulary"], targets: Int[Tensor, " token"]) -> Float[Tensor, ""]:
@@ -288,11 +294,6 @@ def summed_nll(logits: Float[Tensor, "token vocabulary"], targets: Int[Tensor, "
         losses = torch.nn.functional.cross_entropy(exact, wanted.long(), reduction="none")
         total += losses.double().sum()
     return total
-
-
-def _counted(length: int, skip: int, ignore: frozenset[int]) -> Bool[Tensor, " target"]:
-    """Which targets of a row of this many tokens count."""
-    return torch.tensor([at > skip and at not in ignore for at in range(1, length)], dtype=torch.bool)
 
 
 @dataclass(frozen=True, kw_only=True)
