@@ -1,6 +1,17 @@
-"""Models to look at: pretrained ones, from a folder, the hub or the package of the embedded default."""
+"""Models to look at: pretrained ones, from a folder, the hub or the package of the embedded default; and a decoder."""
 
+from regard.models.configuration import RegardConfig
+from regard.models.decoder import RegardForCausalLM, RegardModel
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded, check_vocabulary, given, load
 
-__all__ = ["Loaded", "check_vocabulary", "given", "load", "maximum_length"]
+__all__ = [
+    "Loaded",
+    "RegardConfig",
+    "RegardForCausalLM",
+    "RegardModel",
+    "check_vocabulary",
+    "given",
+    "load",
+    "maximum_length",
+]

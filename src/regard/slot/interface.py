@@ -42,9 +42,14 @@ def attention(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The output (batch, query, head, width) and no weights, as `AttentionInterface` has it."""
+    """The output (batch, query, head, width) and no weights, as `AttentionInterface` has it.
+
+    A module that can say what it computes hands over the whole `Call` as the option `described`.
+    """
     causal_site = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
-    call = _call(query, key, value, attention_mask, scaling, causal_site, options)
+    call = options.get("described")
+    if call is None:
+        call = _call(query, key, value, attention_mask, scaling, causal_site, options)
     if dropout:
         call = replace(call, dropout=dropout)
     return observed(module, call, causal_site).transpose(1, 2).contiguous(), None

@@ -1,0 +1,361 @@
+"""A decoder to pre-train: Llama's shape, the attention and everything around it by names (Gu et al. 2025)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    Cache,
+    DynamicCache,
+    GenerationMixin,
+    PreTrainedModel,
+    initialization,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from regard.attention.positions import BUCKETS, alibi_slopes, rotary_angles, sinusoidal, t5_buckets
+from regard.errors import UserError
+from regard.models.configuration import RegardConfig
+from regard.models.layers import FeedForward, RegardAttention, RegardDecoderLayer, RMSNorm, Surroundings
+from regard.models.loss import IGNORED, linear_cross_entropy
+
+
+class RegardPreTrainedModel(PreTrainedModel):
+    """What the model and the one with a head share: initial weights, and what Transformers may do with them."""
+
+    config: RegardConfig
+    config_class = RegardConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("RegardDecoderLayer",)
+    _skip_keys_device_placement = ("past_key_values",)
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = False
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """N(0, √(2 / (5 · inputs))), the way down of a feed-forward net N(0, 1 / √inputs / layers) (Gu et al. 2025)."""
+        drawn = initialization.normal_
+        if isinstance(module, nn.Linear | nn.Embedding):
+            drawn(module.weight, std=math.sqrt(2 / (5 * module.weight.shape[1])))
+        elif isinstance(module, RMSNorm):
+            initialization.ones_(module.weight)
+        elif isinstance(module, RegardAttention):
+            for column in (module.extra_key, module.extra_value):
+                if column is not None:
+                    drawn(column, std=0.02)
+            if module.sink_logit is not None:
+                initialization.zeros_(module.sink_logit)
+        elif isinstance(module, RegardModel):
+            self._init_inputs(module)
+        if isinstance(module, FeedForward):
+            down = module.down_proj.weight
+            drawn(down, std=1 / math.sqrt(down.shape[1]) / self.config.num_hidden_layers)
+
+    def _init_inputs(self, module: RegardModel) -> None:
+        width = module.config.hidden_size
+        if module.sink_token is not None:
+            initialization.normal_(module.sink_token, std=math.sqrt(2 / (5 * width)))
+        if module.distance_table is not None:
+            initialization.normal_(module.distance_table, std=width**-0.5)
+        if module.waves is not None:
+            initialization.copy_(module.waves, sinusoidal(*module.waves.shape))
+
+
+class RegardModel(RegardPreTrainedModel):
+    """The decoder without its head.
+
+    A sink token is put in front of what comes in before anything else sees it: whoever observes the model sees a
+    sequence that is one longer, the sink token first (after the padding on the left). Its output is left out.
+    """
+
+    def __init__(self, config: RegardConfig) -> None:
+        super().__init__(config)
+        self.spec = config.spec
+        width, longest = config.hidden_size, config.max_position_embeddings + self.spec.sink_token
+        self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        self.embed_positions = nn.Embedding(longest, width) if self.spec.positions == "learned" else None
+        self.waves: Tensor | None
+        waves = sinusoidal(longest, width) if self.spec.positions == "sinusoidal" else None
+        self.register_buffer("waves", waves, persistent=False)
+        self.sink_token = nn.Parameter(torch.empty(width)) if self.spec.sink_token else None
+        learned_distance = self.spec.positions == "t5"
+        self.distance_table = (
+            nn.Parameter(torch.empty(BUCKETS, config.num_attention_heads)) if learned_distance else None
+        )
+        self.layers = nn.ModuleList(RegardDecoderLayer(config, number) for number in range(config.num_hidden_layers))
+        self.norm = RMSNorm(width, config.rms_norm_eps) if config.norm == "pre" else None
+        self.gradient_checkpointing = False
+        if self.sink_token is not None:
+            self.register_forward_pre_hook(_with_sink_token, with_kwargs=True)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The table of token embeddings."""
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Put another table of token embeddings in."""
+        self.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        drop_first: bool = False,
+        **_others: Any,
+    ) -> BaseModelOutputWithPast:
+        """The last hidden states (batch, token, width), as `LlamaModel` gives them.
+
+        Without position ids those are counted from each row's first real token. Raises UserError for a sequence that
+        is longer than a table of positions.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise UserError("input: expected input_ids or inputs_embeds, and not both")
+        stream = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        offset = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        self._check_length(offset, stream.shape[1])
+        real = _padding(attention_mask, offset + stream.shape[1])
+        if position_ids is None:
+            position_ids = _positions(offset, stream, real)
+        stream = self._placed(stream, position_ids)
+        attentions: list[Tensor] | None = [] if output_attentions else None
+        around = self._surroundings(offset, stream, position_ids, attention_mask, real, attentions)
+        states = []
+        for layer in self.layers:
+            states.append(stream)
+            stream = layer(stream, around, past_key_values)
+        stream = stream if self.norm is None else self.norm(stream)
+        first = int(drop_first)
+        return BaseModelOutputWithPast(
+            last_hidden_state=stream[:, first:],
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=tuple(state[:, first:] for state in (*states, stream)) if output_hidden_states else None,
+            attentions=None if attentions is None else tuple(attentions),
+        )
+
+    def _check_length(self, offset: int, tokens: int) -> None:
+        limit, prefix = self.config.max_position_embeddings, self.spec.prefix
+        bounded = self.spec.positions in ("learned", "sinusoidal") or self.spec.log_length
+        own = offset + tokens - self.spec.sink_token
+        if bounded and own > limit:
+            raise UserError(f"sequence: expected at most {limit} tokens (max_position_embeddings), got {own}")
+        if 0 < offset - self.spec.sink_token < prefix:
+            read = offset - self.spec.sink_token
+            raise UserError(f"cache: expected the {prefix} tokens of the prefix to be read at once, got {read} before")
+
+    def _placed(self, stream: Tensor, position_ids: Tensor) -> Tensor:
+        """The embeddings with those of their positions added, where positions are embedded."""
+        if self.embed_positions is not None:
+            return stream + self.embed_positions(position_ids)
+        if self.waves is not None:
+            return stream + self.waves[position_ids].to(stream.dtype)
+        return stream
+
+    def _surroundings(
+        self,
+        offset: int,
+        stream: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        real: Tensor | None,
+        attentions: list[Tensor] | None,
+    ) -> Surroundings:
+        """What all layers share."""
+        config, positions, device = self.config, self.spec.positions, stream.device
+        shared: dict[str, Any] = {"key_real": real}
+        if attention_mask is not None and attention_mask.ndim == 4:
+            shared |= _entries(attention_mask, offset + stream.shape[1])
+        if positions == "rotary":
+            angles = rotary_angles(position_ids, config.head_dim, config.rope_theta)
+            shared |= dict(zip(("cosine", "sine"), angles, strict=True))
+        elif positions == "alibi":
+            shared["slopes"] = alibi_slopes(config.num_attention_heads).to(device)
+        elif positions in ("t5", "t5-bucket-number"):
+            buckets = t5_buckets(torch.arange(offset + stream.shape[1], device=device))
+            own = {"table": self.distance_table, "buckets": buckets}
+            shared |= own if positions == "t5" else {"by_distance": buckets[None].to(stream.dtype)}
+        return Surroundings(offset=offset, attentions=attentions, **shared)
+
+
+def _padding(mask: Tensor | None, keys: int) -> Tensor | None:
+    """Which keys are real, (batch, key); None if all are."""
+    if mask is None or mask.ndim != 2:
+        return None
+    if mask.shape[1] != keys:
+        raise UserError(
+            f"attention_mask: expected a column for each of {keys} tokens, cached ones too, got {mask.shape[1]}"
+        )
+    real = mask.bool()
+    return None if not torch.compiler.is_compiling() and bool(real.all()) else real
+
+
+def _positions(offset: int, stream: Tensor, real: Tensor | None) -> Tensor:
+    """Where each token stands, (batch or 1, token), counted from the first real token of its row."""
+    if real is None:
+        return torch.arange(offset, offset + stream.shape[1], device=stream.device)[None]
+    return (real.cumsum(-1) - 1).clamp(min=0)[:, offset:]
+
+
+def _entries(mask: Tensor, keys: int) -> dict[str, Tensor]:
+    """A four-dimensional mask, which says of every pair whether it may meet (bool), or what its score is lowered by."""
+    mask = mask[..., :keys]
+    if mask.dtype == torch.bool:
+        return {"keep": mask}
+    keep = mask > torch.finfo(mask.dtype).min / 2
+    return {"keep": keep, "bias": mask.masked_fill(~keep, 0.0)}
+
+
+def _with_sink_token(model: RegardModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a forward with the sink token in front of the first real token of each row."""
+    given = kwargs | dict(zip(_ORDER, args, strict=False))
+    ids, mask, cache = (given.pop(name, None) for name in ("input_ids", "attention_mask", "past_key_values"))
+    stream, positions = (given.pop(name, None) for name in ("inputs_embeds", "position_ids"))
+    if mask is not None and mask.ndim != 2:
+        raise UserError(f"attention_mask: expected (batch, token) beside a sink token, got {mask.ndim} dimensions")
+    stream = model.embed_tokens(ids) if stream is None else stream
+    started = cache is not None and int(cache.get_seq_length()) > 0
+    start = None
+    if mask is not None:
+        start = mask.int().argmax(-1, keepdim=True)
+        mask = torch.nn.functional.pad(mask, (1, 0)).scatter(1, start, 1)
+    if positions is not None:
+        positions = positions + 1
+        positions = positions if started else torch.nn.functional.pad(positions, (1, 0))
+    if not started:
+        stream = _in_front(model.sink_token, stream, start)
+    given |= {"inputs_embeds": stream, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+    return (), given | {"drop_first": not started}
+
+
+_ORDER = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache")
+
+
+def _in_front(token: Tensor | None, stream: Tensor, start: Tensor | None) -> Tensor:
+    """The embeddings with one more before column `start` of each row."""
+    assert token is not None
+    longer = torch.cat([token.to(stream.dtype).expand(len(stream), 1, -1), stream], dim=1)
+    if start is None:
+        return longer
+    columns = torch.arange(longer.shape[1], device=stream.device)
+    before, at = (columns < start)[..., None], (columns == start)[..., None]
+    padded = torch.nn.functional.pad(stream, (0, 0, 0, 1))
+    return torch.where(before, padded, torch.where(at, token.to(stream.dtype), longer))
+
+
+class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
+    """The decoder with the head that says what comes next."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 - as Transformers has it
+
+    def __init__(self, config: RegardConfig) -> None:
+        super().__init__(config)
+        self.model = RegardModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @property
+    def parameters_without_embeddings(self) -> int:
+        """How many parameters there are beside the table of embeddings and the head."""
+        outside = {id(self.model.embed_tokens.weight), id(self.lm_head.weight)}
+        return sum(parameter.numel() for parameter in self.parameters() if id(parameter) not in outside)
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **_others: Any) -> Tensor | None:
+        """The mask as it is: every layer makes its own of it, whatever kind of cache there is."""
+        return attention_mask
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        return_logits: bool | None = None,
+        **others: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits, and a loss where there are labels: their sum by `num_items_in_batch`, or their mean.
+
+        Token i is scored against label i + 1 as everywhere in Transformers; −100 is left out, and so is what a prefix
+        has let its tokens see. `return_logits` None: not while training with labels, of which then only a few rows
+        stand in memory at a time.
+        """
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **others,
+        )
+        hidden = output.last_hidden_state
+        wanted = labels is None or not self.training if return_logits is None else return_logits
+        logits = self.lm_head(_kept(hidden, logits_to_keep)) if wanted else None
+        loss = None
+        if labels is not None:
+            targets = self.targets(labels, attention_mask)
+            loss = self._summed(hidden, logits, targets) / (
+                (targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=output.past_key_values,
+            hidden_states=output.hidden_states,
+            attentions=output.attentions,
+        )
+
+    def targets(self, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """What each token but the last is scored against, (batch, token − 1); −100 where it is not scored."""
+        shifted, prefix = labels[:, 1:], self.config.spec.prefix
+        if prefix < 2:
+            return shifted
+        columns = torch.arange(1, labels.shape[1], device=labels.device)[None]
+        if attention_mask is not None and attention_mask.ndim == 2:
+            columns = columns - attention_mask.int().argmax(-1, keepdim=True)
+        return shifted.masked_fill(columns < prefix, IGNORED)
+
+    def _summed(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> Tensor:
+        """The sum of the losses, of logits that are there or of a few rows at a time."""
+        if logits is None or logits.shape[1] != hidden.shape[1]:
+            return linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.lm_head.weight, targets.flatten())
+        rows = logits[:, :-1].flatten(0, 1)
+        exact = torch.promote_types(rows.dtype, torch.float32)
+        return cross_entropy(rows.to(exact), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+def _kept(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
+    """The last so many tokens (0: all), or those of these numbers."""
+    return hidden[:, -logits_to_keep:] if isinstance(logits_to_keep, int) else hidden[:, logits_to_keep]
+
+
+AutoConfig.register(RegardConfig.model_type, RegardConfig, exist_ok=True)
+AutoModel.register(RegardConfig, RegardModel, exist_ok=True)
+AutoModelForCausalLM.register(RegardConfig, RegardForCausalLM, exist_ok=True)

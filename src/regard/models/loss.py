@@ -1,0 +1,76 @@
+"""Cross-entropy of a linear layer's output, of which never more than a few rows stand in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+IGNORED = -100
+CHUNK = {"cpu": 2**24, "cuda": 2**27}
+"""The most logits at a time, by kind of device."""
+
+
+def linear_cross_entropy(
+    hidden: Float[Tensor, "token width"], weight: Float[Tensor, "vocabulary width"], labels: Int[Tensor, " token"]
+) -> Float[Tensor, ""]:
+    """Σ −log softmax(W h)_label over the tokens whose label is not −100: float32, float64 for float64 inputs.
+
+    Logits are made a few rows at a time, and both gradients on the way, so that no row is made twice. Under autocast
+    products are taken in its dtype, the exponentials and the sum over chunks in float32.
+    """
+    kind = hidden.device.type
+    product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    return _ChunkedCrossEntropy.apply(hidden, weight, labels, product)
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """The loss, with its gradients taken in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, product: torch.dtype) -> Tensor:
+        """The sum of the losses."""
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        rows = max(CHUNK.get(hidden.device.type, 2**24) // weight.shape[0], 1)
+        for_hidden, for_weight = ctx.needs_input_grad[:2]
+        h, w = hidden.to(product), weight.to(product)
+        d_hidden = torch.empty_like(h) if for_hidden else None
+        d_weight = torch.zeros_like(weight, dtype=exact) if for_weight else None
+        total = hidden.new_zeros((), dtype=exact)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, len(h), rows):
+                part = slice(start, start + rows)
+                found, d_logits = _losses(h[part] @ w.T, labels[part], exact)
+                total += found
+                d_logits = d_logits.to(product)
+                if d_hidden is not None:
+                    torch.mm(d_logits, w, out=d_hidden[part])
+                if d_weight is not None and product == exact:
+                    d_weight.addmm_(d_logits.T, h[part])
+                elif d_weight is not None:
+                    d_weight += d_logits.T @ h[part]
+        ctx.save_for_backward(d_hidden, d_weight)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the forward pass, times that of the sum."""
+        found = (
+            None if gradient is None else (gradient * outer[0]).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return (*found, None, None)
+
+
+def _losses(logits: Tensor, labels: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The sum of some rows' losses, and its gradient by their logits."""
+    counted = (labels != IGNORED)[:, None]
+    at = labels.clamp(min=0)[:, None]
+    log_shares = logits.to(exact).log_softmax(-1)
+    loss = -(log_shares.gather(1, at) * counted).sum()
+    shares = log_shares.exp_()
+    shares.scatter_add_(1, at, shares.new_full(at.shape, -1.0))
+    return loss, shares.mul_(counted)
