@@ -3,6 +3,8 @@
 from regard.report.compare import caveats, comparison, comparison_page
 from regard.report.figure import figure
 from regard.report.page import page
+from regard.report.pretrain_page import pretrain_page
+from regard.report.pretrain_terminal import pretrain_summary
 from regard.report.replace_figure import replace_figure
 from regard.report.replace_page import replace_page
 from regard.report.replace_scores import COLUMNS as SCORE_COLUMNS
@@ -18,6 +20,8 @@ __all__ = [
     "figure",
     "intervals",
     "page",
+    "pretrain_page",
+    "pretrain_summary",
     "relative_drop",
     "replace_figure",
     "replace_page",

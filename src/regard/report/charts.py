@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 
 @cache
@@ -39,16 +40,29 @@ def _lines(x: str, title: str) -> dict[str, Any]:
     import altair as alt
 
     across = alt.X(f"{x}:Q", title=title).axis(tickMinStep=1, grid=False, labelFlush=False).scale(nice=False)
+    tips = {x: x, "series": "series", "part": "part", "shown": "value"}
+    return lines(across, tips, dash="part", interval="area", size=14)
+
+
+def lines(
+    across: Any, tips: Mapping[str, str], *, dash: str, interval: Literal["area", "rule"], size: int
+) -> dict[str, Any]:
+    """A line for each series over `across`, with its interval from low to high, and dots that tell `tips` by field."""
+    import altair as alt
+
     up = alt.Y("value:Q", title=None).axis(tickCount=4).scale(zero=False)
     colour = alt.Color("series:N", sort=None).legend(None)
-    dash = alt.StrokeDash("part:N", sort=None).legend(None)
-    tips = [alt.Tooltip(f"{field}:N") for field in (x, "series", "part")]
-    tips.append(alt.Tooltip("shown:N", title="value"))
+    stroke = alt.StrokeDash(f"{dash}:N", sort=None).legend(None)
+    told = [alt.Tooltip(f"{field}:{'Q' if field == 'step' else 'N'}", title=title) for field, title in tips.items()]
     base = alt.Chart(alt.NamedData("points")).encode(x=across, color=colour)
-    band = base.mark_area(opacity=0.16, aria=False).encode(y=alt.Y("low:Q", title=None), y2="high:Q", detail="part:N")
-    line = base.mark_line(strokeWidth=1.75, aria=False).encode(y=up, strokeDash=dash)
-    dots = base.mark_point(filled=True, opacity=1, size=14, aria=False).encode(y=up, tooltip=tips, detail="part:N")
-    return plain(alt.layer(band, line, dots))
+    sure = base.mark_area(opacity=0.16, aria=False) if interval == "area" else base.mark_rule(**_WHISKER)
+    low = sure.encode(y=alt.Y("low:Q", title=None), y2="high:Q", detail="part:N")
+    line = base.mark_line(strokeWidth=1.75, aria=False).encode(y=up, strokeDash=stroke)
+    dots = base.mark_point(filled=True, opacity=1, size=size, aria=False).encode(y=up, tooltip=told, detail="part:N")
+    return plain(alt.layer(low, line, dots))
+
+
+_WHISKER: dict[str, Any] = {"strokeWidth": 1.25, "opacity": 0.55, "aria": False}
 
 
 def plain(chart: Any) -> dict[str, Any]:

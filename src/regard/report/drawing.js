@@ -76,19 +76,24 @@ const drawing = (colours) => {
   };
 
   const order = (points, key) => [...new Set(points.map((p) => p[key]))];
-  // The legend, as text that wraps: a stroke before each name; nothing where one line needs no name. `more` is the stroke
-  // of the series after those that have a colour of their own.
-  const legend = (element, points, more = "solid") => {
-    const [series, parts] = [order(points, "series"), order(points, "part")];
+  // A legend, as text that wraps: a stroke before each name.
+  const keys = (element, entries) => {
+    if (!entries.length) return;
     const line = make("p", null, { class: "legend" });
-    const key = (name, look) => line.append(make("span", name, { class: "key", style: look }));
-    const inks = colours.series.light.length;
-    if (series.length > 1) series.forEach((name, i) => key(name, `--key: var(--series-${i % inks}); --stroke: ${i < inks ? "solid" : more}`));
-    if (parts.length > 1) parts.forEach((name, i) => key(name, `--key: var(--quiet); --stroke: ${i ? "dashed" : "solid"}`));
-    if (!line.childNodes.length) return;
+    entries.forEach(([name, look]) => line.append(make("span", name, { class: "key", style: look })));
     const caption = element.querySelector("figcaption");
     if (caption) caption.after(line);
     else element.append(line);
+  };
+  const INKS = colours.series.light.length;
+  const STROKES = ["solid", "dashed", "dotted"];
+  const DASHES = [[1, 0], [5, 3], [1.5, 2.5]];
+  // The legend of points by series and part; nothing where one line needs no name.
+  const legend = (element, points) => {
+    const [series, parts] = [order(points, "series"), order(points, "part")];
+    const inks = series.map((name, i) => [name, `--key: var(--series-${i % INKS}); --stroke: solid`]);
+    const strokes = parts.map((name, i) => [name, `--key: var(--quiet); --stroke: ${i ? "dashed" : "solid"}`]);
+    keys(element, [...(series.length > 1 ? inks : []), ...(parts.length > 1 ? strokes : [])]);
   };
   const table = (points, key, title) => {
     const line = (p) => [p.series, p.part].filter(Boolean).join(", ") || "Value";
@@ -98,5 +103,75 @@ const drawing = (colours) => {
     return [[title, ...names], [...rows].map(([place, row]) => [String(place), ...names.map((name) => row[name] || "–")])];
   };
 
-  return { dark, show, make, copy, order, draw, figure, tableOf, asTable, legend, table };
+  // ---- panels: figures of lines that share a section ----
+  // The name, ink and stroke of each line: told by the panel, else one ink after the other, then with other strokes.
+  const styles = (panel) => panel.lines || order(panel.points, "series").map((name, i) => [name, i % INKS, Math.floor(i / INKS) % STROKES.length]);
+  const panelLegend = (element, panel) => {
+    const found = styles(panel);
+    keys(element, found.length > 1 ? found.map(([name, ink, stroke]) => [name, `--key: var(--series-${ink}); --stroke: ${STROKES[stroke]}`]) : []);
+  };
+  // The chart of a panel: its inks and strokes, no intervals where it has none, no dots where they would run together.
+  const DOTTED = 48;
+  const panelLines = (template, panel) => {
+    const spec = copy(template);
+    const found = styles(panel);
+    const [names, inks] = [found.map(([name]) => name), colours.series[dark.matches ? "dark" : "light"]];
+    const most = Math.max(...names.map((name) => panel.points.filter((point) => point.series === name).length));
+    if (most > DOTTED) spec.layer[2].mark.opacity = 0;
+    if (panel.points.every((point) => point.low === null)) spec.layer.shift();
+    for (const layer of spec.layer) {
+      const { color, strokeDash } = layer.encoding;
+      color.scale = { domain: names, range: found.map(([, ink]) => inks[ink]) };
+      if (strokeDash) strokeDash.scale = { domain: names, range: found.map(([, , stroke]) => DASHES[stroke]) };
+    }
+    return { ...spec, width: "container", height: 190, autosize: { type: "fit-x", contains: "padding" } };
+  };
+  // Draws the panels into a box; panels with the same lines share one legend above them.
+  const drawPanels = (parent, panels, key, title, spec) => {
+    parent.replaceChildren();
+    const shared = panels.length > 1 && new Set(panels.map((panel) => JSON.stringify(styles(panel)))).size === 1;
+    if (shared) panelLegend(parent, panels[0]);
+    for (const panel of panels) {
+      const { element, box } = figure(parent, panel.caption, panel.note);
+      if (!shared) panelLegend(element, panel);
+      draw(box, spec(panel), { points: panel.points }, [panel.caption, panel.note, `by ${title(panel).toLowerCase()}`].filter(Boolean).join(", "));
+      asTable(element, panel.caption, () => table(panel.points, key(panel), title(panel)));
+    }
+  };
+
+  // ---- layers × heads, nothing to click ----
+  const drawMap = (parent, map, template) => {
+    const { element, box } = figure(parent, map.caption, map.note || "");
+    const spec = copy(template);
+    const room = Math.max(200, element.clientWidth - 64);
+    const wide = Math.min(36, Math.max(10, Math.floor(room / map.heads.length)));
+    Object.assign(spec, { width: { step: wide }, height: { step: Math.min(30, Math.max(12, wide)) } });
+    const [fill] = spec.layer;
+    const gap = { paddingInner: wide > 12 ? 0.06 : 0, paddingOuter: 0 };
+    fill.mark.cursor = "default";
+    fill.encoding.color.scale = map.scale;
+    fill.encoding.x.scale = { domain: map.heads, ...gap };
+    fill.encoding.y.scale = { domain: map.layers, ...gap };
+    draw(box, { ...spec, layer: [fill] }, { cells: map.cells }, `${map.caption} of each head: layers by heads`);
+    const shown = new Map(map.cells.map((cell) => [`${cell.layer} ${cell.x}`, cell.shown]));
+    asTable(element, map.caption, () => [
+      ["Layer", ...map.heads.map((head) => `Head ${head}`)],
+      map.layers.map((layer) => [String(layer), ...map.heads.map((head) => shown.get(`${layer} ${head}`) || "–")]),
+    ]);
+  };
+
+  // Calls `all` when the page's colours change, `wide` when its width has.
+  const redraw = (all, wide) => {
+    dark.addEventListener("change", all);
+    let width = window.innerWidth;
+    let waiting = 0;
+    window.addEventListener("resize", () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => {
+        if (window.innerWidth !== width) { width = window.innerWidth; wide(); }
+      }, 200);
+    });
+  };
+
+  return { dark, show, make, copy, order, draw, figure, tableOf, asTable, legend, table, panelLines, drawPanels, drawMap, redraw };
 };

@@ -107,6 +107,30 @@ def maps(several: bool) -> str:
 </div>"""
 
 
+def panels(key: str, found: Sequence[Any], *, fit: bool = False) -> str:
+    """The box of figures that the page's script fills, as wide as the page if they shall `fit`; "" without figures."""
+    return f'{_NOSCRIPT}<div class="lines{" fit" if fit else ""}" id="{escape(key)}"></div>' if found else ""
+
+
+def step_maps(found: Sequence[Any]) -> str:
+    """The box of maps with a slider over the steps they were watched at; "" where there are none."""
+    if not found:
+        return ""
+    last = max(len(one["steps"]) for one in found) - 1
+    hidden = "" if last else " hidden"
+    return (
+        f'{_NOSCRIPT}<form class="controls" onsubmit="return false" autocomplete="off"><label for="step"{hidden}>'
+        f'<span>Step: <output id="step-shown" for="step"></output></span>'
+        f'<input type="range" id="step" min="0" max="{last}" value="{last}"></label></form>'
+        '<div class="lines" id="maps"></div>'
+    )
+
+
+_NOSCRIPT = (
+    "<noscript><p>The charts need JavaScript; the numbers are also in the files beside this page.</p></noscript>"
+)
+
+
 def tokens_table(rows: pd.DataFrame) -> str:
     """The top sink tokens as a table with bars; "" where there are none."""
     if rows.empty:
@@ -178,7 +202,7 @@ def glossary(record: Mapping[str, Any]) -> str:
         about = dict(told) if isinstance(told, Mapping) else {}
         title, words = labels.title(name, record), [str(about.pop("description", ""))]
         about.pop("title", None)
-        words += [f"{key.capitalize()}: {_words(value)}." for key, value in about.items() if value]
+        words += [f"{key.capitalize()}: {in_words(value)}." for key, value in about.items() if value]
         about_it = escape(" ".join(words).strip())
         parts.append(f"<div><dt>{escape(title)} <code>{escape(name)}</code></dt><dd>{about_it}</dd></div>")
     return f'<dl class="glossary">{"".join(parts)}</dl>' if parts else ""
@@ -197,16 +221,19 @@ def _nested(value: Any) -> str:
             f"<dt>{escape(str(key).replace('_', ' '))}</dt><dd>{_nested(part)}</dd>" for key, part in value.items()
         )
         return f'<dl class="record">{inside}</dl>' if inside else "–"
-    return escape(_words(value))
+    return escape(in_words(value))
 
 
-def _words(value: Any) -> str:
+def in_words(value: Any) -> str:
+    """A value of the record as text: "–" for None, yes or no, lists with commas."""
     if value is None:
         return "–"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key.replace('_', ' ')} {in_words(part)}" for key, part in value.items()) or "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return ", ".join(_words(part) for part in value) or "–"
+        return ", ".join(in_words(part) for part in value) or "–"
     if isinstance(value, float):
         return f"{value:.10g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -3,7 +3,7 @@
   const data = JSON.parse(document.getElementById("regard-data").textContent);
   const { runs, sites, measures, charts } = data;
   const $ = (id) => document.getElementById(id);
-  const { dark, show, make, copy, order, draw, figure, tableOf, asTable, legend, table } = drawing(data.colours);
+  const { show, make, copy, order, draw, figure, tableOf, asTable, legend, table, redraw } = drawing(data.colours);
   const severalSites = Object.keys(sites).length > 1;
   const chosen = { measure: null, step: 0, profile: null, layer: null, head: null };
   let mapViews = [];
@@ -300,14 +300,6 @@
     drawCurves();
     if (chosen.measure) { drawMaps(); drawProfile(); }
   };
-  dark.addEventListener("change", again);
-  let width = window.innerWidth;
-  let waiting = 0;
-  window.addEventListener("resize", () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(() => {
-      if (window.innerWidth !== width && chosen.measure) { width = window.innerWidth; drawMaps(); }
-    }, 200);
-  });
+  redraw(again, () => { if (chosen.measure) drawMaps(); });
   start();
 })();

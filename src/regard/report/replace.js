@@ -2,39 +2,18 @@
   const data = JSON.parse(document.getElementById("regard-data").textContent);
   const { charts, colours } = data;
   const $ = (id) => document.getElementById(id);
-  const { dark, make, copy, order, draw, figure, asTable, legend, table } = drawing(colours);
-  const DASHED = [5, 3];
+  const { dark, make, panelLines, drawPanels, drawMap, redraw } = drawing(colours);
 
   // ---- lines over fractions ----
   const lines = (panel) => {
-    const { points, ticks } = panel;
-    const spec = copy(charts.fractions);
-    const names = order(points, "series");
-    const inks = colours.series.light.length;
-    const dashes = names.map((_, i) => (i < inks ? [1, 0] : DASHED));
+    const { ticks } = panel;
+    const spec = panelLines(charts.fractions, panel);
     const label = `${JSON.stringify(ticks.names)}[indexof(${JSON.stringify(ticks.places)}, datum.value)]`;
-    if (points.every((point) => point.low === null)) spec.layer.shift(); // no intervals to draw
-    for (const layer of spec.layer) {
-      const { x, color, strokeDash } = layer.encoding;
-      color.scale = { domain: names };
-      if (strokeDash) strokeDash.scale = { domain: names, range: dashes };
-      Object.assign(x.axis, { values: ticks.places, labelExpr: label });
-    }
-    return { ...spec, width: "container", height: 190, autosize: { type: "fit-x", contains: "padding" } };
+    for (const layer of spec.layer) Object.assign(layer.encoding.x.axis, { values: ticks.places, labelExpr: label });
+    return spec;
   };
   const drawLines = (id) => {
-    const parent = $(id);
-    if (!parent) return;
-    parent.replaceChildren();
-    // Panels with the same lines share one legend above them.
-    const shared = data[id].length > 1 && new Set(data[id].map((panel) => order(panel.points, "series").join("\n"))).size === 1;
-    if (shared) legend(parent, data[id][0].points, "dashed");
-    for (const panel of data[id]) {
-      const { element, box } = figure(parent, panel.caption, panel.note);
-      if (!shared) legend(element, panel.points, "dashed");
-      draw(box, lines(panel), { points: panel.points }, `${panel.caption}, ${panel.note}, by fraction of dynamic heads`);
-      asTable(element, panel.caption, () => table(panel.points, "fraction", "Dynamic heads"));
-    }
+    if ($(id)) drawPanels($(id), data[id], () => "fraction", () => "Dynamic heads", lines);
   };
 
   // ---- layers × heads ----
@@ -42,25 +21,7 @@
     const parent = $("maps");
     if (!parent) return;
     parent.replaceChildren();
-    for (const map of data.maps) {
-      const { element, box } = figure(parent, map.caption, "");
-      const spec = copy(charts.map);
-      const room = Math.max(200, element.clientWidth - 64);
-      const wide = Math.min(36, Math.max(10, Math.floor(room / map.heads.length)));
-      Object.assign(spec, { width: { step: wide }, height: { step: Math.min(30, Math.max(12, wide)) } });
-      const [fill] = spec.layer;
-      const gap = { paddingInner: wide > 12 ? 0.06 : 0, paddingOuter: 0 };
-      fill.mark.cursor = "default";
-      fill.encoding.color.scale = { domain: [0, map.last || 1], reverse: true };
-      fill.encoding.x.scale = { domain: map.heads, ...gap };
-      fill.encoding.y.scale = { domain: map.layers, ...gap };
-      draw(box, { ...spec, layer: [fill] }, { cells: map.cells }, `${map.caption} of each head: layers by heads`);
-      const shown = new Map(map.cells.map((cell) => [`${cell.layer} ${cell.x}`, cell.shown]));
-      asTable(element, map.caption, () => [
-        ["Layer", ...map.heads.map((head) => `Head ${head}`)],
-        map.layers.map((layer) => [String(layer), ...map.heads.map((head) => shown.get(`${layer} ${head}`) || "–")]),
-      ]);
-    }
+    for (const map of data.maps) drawMap(parent, { ...map, scale: { domain: [0, map.last || 1], reverse: true } }, charts.map);
   };
 
   // ---- constant matrices ----
@@ -99,14 +60,6 @@
     drawMaps();
     drawPictures();
   };
-  dark.addEventListener("change", start);
-  let width = window.innerWidth;
-  let waiting = 0;
-  window.addEventListener("resize", () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(() => {
-      if (window.innerWidth !== width) { width = window.innerWidth; drawMaps(); }
-    }, 200);
-  });
+  redraw(start, drawMaps);
   start();
 })();

@@ -23,15 +23,7 @@ def _fractions() -> dict[str, Any]:
 
     across = alt.X("place:Q", title="Dynamic heads").axis(grid=False, labelFlush=False, labelOverlap=True)
     across = across.scale(nice=False, zero=False, padding=10)
-    up = alt.Y("value:Q", title=None).axis(tickCount=5).scale(zero=False)
-    colour = alt.Color("series:N", sort=None).legend(None)
-    dash = alt.StrokeDash("series:N", sort=None).legend(None)
-    tips = [alt.Tooltip(f"{field}:N", title=title) for field, title in _TIPS.items()]
-    base = alt.Chart(alt.NamedData("points")).encode(x=across, color=colour)
-    whisker = base.mark_rule(strokeWidth=1.25, opacity=0.55, aria=False)
-    line = base.mark_line(strokeWidth=1.75, aria=False).encode(y=up, strokeDash=dash)
-    dots = base.mark_point(filled=True, opacity=1, size=26, aria=False).encode(y=up, tooltip=tips)
-    return charts.plain(alt.layer(whisker.encode(y=alt.Y("low:Q", title=None), y2="high:Q"), line, dots))
+    return charts.lines(across, _TIPS, dash="series", interval="rule", size=26)
 
 
 _TIPS = {"fraction": "dynamic heads", "series": "line", "shown": "value"}

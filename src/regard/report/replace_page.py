@@ -67,24 +67,16 @@ def _scores(scores: pd.DataFrame, record: Mapping[str, Any], data: Mapping[str, 
     )
     drops = f"{_DROPS} Constants “{constants}”, order “{select}”."
     return [
-        markup.section("scores", "Score by fraction of dynamic heads", _lines("scores", data), left),
+        markup.section("scores", "Score by fraction of dynamic heads", markup.panels("scores", data["scores"]), left),
         markup.section("drops", "What replacing costs", _drops_table(words.main_drops(scores, record)), drops),
         markup.section("sources", "Sources of constants", _sources_table(scores, record), _sources_about(scores)),
-        markup.section("orders", "Orders of the heads", _lines("orders", data), f"{sure}Constants “{constants}”."),
+        markup.section(
+            "orders", "Orders of the heads", markup.panels("orders", data["orders"]), f"{sure}Constants “{constants}”."
+        ),
     ]
 
 
 _DROPS = "Relative drop: (original − score) / |original|; for log perplexities the difference in nats."
-
-
-def _lines(key: str, data: Mapping[str, Any]) -> str:
-    """The box that the page's script fills; "" where there is nothing to fill it with."""
-    return f'{_NOSCRIPT}<div class="lines" id="{key}"></div>' if data[key] else ""
-
-
-_NOSCRIPT = (
-    "<noscript><p>The charts need JavaScript; the numbers are also in the files beside this page.</p></noscript>"
-)
 
 
 def _drops_table(drops: pd.DataFrame) -> str:
@@ -186,7 +178,10 @@ def _cost(cost: pd.DataFrame, record: Mapping[str, Any], data: Mapping[str, Any]
     head = ["Dynamic heads", "Milliseconds", "of the original", "GFLOPs", "of the original"]
     table = markup.values_table(head, rows, "Time and FLOPs of a forward by fraction")
     return markup.section(
-        "cost", "Time and FLOPs", f'<div class="beside">{table}{_lines("cost", data)}</div>', _batch(record)
+        "cost",
+        "Time and FLOPs",
+        f'<div class="beside">{table}{markup.panels("cost", data["cost"])}</div>',
+        _batch(record),
     )
 
 
