@@ -17,7 +17,7 @@ def rotary_angles(
     positions: Int[Tensor, "*lead token"], width: int, base: float = 10_000.0
 ) -> tuple[Float[Tensor, "*lead token width"], Float[Tensor, "*lead token width"]]:
     """Cosine and sine of the rotary angles (Su et al. 2021), float32, each half-width repeated as in Llama."""
-    inverse = base ** -(torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
+    inverse = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
     angles = positions[..., None].float() * inverse
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos(), angles.sin()

@@ -65,13 +65,8 @@ class RegardConfig(PreTrainedConfig):
         self.attention = _spec(attention).to_dict()
         self.use_cache = use_cache
         self._check(head_dim is None)
-        super().__init__(
-            tie_word_embeddings=tie_word_embeddings,
-            bos_token_id=bos_token_id,
-            eos_token_id=eos_token_id,
-            pad_token_id=pad_token_id,
-            **others,
-        )
+        tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
+        super().__init__(**others | tokens | {"tie_word_embeddings": tie_word_embeddings})
 
     @property
     def spec(self) -> AttentionSpec:

@@ -16,15 +16,16 @@ from transformers import (
     DynamicCache,
     GenerationMixin,
     PreTrainedModel,
+    StaticCache,
     initialization,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
+from transformers.utils.generic import can_return_tuple
 
 from regard.attention.positions import BUCKETS, alibi_slopes, rotary_angles, sinusoidal, t5_buckets
 from regard.errors import UserError
 from regard.models.configuration import RegardConfig
-from regard.models.layers import FeedForward, RegardAttention, RegardDecoderLayer, RMSNorm, Surroundings
+from regard.models.layers import DownProjection, RegardAttention, RegardDecoderLayer, RMSNorm, Surroundings
 from regard.models.loss import IGNORED, linear_cross_entropy
 
 
@@ -35,8 +36,8 @@ class RegardPreTrainedModel(PreTrainedModel):
     config_class = RegardConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("RegardDecoderLayer",)
-    _skip_keys_device_placement = ("past_key_values",)
+    _no_split_modules = ["RegardDecoderLayer"]  # noqa: RUF012 - as Transformers has it
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_attention_backend = True
     _can_compile_fullgraph = False
@@ -45,7 +46,9 @@ class RegardPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """N(0, √(2 / (5 · inputs))), the way down of a feed-forward net N(0, 1 / √inputs / layers) (Gu et al. 2025)."""
         drawn = initialization.normal_
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, DownProjection):
+            drawn(module.weight, std=1 / math.sqrt(module.in_features) / self.config.num_hidden_layers)
+        elif isinstance(module, nn.Linear | nn.Embedding):
             drawn(module.weight, std=math.sqrt(2 / (5 * module.weight.shape[1])))
         elif isinstance(module, RMSNorm):
             initialization.ones_(module.weight)
@@ -57,9 +60,6 @@ class RegardPreTrainedModel(PreTrainedModel):
                 initialization.zeros_(module.sink_logit)
         elif isinstance(module, RegardModel):
             self._init_inputs(module)
-        if isinstance(module, FeedForward):
-            down = module.down_proj.weight
-            drawn(down, std=1 / math.sqrt(down.shape[1]) / self.config.num_hidden_layers)
 
     def _init_inputs(self, module: RegardModel) -> None:
         width = module.config.hidden_size
@@ -103,11 +103,11 @@ class RegardModel(RegardPreTrainedModel):
         """The table of token embeddings."""
         return self.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         """Put another table of token embeddings in."""
         self.embed_tokens = value
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -230,6 +230,8 @@ def _with_sink_token(model: RegardModel, args: tuple[Any, ...], kwargs: dict[str
     given = kwargs | dict(zip(_ORDER, args, strict=False))
     ids, mask, cache = (given.pop(name, None) for name in ("input_ids", "attention_mask", "past_key_values"))
     stream, positions = (given.pop(name, None) for name in ("inputs_embeds", "position_ids"))
+    if isinstance(cache, StaticCache):
+        raise UserError("cache: expected one that grows beside a sink token, which `generate` makes no room for")
     if mask is not None and mask.ndim != 2:
         raise UserError(f"attention_mask: expected (batch, token) beside a sink token, got {mask.ndim} dimensions")
     stream = model.embed_tokens(ids) if stream is None else stream
@@ -285,7 +287,7 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         """The mask as it is: every layer makes its own of it, whatever kind of cache there is."""
         return attention_mask
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,

@@ -76,6 +76,10 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.epsilon)
 
 
+class DownProjection(nn.Linear):
+    """The last matrix of a feed-forward net, which begins smaller than others."""
+
+
 class FeedForward(nn.Module):
     """W_down f(W_up x), or W_down (f(W_gate x) · W_up x)."""
 
@@ -85,7 +89,7 @@ class FeedForward(nn.Module):
         self.activation, has_gate = FEED_FORWARDS[config.ffn]
         self.gate_proj = nn.Linear(width, inner, bias=False) if has_gate else None
         self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.down_proj = DownProjection(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """What is added to the stream."""
