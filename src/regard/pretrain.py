@@ -15,10 +15,14 @@ from typing import Any
 
 import pandas as pd
 import torch
+from accelerate import PartialState
 from torch import Tensor
 
-from regard import __version__, data, training
-from regard.data import Corpus, Draw
+from regard import __version__, training
+from regard.data.corpus import Corpus, prepare
+from regard.data.corpus_sources import Source, identity_of, texts_of
+from regard.data.draw import Draw, alter
+from regard.data.tokenizers import check_tokenizer, hash_of, ordinary_tokens, read_tokenizer, train_tokenizer
 from regard.emergence import SinkWatch, ValidationLoss, emergence, sink_table
 from regard.errors import UserError
 from regard.journal import check_same
@@ -26,6 +30,7 @@ from regard.models import RegardForCausalLM
 from regard.pretraining import VERB, Pretraining, final, table
 from regard.provenance import digest, now, peak_memory, versions
 from regard.recipes import TRAINED, Recipe, recipe
+from regard.results import writing
 
 IGNORED = -100
 RECIPE, SINK_ROWS = "recipe.json", "sinks.json"
@@ -75,7 +80,8 @@ class Text:
 
     tokenizer: Any
     corpus: Corpus
-    vocabulary: int
+    vocabulary: Tensor
+    """Ids that random tokens are drawn from."""
     fixed: tuple[int, int] | None
 
     def batches(self, chosen: Recipe) -> Callable[[int], dict[str, Tensor]]:
@@ -89,16 +95,16 @@ class Text:
         return batch
 
     def held_out(self, chosen: Recipe, samples: int, length: int) -> dict[str, Tensor]:
-        """The first held-out sequences of each domain, cut to a length, with the fixed token."""
+        """Held-out sequences of each domain, from all over it, cut to a length, with the fixed token."""
         found = {}
         for domain in self.corpus.domains:
-            rows = domain.valid.rows(torch.arange(min(samples, len(domain.valid))))[:, :length]
-            found[domain.name] = self.altered(rows, chosen, 0, random=None)
+            rows = domain.valid.spread(min(samples, len(domain.valid)))[:, :length]
+            found[domain.name] = self.altered(rows, chosen, -1, random=None)
         return found
 
     def altered(self, ids: Tensor, chosen: Recipe, step: int, *, random: tuple[int, int] | None) -> Tensor:
         """Tokens with those of the recipe in the place of others."""
-        return data.alter(
+        return alter(
             ids,
             step=step,
             seed=chosen.seed,
@@ -167,35 +173,52 @@ def _is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _processes() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def _cache(given: str | Path | None) -> Path:
     """Where packed text is kept."""
     return Path(given or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
 
 
 def _text(chosen: Recipe, cache: Path) -> Text:
-    """The recipe's text, with its tokenizer, packed."""
-    sources = [data.Source.parse(said) for said in chosen.data]
-    if chosen.tokenizer == TRAINED:
-        tokenizer = data.tokenizer_for(sources, chosen.vocabulary or 0, cache / "tokenizers")
-    else:
-        tokenizer = data.read_tokenizer(chosen.tokenizer)
-    vocabulary = max(chosen.vocabulary or 0, len(tokenizer))
-    data.check_tokenizer(tokenizer, vocabulary)
-    key = hashlib.sha256(json.dumps([chosen.data, data.hash_of(tokenizer), chosen.length, chosen.amount]).encode())
-    corpus = data.prepare(
-        sources, tokenizer, length=chosen.length, folder=cache / "text" / key.hexdigest()[:16], amount=chosen.amount
-    )
+    """The recipe's text, with its tokenizer, packed: by one process of each machine, the others find it done."""
+    sources = [Source.parse(said) for said in chosen.data]
+    first = PartialState().local_main_process_first() if _processes() > 1 else contextlib.nullcontext()
+    with first:
+        tokenizer = _tokenizer(chosen, sources, cache / "tokenizers")
+        check_tokenizer(tokenizer, _vocabulary(chosen, tokenizer))
+        corpus = prepare(sources, tokenizer, length=chosen.length, folder=cache / "text", amount=chosen.amount)
     fixed = None if chosen.fixed_token is None else (chosen.fixed_token, int(tokenizer.eos_token_id))
-    return Text(tokenizer, corpus, len(tokenizer), fixed)
+    return Text(tokenizer, corpus, ordinary_tokens(tokenizer), fixed)
+
+
+def _tokenizer(chosen: Recipe, sources: list[Source], cache: Path) -> Any:
+    """The recipe's tokenizer: read, or trained on the text, once for the same text and size."""
+    if chosen.tokenizer != TRAINED:
+        return read_tokenizer(chosen.tokenizer)
+    about = json.dumps([[identity_of(source.where) for source in sources], chosen.vocabulary])
+    folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
+    if not folder.is_dir():
+        trained = train_tokenizer(texts_of(sources), chosen.vocabulary or 0)
+        with contextlib.suppress(FileExistsError), writing(folder, overwrite=False) as place:
+            trained.save_pretrained(place)
+    return read_tokenizer(folder)
+
+
+def _vocabulary(chosen: Recipe, tokenizer: Any) -> int:
+    """Tokens of the model: the recipe's, or those of a tokenizer that has more."""
+    return max(chosen.vocabulary or 0, len(tokenizer))
 
 
 def _model(chosen: Recipe, tokenizer: Any) -> RegardForCausalLM:
     """The decoder with the weights of the recipe's seed."""
-    vocabulary = max(chosen.vocabulary or 0, len(tokenizer))
     tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(chosen.seed)
-        return RegardForCausalLM(chosen.config(vocabulary, **tokens))
+        return RegardForCausalLM(chosen.config(_vocabulary(chosen, tokenizer), **tokens))
 
 
 def _watches(chosen: Recipe, text: Text, place: Path, *, resume: bool) -> list[Any]:
@@ -228,7 +251,7 @@ class Kept:
     def __call__(self, model: Any, step: int) -> Mapping[str, float]:
         """The numbers of the watch, its rows kept."""
         numbers = self.watch(model, step)
-        self._rows[step] = [list(row) for row in self.watch.rows if row[0] == step]
+        self._rows[step] = [row for row in self.watch.rows if row[0] == step]
         if _is_first():
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([step, self._rows[step]]) + "\n")
@@ -261,27 +284,18 @@ def _result(
             "sha256": digest(model),
         },
         "data": {
-            "domains": [
-                {
-                    "name": domain.name,
-                    "weight": domain.weight,
-                    "source": domain.train.source,
-                    "sha256": domain.train.sha256,
-                    "train_tokens": domain.train.tokens,
-                    "valid_tokens": domain.valid.tokens,
-                }
-                for domain in text.corpus.domains
-            ],
+            "domains": [domain.record() for domain in text.corpus.domains],
             "tokenizer": {
                 "name": chosen.tokenizer,
                 "size": len(text.tokenizer),
-                "sha256": data.hash_of(text.tokenizer),
+                "sha256": hash_of(text.tokenizer),
             },
         },
         "watch": {
             "samples": len(sinks.watch.samples),
             "length": sinks.watch.samples.shape[1],
             "epsilon": chosen.epsilon,
+            "uniform": sinks.watch.uniform,
         },
         "final": final(history),
         "emergence": vars(emergence(history)),
@@ -291,7 +305,7 @@ def _result(
             "tokens_per_second": round(tokens / trained.seconds, 1) if trained.seconds else None,
             "peak_memory_mib": round(peak_memory(model.device), 1),
             "device": str(model.device),
-            "processes": int(os.environ.get("WORLD_SIZE", "1")),
+            "processes": _processes(),
         },
     }
     return Pretraining(history, sinks.frame(), record, model.cpu().eval(), text.tokenizer)
