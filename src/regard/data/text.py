@@ -8,6 +8,7 @@ import json
 import platform
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ import pyarrow.parquet
 from regard.errors import UserError
 
 STANDARD_INPUT = "-"
+_NO_LIBRARY = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "idlelib", "turtledemo"}
+)
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,20 @@ def python_documentation() -> Texts:
     return Texts.of(documents, f"documentation of Python {version} (pydoc_data.topics)")
 
 
+def standard_library() -> Texts:
+    """The docstrings of Python's whole standard library, one document a module, sorted by their paths.
+
+    Packages are entered; tests and the applications that come with Python (`_NO_LIBRARY`) are left out. Nothing is
+    imported. 1.6 million characters in Python 3.11; they differ between versions, which the sha256 shows.
+    """
+    found = _docstrings(Path(sysconfig.get_path("stdlib")), "**/*.py")
+    return Texts.of(found, f"docstrings of the standard library of Python {platform.python_version()}")
+
+
 def _read(path: str | Path) -> list[str]:
     """The documents of one file, at least one of them with more than white space in it."""
     if str(path) == STANDARD_INPUT:
-        documents, name = [_decoded(sys.stdin.buffer.read(), "standard input")], "standard input"
+        documents, name = [decoded(sys.stdin.buffer.read(), "standard input")], "standard input"
     else:
         documents, name = _read_file(Path(path)), str(path)
     if not any(document.strip() for document in documents):
@@ -94,16 +108,16 @@ def _read_file(path: Path) -> list[str]:
 
 def _read_txt(path: Path) -> list[str]:
     """The whole file as one document."""
-    return [_decoded(path.read_bytes(), str(path))]
+    return [decoded(path.read_bytes(), str(path))]
 
 
 def _read_jsonl(path: Path) -> list[str]:
     """What stands under `text`, line by line; lines of white space alone are passed over."""
-    lines = _decoded(path.read_bytes(), str(path)).split("\n")
-    return [_text_of(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    lines = decoded(path.read_bytes(), str(path)).split("\n")
+    return [text_of(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def _text_of(line: str, place: str) -> str:
+def text_of(line: str, place: str) -> str:
     """The document in one line of JSON."""
     try:
         row = json.loads(line)
@@ -123,16 +137,21 @@ def _read_parquet(path: Path) -> list[str]:
     """The column `text`; a null is an empty document."""
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            column = file.read(columns=["text"]).column("text") if "text" in names else None
+            check_text_column(file.schema_arrow, path)
+            column = file.read(columns=["text"]).column("text")
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"texts: expected a Parquet file, {path} is none: {str(error).splitlines()[0]}") from None
-    if column is None:
-        raise UserError(f"texts: expected a column 'text' in {path}, found {_some(names) or 'none'}")
-    kinds = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
-    if not any(kind(column.type) for kind in kinds):
-        raise UserError(f"texts: expected strings in the column 'text' of {path}, found {column.type}")
     return [document or "" for document in column.to_pylist()]
+
+
+def check_text_column(schema: pyarrow.Schema, path: Path) -> None:
+    """Raises UserError where a Parquet file of this schema has no column `text` of strings."""
+    if "text" not in schema.names:
+        raise UserError(f"texts: expected a column 'text' in {path}, found {_some(schema.names) or 'none'}")
+    kind = schema.field("text").type
+    strings = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
+    if not any(holds(kind) for holds in strings):
+        raise UserError(f"texts: expected strings in the column 'text' of {path}, found {kind}")
 
 
 _READERS: dict[str, Callable[[Path], list[str]]] = {
@@ -142,7 +161,7 @@ _READERS: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
-def _decoded(raw: bytes, name: str) -> str:
+def decoded(raw: bytes, name: str) -> str:
     """The bytes as UTF-8 text, without a byte order mark."""
     if b"\0" in raw:
         raise UserError(f"texts: expected text, {name} is binary (NUL byte at offset {raw.index(0)})")
@@ -164,12 +183,20 @@ def _without_rules(text: str) -> str:
     return "\n".join(line for line in lines if not line.strip() or any(map(str.isalnum, line)))
 
 
-def _docstrings(library: Path) -> list[str]:
+def _docstrings(library: Path, pattern: str = "*.py") -> list[str]:
     """The docstrings in a folder of modules, one document a module, without importing any of them."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     documents = []
-    for path in sorted(library.glob("*.py")):
-        nodes = ast.walk(ast.parse(path.read_bytes()))
-        found = [ast.get_docstring(node) for node in nodes if isinstance(node, kinds)]
-        documents.append("\n\n".join(docstring for docstring in found if docstring))
+    for path in sorted(library.glob(pattern)):
+        if _NO_LIBRARY.isdisjoint(path.relative_to(library).parts):
+            nodes = ast.walk(_parsed(path))
+            found = [ast.get_docstring(node) for node in nodes if isinstance(node, kinds)]
+            documents.append("\n\n".join(docstring for docstring in found if docstring))
     return [document for document in documents if document]
+
+
+def _parsed(path: Path) -> ast.Module:
+    """The syntax tree of a module, without what the parser would warn of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(path.read_bytes())
