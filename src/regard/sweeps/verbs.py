@@ -1,0 +1,109 @@
+"""What a sweep needs to know of a verb: its settings, how it is run, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from regard.results import RECORD
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HISTORY = "history.parquet"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A setting: what a text means (raises UserError), and how the command line takes it."""
+
+    parse: Callable[[str], Any]
+    help: str = ""
+    kind: Literal["value", "flag", "many"] = "value"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb that trials run.
+
+    `base` gives the settings of a named starting point (None: the default one) or of a file; `complete` all settings
+    from some, in terms of JSON, or raises UserError; `command` what python is to run, given a file of settings and the
+    folder to write, going on with what is there; `finished` whether a folder holds the whole run of such settings;
+    `row` its final numbers; `history` its curves; `page` the page that compares. `shown` are the columns of `row` that
+    the terminal shows.
+    """
+
+    name: str
+    fields: Mapping[str, Field]
+    base: Callable[[str | None, Path | None], dict[str, Any]]
+    complete: Callable[[Mapping[str, Any]], dict[str, Any]]
+    command: Callable[[Path, Path], list[str]]
+    finished: Callable[[Path, Mapping[str, Any]], bool]
+    row: Callable[[Path], dict[str, Any]]
+    history: Callable[[Path], pd.DataFrame]
+    page: Callable[[pd.DataFrame, Mapping[str, Any], Mapping[str, pd.DataFrame]], str]
+    names: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+
+
+def whole(verb: str, folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether the folder holds a finished run of the verb with these settings."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("verb") == verb and record.get("recipe") == dict(settings)
+
+
+def finals(folder: Path) -> dict[str, Any]:
+    """The final numbers of a run, the step at which sinks emerged, and what it cost."""
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    emergence, cost = record.get("emergence", {}), record.get("cost", {})
+    return {
+        **{name: value for name, value in record["final"].items() if isinstance(value, (int, float)) or value is None},
+        "emergence_step": emergence.get("step"),
+        **{name: cost.get(name) for name in ("seconds", "tokens_per_second")},
+    }
+
+
+def history(folder: Path) -> pd.DataFrame:
+    """The curves of a run."""
+    import pandas as pd
+
+    return pd.read_parquet(folder / HISTORY)
+
+
+def pretraining() -> Verb:
+    """`regard pretrain`."""
+    from regard import recipes, report
+
+    def base(name: str | None, file: Path | None) -> dict[str, Any]:
+        return (recipes.Recipe.from_file(file) if file else recipes.recipe(name or "nano")).to_dict()
+
+    kinds = {"data": "many", "tied": "flag", "compile": "flag"}
+    helps = {one.name: one.metadata.get("help", "") for one in recipes.Recipe.__dataclass_fields__.values()}
+    return Verb(
+        name="pretrain",
+        fields={
+            name: Field(partial(recipes.parsed, name), helps[name], kinds.get(name, "value"))  # type: ignore[arg-type]
+            for name in recipes.names()
+        },
+        base=base,
+        complete=lambda settings: recipes.Recipe.from_dict(settings).to_dict(),
+        command=lambda file, folder: [
+            *("-m", "regard", "pretrain", "--config", str(file), "--out", str(folder), "--resume")
+        ],
+        finished=partial(whole, "pretrain"),
+        row=finals,
+        history=history,
+        page=report.sweep_page,
+        names=tuple(recipes.RECIPES),
+        shown=("valid_loss", "sink_rate", "alpha_first", "emergence_step"),
+    )
+
+
+VERBS: dict[str, Callable[[], Verb]] = {"pretrain": pretraining}

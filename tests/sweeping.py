@@ -1,0 +1,98 @@
+"""A verb whose runs are a few milliseconds, and fail, hang or wait as their settings say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from regard.errors import UserError
+from regard.sweeps import Field, Verb, whole
+
+# Notes each begin and each end beside the folder; fails so many times; waits for a file, or for so long.
+TRIAL = """
+import json, signal, sys, time
+from pathlib import Path
+file, folder = map(Path, sys.argv[1:3])
+said = json.loads(file.read_text())
+begun, ended, kept = (folder.with_suffix(end) for end in (".begun", ".ended", ".kept"))
+with begun.open("a") as note:
+    note.write("x")
+if len(begun.read_text()) <= said["failures"]:
+    print("a warning\\nthe disk is full\\n", file=sys.stderr)
+    sys.exit(2)
+if said["deaf"]:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+try:
+    signal.signal(signal.SIGTERM, signal.default_int_handler) if not said["deaf"] else None
+    time.sleep(said["seconds"])
+    while said["gate"] and not Path(said["gate"]).exists():
+        time.sleep(0.02)
+except KeyboardInterrupt:
+    kept.write_text("x")
+    sys.exit(2)
+with ended.open("a") as note:
+    note.write("x")
+folder.mkdir(exist_ok=True)
+record = {"verb": "fake", "recipe": said, "final": {"valid_loss": said["rate"] + said["seed"]}}
+(folder / "new.json").write_text(json.dumps(record))
+(folder / "new.json").rename(folder / "results.json")
+"""
+DEFAULTS: dict[str, Any] = {
+    **{"name": "softmax", "rate": 0.0, "width": None, "failures": 0, "seconds": 0.0, "gate": "", "deaf": False},
+    "seed": 0,
+}
+NAMES = ("softmax", "sigmoid", "elu")
+
+
+def _complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found = {**DEFAULTS, **settings}
+    if found["name"] not in NAMES:
+        raise UserError(f"name: expected one of {', '.join(NAMES)}, got {found['name']!r}")
+    return found
+
+
+def _width(text: str) -> int | None:
+    return None if text == "none" else int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"rate: expected a number, got {text!r}") from None
+
+
+PARSERS = {"name": str, "rate": _number, "width": _width, "failures": int, "seconds": float, "gate": str, "seed": int}
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))["final"]
+
+
+def _page(table: pd.DataFrame, record: Mapping[str, Any], histories: Mapping[str, pd.DataFrame]) -> str:
+    return f"<p>{len(table)} of {len(record['trials'])} with {len(histories)}</p>"
+
+
+FAKE = Verb(
+    name="fake",
+    fields={name: Field(parse) for name, parse in PARSERS.items()},  # type: ignore[arg-type]
+    base=lambda name, file: {} if name is None else {"rate": {"low": 0.5, "high": 2.0}[name]},
+    complete=_complete,
+    command=lambda file, folder: ["-c", TRIAL, str(file), str(folder)],
+    finished=partial(whole, "fake"),
+    row=_row,
+    history=lambda folder: pd.DataFrame({"step": [0], "loss": [1.0]}),
+    page=_page,
+    names=("low", "high"),
+    shown=("valid_loss",),
+)
+
+
+def counted(folder: Path, what: str) -> dict[str, int]:
+    """How often each trial has begun (`begun`) or ended well (`ended`), by its key."""
+    return {path.stem: len(path.read_text()) for path in sorted((folder / "trials").glob(f"*.{what}"))}
