@@ -1,8 +1,12 @@
-"""Training behind and through a frozen encoder: hidden states kept on disk, the paper's probes, and their scores."""
+"""Training: the loop for whole models, and probes behind and through a frozen encoder, with their scores."""
 
+from regard.training.checkpoint import full_weights
+from regard.training.loop import Trained, Watcher, train
 from regard.training.metrics import METRICS, check_metric, score
+from regard.training.plan import Plan
 from regard.training.probes import KINDS, MaskedProbe, ProbeKind, SequenceProbe, TokenProbe, make_probe
 from regard.training.probing import ProbeSettings, batch_rows, fit_probe, predict
+from regard.training.schedule import learning_rate
 from regard.training.states import States, encode_states
 from regard.training.through import train_through
 
@@ -10,17 +14,23 @@ __all__ = [
     "KINDS",
     "METRICS",
     "MaskedProbe",
+    "Plan",
     "ProbeKind",
     "ProbeSettings",
     "SequenceProbe",
     "States",
     "TokenProbe",
+    "Trained",
+    "Watcher",
     "batch_rows",
     "check_metric",
     "encode_states",
     "fit_probe",
+    "full_weights",
+    "learning_rate",
     "make_probe",
     "predict",
     "score",
+    "train",
     "train_through",
 ]

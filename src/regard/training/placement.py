@@ -1,0 +1,218 @@
+"""Where a model is trained: its device, its share among several processes, and what the random numbers start from."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from regard.errors import UserError
+from regard.training.plan import Plan
+from regard.training.schedule import adamw
+
+Rows = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """A model on its device, among the processes that train it.
+
+    `bare`: the module as it was given, on its device; `called`: what a loss is computed with, that is `bare` wrapped
+    for several processes and compiled, where there are several and that is asked for; `sharded`: whether each process
+    holds a part of the weights alone.
+    """
+
+    bare: nn.Module
+    wrapped: nn.Module
+    called: nn.Module
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    processes: int
+    rank: int
+    precision: str
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and reports."""
+        return self.rank == 0
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each process holds only a part of the weights."""
+        return _sharded(self.bare)
+
+    def share(self, rows: Rows) -> slice:
+        """The rows of a batch that are this process's: as many as the others', or one more."""
+        count = len(next(iter(rows.values())))
+        bounds = torch.arange(count).tensor_split(self.processes)[self.rank]
+        return slice(int(bounds[0]), int(bounds[-1]) + 1)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """While it lasts the model computes in bfloat16 if that is the plan's precision."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
+
+    @contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        """While it lasts gradients are added up here alone; of the `last` micro-batch they go to every process."""
+        if self.sharded:
+            self.bare.set_requires_gradient_sync(last)  # type: ignore[operator]  # an FSDPModule
+            yield
+        elif isinstance(self.wrapped, DistributedDataParallel) and not last:
+            with self.wrapped.no_sync():
+                yield
+        else:
+            yield
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over the processes."""
+        return self._reduced(value, dist.ReduceOp.SUM)
+
+    def any(self, flags: Tensor) -> Tensor:
+        """Which flags are set in any process; it is told to all."""
+        return self._reduced(flags.to(self.device, torch.int32), dist.ReduceOp.MAX).bool().cpu()
+
+    def _reduced(self, value: Tensor, by: dist.ReduceOp.RedOpType) -> Tensor:
+        if self.processes > 1:
+            dist.all_reduce(value, by)
+        return value
+
+
+def _sharded(model: nn.Module) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+# -- placing --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def accelerated(plan: Plan, device: str | None, folder: str | None) -> Iterator[Accelerator]:
+    """An Accelerator; what it keeps for the whole process goes when the block ends, if it was not there before.
+
+    Precision and accumulation are not left to it, so that it can be the same for every plan.
+    """
+    known = bool(PartialState._shared_state)
+    if device not in (None, "cpu"):
+        raise UserError(f"device: expected cpu or none for the machine's accelerator, got {device!r}")
+    on_cpu = device == "cpu" or not torch.accelerator.is_available()
+    try:
+        with warnings.catch_warnings():  # of the number of threads that it sets
+            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset", category=UserWarning)
+            accelerator = Accelerator(
+                cpu=on_cpu, mixed_precision="no", log_with=list(plan.trackers) or None, project_dir=folder
+            )
+        _check_processes(accelerator)
+        yield accelerator
+    finally:
+        if not known:
+            AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _check_processes(accelerator: Accelerator) -> None:
+    """Nothing, or a UserError: the processes would not train together."""
+    started = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != started:
+        raise UserError(
+            f"processes: expected {started} to train together, Accelerate sees {accelerator.num_processes}; "
+            "start them with torchrun or accelerate launch"
+        )
+    asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    if asked and accelerator.distributed_type != DistributedType.FSDP:
+        raise UserError(
+            "FSDP: expected several GPUs, for which Accelerate shards a model; elsewhere give a model that "
+            "torch.distributed.fsdp.fully_shard has sharded"
+        )
+    if accelerator.distributed_type == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise UserError("FSDP: expected version 2 (accelerate launch --fsdp_version 2), got version 1")
+
+
+def place(model: nn.Module, plan: Plan, accelerator: Accelerator) -> Placement:
+    """The model on its device with its optimiser, for the processes that there are."""
+    _check_model(model)
+    _check_shares(plan, accelerator.num_processes, equal=accelerator.is_fsdp2 or _sharded(model))
+    if _sharded(model):  # as it was given
+        wrapped, optimizer = model, adamw(model, plan)
+    else:
+        if not accelerator.is_fsdp2:
+            model.to(accelerator.device)
+        wrapped, prepared = accelerator.prepare(model, adamw(model, plan))
+        optimizer = prepared.optimizer
+    return Placement(
+        bare=model,
+        wrapped=wrapped,
+        called=cast(nn.Module, torch.compile(wrapped)) if plan.compile else wrapped,
+        optimizer=optimizer,
+        device=accelerator.device,
+        processes=accelerator.num_processes,
+        rank=accelerator.process_index,
+        precision=plan.precision,
+    )
+
+
+def _check_model(model: nn.Module) -> None:
+    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    if not trained:
+        raise UserError("model: expected parameters that require gradients, got none")
+    for name, parameter in trained:
+        if parameter.dtype not in (torch.float32, torch.float64):
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            raise UserError(
+                f"model: expected weights in float32, {name} is {dtype}; load it in float32, and set the plan's "
+                "precision to bfloat16 to compute in that"
+            )
+
+
+def _check_shares(plan: Plan, processes: int, *, equal: bool) -> None:
+    if plan.batch_size < processes:
+        raise UserError(f"batch_size: expected at least a row for each of {processes} processes, got {plan.batch_size}")
+    if equal and plan.batch_size % processes:
+        raise UserError(f"batch_size: with FSDP expected a multiple of {processes} processes, got {plan.batch_size}")
+
+
+# -- rows -----------------------------------------------------------------------------------------------
+
+
+def cut(rows: Rows, part: slice) -> Rows:
+    """Those rows of a batch."""
+    return {name: value[part] for name, value in rows.items()}
+
+
+def micro_batches(share: slice, size: int | None) -> list[slice]:
+    """The share in pieces of at most `size` rows, as equal as can be."""
+    count = share.stop - share.start
+    pieces = torch.arange(share.start, share.stop).tensor_split(-(-count // (size or count)))
+    return [slice(int(piece[0]), int(piece[-1]) + 1) for piece in pieces]
+
+
+def on(device: torch.device, rows: Mapping[str, Tensor]) -> Rows:
+    """The rows on the device."""
+    return {name: value.to(device, non_blocking=True) for name, value in rows.items()}
+
+
+# -- random numbers -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def own_random_numbers(device: torch.device) -> Iterator[None]:
+    """While it lasts random numbers may be seeded; afterwards they go on where they were."""
+    others = [device] if device.type not in ("cpu", "mps") else []
+    with torch.random.fork_rng(others, device_type=device.type if others else "cuda"):
+        yield
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Start the random numbers of a step, which are thus those of the step whatever was drawn before it."""
+    state = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
+    torch.manual_seed(int(state[0]))
