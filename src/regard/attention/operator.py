@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,26 @@ import torch
 from torch import Tensor
 
 from regard.attention import kernels, reference
-from regard.attention.call import PER_KEY, Call, Wanted, run, visible
+from regard.attention.blockwise import blockwise, in_float, reduce_by_rows
+from regard.attention.call import PER_KEY, Call, Operation, Wanted, run, visible
+from regard.attention.chunked import chunked
 from regard.attention.constant import constant_output
+from regard.attention.flex import flex, flex_serves
+from regard.attention.fused import fused
 from regard.attention.onepass import one_pass
+from regard.attention.pointwise import pointwise
 from regard.attention.spectrum import spectral_bound
 from regard.attention.tiles import LOG2_E
 
 ROWS_BY_KERNEL = frozenset({"lse", "first_mass", "entropy", "distance", "row_sum", "virtual_sink_mass"})
+FORMS: dict[str, Callable[[Call, Operation], Tensor]] = {
+    "materialised": reference.operate,
+    "blockwise": blockwise,
+    "pointwise": pointwise,
+    "chunked": chunked,
+    "fused": fused,
+    "flex": flex,
+}
 
 
 def attend(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
@@ -26,9 +40,14 @@ def attend(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
     differentiable. The output is, carries the dropout of the call, and has its dtype.
     """
     if call.constant is not None:
-        found = reference.reduce(_in_float(_biased(call).detached()), wanted) if wanted.names else {}
+        found = reference.reduce(in_float(_biased(call).detached()), wanted) if wanted.names else {}
         return partly_constant(call), found
-    if not wanted.names or call.dropout or (torch.is_grad_enabled() and call.differentiable):
+    call, added = simplified(call)
+    if added is not None:
+        bare, found = attend(call, wanted)
+        return bare + added.to(bare.dtype), found
+    graph = torch.is_grad_enabled() and call.differentiable
+    if not wanted.names or call.dropout or graph or call.operation is not None:
         output = plain_output(call)
         return output, reduce(call, wanted)
     if fused_lse_serves(call, wanted):
@@ -50,13 +69,62 @@ def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
 
 def plain_output(call: Call) -> Tensor:
     """The output alone, through PyTorch's fused attention where that can express the call."""
+    call, added = simplified(call)
+    if added is not None:
+        bare = plain_output(call)
+        return bare + added.to(bare.dtype)
+    if call.operation is not None:
+        return FORMS[form_of(call, call.operation)](call, call.operation)
     if call.softcap is None and call.sink is None:
         return _fused(call)
+    if _unbroken(call):
+        return fused(call, Operation())
     if (torch.is_grad_enabled() and call.differentiable) or call.dropout:
-        return reference.attend(_in_float(call)).to(call.query.dtype)
-    output, _ = one_pass(_in_float(call), Wanted(), output=True)
+        return blockwise(call, Operation())
+    output, _ = one_pass(in_float(call), Wanted(), output=True)
     assert output is not None
     return output.to(call.query.dtype)
+
+
+def simplified(call: Call) -> tuple[Call, Tensor | None]:
+    """The call, without an operation where that is softmax and no more, and what is added to its output beside."""
+    operation = call.operation
+    if operation is None:
+        return call, None
+    added = None
+    if operation.extra_value is not None and operation.extra_key is None:
+        added = operation.extra_value[:, None]
+        operation = replace(operation, extra_value=None)
+    queries, reach = call.query.shape[2], call.offset + call.query.shape[2]
+    whole = call.causal and call.offset == 0 and queries == call.key.shape[2]
+    if operation.window is not None and operation.window >= reach and (whole or not operation.prefix):
+        operation = replace(operation, window=None)
+    if replace(operation, form="") == Operation(form=""):
+        return replace(call, operation=None), added
+    return replace(call, operation=operation), added
+
+
+def form_of(call: Call, operation: Operation) -> str:
+    """How the output of a call is computed: as its operation says for a whole sequence, on CUDA by FlexAttention.
+
+    That replaces the tiles of pointwise weightings, and the blocks of what else it can do.
+    """
+    if operation.form == "materialised":
+        return "materialised"
+    if not _unbroken(call):
+        return "blockwise"
+    if operation.form in ("pointwise", "blockwise", "flex"):
+        if flex_serves(call, operation):
+            return "flex"
+        return "blockwise" if operation.form == "flex" else operation.form
+    return operation.form
+
+
+def _unbroken(call: Call) -> bool:
+    """Whether a call is a sequence from its first token to its last, causal, with nothing that hides or shifts more."""
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    masked = call.keep is not None or call.bias is not None or call.key_real is not None or call.softcap is not None
+    return call.causal and call.offset == 0 and queries == keys > 1 and not masked and not call.dropout
 
 
 def partly_constant(call: Call) -> Tensor:
@@ -96,7 +164,10 @@ def _biased(call: Call) -> Call:
 
 
 def _reductions(call: Call, wanted: Wanted, *, output: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
-    full = _in_float(call)
+    call, _ = simplified(call)
+    if call.operation is not None:
+        return None, reduce_by_rows(call, wanted)
+    full = in_float(call)
     found: dict[str, Tensor] = {}
     if "spectral_bound" in wanted.names:
         found["spectral_bound"] = spectral_bound(full, wanted.iterations)
@@ -108,13 +179,6 @@ def _reductions(call: Call, wanted: Wanted, *, output: bool) -> tuple[Tensor | N
         result, more = one_pass(full, rest, output=output)
         found |= more
     return result, found
-
-
-def _in_float(call: Call) -> Call:
-    """The call with operands of at least float32."""
-    if call.query.dtype in (torch.float32, torch.float64):
-        return call
-    return replace(call, query=call.query.float(), key=call.key.float(), value=call.value.float())
 
 
 def _fused(call: Call) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.attention.call import Call, Operation, Wanted, gaps, visible
+from regard.attention.call import Call, Constant, Operation, Wanted, gaps, visible
 from regard.attention.constant import constant_weights
 from regard.attention.weightings import NORMALISATIONS, WEIGHTINGS, proxy
 
@@ -67,24 +67,45 @@ def _extra_scores(call: Call, operation: Operation) -> Float[Tensor, "batch head
     return None
 
 
+def mixed_weights(
+    call: Call, operation: Operation
+) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query 1"] | None]:
+    """Those of an operation, where constant heads have their own; these give the column what they leave it."""
+    found, column = operation_weights(replace(call, constant=None), operation)
+    if call.constant is None:
+        return found, column
+    return _with_constant(call, call.constant, found), None if column is None else column * _free_share(call, column)
+
+
 def operate(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """The output of an operation, with the dropout of the call."""
-    matrix, column = operation_weights(call, operation)
+    matrix, column = mixed_weights(call, operation)
     result = torch.nn.functional.dropout(matrix, call.dropout) @ call.value.repeat_interleave(call.shares, dim=1)
     if operation.extra_value is None:
         return result
     value = operation.extra_value.to(result.dtype)[:, None]
-    return result + (value if operation.extra_key is None or column is None else column * value)
+    share = column if operation.extra_key is not None and column is not None else _free_share(call, result)
+    return result + share * value
+
+
+def _free_share(call: Call, like: Tensor) -> Float[Tensor, "head 1 1"]:
+    """How much of each head is its own attention: 1, but 0 of a constant one, or its gate."""
+    share = like.new_ones(call.query.shape[1])
+    if call.constant is not None:
+        heads, gate = torch.tensor(call.constant.heads, device=like.device), call.constant.gate
+        share = share.index_copy(0, heads, share.new_zeros(len(heads)) if gate is None else gate.to(share.dtype))
+    return share[:, None, None]
 
 
 def log_normaliser(call: Call) -> Float[Tensor, "batch head query"]:
-    """The log-normaliser log Σ_j exp(s_ij), the sink's logit included; −inf for a query that sees nothing.
+    """The log-normaliser log Σ_j exp(s_ij) of softmax, a column beside the keys included; −inf where nothing is seen.
 
     The weights of constant heads come normalised: theirs is 0.
     """
     lse = scores(call).logsumexp(-1)
-    if call.sink is not None:
-        lse = torch.logaddexp(lse, call.sink[:, None].to(lse.dtype))
+    column = _extra_scores(call, call.operation or Operation())
+    if column is not None:
+        lse = torch.logaddexp(lse, column[..., 0])
     if call.constant is not None and call.constant.gate is None:
         empty = (constant_weights(call) == 0).all(-1)
         lse[:, list(call.constant.heads)] = lse.new_zeros(empty.shape).masked_fill(empty, float("-inf"))
@@ -93,15 +114,17 @@ def log_normaliser(call: Call) -> Float[Tensor, "batch head query"]:
 
 def weights(call: Call) -> Float[Tensor, "batch head query key"]:
     """The attention matrix A; rows of queries that see nothing are zero. Constant heads have theirs in its place."""
-    free = replace(call, constant=None)
     if call.operation is not None:
-        found = operation_weights(free, call.operation)[0]
-    else:
-        lse = log_normaliser(free)[..., None]
-        found = torch.where(lse.isinf(), 0.0, (scores(free) - lse.masked_fill(lse.isinf(), 0.0)).exp())
-    if call.constant is None:
-        return found
-    heads, gate = list(call.constant.heads), call.constant.gate
+        return mixed_weights(call, call.operation)[0]
+    free = replace(call, constant=None)
+    lse = log_normaliser(free)[..., None]
+    found = torch.where(lse.isinf(), 0.0, (scores(free) - lse.masked_fill(lse.isinf(), 0.0)).exp())
+    return found if call.constant is None else _with_constant(call, call.constant, found)
+
+
+def _with_constant(call: Call, constant: Constant, found: Tensor) -> Tensor:
+    """The weights, with those of constant heads in the place of their own, or mixed with them."""
+    heads, gate = list(constant.heads), constant.gate
     fixed = constant_weights(call).to(found.dtype)
     if gate is not None:
         fixed = gate[:, None, None] * found[:, heads] + (1 - gate[:, None, None]) * fixed
@@ -110,7 +133,7 @@ def weights(call: Call) -> Float[Tensor, "batch head query key"]:
 
 def attend(call: Call) -> Float[Tensor, "batch head query value_width"]:
     """The output A·V, with the dropout of the call."""
-    if call.operation is not None and call.constant is None:
+    if call.operation is not None:
         return operate(call, call.operation)
     matrix = torch.nn.functional.dropout(weights(call), call.dropout)
     return matrix @ call.value.repeat_interleave(call.shares, dim=1)
@@ -138,10 +161,10 @@ def distribution(call: Call) -> tuple[Float[Tensor, "batch head query key"], Flo
     Of an operation whose weights are no distribution it is |A| / Σ|A|, the extra column in the sum; else A.
     """
     operation = call.operation
-    if operation is None or call.constant is not None:
+    if operation is None:
         a = weights(call)
-        return a, (1 - a.sum(-1)) * (log_normaliser(replace(call, operation=None)) > float("-inf"))
-    a, column = operation_weights(call, operation)
+        return a, (1 - a.sum(-1)) * (log_normaliser(call) > float("-inf"))
+    a, column = mixed_weights(call, operation)
     both = a if column is None else torch.cat([column, a], dim=-1)
     if WEIGHTINGS[operation.weighting].proxy:
         both = proxy(both)
@@ -151,7 +174,7 @@ def distribution(call: Call) -> tuple[Float[Tensor, "batch head query key"], Flo
 def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
     """Every wanted reduction, taken from the whole matrix; of an operation from its `distribution`.
 
-    Its `row_sum` is of the weights themselves, its `lse` the logarithm of the sum of their sizes.
+    Its `row_sum` is of the weights themselves; its `lse`, but that of softmax, the logarithm of the sum of their sizes.
     """
     a, missing = distribution(call)
     real = call.query_real[:, None, :] if call.query_real is not None else a.new_ones(1, 1, 1, dtype=torch.bool)
@@ -161,7 +184,7 @@ def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
     every = {
         "column_mass": lambda: counted.sum(-2),
         "column_square": lambda: counted.square().sum(-2),
-        "lse": lambda: log_normaliser(call) if call.operation is None else weights(call).abs().sum(-1).log(),
+        "lse": lambda: log_normaliser(call) if _is_softmax(call) else weights(call).abs().sum(-1).log(),
         "entropy": lambda: -torch.special.xlogy(a, a).sum(-1),
         "distance": lambda: (a * (queries - keys).abs()).sum(-1),
         "row_sum": lambda: weights(call).sum(-1),
@@ -171,6 +194,10 @@ def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
         "spectral_bound": lambda: _spectral_by_sample(call, a),
     }
     return {name: every[name]() for name in wanted.names}
+
+
+def _is_softmax(call: Call) -> bool:
+    return call.operation is None or call.operation.weighting == "softmax"
 
 
 def _first_mass(call: Call, a: Tensor, first: int) -> Tensor:

@@ -123,12 +123,13 @@ def _obstacle(spec: AttentionSpec, form: str) -> str | None:
         },
         "pointwise": {
             f"weighting={spec.weighting}": spec.weighting not in ("sigmoid", "elu"),
+            f"normalisation={spec.normalisation}": spec.normalisation == "clamped-sum",
             f"positions={spec.positions}": spec.positions in _IN_SCORES,
             "an extra column": column,
         },
         "flex": {
             f"weighting={spec.weighting}": spec.weighting not in ("softmax", "sigmoid", "elu"),
-            "an extra column": column,
+            "an extra column beside weights that are no softmax": column and spec.weighting != "softmax",
         },
     }
     return next((what for what, there in obstacles.get(form, {}).items() if there), None)

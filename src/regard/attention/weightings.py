@@ -51,8 +51,9 @@ def softpick(
     scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
 ) -> Float[Tensor, "*lead query key"]:
     """relu(exp(s) − 1) / Σ |exp(s) − 1| (Zuhri et al. 2025), both multiplied by exp(−max) so that none overflows."""
-    top = scores.masked_fill(~keep, float("-inf")).amax(-1, keepdim=True).clamp(min=0).detach()
-    gap = ((scores - top).exp() - (-top).exp()).masked_fill(~keep, 0.0)
+    hidden = scores.masked_fill(~keep, float("-inf"))
+    top = hidden.amax(-1, keepdim=True).clamp(min=0).detach()
+    gap = ((hidden - top).exp() - (-top).exp()).masked_fill(~keep, 0.0)
     return relu(gap) / (gap.abs().sum(-1, keepdim=True) + EPSILON)
 
 

@@ -1,0 +1,159 @@
+"""Any operation by blocks of query rows, each through the definition: memory is linear in the number of keys.
+
+Under gradients a block keeps what it was made of, and is computed again on the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard.attention import reference
+from regard.attention.call import PER_CALL, PER_KEY, PER_QUERY, PER_SAMPLE, Call, Operation, Wanted
+
+ENTRIES = 1 << 21
+"""How many entries a block of the matrix may have, as long as it has `ROWS` rows at least and at most."""
+ROWS = (16, 128)
+
+
+def blockwise(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+    """The output of an operation, with the dropout of the call; computed in float32 at least."""
+    kind = call.query.device.type
+    if torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return blockwise(call, operation)
+    found = [_output(part) for part, _ in blocks(in_float(replace(call, operation=operation)))]
+    output = found[0] if len(found) == 1 else torch.cat(found, dim=2)
+    return output.to(call.query.dtype)
+
+
+def _output(part: Call) -> Tensor:
+    assert part.operation is not None
+    if not (torch.is_grad_enabled() and part.differentiable):
+        return reference.operate(part, part.operation)
+    random = part.dropout > 0
+    output: Tensor = checkpoint(reference.operate, part, part.operation, use_reentrant=False, preserve_rng_state=random)
+    return output
+
+
+@torch.no_grad()
+def reduce_by_rows(call: Call, wanted: Wanted) -> dict[str, Tensor]:
+    """Every wanted reduction, as `reference.reduce` defines it, without the whole matrix.
+
+    Where the spectral bound is asked for, one sample's matrix of one head is whole at a time.
+    """
+    call = in_float(call)
+    found = _reduce_blocks(call, replace(wanted, names=wanted.names & (PER_KEY | PER_QUERY)))
+    if wanted.names & PER_CALL:
+        found["weights"] = _weights(call)
+    if wanted.names & PER_SAMPLE:
+        found["spectral_bound"] = _spectral_bound(call)
+    return found
+
+
+def _reduce_blocks(call: Call, wanted: Wanted) -> dict[str, Tensor]:
+    if not wanted.names:
+        return {}
+    batch, heads, _, _ = call.query.shape
+    keys = call.key.shape[2]
+    columns = {name: call.query.new_zeros(batch, heads, keys) for name in wanted.names & PER_KEY}
+    rows: dict[str, list[Tensor]] = {name: [] for name in wanted.names & PER_QUERY}
+    for part, seen in blocks(call):
+        for name, tensor in reference.reduce(part, wanted).items():
+            if name in columns:
+                columns[name][..., seen] += tensor
+            else:
+                rows[name].append(tensor)
+    return columns | {name: torch.cat(parts, dim=2) for name, parts in rows.items()}
+
+
+def _weights(call: Call) -> Tensor:
+    """The matrices summed over the unpadded samples, (head, query, key)."""
+    samples = reference.whole(call)
+    heads, queries = call.query.shape[1:3]
+    room = call.query.new_zeros(heads, queries, call.key.shape[2])
+    row = 0
+    for part, seen in blocks(call):
+        matrix = reference.distribution(part)[0][samples].sum(0)
+        room[:, row : row + matrix.shape[1], seen] = matrix
+        row += matrix.shape[1]
+    return room
+
+
+def _spectral_bound(call: Call) -> Tensor:
+    wanted = Wanted(names=PER_SAMPLE)
+    batch, heads = call.query.shape[:2]
+    samples = [of_sample(call, sample) for sample in range(batch)]
+    bounds = [
+        [reference.reduce(s.of_heads([head]), wanted)["spectral_bound"] for head in range(heads)] for s in samples
+    ]
+    return torch.stack([torch.cat(row, dim=1)[0] for row in bounds])
+
+
+def blocks(call: Call) -> Iterator[tuple[Call, slice]]:
+    """The calls of some query rows each, with the keys that these can see, and where those stand."""
+    batch, heads, queries, _ = call.query.shape
+    least, most = ROWS
+    count = min(max(ENTRIES // max(batch * heads * call.key.shape[2], 1), least), most)
+    for start in range(0, max(queries, 1), count):
+        rows = slice(start, min(start + count, queries))
+        seen = _seen(call, rows)
+        yield _cut(call, rows, seen), seen
+
+
+def _seen(call: Call, rows: slice) -> slice:
+    """The keys outside which no row sees any: those before the window, and those to come, but for the prefix."""
+    window, prefix, keys = None, 0, call.key.shape[2]
+    if call.operation is not None:
+        window, prefix = call.operation.window, call.operation.prefix
+    first, last = 0, keys
+    if window is not None and not prefix:
+        first = rows.start + call.offset - window + 1
+    if call.causal and (not prefix or call.key_real is None):
+        last = max(rows.stop + call.offset, prefix)
+    last = min(max(last, 1), keys)
+    return slice(min(max(first, 0), max(last - 1, 0)), last)
+
+
+def _cut(call: Call, rows: slice, seen: slice) -> Call:
+    """The call of some rows and keys alone."""
+    parts: dict[str, Any] = {"query": call.query[:, :, rows], "offset": call.offset + rows.start - seen.start}
+    parts |= {"key": call.key[:, :, seen], "value": call.value[:, :, seen]}
+    for name in ("keep", "bias"):
+        tensor = getattr(call, name)
+        if tensor is not None:
+            tensor = tensor if tensor.shape[2] == 1 else tensor[:, :, rows]
+            parts[name] = tensor if tensor.shape[3] == 1 else tensor[..., seen]
+    if call.query_real is not None:
+        parts["query_real"] = call.query_real[:, rows]
+    if call.key_real is not None:
+        parts["key_real"] = call.key_real[:, seen]
+    if seen.start:
+        parts["starts"] = tuple(start - seen.start for start in call.starts or (0,) * call.query.shape[0])
+    return replace(call, **parts)
+
+
+def of_sample(call: Call, sample: int) -> Call:
+    """The call of one sample alone."""
+    one = slice(sample, sample + 1)
+    parts: dict[str, Any] = {name: getattr(call, name)[one] for name in ("query", "key", "value")}
+    for name in ("keep", "bias", "query_real", "key_real"):
+        tensor = getattr(call, name)
+        if tensor is not None and len(tensor) > 1:
+            parts[name] = tensor[one]
+    if call.starts is not None:
+        parts["starts"] = call.starts[one]
+    return replace(call, **parts)
+
+
+def in_float(call: Call) -> Call:
+    """The call with operands of at least float32."""
+    if call.query.dtype in (torch.float32, torch.float64):
+        return call
+    return replace(call, query=call.query.float(), key=call.key.float(), value=call.value.float())

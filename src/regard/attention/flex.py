@@ -1,0 +1,106 @@
+"""Operations through FlexAttention: one fused kernel on CUDA, compiled for each kind of score and mask.
+
+A weighting f ≥ 0 that is no softmax goes through one: of the scores log f(s), softmax times the sum of its
+exponentials is f(s) itself, and that sum is exp(log-normaliser), which has a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+
+from regard.attention.call import Call, Operation
+from regard.attention.fused import column_score
+from regard.attention.weightings import EPSILON
+
+LOGARITHMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda score: score,
+    "sigmoid": torch.nn.functional.logsigmoid,
+    "elu": lambda score: torch.where(score > 0, torch.log1p(score.clamp(min=0)), score),
+}
+"""The logarithm of each weighting, before any normalisation."""
+NORMALISERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda total: total,
+    "sum": lambda total: total / (total + EPSILON),
+    "clamped-sum": lambda total: total / total.clamp(min=1),
+}
+"""What the softmax of log f is to be multiplied by, of Σ_j f(s_ij)."""
+
+
+def flex(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+    """The output of a whole causal sequence, in the dtype of its queries."""
+    column = column_score(call, operation)
+    assert column is None or operation.weighting == "softmax", "a column stands beside softmax alone"
+    attention: Any = _compiled() if call.query.is_cuda else flex_attention
+    output, aux = attention(
+        call.query,
+        call.key.to(call.query.dtype),
+        call.value.to(call.query.dtype),
+        score_mod=_score(operation),
+        block_mask=_mask(call.query.shape[2], operation.window, operation.prefix, call.query.device),
+        scale=call.scale,
+        enable_gqa=call.shares > 1,
+        return_aux=AuxRequest(lse=True),
+    )
+    if operation.weighting != "softmax":
+        output = output * NORMALISERS[operation.normalisation](aux.lse.exp())[..., None].to(output.dtype)
+    if column is not None:
+        share = torch.sigmoid(aux.lse - column)[..., None]
+        output = output * share.to(output.dtype)
+    if operation.extra_value is None:
+        return output
+    value = operation.extra_value.to(output.dtype)[:, None]
+    return output + (value if operation.extra_key is None or column is None else (1 - share).to(output.dtype) * value)
+
+
+def flex_serves(call: Call, operation: Operation) -> bool:
+    """Whether the compiled kernel can take a whole causal sequence."""
+    return (
+        call.query.is_cuda
+        and call.query.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and min(call.query.shape[-1], call.value.shape[-1]) >= 16
+        and operation.weighting in LOGARITHMS
+        and (operation.weighting == "softmax" or (operation.extra_key is None and call.sink is None))
+    )
+
+
+def _score(operation: Operation) -> Callable[..., Tensor]:
+    """What the kernel makes of one score of sample b and head h, of query i and key j."""
+    logarithm, slopes, distance = LOGARITHMS[operation.weighting], operation.slopes, operation.distance
+    shift = operation.shift if operation.weighting != "softmax" else 0.0
+
+    def score(found: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        gap = (i - j).clamp(min=0)
+        if distance is not None:
+            found = found + distance[h if len(distance) > 1 else 0, gap]
+        if slopes is not None:
+            found = found - slopes[h] * gap
+        return logarithm(found + shift)
+
+    return score
+
+
+@lru_cache(maxsize=32)
+def _mask(length: int, window: int | None, prefix: int, device: torch.device) -> BlockMask:
+    """Which blocks of queries and keys meet."""
+
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        near = i >= j
+        if window is not None:
+            near = near & (i - j < window)
+        return near | (j < prefix) if prefix else near
+
+    return create_block_mask(
+        sees, B=None, H=None, Q_LEN=length, KV_LEN=length, device=device, _compile=device.type == "cuda"
+    )
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Any:
+    return torch.compile(flex_attention, dynamic=False)
