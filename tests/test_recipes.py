@@ -58,6 +58,7 @@ def test_every_attention_can_be_asked_for(name: str) -> None:
         ({"random_tokens": (0, 65)}, "random-tokens: expected A:B"),
         ({"random_tokens": (1, 2, 3)}, "random-tokens"),
         ({"heads": 3}, "heads: expected a divisor of the width 128, got 3"),
+        ({"steps": 50}, "warmup: expected at most the 50 steps, got 100"),
         ({"steps": 0}, "steps: expected a number of at least 1, got 0"),
         ({"steps": True}, "steps: expected a whole number, got True"),
         ({"steps": 1.5}, "steps: expected a whole number"),

@@ -313,4 +313,4 @@ def _result(
 
 def _named(row: Mapping[str, float]) -> dict[str, float]:
     """A row of the loop in the words of this verb: what it counts are tokens."""
-    return {"tokens" if name == "items" else name: value for name, value in row.items()}
+    return {name.replace("items", "tokens"): value for name, value in row.items()}

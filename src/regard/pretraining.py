@@ -12,6 +12,7 @@ import pandas as pd
 
 from regard import report
 from regard.errors import UserError
+from regard.quiet import quiet
 from regard.results import PAGE, RECORD, writing
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Pretraining:
         """Where it was written: the folder, with model, tables, record and report page; whole or not at all."""
         with writing(folder, overwrite=overwrite) as place:
             if self.model is not None:
-                self.model.save_pretrained(place / MODEL)
+                with quiet():
+                    self.model.save_pretrained(place / MODEL)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(place / MODEL)
             text = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
@@ -108,7 +110,8 @@ def final(history: pd.DataFrame) -> dict[str, float | None]:
 
 
 def table(history: list[Mapping[str, float]]) -> pd.DataFrame:
-    """The history as a table: columns in the order in which they first appear, steps as whole numbers."""
+    """The history as a table: the columns of every run, null where nothing was watched; steps as whole numbers."""
     frame = pd.DataFrame(history)
+    frame = frame.assign(**{name: float("nan") for name in FINAL if name not in frame})
     whole = {name: "int64" for name in ("step", "tokens") if name in frame}
     return frame.astype(whole)

@@ -94,6 +94,8 @@ class Recipe:
                 raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.width % self.heads:
             raise UserError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
+        if self.warmup > self.steps:
+            raise UserError(f"warmup: expected at most the {self.steps} steps, got {self.warmup}")
         if not self.data:
             raise UserError("data: expected at least one source of text, got none")
         self._check_positions()
