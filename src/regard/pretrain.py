@@ -143,8 +143,8 @@ def _count(rows: Mapping[str, Tensor]) -> int:
 def _folder(work: str | Path | None, *, keep: bool) -> Iterator[Path]:
     """The folder of a run's checkpoints; without a name a temporary one. Broken-off work stays."""
     if work is None:
-        with tempfile.TemporaryDirectory(prefix="regard-") as place:
-            yield Path(place)
+        with tempfile.TemporaryDirectory(prefix="regard-") as temporary:
+            yield Path(temporary)
         return
     place = Path(work)
     yield place

@@ -123,7 +123,7 @@ class Recipe:
         chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix", "form")}
         return ATTENTIONS[self.attention].with_(**chosen)
 
-    def config(self, vocabulary: int, **tokens: int | None) -> RegardConfig:
+    def config(self, vocabulary: int, **tokens: Any) -> RegardConfig:
         """The decoder's configuration for a vocabulary; `tokens` are the ids of its special tokens."""
         from regard.models import RegardConfig
 

@@ -1,0 +1,89 @@
+"""`regard pretrain` end to end, and what it refuses: exit code 2, one line, nothing on disk."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+Regard = Callable[..., Any]
+SMALL = (
+    *("--layers", 1, "--width", 16, "--heads", 2, "--ffn-width", 16, "--length", 16, "--vocabulary", 270),
+    *("--batch", 4, "--steps", 4, "--warmup", 1, "--watch-every", 2, "--watch-samples", 4, "--valid-samples", 4),
+)
+FOLDER = ["history.parquet", "model", "report.html", "results.json", "sinks.parquet"]
+
+
+@pytest.fixture
+def prose(tmp_path: Path) -> Path:
+    draw = random.Random(0)
+    path = tmp_path / "prose.txt"
+    path.write_text("\n".join(" ".join(draw.choices(["sink", "first", "the", "token"], k=12)) for _ in range(150)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_run_writes_its_folder_and_says_so(regard: Regard, prose: Path, tmp_path: Path) -> None:
+    ended = regard("pretrain", "nano", *SMALL, "--data", prose, "--attention", "sigmoid", "--out", "run")
+    assert ended.code == 0, ended.err
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FOLDER
+    assert "Written to run: history.parquet, model, report.html" in ended.out
+    record = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert record["recipe"]["attention"] == "sigmoid"
+    assert record["recipe"]["data"] == [str(prose)]
+    assert pd.read_parquet(tmp_path / "run" / "history.parquet")["step"].iloc[-1] == 4
+    assert not (tmp_path / "run.work").exists()
+
+
+def test_the_file_that_a_run_has_written_is_a_recipe(regard: Regard, prose: Path, tmp_path: Path) -> None:
+    assert regard("pretrain", *SMALL, "--data", prose, "--out", "one").code == 0
+    ended = regard("pretrain", "--config", "one/results.json", "--seed", 1, "--out", "two")
+    assert ended.code == 0, ended.err
+    one, two = (json.loads((tmp_path / name / "results.json").read_text())["recipe"] for name in ("one", "two"))
+    assert {name for name in one if one[name] != two[name]} == {"seed"}
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (("huge",), "recipe: expected one of pico, nano, 1m, 60m, 1b, got 'huge'"),
+        (("--attention", "foo"), "attention: expected one of softmax, sigmoid"),
+        (("--attention", "sigmoid", "--form", "fused"), "the form fused cannot compute weighting=sigmoid"),
+        (("--steps", "many"), "steps: expected a whole number, got 'many'"),
+        (("--random-tokens", "5"), "random-tokens: expected A:B, got '5'"),
+        (("--window", "0"), "window: expected a number of at least 1"),
+        (("--data", "none.txt"), "there is no none.txt"),
+        (("--config", "none.json"), "config: cannot read none.json"),
+        (("--tokenizer", "nowhere"), "tokenizer"),
+        (("--length", "100000"), "expected"),
+        (("nano", "--config", "x.json"), "expected a recipe's name or a file"),
+        (("--resume", "--out", "prose.txt"), "is a file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_mistake_gets_one_line(
+    regard: Regard, prose: Path, tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    small = SMALL if "--steps" not in options and "--length" not in options else SMALL[:10]
+    named = [options[0]] if options and not options[0].startswith("--") else []
+    data = () if "--data" in options else ("--data", prose)
+    ended = regard("pretrain", *named, *small, *data, *options[len(named) :])
+    assert said in ended.complaint
+    assert ended.complaint.startswith("regard pretrain: ")
+    assert not list(tmp_path.glob("runs/*/results.json"))
+
+
+def test_a_broken_off_run_is_not_written_over_unasked(regard: Regard, prose: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.work").mkdir()
+    options = ("pretrain", *SMALL, "--data", prose, "--out", "run")
+    assert "go on with --resume, or allow --overwrite" in regard(*options).complaint
+    assert regard(*options, "--resume").code == 0
+    assert "run exists; choose another folder, or allow --overwrite" in regard(*options).complaint
+    assert regard(*options, "--overwrite").code == 0
