@@ -72,7 +72,7 @@ def test_figures_are_the_last_watched_values() -> None:
     assert "Sink₁ from there at 10.0 % or more; mean α₁ above uniform from step 400" in told
     assert "1.05M786k without embeddings" in told
     assert "1.28kin 20 steps" in told
-    assert "12.3k tokens/son cpu" in told
+    assert "Tokens per second12.3kon cpu" in told
     assert "4 min 12 speak memory 812 MiB" in told
 
 

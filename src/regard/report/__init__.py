@@ -10,6 +10,8 @@ from regard.report.replace_page import replace_page
 from regard.report.replace_scores import COLUMNS as SCORE_COLUMNS
 from regard.report.replace_scores import intervals, relative_drop
 from regard.report.replace_terminal import replace_summary
+from regard.report.sweep_page import sweep_page
+from regard.report.sweep_terminal import sweep_summary
 from regard.report.terminal import summary
 
 __all__ = [
@@ -27,4 +29,6 @@ __all__ = [
     "replace_page",
     "replace_summary",
     "summary",
+    "sweep_page",
+    "sweep_summary",
 ]

@@ -190,6 +190,17 @@ def _scrolled(top: str, lines: str, label: str) -> str:
     )
 
 
+def command(line: str) -> str:
+    """A command line, to copy."""
+    return f'<pre class="scroll" tabindex="0"><code>{escape(line)}</code></pre>'
+
+
+def tables(found: Iterable[tuple[str, str]]) -> str:
+    """Tables (HTML) under captions, side by side where there is room; "" where there are none."""
+    each = "".join(f"<figure><figcaption>{escape(caption)}</figcaption>{table}</figure>" for caption, table in found)
+    return f'<div class="lines tables">{each}</div>' if each else ""
+
+
 def provenance(record: Mapping[str, Any]) -> str:
     """The whole record but the statistics' labels (see `glossary`), as nested lists."""
     return _nested({key: value for key, value in record.items() if key != "statistics"})

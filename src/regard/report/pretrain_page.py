@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -45,7 +44,9 @@ def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, record: dict[str, 
             markup.section("norms", "Norm of the first token", _figures("norms", panels), _NORMS),
             markup.section("recipe", "Recipe", _recipe(record)),
             markup.section("data", "Data", _data(record)),
-            markup.section("again", "How to run it again", _command(record), _AGAIN),
+            markup.section(
+                "again", "How to run it again", markup.command(str(record.get("command") or _COMMAND)), _AGAIN
+            ),
             markup.section("provenance", "Provenance", markup.provenance(_rest(record))),
             "</main>",
             markup.footer(record),
@@ -69,6 +70,7 @@ _POSITIONS = (
     "The last positions are means over few queries and may pass it without a sink."
 )
 _NORMS = "|h₁| over the mean of |hₜ|, t > 1: the L2 norm of the first token’s hidden state against the others’."
+_COMMAND = "regard pretrain --config results.json"
 _AGAIN = (
     "results.json of this run holds every field of the recipe; the same data, seed and versions give this run again."
 )
@@ -108,11 +110,6 @@ def _domain(one: Mapping[str, Any]) -> tuple[str, str, list[str]]:
     weight = one.get("weight")
     share = labels.number(float(weight), 3) if isinstance(weight, (int, float)) else "–"
     return str(one.get("name", "")), str(one.get("source") or ""), [share, *shown, str(one.get("sha256") or "–")[:12]]
-
-
-def _command(record: Mapping[str, Any]) -> str:
-    told = str(record.get("command") or "regard pretrain --config results.json")
-    return f'<pre class="scroll" tabindex="0"><code>{escape(told)}</code></pre>'
 
 
 _SHOWN = ("recipe", "recipe_defaults", "data", "command", "final", "emergence", "name")

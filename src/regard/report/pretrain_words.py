@@ -183,7 +183,7 @@ def _cost(history: pd.DataFrame, record: Mapping[str, Any]) -> list[KeyFigure]:
     processes = int(number_of(record, "cost", "processes") or 1)
     device = " × ".join(str(part) for part in (cost.get("device"), processes if processes > 1 else "") if part)
     if speed is not None:
-        figures.append(KeyFigure("Speed", f"{amount(speed)} tokens/s", f"on {device}" if device else ""))
+        figures.append(KeyFigure("Tokens per second", amount(speed), f"on {device}" if device else ""))
     seconds, memory = number_of(record, "cost", "seconds"), number_of(record, "cost", "peak_memory_mib")
     if seconds is not None:
         note = "" if memory is None else f"peak memory {labels.number(memory, 3)} MiB"
