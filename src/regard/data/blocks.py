@@ -29,7 +29,7 @@ Document = str | Iterable[str]
 
 BLOCKS = "blocks"
 _SECTION = 1 << 15
-_CHARACTERS_AT_ONCE = 1 << 20
+_CHARACTERS_AT_ONCE, _SECTIONS_AT_ONCE = 1 << 20, 1 << 10
 _LINE_END = re.compile(r"(?<=\S)(?=\n)")
 _SPACE = re.compile(r"(?<=\S)(?=\s)")
 
@@ -211,7 +211,7 @@ class Packing:
         if tokenizer.eos_token_id is None:
             raise UserError("tokenizer: expected one with an EOS token to put between documents, this has none")
         self.folder = Path(folder)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.eos = tokenizer, int(tokenizer.eos_token_id)
         self.length, self.dtype = length, "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
         self.about: dict[str, Any] = {
             "length": length,
@@ -250,7 +250,7 @@ class Packing:
         tokens = 0
         for batch in _batches(_labelled(documents, part_of)):
             for (part, _, last), ids in zip(batch, self._tokenised([text for _, text, _ in batch]), strict=True):
-                self._writer(part).add([*ids, self.tokenizer.eos_token_id] if last else ids, last)
+                self._writer(part).add([*ids, self.eos] if last else ids, last)
                 tokens += len(ids) + last
                 if most is not None and tokens >= most:
                     return
@@ -365,12 +365,12 @@ def _labelled(documents: Iterable[Document], part_of: Callable[[str], str]) -> I
 
 
 def _batches(labelled: Iterable[tuple[str, str, bool]]) -> Iterator[list[tuple[str, str, bool]]]:
-    """Sections in lists of about a million characters."""
+    """Sections in lists of about a million characters, a thousand of them at most."""
     batch, size = [], 0
     for entry in labelled:
         batch.append(entry)
         size += len(entry[1])
-        if size >= _CHARACTERS_AT_ONCE:
+        if size >= _CHARACTERS_AT_ONCE or len(batch) == _SECTIONS_AT_ONCE:
             yield batch
             batch, size = [], 0
     if batch:

@@ -280,7 +280,9 @@ def _name_of(where: str) -> str:
     """The name of a domain that was given none: the file's without its suffix, or the data set's without its owner."""
     if where.startswith(HUB):
         return _hub_name(where)[0].split("/")[-1]
-    return where if where == PYTHON else Path(where).resolve().name.split(".")[0]
+    if where == PYTHON:
+        return where
+    return re.sub(r"[^\w-]", "_", Path(where).resolve().name.split(".")[0])
 
 
 def _number(text: str, what: str, whole: str) -> float:

@@ -30,6 +30,7 @@ class Draw:
         weights = torch.tensor([domain.weight for domain in corpus.domains], dtype=torch.float64)
         self._limits = (weights / weights.sum()).cumsum(0)[:-1]
         self._before = [torch.zeros(len(weights), dtype=torch.int64)]
+        self._chunks: dict[int, Tensor] = {}
         self._orders: dict[tuple[int, int], Tensor] = {}
 
     def rows(self, step: int) -> Int64[Tensor, "batch length"]:
@@ -57,7 +58,13 @@ class Draw:
         return torch.cat([self._chunk(chunk) for chunk in chunks])[start - chunks[0] * _CHUNK :][: stop - start]
 
     def _chunk(self, chunk: int) -> Tensor:
-        """The domains of one chunk of rows."""
+        """The domains of one chunk of rows; those of the last two are kept."""
+        if chunk not in self._chunks:
+            self._chunks = {kept: drawn for kept, drawn in self._chunks.items() if kept == chunk - 1}
+            self._chunks[chunk] = self._domains(chunk)
+        return self._chunks[chunk]
+
+    def _domains(self, chunk: int) -> Tensor:
         if not len(self._limits):
             return torch.zeros(_CHUNK, dtype=torch.int64)
         uniform = torch.rand(_CHUNK, dtype=torch.float64, generator=generator("domain", self.seed, chunk))

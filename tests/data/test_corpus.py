@@ -1,0 +1,345 @@
+import gzip
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from regard.data import Source, prepare, texts_of, train_tokenizer
+from regard.data import corpus as module
+from regard.data.corpus_sources import PYTHON, documents_of, files_of, identity_of
+from regard.data.text import standard_library
+from regard.errors import UserError
+
+datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+
+
+def lines(*documents: str) -> str:
+    return "".join(json.dumps({"text": document}) + "\n" for document in documents)
+
+
+def texts(where: str | Path) -> list[str]:
+    return [document if isinstance(document, str) else "".join(document) for document in documents_of(str(where))]
+
+
+def sentence(number: int) -> str:
+    return f"w{number % 100} w{number // 100 % 100} w{number // 10_000}"
+
+
+# -- sources ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text,source",
+    [
+        ("python", Source("python", "python")),
+        ("a/train.txt", Source("train", "a/train.txt")),
+        ("a/train.txt.gz", Source("train", "a/train.txt.gz")),
+        ("novels=train.txt", Source("novels", "train.txt")),
+        ("novels@0.7=train.txt", Source("novels", "train.txt", 0.7)),
+        ("@2=train.txt,valid=valid.txt", Source("train", "train.txt", 2.0, "valid.txt")),
+        ("train.txt,tokens=1e6,valid=v.txt", Source("train", "train.txt", 1.0, "v.txt", 1_000_000)),
+        ("hub:allenai/c4", Source("c4", "hub:allenai/c4")),
+        ("web=hub:allenai/c4:en,tokens=5", Source("web", "hub:allenai/c4:en", tokens=5)),
+        ("w=hub:a/b,valid=hub:a/b::validation", Source("w", "hub:a/b", valid="hub:a/b::validation")),
+        ("a/b=c.txt", Source("b_c", "a/b=c.txt")),
+        ("x=b=c,d.txt", Source("x", "b=c,d.txt")),
+    ],
+)
+def test_sources_are_lines_of_text(text: str, source: Source) -> None:
+    assert Source.parse(text) == source
+    assert Source.parse(str(source)) == source
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("", "expected .*=WHERE.*got ''"),
+        ("a@0=b.txt", "a positive number as the weight in 'a@0=b.txt', got '0'"),
+        ("a@x=b.txt", "as the weight .* got 'x'"),
+        ("a@nan=b.txt", "as the weight .* got 'nan'"),
+        ("b.txt,tokens=-1", "as the tokens .* got '-1'"),
+        ("hub:", "hub:NAME"),
+        ("hub:a:b:c:d", "hub:NAME"),
+    ],
+)
+def test_lines_of_text_that_are_no_source(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Source.parse(text)
+
+
+def test_files_of_every_kind(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo \xc3\xa9")
+    (tmp_path / "b" / "c.txt.gz").write_bytes(gzip.compress(b"three"))
+    (tmp_path / "b" / "d.jsonl").write_text(lines("four", "", "five\u2028six") + "\n")
+    (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress(lines("seven").encode()))
+    pd.DataFrame({"text": ["eight", None], "id": [1, 2]}).to_parquet(tmp_path / "f.parquet")
+    (tmp_path / "notes.md").write_text("not text to train on")
+    expected = ["one\r\ntwo é", "three", "four", "", "five\u2028six", "seven", "eight", ""]
+    assert texts(tmp_path) == expected
+    assert [text for path in files_of(str(tmp_path)) for text in texts(path)] == expected
+
+
+def test_a_long_file_comes_in_pieces_cut_anywhere(tmp_path: Path) -> None:
+    text = "é" * (1 << 20) + "a" + "é" * 10
+    (tmp_path / "a.txt").write_text("x" + text, encoding="utf-8")
+    (document,) = documents_of(str(tmp_path / "a.txt"))
+    pieces = list(document)
+    assert len(pieces) > 2
+    assert "".join(pieces) == "x" + text
+
+
+@pytest.mark.parametrize(
+    "name,content,message",
+    [
+        ("a.txt", b"", "a.txt is empty"),
+        ("a.txt", b" \n\t", "a.txt is empty"),
+        ("a.jsonl", b"\n", "a.jsonl is empty"),
+        ("a.jsonl", b'{"text": " "}\n', "a.jsonl is empty"),
+        ("a.txt", b"ab\0c", "a.txt is binary .NUL byte at offset 2"),
+        ("a.txt", b"x" * (1 << 20) + b"ab\0c", "a.txt is binary .NUL byte at offset 1048578"),
+        ("a.txt", b"caf\xe9 ", "expected UTF-8.*offset 3"),
+        ("a.txt", b"x" * ((1 << 20) - 1) + b"\xc3\xa9 caf\xe9", "expected UTF-8.*offset 1048581"),
+        ("a.txt", b"cut \xc3", "expected UTF-8.*offset 4"),
+        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "'text' in .*a.jsonl, line 2, got txt"),
+        ("a.parquet", b"PAR1 no", "expected a Parquet file"),
+        ("a.txt.gz", b"no gzip", "cannot read .*a.txt.gz"),
+        ("a.txt.gz", gzip.compress(b"abc" * 99)[:-9], "cannot read .*a.txt.gz"),
+        ("a.csv", b"x", r"\(.txt, .txt.gz, .jsonl, .jsonl.gz, .parquet\), got .*a.csv"),
+    ],
+)
+def test_files_that_are_not_what_they_should_be(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        texts(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_places_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no .*gone.txt"):
+        identity_of(str(tmp_path / "gone.txt"))
+    with pytest.raises(UserError, match=r"in the folder .*, found none"):
+        files_of(str(tmp_path))
+    pd.DataFrame({"words": ["x"]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"column 'text' in .*found words"):
+        texts(tmp_path / "a.parquet")
+
+
+def test_a_text_is_known_by_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    before = identity_of(str(tmp_path / "a.txt"))
+    assert identity_of(str(tmp_path / "a.txt")) == before
+    (tmp_path / "a.txt").write_text("two")
+    assert identity_of(str(tmp_path / "a.txt")) != before
+
+
+def test_python_is_its_topics_and_docstrings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("b.py", "a/c.py", "a/__init__.py", "test/t.py", "site-packages/s.py", "idlelib/i.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f'"""Of {name}."""\nx = "\\d"\n')
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    assert standard_library().documents == ("Of a/__init__.py.", "Of a/c.py.", "Of b.py.")
+    found = texts(PYTHON)
+    assert found[-3:] == list(standard_library().documents)
+    assert standard_library().sha256 == standard_library().sha256
+
+
+# -- the hub ------------------------------------------------------------------------------------------
+
+
+def test_the_hub_is_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.jsonl").write_text(lines("one", "two") + '{"text": null}\n')
+    (tmp_path / "validation.jsonl").write_text(lines("three"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    assert texts(f"hub:{tmp_path}") == ["one", "two", ""]
+    assert texts(f"hub:{tmp_path}::validation") == ["three"]
+
+
+def test_no_more_of_the_hub_is_streamed_than_is_packed(
+    plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def load(name: str, config: str | None, *, split: str, streaming: bool) -> Iterator[dict[str, str]]:
+        asked.append((name, config, split, streaming))
+        return ({"text": sentence(number)} for number in itertools.count())
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    sources = [Source.parse("hub:allenai/c4:en,tokens=2000")]
+    made = prepare(sources, plain, length=10, folder=tmp_path, valid_share=0.5)
+    assert asked == [("allenai/c4", "en", "train", True)]
+    assert 1900 < made.domains[0].train.tokens + made.domains[0].valid.tokens <= 2000
+    prepare(sources, plain, length=10, folder=tmp_path, valid_share=0.5)
+    assert len(asked) == 1, "it is not asked again for what is packed"
+
+
+@pytest.mark.parametrize("error", [ConnectionError("no\nroute"), ValueError("no cache")])
+def test_a_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*given: Any, **settings: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(UserError, match=r"expected a/b/c/train from the hub; the hub gave: no") as caught:
+        texts("hub:a/b:c")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_data_set_without_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: [{"words": "x", "id": 1}])
+    with pytest.raises(UserError, match="the column 'text' in a/b/train, found words, id"):
+        texts("hub:a/b")
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"the package datasets for hub:a/b: pip install 'regard\[hub\]'"):
+        texts("hub:a/b")
+
+
+# -- domains ------------------------------------------------------------------------------------------
+
+
+def rows(blocks: Any) -> list[list[int]]:
+    found: list[list[int]] = blocks.rows(torch.arange(len(blocks))).tolist()
+    return found
+
+
+def write(folder: Path, name: str, count: int, first: int = 0) -> str:
+    path = folder / name
+    documents = [sentence(number) for number in range(first, first + count)]
+    path.write_text(lines(*documents) if path.suffix == ".jsonl" else " ".join(documents))
+    return str(path)
+
+
+def test_many_documents_are_told_apart_by_their_digests(plain: Any, tmp_path: Path) -> None:
+    source = Source("many", write(tmp_path, "a.jsonl", 1000))
+    (domain,) = prepare([source], plain, length=4, folder=tmp_path / "c", valid_share=0.2).domains
+    train, valid = ({tuple(row) for row in rows(part)} for part in (domain.train, domain.valid))
+    every = {(*plain(sentence(number))["input_ids"], plain.eos_token_id) for number in range(1000)}
+    assert train | valid == every
+    assert not train & valid
+    assert len(valid) == pytest.approx(200, abs=50)
+    assert domain.split == "documents"
+    more = Source("more", write(tmp_path, "b.jsonl", 1500))
+    (grown,) = prepare([more], plain, length=4, folder=tmp_path / "c", valid_share=0.2).domains
+    assert {tuple(row) for row in rows(grown.valid)} >= valid, "a document stays where it was"
+
+
+def test_few_documents_are_cut_at_their_end(plain: Any, tmp_path: Path) -> None:
+    source = Source("few", write(tmp_path, "a.txt", 100))
+    (domain,) = prepare([source], plain, length=10, folder=tmp_path / "c", valid_share=0.2).domains
+    assert (
+        rows(domain.train) + rows(domain.valid)
+        == torch.tensor([*plain(Path(source.where).read_text())["input_ids"], plain.eos_token_id][:300])
+        .view(30, 10)
+        .tolist()
+    )
+    assert (len(domain.train), len(domain.valid), domain.split) == (24, 6, "end")
+
+
+def test_text_of_its_own_to_validate_on(plain: Any, tmp_path: Path) -> None:
+    own = write(tmp_path, "valid.txt", 10, first=100)
+    source = Source("own", write(tmp_path, "train.txt", 10), valid=own)
+    (domain,) = prepare([source], plain, length=30, folder=tmp_path / "c").domains
+    assert rows(domain.train) == [plain(Path(source.where).read_text())["input_ids"]]
+    assert rows(domain.valid) == [plain(Path(own).read_text())["input_ids"]]
+    assert domain.split == "own"
+
+
+def test_a_corpus_is_packed_once(plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many, few = Source("many", write(tmp_path, "a.jsonl", 500)), Source("few", write(tmp_path, "b.txt", 100))
+    own = Source("own", few.where, valid=few.where)
+    first = prepare([many, few, own], plain, length=10, folder=tmp_path / "c")
+    longer = prepare([many], plain, length=12, folder=tmp_path / "c")
+
+    def never(where: str) -> Iterator[str]:
+        raise AssertionError("what is packed is not read again")
+        yield
+
+    monkeypatch.setattr(module, "documents_of", never)
+    again = prepare([many, few, own], plain, length=10, folder=tmp_path / "c")
+    for before, after in zip(first.domains, again.domains, strict=True):
+        assert before.record() == after.record()
+        assert rows(before.train) == rows(after.train)
+    assert prepare([many], plain, length=12, folder=tmp_path / "c").domains[0].record() == longer.domains[0].record()
+    write(tmp_path, "a.jsonl", 501)
+    with pytest.raises(AssertionError, match="not read again"):
+        prepare([many], plain, length=10, folder=tmp_path / "c")
+
+
+def test_weights_are_over_their_sum_and_stand_in_the_record(plain: Any, tmp_path: Path) -> None:
+    where = write(tmp_path, "a.txt", 100)
+    made = prepare([Source("a", where, 3.0), Source("b", where, 1.0)], plain, length=10, folder=tmp_path / "c")
+    assert [domain.weight for domain in made.domains] == [0.75, 0.25]
+    assert made.length == 10
+    record = made.domains[0].record()
+    assert (record["name"], record["train_tokens"], record["valid_tokens"]) == ("a", 280, 20)
+    assert record["source"] == f"a@3={where}"
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_a_smaller_amount_is_part_of_a_larger(plain: Any, tmp_path: Path) -> None:
+    sources = [Source("a", write(tmp_path, "a.txt", 1000))]
+    found = {}
+    for amount in (1.0, 0.5, 0.1, 1e-9):
+        (domain,) = prepare(sources, plain, length=10, folder=tmp_path / "c", amount=amount).domains
+        found[amount] = {tuple(row) for row in rows(domain.train)}
+        assert len(domain.valid) == 15, "as much to validate on, whatever the amount"
+    assert [len(blocks) for blocks in found.values()] == [285, 142, 28, 1]
+    assert found[1.0] > found[0.5] > found[0.1] > found[1e-9]
+    assert found[0.1] != {tuple(row) for row in list(found[1.0])[:28]}
+
+
+def test_a_domain_that_is_too_small(plain: Any, tmp_path: Path) -> None:
+    few, many = Source("few", write(tmp_path, "a.txt", 10)), Source("many", write(tmp_path, "a.jsonl", 300))
+    with pytest.raises(UserError, match=r"2 blocks of 20 tokens, .*a.txt has 31 tokens"):
+        prepare([few], plain, length=20, folder=tmp_path / "c")
+    with pytest.raises(UserError, match=r"a block of 500 tokens, the part of .*a.jsonl to validate on has \d+ tokens"):
+        prepare([many], plain, length=500, folder=tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "settings,message",
+    [
+        ({"amount": 0.0}, "data amount: expected a share over 0 and at most 1, got 0.0"),
+        ({"amount": 1.1}, "got 1.1"),
+        ({"valid_share": 0.0}, "validation share: expected a share between 0 and 1, got 0.0"),
+        ({"valid_share": 1.0}, "got 1.0"),
+    ],
+)
+def test_shares_out_of_range(settings: dict[str, float], message: str, plain: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare([Source("a")], plain, length=10, folder=tmp_path, **settings)
+
+
+def test_domains_need_names_of_their_own(plain: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'a' is there twice; write NAME=WHERE"):
+        prepare([Source("a"), Source("a", "x.txt")], plain, length=10, folder=tmp_path)
+    with pytest.raises(UserError, match="at least one source"):
+        prepare([], plain, length=10, folder=tmp_path)
+
+
+def test_text_for_a_tokenizer_is_taken_by_weight(tmp_path: Path) -> None:
+    sources = [Source(name, str(tmp_path / f"{name}.txt"), weight) for name, weight in (("a", 3.0), ("b", 1.0))]
+    for source in sources:
+        Path(source.where).write_text(source.name * 1000)
+    text = "".join(texts_of(sources, 400))
+    assert text == "a" * 300 + "b" * 100
+    assert "".join(texts_of(sources)) == "a" * 1000 + "b" * 1000
+
+
+def test_from_text_to_blocks_with_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+    source = Source("a", write(tmp_path, "a.txt", 500))
+    tokenizer = train_tokenizer(texts_of([source]), 300)
+    made = prepare([source], tokenizer, length=16, folder=tmp_path / "c")
+    found = rows(made.domains[0].train) + rows(made.domains[0].valid)
+    text = Path(source.where).read_text()
+    decoded = tokenizer.decode([token for row in found for token in row])
+    assert text.startswith(decoded.removesuffix("<|endoftext|>"))
+    assert len(decoded) > 0.98 * len(text)

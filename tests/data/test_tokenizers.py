@@ -1,0 +1,153 @@
+import json
+import re
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer, ByT5Tokenizer
+
+from regard.data import check_tokenizer, hash_of, ordinary_tokens, pack, read_tokenizer, train_tokenizer
+from regard.errors import UserError
+
+TEXT = ["the theory of the thing " * 20, "then there they were, thinking of théorie " * 20]
+
+
+@pytest.fixture(scope="module")
+def trained() -> Any:
+    return train_tokenizer(TEXT, 280)
+
+
+def test_the_vocabulary_has_the_size_asked_for(trained: Any) -> None:
+    assert len(trained) == 280 == len(set(trained.get_vocab().values()))
+    assert trained.eos_token_id == trained.bos_token_id == trained.pad_token_id == 0
+    assert trained.convert_ids_to_tokens(0) == "<|endoftext|>"
+    assert len(train_tokenizer(TEXT, 257)) == 257
+
+
+def pairs_by_hand(documents: list[str], merges: int) -> list[tuple[str, str]]:
+    """The merges of BPE (Sennrich et al. 2016): the most frequent pair of neighbours, again and again.
+
+    Words begin with their space, which the byte-level alphabet writes Ġ. Of pairs equally frequent the one whose
+    tokens were made first comes first.
+    """
+    words = Counter(word for text in documents for word in re.findall(r" ?\S+|\s", text))
+    counts = {tuple(word.replace(" ", "Ġ")): count for word, count in words.items()}
+    made = sorted(pre_tokenizers.ByteLevel.alphabet())
+    found = []
+    for _ in range(merges):
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, count in counts.items():
+            pairs.update(dict.fromkeys(pairwise(word), 0))
+            for pair in pairwise(word):
+                pairs[pair] += count
+        best = min(pairs, key=lambda pair: (-pairs[pair], *map(made.index, pair)))
+        found.append(best)
+        made.append("".join(best))
+        merged: Counter[tuple[str, ...]] = Counter()
+        for word, count in counts.items():
+            merged[joined(word, best)] += count
+        counts = dict(merged)
+    return found
+
+
+def joined(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
+    made: list[str] = []
+    for token in word:
+        if made and (made[-1], token) == pair:
+            made[-1] += token
+        else:
+            made.append(token)
+    return tuple(made)
+
+
+def test_the_most_frequent_pairs_are_merged() -> None:
+    documents = ["the theory of the thing is thinner than this other tether"]
+    made = train_tokenizer(documents, 257 + 8)
+    merges = json.loads(made.backend_tokenizer.to_str())["model"]["merges"]
+    assert list(map(tuple, merges)) == pairs_by_hand(documents, 8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(max_size=60))
+def test_every_text_is_told_apart_and_comes_back(text: str) -> None:
+    tokenizer = _TRAINED
+    ids = tokenizer(text, split_special_tokens=True)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert 0 not in ids
+
+
+_TRAINED = train_tokenizer(TEXT, 280)
+
+
+def test_the_same_text_gives_the_same_tokenizer(trained: Any) -> None:
+    assert all(hash_of(train_tokenizer(iter(TEXT), 280)) == hash_of(trained) for _ in range(5))
+
+
+def test_saved_and_read_again(trained: Any, tmp_path: Path) -> None:
+    trained.save_pretrained(tmp_path / "made")
+    for again in (read_tokenizer(tmp_path / "made"), AutoTokenizer.from_pretrained(tmp_path / "made")):
+        assert hash_of(again) == hash_of(trained)
+        assert (len(again), again.eos_token_id, again.pad_token_id) == (280, 0, 0)
+        assert again(TEXT[1])["input_ids"] == trained(TEXT[1])["input_ids"]
+
+
+def test_a_special_token_written_out_is_text(trained: Any, tmp_path: Path) -> None:
+    made = pack(["the<|endoftext|>"], trained, 8, tmp_path / "packed")
+    assert 0 not in made.rows(torch.tensor([0]))
+
+
+def test_the_digest_knows_what_matters_and_nothing_else(trained: Any) -> None:
+    before = hash_of(trained)
+    trained(TEXT, truncation=True, max_length=4, padding="max_length")
+    assert hash_of(trained) == before
+    assert hash_of(train_tokenizer(TEXT, 279)) != before
+    assert hash_of(train_tokenizer(["abab"], 258)) != hash_of(train_tokenizer(["cdcd"], 258))
+    other = train_tokenizer(TEXT, 280)
+    other.eos_token = "the"
+    assert hash_of(other) != before
+    assert hash_of(ByT5Tokenizer()) == hash_of(ByT5Tokenizer()) != hash_of(ByT5Tokenizer(extra_ids=3))
+
+
+def test_a_size_that_the_text_does_not_give() -> None:
+    with pytest.raises(UserError, match=r"text for a vocabulary of 400 tokens, this gives (\d+); 257 to \1 is allowed"):
+        train_tokenizer(TEXT, 400)
+    with pytest.raises(UserError, match="at least 257 tokens, the bytes and EOS; got 256"):
+        train_tokenizer(TEXT, 256)
+
+
+def test_pairs_seen_once_are_not_merged() -> None:
+    with pytest.raises(UserError, match="this gives 257; 257 to 257"):
+        train_tokenizer(["abcdefg"], 258)
+
+
+def test_ids_that_do_not_fit_the_model(trained: Any, bare: Any) -> None:
+    check_tokenizer(trained, 280)
+    check_tokenizer(trained, 300)
+    with pytest.raises(UserError, match=r"under the model's vocabulary of 279, got ids up to 279; .* 280 or more"):
+        check_tokenizer(trained, 279)
+    with pytest.raises(UserError, match="an EOS token"):
+        check_tokenizer(bare, 1000)
+
+
+def test_ordinary_tokens_are_all_but_the_special(trained: Any, plain: Any) -> None:
+    assert ordinary_tokens(trained).tolist() == list(range(1, 280))
+    special = set(plain.all_special_ids)
+    assert special == set(plain.get_vocab().values()) - set(ordinary_tokens(plain).tolist())
+
+
+def test_no_tokenizer_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tokenizer.json or a vocabulary, or a hub id; .* has none"):
+        read_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="expected a folder with one, or the id of one on the hub") as caught:
+        read_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="the id of one on the hub, got nobody/nothing") as caught:
+        read_tokenizer("nobody/nothing")
+    assert "\n" not in str(caught.value)
