@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.attention.largest import Largest
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.attention import pointwise as module
 from regard.attention.call import Call, Operation
@@ -18,6 +17,12 @@ from regard.attention.pointwise import pointwise
 WEIGH: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": lambda s: 1 / (1 + torch.exp(-s)),
     "elu": lambda s: torch.where(s > 0, s + 1, s.clamp(max=0).exp()),
+    "linear": lambda s: s,
+}
+NORMALISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda a: a,
+    "sum": lambda a: a / (a.sum(-1, keepdim=True) + 1e-8),
+    "clamped-sum": lambda a: a / torch.where(a.sum(-1).abs() > 1, a.sum(-1).abs(), 1.0)[..., None],
 }
 
 
@@ -34,9 +39,7 @@ def plain(call: Call, operation: Operation) -> Tensor:
         if operation.slopes is not None:
             scores = scores - operation.slopes[head] * gap.clamp(min=0)
         weights = torch.where(see, WEIGH[operation.weighting](scores), 0.0)
-        if operation.normalisation == "sum":
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-8)
-        rows.append(weights @ call.value[:, group])
+        rows.append(NORMALISE[operation.normalisation](weights) @ call.value[:, group])
     output = torch.stack(rows, dim=1)
     return output if operation.extra_value is None else output + operation.extra_value[:, None]
 
@@ -206,21 +209,6 @@ def test_without_gradients_nothing_is_kept() -> None:
         assert not pointwise(call, Operation(weighting="elu")).requires_grad
 
 
-class Largest(TorchDispatchMode):
-    """The largest tensor, in elements, that anything has made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, Tensor):
-                self.elements = max(self.elements, one.untyped_storage().nbytes() // one.element_size())
-        return result
-
-
 @pytest.mark.parametrize("window, prefix", [(None, 0), (100, 0), (100, 20), (None, 600)])
 @pytest.mark.parametrize("alibi", [False, True])
 def test_no_matrix_is_made(window: int | None, prefix: int, alibi: bool) -> None:
@@ -229,4 +217,4 @@ def test_no_matrix_is_made(window: int | None, prefix: int, alibi: bool) -> None
     operation = Operation(weighting="sigmoid", normalisation="sum", window=window, prefix=prefix, slopes=slopes)
     with Largest() as largest:
         both(pointwise, call, operation)
-    assert 0 < largest.elements <= 1024 * 1024 // 4
+    assert 0 < largest.entries <= 1024 * 1024 // 4
