@@ -1,54 +1,24 @@
 """The training loop against a plain one, and what it tells of bad batches."""
 
 import math
+import signal
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import tracking
+from accelerate.tracking import GeneralTracker
+from safetensors.torch import load_file
+from tests.training.small import Net, batch, count, loss, net
 from torch import Tensor, nn
 
+from regard.errors import UserError
 from regard.training.loop import Trained, train
 from regard.training.plan import Plan
-
-WIDTH = 6
-
-
-class Net(nn.Module):
-    """Two layers, with or without dropout; rows of numbers, of which some count."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, 8)
-        self.dropout = nn.Dropout(dropout)
-        self.norm = nn.LayerNorm(8)
-        self.out = nn.Linear(8, WIDTH)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return self.out(self.norm(self.dropout(self.inner(values).tanh())))
-
-
-def net(dropout: float = 0.0, dtype: torch.dtype = torch.float64) -> Net:
-    torch.manual_seed(3)
-    return Net(dropout).to(dtype)
-
-
-def batch(step: int, rows: int = 8, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
-    """Rows with unequal numbers of places that count, none in some."""
-    generator = torch.Generator().manual_seed(step)
-    values = torch.randn(rows, 4, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
-    counted = torch.rand(rows, 4, generator=generator) < torch.arange(rows)[:, None] / rows
-    counted[-1, 0] = True
-    return {"values": values, "counted": counted}
-
-
-def loss(model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
-    wrong = (model(rows["values"]) - rows["values"].roll(1, -1)).square().mean(-1)
-    return (wrong * rows["counted"]).sum()
-
-
-def count(rows: Mapping[str, Tensor]) -> int:
-    return int(rows["counted"].sum())
 
 
 def trained(model: nn.Module, plan: Plan, **options: Any) -> Trained:
@@ -107,7 +77,264 @@ def test_it_is_the_plain_loop() -> None:
 def test_micro_batches_do_not_matter(size: int) -> None:
     whole, split = net(), net()
     first = trained(whole, PLAN)
-    second = trained(split, Plan(**{**PLAN.to_dict(), "micro_batch": size}))
+    second = trained(split, replace(PLAN, micro_batch=size))
     for one, other in zip(whole.parameters(), split.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     assert [row["loss"] for row in first.history] == pytest.approx([row["loss"] for row in second.history], rel=1e-12)
+
+
+def test_dropout_is_of_the_step() -> None:
+    """Whatever was drawn before, and wherever random numbers stood, which is where they stand afterwards."""
+    first, second, other = net(0.4), net(0.4), net(0.4)
+    torch.manual_seed(1)
+    trained(first, PLAN)
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(1)))
+    torch.manual_seed(2)
+    trained(second, PLAN, watchers=[Drawing()])
+    trained(other, replace(PLAN, seed=1))
+    same = [torch.equal(*pair) for pair in zip(first.parameters(), second.parameters(), strict=True)]
+    assert all(same)
+    assert not torch.equal(first.out.weight, other.out.weight)
+
+
+class Drawing:
+    """Draws random numbers, changes the model to evaluation and looks at it as every third step ends."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, bool, type, float]] = []
+
+    def due(self, step: int, last: bool) -> bool:
+        return last or step % 3 == 0
+
+    def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
+        self.seen.append((step, model.training, type(model), float(torch.rand(()))))
+        assert not torch.is_grad_enabled()
+        return {"weight": float(next(model.parameters()).sum())}
+
+
+def test_watchers() -> None:
+    plan, watcher, again = replace(PLAN, steps=8), Drawing(), Drawing()
+    model = net()
+    before = float(next(model.parameters()).sum().detach())
+    history = trained(model, plan, watchers=[watcher, again]).history
+    assert [seen[:3] for seen in watcher.seen] == [(step, False, Net) for step in (0, 3, 6, 8)]
+    assert watcher.seen == again.seen
+    assert model.training
+    assert [row["step"] for row in history] == [0, 3, 4, 6, 8]
+    assert [row["step"] for row in history if "weight" in row] == [0, 3, 6, 8]
+    assert history[0] == {"step": 0, "items": 0, "seconds": 0.0, "weight": before}
+    assert history[-1]["weight"] == float(next(model.parameters()).sum().detach())
+    assert set(history[-1]) == {
+        "step",
+        "items",
+        "loss",
+        "learning_rate",
+        "gradient_norm",
+        "seconds",
+        "items_per_second",
+        "weight",
+    }
+
+
+def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speed is of the last steps: neither watchers nor what is told take time."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    told: list[tuple[int, int, Mapping[str, float]]] = []
+
+    class Slow:
+        def due(self, step: int, last: bool) -> bool:
+            return True
+
+        def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
+            for _ in range(50):
+                time.perf_counter()
+            return {}
+
+    plan = replace(PLAN, steps=30)
+    result = trained(net(), plan, watchers=[Slow()], on_progress=lambda *numbers: told.append(numbers))
+    counts = [count(batch(step)) for step in range(30)]
+    assert [(step, steps) for step, steps, _ in told] == [(step, 30) for step in range(1, 31)]
+    assert result.seconds == 30
+    for step, _, numbers in told:
+        recent = counts[max(0, step - 20) : step]
+        assert numbers["items_per_second"] == pytest.approx(sum(recent) / len(recent))
+        assert numbers["seconds_left"] == 30 - step
+    assert {"loss", "learning_rate", "gradient_norm"} < set(told[0][2])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("size", [None, 3])
+def test_a_loss_that_is_no_number(value: float, size: int | None, tmp_path: Path) -> None:
+    def poisoned(step: int) -> dict[str, Tensor]:
+        rows = batch(step) | {"input_ids": torch.arange(80).reshape(8, 10)}
+        if step == 5:
+            rows["values"][[2, 6]] = value
+            rows["counted"][[2, 6]] = True
+        return rows
+
+    model, clean = net(), net()
+    plan = replace(PLAN, checkpoint_every=2, micro_batch=size)
+    with pytest.raises(UserError) as raised:
+        trained(model, plan, batch=poisoned, folder=tmp_path)
+    assert str(raised.value) == (
+        "loss: expected a finite number, got nan at step 5; rows of its batch: 2 (tokens 20 21 22 23 24 25 26 27 …); "
+        f"6 (tokens 60 61 62 63 64 65 66 67 …); the last good checkpoint is {tmp_path / 'step-00000004'}"
+    )
+    with pytest.raises(KeyError):
+        trained(clean, replace(plan, checkpoint_every=None), batch=lambda step: {0: batch(step)}[step // 5])
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), clean.parameters(), strict=True))
+
+
+def test_a_gradient_that_is_no_number() -> None:
+    def steep(model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
+        return loss(model, rows) + (next(model.parameters()) * 0).sum().abs().sqrt()
+
+    with pytest.raises(
+        UserError, match=r"gradient: expected finite numbers, its norm is nan at step 0 \(loss .*\); there"
+    ):
+        trained(net(), PLAN, loss=steep)
+
+
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        ({"batch": lambda step: batch(step, 7)}, "batch of step 0: expected 8 rows in each tensor, got "),
+        ({"count": lambda rows: 0}, "batch of step 0: expected at least one loss, got 0"),
+        ({"device": "tpu"}, "device: expected cpu or none for the machine's accelerator, got 'tpu'"),
+    ],
+)
+def test_what_is_no_batch(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as raised:
+        trained(net(), PLAN, **options)
+    assert str(raised.value).startswith(told)
+
+
+def test_weights_that_are_not_float32() -> None:
+    with pytest.raises(UserError, match=r"model: expected weights in float32, inner.0.weight is bfloat16; "):
+        trained(net(dtype=torch.bfloat16), PLAN)
+    with pytest.raises(UserError, match="model: expected parameters that require gradients, got none"):
+        trained(net().requires_grad_(False), PLAN)
+
+
+def test_processes_that_accelerate_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match="FSDP: expected several GPUs"):
+        trained(net(), PLAN)
+
+
+def test_bfloat16_computes_and_float32_keeps() -> None:
+    seen: list[torch.dtype] = []
+
+    def looking(model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
+        hook = model.out.register_forward_hook(lambda module, given, result: seen.append(result.dtype))
+        try:
+            return loss(model, rows)
+        finally:
+            hook.remove()
+
+    rows = {"batch": lambda step: batch(step, dtype=torch.float32), "loss": looking}
+    rounded, exact = net(dtype=torch.float32), net(dtype=torch.float32)
+    trained(rounded, replace(PLAN, precision="bfloat16"), **rows)
+    assert set(seen) == {torch.bfloat16}
+    trained(exact, PLAN, **rows)
+    assert seen[-1] == torch.float32
+    for one, other in zip(rounded.parameters(), exact.parameters(), strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=0, atol=0.05)
+    assert not torch.equal(rounded.out.weight, exact.out.weight)
+
+
+def test_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The loss is of the compiled model, watchers see the plain one, and names are as they were."""
+    compiled = torch.compile
+    monkeypatch.setattr("torch.compile", lambda model: compiled(model, backend="aot_eager"))
+    called: list[str] = []
+
+    def looking(model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
+        called.append(type(model).__name__)
+        return loss(model, rows)
+
+    model, plain, watcher = net(), net(), Drawing()
+    trained(model, replace(PLAN, compile=True), loss=looking, watchers=[watcher], folder=tmp_path)
+    assert set(called) == {"OptimizedModule"}
+    assert {seen[2] for seen in watcher.seen} == {Net}
+    trained(plain, PLAN)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+    assert load_file(tmp_path / "step-00000012" / "model.safetensors").keys() == net().state_dict().keys()
+
+
+def test_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[Any] = []
+
+    class Kept(GeneralTracker):
+        name = "kept"
+        requires_logging_directory = False
+
+        def __init__(self, run_name: str, **options: Any) -> None:
+            super().__init__()
+
+        @property
+        def tracker(self) -> None:
+            return None
+
+        def store_init_configuration(self, values: dict[str, Any]) -> None:
+            logged.append(values["learning_rate"])
+
+        def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
+            logged.append((step, values["loss"]))
+
+        def finish(self) -> None:
+            logged.append("finished")
+
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "kept", Kept)
+    history = trained(net(), replace(PLAN, trackers=("kept",))).history
+    assert logged == [0.02, *((row["step"], row["loss"]) for row in history), "finished"]
+    for name in ("elsewhere", "comet_ml"):
+        with pytest.raises(UserError, match=rf"trackers: expected some of .*, got {name}"):
+            trained(net(), replace(PLAN, trackers=(name,)))
+    monkeypatch.setattr(Kept, "requires_logging_directory", True)
+    with pytest.raises(UserError, match="trackers: kept writes to the run's folder; expected a folder, got none"):
+        trained(net(), replace(PLAN, trackers=("kept",)))
+
+
+def test_an_interrupt_keeps_the_finished_step(tmp_path: Path) -> None:
+    """Ctrl-C while a batch is made, or while the weights are changed: what is saved is of a whole step."""
+
+    def interrupted(step: int) -> dict[str, Tensor]:
+        if step == 7:
+            signal.raise_signal(signal.SIGINT)
+        return batch(step)
+
+    model, unbroken = net(), net()
+    with pytest.raises(KeyboardInterrupt):
+        trained(net(), PLAN, batch=interrupted, folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000007"]
+    second = trained(model, PLAN, folder=tmp_path, resume=True)
+    assert clockless(second) == clockless(trained(unbroken, PLAN))
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), unbroken.parameters(), strict=True))
+
+
+def test_an_interrupt_waits_for_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = torch.optim.AdamW.step
+    taken: list[int] = []
+
+    def interrupted(optimizer: torch.optim.AdamW) -> None:
+        taken.append(1)
+        if len(taken) == 5:
+            signal.raise_signal(signal.SIGINT)
+        step(optimizer)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        trained(net(), PLAN, folder=tmp_path)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert len(taken) == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+
+
+def clockless(result: Trained) -> list[dict[str, float]]:
+    clock = ("seconds", "items_per_second")
+    return [{name: value for name, value in row.items() if name not in clock} for row in result.history]

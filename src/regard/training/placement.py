@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import cast
@@ -12,9 +12,10 @@ from typing import cast
 import numpy as np
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
+from accelerate import Accelerator, tracking
 from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import DistributedType
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import DistributedType, LoggerType
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -106,6 +107,7 @@ def accelerated(plan: Plan, device: str | None, folder: str | None) -> Iterator[
     known = bool(PartialState._shared_state)
     if device not in (None, "cpu"):
         raise UserError(f"device: expected cpu or none for the machine's accelerator, got {device!r}")
+    _check_trackers(plan.trackers, folder)
     on_cpu = device == "cpu" or not torch.accelerator.is_available()
     try:
         with warnings.catch_warnings():  # of the number of threads that it sets
@@ -118,6 +120,17 @@ def accelerated(plan: Plan, device: str | None, folder: str | None) -> Iterator[
     finally:
         if not known:
             AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _check_trackers(trackers: Sequence[str], folder: str | None) -> None:
+    """Nothing, or a UserError: a tracker is not known to Accelerate, its package is not there, or it needs a folder."""
+    known = [str(name) for name in get_available_trackers()]
+    known += [name for name in tracking.LOGGER_TYPE_TO_CLASS if name not in LoggerType.list()]
+    for name in trackers:
+        if name not in known:
+            raise UserError(f"trackers: expected some of {', '.join(known) or 'none (none is installed)'}, got {name}")
+        if folder is None and tracking.LOGGER_TYPE_TO_CLASS[name].requires_logging_directory:
+            raise UserError(f"trackers: {name} writes to the run's folder; expected a folder, got none")
 
 
 def _check_processes(accelerator: Accelerator) -> None:

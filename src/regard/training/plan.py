@@ -72,6 +72,8 @@ class Plan:
                 raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise UserError(f"betas: expected two numbers from 0 to below 1, got {self.betas!r}")
+        if not isinstance(self.trackers, (tuple, list)):
+            raise UserError(f"trackers: expected a list of names, got {self.trackers!r}")
         object.__setattr__(self, "betas", tuple(self.betas))
         object.__setattr__(self, "trackers", tuple(self.trackers))
         self._check_range("learning_rate", self.learning_rate, above=0)

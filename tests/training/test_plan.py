@@ -1,0 +1,126 @@
+"""Plans of training: what they refuse, the rates they give, and which may go on where another stopped."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from regard.errors import UserError
+from regard.training.plan import FREE, Plan
+from regard.training.schedule import adamw, learning_rate
+
+PLAN = Plan(steps=100, batch_size=8, learning_rate=0.5, warmup_steps=10)
+
+
+@pytest.mark.parametrize(
+    "field, value, told",
+    [
+        ("steps", 0, "steps: expected a whole number, at least 1, got 0"),
+        ("steps", 10.0, "steps: expected a whole number, at least 1, got 10.0"),
+        ("batch_size", True, "batch_size: expected a whole number, at least 1, got True"),
+        ("micro_batch", 0, "micro_batch: expected a whole number, at least 1, got 0"),
+        ("keep", None, "keep: expected a whole number, at least 1, got None"),
+        ("checkpoint_every", 0, "checkpoint_every: expected a whole number, at least 1, got 0"),
+        ("schedule", "linear", "schedule: expected one of constant, cosine, got 'linear'"),
+        ("precision", "float16", "precision: expected one of float32, bfloat16, got 'float16'"),
+        ("decay", "none", "decay: expected one of all, matrices, got 'none'"),
+        ("learning_rate", 0, "learning_rate: expected a number above 0, got 0"),
+        ("learning_rate", float("nan"), "learning_rate: expected a number above 0, got nan"),
+        ("learning_rate", float("inf"), "learning_rate: expected a number above 0, got inf"),
+        ("weight_decay", -0.1, "weight_decay: expected a number at least 0, got -0.1"),
+        ("final_rate", 1.5, "final_rate: expected a number at least 0 and at most 1, got 1.5"),
+        ("betas", (0.9, 1.0), "betas: expected a number at least 0 and below 1, got 1.0"),
+        ("betas", 0.9, "betas: expected two numbers from 0 to below 1, got 0.9"),
+        ("clip", 0, "clip: expected a number above 0, got 0"),
+        ("compile", "yes", "compile: expected True or False, got 'yes'"),
+        ("trackers", "wandb", "trackers: expected a list of names, got 'wandb'"),
+        ("warmup_steps", 101, "warmup_steps: expected at most steps (100), got 101"),
+    ],
+)
+def test_a_plan_that_cannot_be_carried_out(field: str, value: Any, told: str) -> None:
+    with pytest.raises(UserError) as raised:
+        replace(PLAN, **{field: value})
+    assert str(raised.value) == told
+
+
+def test_a_plan_and_its_fields() -> None:
+    plan = replace(PLAN, trackers=["wandb"], betas=[0.8, 0.9])  # type: ignore[arg-type]
+    assert Plan.from_dict(plan.to_dict()) == plan
+    assert plan.betas == (0.8, 0.9)
+    with pytest.raises(UserError, match="expected the fields of a Plan, got speed as well"):
+        Plan.from_dict({**PLAN.to_dict(), "speed": 1})
+
+
+def test_rates_by_hand() -> None:
+    rates = [learning_rate(PLAN, step) for step in range(1, 101)]
+    assert rates[:10] == pytest.approx([0.05 * step for step in range(1, 11)], rel=1e-12)
+    assert rates[54] == pytest.approx((0.5 + 0.05) / 2, rel=1e-12)  # halfway between step 10 and step 100
+    assert rates[32] == pytest.approx(0.05 + 0.45 * (1 + math.cos(math.pi * 23 / 90)) / 2, rel=1e-12)
+    assert rates[-1] == pytest.approx(0.05, rel=1e-12)
+    constant = replace(PLAN, schedule="constant")
+    assert [learning_rate(constant, step) for step in (5, 10, 11, 100)] == [0.25, 0.5, 0.5, 0.5]
+    assert learning_rate(replace(PLAN, warmup_steps=100), 100) == 0.5
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.floats(0, 1), st.sampled_from(["constant", "cosine"]))
+def test_rates_grow_and_then_fall(steps: int, warmup: int, final: float, schedule: Any) -> None:
+    warmup = min(warmup, steps)
+    plan = Plan(steps=steps, batch_size=1, warmup_steps=warmup, final_rate=final, schedule=schedule, learning_rate=1)
+    rates = [learning_rate(plan, step) for step in range(1, steps + 1)]
+    assert rates[:warmup] == sorted(rates[:warmup])
+    assert rates[max(warmup - 1, 0) :] == sorted(rates[max(warmup - 1, 0) :], reverse=True)
+    assert all(0 <= rate <= 1 for rate in rates)
+
+
+@pytest.mark.parametrize("decay, of_vectors", [("all", 0.1), ("matrices", 0.0)])
+def test_what_decays(decay: Any, of_vectors: float) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 2).requires_grad_(False))
+    groups = adamw(model, replace(PLAN, decay=decay)).param_groups
+    found = {id(one): group["weight_decay"] for group in groups for one in group["params"]}
+    vectors = (model[0].bias, *model[1].parameters())
+    assert found == {id(model[0].weight): 0.1, **{id(one): of_vectors for one in vectors}}
+
+
+def test_the_optimiser_is_fused() -> None:
+    (group,) = adamw(nn.Linear(2, 2), PLAN).param_groups
+    assert group["fused"] is True
+    (elsewhere,) = adamw(nn.Linear(2, 2, device=torch.device("meta")), PLAN).param_groups
+    assert elsewhere["fused"] is False
+
+
+@pytest.mark.parametrize("field", FREE)
+def test_fields_that_may_differ(field: str) -> None:
+    other: Any = {"trackers": ("wandb",)}.get(field, 7)
+    replace(PLAN, **{field: other}).check_resumes(PLAN.to_dict(), 50)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("seed", 1),
+        ("batch_size", 4),
+        ("learning_rate", 0.1),
+        ("betas", (0.9, 0.999)),
+        ("compile", True),
+        ("steps", 200),
+    ],
+)
+def test_fields_that_may_not(field: str, value: Any) -> None:
+    other = replace(PLAN, **{field: value})
+    with pytest.raises(UserError) as raised:
+        other.check_resumes(PLAN.to_dict(), 50)
+    then, now = (plan.to_dict()[field] for plan in (PLAN, other))
+    assert str(raised.value).startswith(f"{field}: the run in this folder has {then!r}, got {now!r}; ")
+
+
+def test_more_steps_at_a_constant_rate() -> None:
+    plan = replace(PLAN, schedule="constant")
+    for steps in (200, 60):
+        replace(plan, steps=steps).check_resumes(plan.to_dict(), 50)
+    with pytest.raises(UserError, match="steps: the run in this folder has 100, got 49"):
+        replace(plan, steps=49).check_resumes(plan.to_dict(), 50)
