@@ -122,7 +122,7 @@ def test_a_sink_beside_the_keys_is_told_where_there_is_one() -> None:
     model = gpt_oss()
     with torch.no_grad():
         for layer in model.model.layers:
-            layer.self_attn.sinks.copy_(torch.tensor([-9.0, 3.0, 5.0, 9.0]))
+            layer.self_attn.sinks.copy_(torch.tensor([-9.0, 6.0, 9.0, 12.0]))
     expected = reference(model, rows(), 0.3)
     watch = SinkWatch(rows(), every=1)
     found = watch(model, 0)
@@ -132,6 +132,64 @@ def test_a_sink_beside_the_keys_is_told_where_there_is_one() -> None:
     without = SinkWatch(rows(), every=1)
     assert "virtual_sink_rate" not in without(llama(), 0)
     assert "virtual_alpha" not in set(without.frame()["statistic"])
+
+
+def decoder(attention: str) -> Any:
+    """A decoder of ours."""
+    from regard.models.decoder import RegardConfig, RegardForCausalLM
+
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": HEADS, "max_position_embeddings": 32}
+    return RegardForCausalLM(RegardConfig(attention=attention, **SIZES, **heads))
+
+
+def test_a_sink_token_is_no_position_but_a_sink_beside_the_tokens() -> None:
+    """Of uniform attention over the sink token and T others, query i (from 1) gives each 1 / (i + 1)."""
+    model = decoder("sink-token")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name:
+                parameter.zero_()
+    watch = SinkWatch(rows(), every=1, epsilon=0.2)
+    found = watch(model, 0)
+    shares = [1 / (i + 1) for i in range(1, LENGTH + 1)]
+    assert found["alpha_first"] == pytest.approx(sum(shares) / LENGTH, abs=1e-6)
+    torch.testing.assert_close(
+        values(watch.frame(), "virtual_alpha"),
+        torch.full((LAYERS * HEADS,), (1 + sum(shares)) / (LENGTH + 1), dtype=torch.float64),
+        atol=1e-6,
+        rtol=0,
+    )
+    assert found["virtual_sink_rate"] == 100
+    assert found["sink_rate_max"] == 0
+    positions = watch.frame()["position"].dropna()
+    assert positions.max() == LENGTH - MINIMUM
+
+
+def test_the_norms_of_a_sink_token_are_not_counted() -> None:
+    model = decoder("sink-token")
+    ids = rows()
+    watch = SinkWatch(ids, every=1)
+    watch(model, 0)
+    embedded = model.get_input_embeddings()(ids).detach().norm(dim=-1)
+    expected = (embedded[:, 0] / embedded[:, 1:].mean(-1)).mean()
+    assert float(values(watch.frame(), "norm_ratio")[0]) == pytest.approx(float(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "attention, virtual",
+    [("softmax", False), ("sigmoid", False), ("v-bias", False), ("k-bias", True), ("off-by-one", True)],
+)
+def test_attentions_of_ours_are_watched(attention: str, virtual: bool) -> None:
+    model = decoder(attention)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name:
+                parameter.zero_()
+    found = SinkWatch(rows(), every=1)(model, 0)
+    assert ("virtual_sink_rate" in found) == virtual
+    shares = [1 / (i + virtual) for i in range(1, LENGTH + 1)]
+    assert found["alpha_first"] == pytest.approx(sum(shares) / LENGTH, abs=1e-6)
 
 
 def test_of_uniform_attention_the_first_token_gets_the_uniform_value() -> None:
@@ -154,6 +212,7 @@ def test_the_uniform_value_is_that_of_the_paper() -> None:
 def test_the_model_and_chance_are_as_they_were(watch: Any) -> None:
     model = llama().train()
     model.model.layers[0].eval()
+    model.model.layers[1].register_forward_hook(lambda *_: torch.rand(1) and None)
     modes = [module.training for module in model.modules()]
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     implementation = model.config._attn_implementation

@@ -19,10 +19,9 @@ from regard.errors import UserError
 from regard.slot.interface import unwatched_by, watched_by
 from regard.slot.places import evaluating
 from regard.slot.watching import watching
-from regard.statistics import About, Observation, PerLayer, Row, Sampled
+from regard.statistics import Row, SinkRate
+from regard.statistics.first import FirstAlpha, OfTokens, VirtualSink
 from regard.statistics.keys import HiddenNorm
-from regard.statistics.rows import mean_over_queries
-from regard.statistics.sinks import SinkRate, received, sink_rate
 from regard.table import table_of
 
 COLUMNS = ("step", "statistic", "layer", "head", "position", "epsilon", "value")
@@ -34,60 +33,15 @@ SLICE = 1 << 22
 """Logits turned into float32 at once."""
 
 
-class FirstAlpha(PerLayer):
-    """α_1 of each head, from the column that the sink rate needs anyway."""
-
-    name = "alpha"
-    about = About(
-        title="α_1",
-        unit="",
-        description="Attention to the first token, averaged over all queries.",
-        source="Gu et al. 2025 (arXiv 2410.10781), α_1",
-    )
-    needs = frozenset({"column_mass"})
-
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
-        """α_1 by head."""
-        mass = layer.tensors["column_mass"]
-        alpha = received(mass, layer.seen_by(mass.shape[-1]))
-        yield Sampled(self.key(layer, "head"), alpha[..., 0], layer.attended(1)[:, 0])
-
-
-class VirtualSink(PerLayer):
-    """What a sink beside the keys takes of each head, and the share of samples in which that is more than ε."""
-
-    name = "virtual_alpha"
-    about = About(
-        title="Virtual sink",
-        unit="",
-        description="Attention that goes to no token, averaged over queries; and how often it is more than ε.",
-        source="Gu et al. 2025 (arXiv 2410.10781), Sink_*",
-    )
-    needs = frozenset({"virtual_sink_mass"})
-
-    def __init__(self, epsilon: float) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
-        """The mass by head, and its rate."""
-        mass = layer.tensors["virtual_sink_mass"]
-        alpha = mean_over_queries(mass, layer.real_queries(mass.shape[-1]))
-        present = layer.length > 0
-        yield Sampled(self.key(layer, "head"), alpha, present)
-        rate = sink_rate(alpha[..., None], self.epsilon)[..., 0]
-        yield Sampled(self.key(layer, "head", epsilon=self.epsilon, suffix="_rate"), rate, present)
-
-
 class SinkWatch:
     """Measures the sinks of a causal model on the same held-out rows, every so many steps of its training.
 
     Called with the model and the step it gives the numbers of that step by name: `sink_rate` (Sink_1^ε in percent),
     `sink_rate_max` and `sink_position` (the largest Sink_k^ε, and at which k, from 0), `alpha_first` (mean of α_1 over
     heads), `alpha_uniform` (what uniform attention gives: H_T/T), `norm_ratio` (the largest |h_1| / mean |h_t| of a
-    layer), and, of a model that has a sink beside its keys (a learned logit, a column of its own),
-    `virtual_sink_rate`: in how many heads × samples it takes more than ε of the mean query, in percent.
-    The model is as it was before: its mode, its weights, and the state of random numbers.
+    layer), and, of a model that has a sink beside the tokens (a learned logit, a column of its own, a sink token in
+    front), `virtual_sink_rate`: in how many heads × samples it takes more than ε of the mean query, in percent.
+    Positions count the given tokens. The model is as it was before: its mode, its weights, and the state of chance.
     """
 
     def __init__(
@@ -147,8 +101,10 @@ class SinkWatch:
     def _measure(self, model: nn.Module) -> tuple[list[Row], bool]:
         """Rows of all statistics, and whether the model has a sink beside its keys."""
         device = next(model.parameters()).device
-        columns = _Columns()
-        wanted = [SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), HiddenNorm(), VirtualSink(self.epsilon)]
+        length = self.samples.shape[1]
+        columns = _Columns(length)
+        first = (SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), HiddenNorm())
+        wanted = [*(OfTokens(each, length) for each in first), VirtualSink(self.epsilon, length)]
         with _undisturbed(model, device), watching(model, wanted) as watch, columns.attached(model):
             for batch in self.samples.split(self.batch_size):
                 model(input_ids=batch.to(device), use_cache=False, **_few_logits(model))
@@ -194,10 +150,10 @@ def _mean(rows: Sequence[Row]) -> float:
 
 
 class _Columns:
-    """Notes whether any call has a sink beside its keys."""
+    """Notes whether any call has a sink beside its keys, or a token more than the sequences, the sink in front."""
 
-    def __init__(self) -> None:
-        self.found = False
+    def __init__(self, length: int) -> None:
+        self.length, self.found = length, False
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
@@ -212,7 +168,8 @@ class _Columns:
     def before(self, module: nn.Module, call: Call, causal_site: bool) -> tuple[Call, Wanted] | None:
         """Look at a call, of which nothing is wanted."""
         column = call.operation is not None and call.operation.column
-        self.found = self.found or column or call.sink is not None
+        longer = call.query.shape[2] > self.length
+        self.found = self.found or column or longer or call.sink is not None
         return None
 
     def after(self, module: nn.Module, call: Call, output: Tensor, reductions: dict[str, Tensor]) -> None:

@@ -1,0 +1,92 @@
+"""The first token, and the sink beside the tokens, of sequences whose length is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.statistics.observation import Observation
+from regard.statistics.rows import mean_over_queries
+from regard.statistics.sinks import GU, received, sink_rate
+from regard.statistics.statistic import About, Average, PerLayer, Sampled
+
+
+def in_front(layer: Observation, tokens: int) -> int:
+    """How many tokens a model has put in front of sequences of `tokens` tokens: one if it has a sink token."""
+    return int(layer.length.max()) - tokens
+
+
+class OfTokens(Average):
+    """A statistic of the given tokens alone, `tokens` a sequence, at position 0 the first that was given."""
+
+    def __init__(self, statistic: Average, tokens: int) -> None:
+        super().__init__()
+        self.statistic, self.tokens = statistic, tokens
+        self.name, self.about, self.needs = statistic.name, statistic.about, statistic.needs
+
+    def sampled(self, layers: Sequence[Observation]) -> Iterable[Sampled]:
+        """What is known of each sample, without what stands in front."""
+        return self.statistic.sampled([self._given(layer) for layer in layers])
+
+    def _given(self, layer: Observation) -> Observation:
+        front = in_front(layer, self.tokens)
+        if not front:
+            return layer
+        cut = {"column_mass": lambda tensor: tensor[..., front:], "hidden_norm": lambda tensor: tensor[:, front:]}
+        tensors = {name: cut[name](tensor) for name, tensor in layer.tensors.items() if name in cut}
+        return replace(layer, length=layer.length - front, keys=layer.keys - front, tokens=None, tensors=tensors)
+
+
+class FirstAlpha(PerLayer):
+    """α_1 of each head, from the column that the sink rate needs anyway."""
+
+    name = "alpha"
+    about = About(
+        title="α_1",
+        unit="",
+        description="Attention to the first token, averaged over all queries.",
+        source=f"{GU}, α_1",
+    )
+    needs = frozenset({"column_mass"})
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        """α_1 by head."""
+        mass = layer.tensors["column_mass"]
+        alpha = received(mass, layer.seen_by(mass.shape[-1]))
+        yield Sampled(self.key(layer, "head"), alpha[..., 0], layer.attended(1)[:, 0])
+
+
+class VirtualSink(PerLayer):
+    """What goes to no given token, by head, and the share of samples in which that is more than ε (Sink_*).
+
+    Attention to a learned logit or column is its mean over queries. That to a sink token is the column of this token,
+    whose own query counts as one of them.
+    """
+
+    name = "virtual_alpha"
+    about = About(
+        title="Virtual sink",
+        unit="",
+        description="Attention that goes to no given token, averaged over queries; and how often it is more than ε.",
+        source=f"{GU}, Sink_*",
+    )
+    needs = frozenset({"virtual_sink_mass", "column_mass"})
+
+    def __init__(self, epsilon: float, tokens: int) -> None:
+        super().__init__()
+        self.epsilon, self.tokens = epsilon, tokens
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        """The mass by head, and its rate."""
+        alpha, present = self._alpha(layer), layer.length > 0
+        yield Sampled(self.key(layer, "head"), alpha, present)
+        rate = sink_rate(alpha[..., None], self.epsilon)[..., 0]
+        yield Sampled(self.key(layer, "head", epsilon=self.epsilon, suffix="_rate"), rate, present)
+
+    def _alpha(self, layer: Observation) -> Float[Tensor, "sample head"]:
+        missing = layer.tensors["virtual_sink_mass"]
+        front = layer.tensors["column_mass"][..., : in_front(layer, self.tokens)].double().sum(-1)
+        return mean_over_queries(missing, layer.real_queries(missing.shape[-1])) + front / layer.length[:, None]
