@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,16 @@ import pandas as pd
 from regard.errors import UserError
 from regard.sweeps import Field, Verb, whole
 
-# Notes each begin and each end beside the folder; fails so many times; waits for a file, or for so long.
+# Notes the process of each begin and each end beside the folder; fails so many times; waits for a file, or for so long.
 TRIAL = """
-import json, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 file, folder = map(Path, sys.argv[1:3])
 said = json.loads(file.read_text())
 begun, ended, kept = (folder.with_suffix(end) for end in (".begun", ".ended", ".kept"))
 with begun.open("a") as note:
-    note.write("x")
-if len(begun.read_text()) <= said["failures"]:
+    note.write(f"{os.getpid()}\\n")
+if len(begun.read_text().splitlines()) <= said["failures"]:
     print("a warning\\nthe disk is full\\n", file=sys.stderr)
     sys.exit(2)
 if said["deaf"]:
@@ -36,7 +38,7 @@ except KeyboardInterrupt:
     kept.write_text("x")
     sys.exit(2)
 with ended.open("a") as note:
-    note.write("x")
+    note.write(f"{os.getpid()}\\n")
 folder.mkdir(exist_ok=True)
 record = {"verb": "fake", "recipe": said, "final": {"valid_loss": said["rate"] + said["seed"]}}
 (folder / "new.json").write_text(json.dumps(record))
@@ -95,4 +97,26 @@ FAKE = Verb(
 
 def counted(folder: Path, what: str) -> dict[str, int]:
     """How often each trial has begun (`begun`) or ended well (`ended`), by its key."""
-    return {path.stem: len(path.read_text()) for path in sorted((folder / "trials").glob(f"*.{what}"))}
+    return {path.stem: len(path.read_text().splitlines()) for path in (folder / "trials").glob(f"*.{what}")}
+
+
+def processes(folder: Path, keys: Collection[str]) -> set[int]:
+    """The last process of each of these trials."""
+    return {int((folder / "trials" / f"{key}.begun").read_text().split()[-1]) for key in keys}
+
+
+def alive(process: int) -> bool:
+    """Whether a process of this machine is at work."""
+    try:
+        os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait for something to become true."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sweeping import FAKE, counted, until
 
 from regard.errors import UserError
 from regard.sweep import Swept, Told, combinations, sweep
-from tests.sweeping import FAKE, counted
 
 ROOT = Path(__file__).parents[1]
 
@@ -211,13 +209,6 @@ try:
 except KeyboardInterrupt:
     sys.exit(2)
 """
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

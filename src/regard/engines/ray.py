@@ -18,6 +18,14 @@ from regard.errors import UserError
 _STORE = 100 * 2**20
 """Bytes of the object store of a cluster of our own: only names and exit codes pass through it."""
 
+_QUIET = {
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Keeps Ray from printing what its nodes log, what became of cancelled tasks and what will change, and from the web."""
+
 
 class Ray:
     """One task a job, on whichever node has a core for it (and `gpus` GPUs).
@@ -33,8 +41,8 @@ class Ray:
     def __init__(self, *, address: str | None = None, workers: int | None = None, gpus: int = 0) -> None:
         if workers is not None and workers < 1:
             raise UserError(f"workers: expected at least 1, got {workers}")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else each start tells of a coming change
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
         try:
             import ray
         except ImportError:

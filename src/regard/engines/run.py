@@ -62,7 +62,8 @@ def run(
     """The errors of the jobs that failed for good, by key.
 
     A job that failed is begun again up to `retries` times, after the others; one whose machine went away is begun
-    again without that being counted. `finished` tells by its key whether a job has left what it should.
+    again without that being counted. `finished` tells by its key whether a job has left what it should: then it is
+    done, whatever became of its process.
     """
     waiting, running = deque(jobs), dict[str, tuple[Job, float]]()
     attempts, lost, errors = Counter[str](), Counter[str](), dict[str, str]()
@@ -77,7 +78,7 @@ def run(
             for ended in engine.ended():
                 job, began = running.pop(ended.key)
                 lost[job.key] += ended.lost
-                error = ended.error or _missing(job.key, finished, engine.patience)
+                error = "" if finished(job.key) else ended.error or _missing(job.key, finished, engine.patience)
                 failures = attempts[job.key] - min(lost[job.key], MOST_LOST)
                 kind: Literal["finished", "failed", "given up"] = "finished"
                 if error:
