@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.attention import formulas
 from torch import Tensor
 
 from regard.attention import reference
 from regard.attention.call import REDUCTIONS, Call, Constant, Operation, Wanted
 from regard.attention.operator import FORMS, attend, form_of, plain_output, reduce, simplified
 from regard.attention.spec import ATTENTIONS, AttentionSpec
-from tests.attention import formulas
 
 NOTHING = Wanted()
 FAST = ("materialised", "blockwise", "pointwise", "chunked", "fused")
@@ -182,7 +182,7 @@ def cases(draw: st.DrawFn) -> tuple[AttentionSpec, dict[str, Tensor], dict[str, 
     return spec, tensors, options
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(case=cases())
 def test_any_call_of_any_spec_has_the_output_and_gradients_of_the_papers(
     case: tuple[AttentionSpec, dict[str, Tensor], dict[str, Any]],
@@ -203,7 +203,7 @@ def _reaches(output: Tensor, leaf: Tensor) -> bool:
     return torch.autograd.grad(output.sum(), leaf, retain_graph=True, allow_unused=True)[0] is not None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(case=cases())
 def test_reductions_by_rows_are_those_of_the_whole_matrix(
     case: tuple[AttentionSpec, dict[str, Tensor], dict[str, Any]],

@@ -74,30 +74,26 @@ def _score(operation: Operation) -> Callable[..., Tensor]:
     """What the kernel makes of one score of sample b and head h, of query i and key j."""
     logarithm, slopes, distance = LOGARITHMS[operation.weighting], operation.slopes, operation.distance
     shift = operation.shift if operation.weighting != "softmax" else 0.0
-
-    def score(found: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        gap = (i - j).clamp(min=0)
-        if distance is not None:
-            found = found + distance[h if len(distance) > 1 else 0, gap]
-        if slopes is not None:
-            found = found - slopes[h] * gap
-        return logarithm(found + shift)
-
-    return score
+    biases: list[Callable[[Tensor, Tensor], Tensor]] = []
+    if distance is not None:
+        biases.append(lambda h, gap: distance[h if len(distance) > 1 else 0, gap])
+    if slopes is not None:
+        biases.append(lambda h, gap: -slopes[h] * gap)
+    return lambda found, b, h, i, j: logarithm(sum([bias(h, (i - j).clamp(min=0)) for bias in biases], found + shift))
 
 
 @lru_cache(maxsize=32)
 def _mask(length: int, window: int | None, prefix: int, device: torch.device) -> BlockMask:
     """Which blocks of queries and keys meet."""
-
-    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        near = i >= j
-        if window is not None:
-            near = near & (i - j < window)
-        return near | (j < prefix) if prefix else near
-
+    last = length if window is None else window
     return create_block_mask(
-        sees, B=None, H=None, Q_LEN=length, KV_LEN=length, device=device, _compile=device.type == "cuda"
+        lambda b, h, i, j: ((i >= j) & (i - j < last)) | (j < prefix),
+        B=None,
+        H=None,
+        Q_LEN=length,
+        KV_LEN=length,
+        device=device,
+        _compile=device.type == "cuda",
     )
 
 

@@ -47,6 +47,7 @@ def operation_weights(
     call: Call, operation: Operation
 ) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query 1"] | None]:
     """The weights on the keys, and that on the extra column if there is one."""
+    call = replace(call, operation=operation)
     keep, found = visible(call), all_scores(call)
     columns = _extra_scores(call, operation)
     if columns is not None:
