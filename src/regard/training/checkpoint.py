@@ -214,13 +214,14 @@ def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
     with safe_open(path / MODEL, framework="pt") as weights, safe_open(path / OPTIMIZER, framework="pt") as moments:
         names, states = list(weights.keys()), list(moments.keys())
         _check_fits(path, {name: tuple(weights.get_slice(name).get_shape()) for name in names}, named)
+        for name in (key.rsplit("/", 1)[0] for key in states):
+            if named[name] not in groups:
+                raise UserError(f"{path}: expected the model of this run; {name} was trained there, and is not here")
         with torch.no_grad():
             for name, tensor in named.items():
                 tensor.copy_(_placed(weights.get_tensor(name), tensor))
         for key in states:
             name, state = key.rsplit("/", 1)
-            if named[name] not in groups:
-                raise UserError(f"{path}: expected the model of this run; {name} was trained there, and is not here")
             parameter = named[name]
             value = moments.get_tensor(key)
             if value.shape == parameter.shape and state != "step":
