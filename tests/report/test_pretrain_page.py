@@ -69,7 +69,7 @@ def test_figures_are_the_last_watched_values() -> None:
     assert "2.50× uniform attention’s 0.08" in told
     assert "training 4.00" in told
     assert "7.25×" in told
-    assert "Sink₁ from there at 10.0 % or more; mean α₁ above uniform from step 400" in told
+    assert "a position stays at 10.0 % or more; mean α₁ well above uniform from step 400" in told
     assert "1.05M786k without embeddings" in told
     assert "1.28kin 20 steps" in told
     assert "Tokens per second12.3kon cpu" in told
@@ -80,8 +80,15 @@ def test_no_emergence_is_said() -> None:
     record = pretrain_run.record(emergence={"step": None, "rate": 10.0, "alpha_step": None})
     page = Parsed(pretrain_page(*RUN[:2], record))
     assert "No sink emerged." in page.text
-    assert "Sink₁ never stayed at 10.0 % or more" in page.text
+    assert "no position stayed at 10.0 %" in page.text
     assert "emerged" not in Parsed(pretrain_page(*RUN[:2], pretrain_run.record(emergence={}))).text
+
+
+def test_a_virtual_sink_that_took_over_is_said() -> None:
+    record = pretrain_run.record(emergence={"step": None, "virtual_step": 1200, "alpha_step": None, "rate": 5.0})
+    page = Parsed(pretrain_page(*RUN[:2], record))
+    assert "No token became a sink; the virtual sink emerged at step 1,200." in page.text
+    assert "Sink emergedstep 1,200no position stayed at 5.00 %; the virtual sink from step 1,200" in page.text
 
 
 def test_lines_are_the_history(parsed: Parsed) -> None:

@@ -168,6 +168,14 @@ def test_table_tells_means_and_errors(parsed: Parsed) -> None:
     assert "3 combinations · 3 seeds · 9 of 9 trials finished" in parsed.text
 
 
+def test_emergence_is_counted_over_seeds(parsed: Parsed) -> None:
+    table = trials().assign(emergence_step=[1000, 1400, None, *[None] * 6])
+    page = Parsed(sweep_page(table, record(), {}))
+    assert "2 of 3, step 1,200" in page.text
+    assert page.text.count("none") == 2
+    assert "Sink emerged" not in parsed.text
+
+
 def test_differences_say_where_they_overlap_zero(parsed: Parsed) -> None:
     assert "Difference to softmax" in parsed.text
     half = T_2 * np.std([0.01, 0.0, 0.01], ddof=1) / math.sqrt(3)

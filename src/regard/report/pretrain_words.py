@@ -84,9 +84,12 @@ def emerged(record: Mapping[str, Any]) -> tuple[str, str] | None:
     told = labels.section(record, "emergence")
     if "step" not in told:
         return None
-    if told["step"] is None:
-        return "none", "No sink emerged."
-    return f"step {int(told['step']):,}", f"A sink emerged at step {int(told['step']):,}."
+    virtual = told.get("virtual_step")
+    if told["step"] is not None:
+        return f"step {int(told['step']):,}", f"A sink emerged at step {int(told['step']):,}."
+    if virtual is not None:
+        return f"step {int(virtual):,}", f"No token became a sink; the virtual sink emerged at step {int(virtual):,}."
+    return "none", "No sink emerged."
 
 
 def symbol(record: Mapping[str, Any]) -> str:
@@ -156,10 +159,12 @@ def _emergence(record: Mapping[str, Any]) -> list[KeyFigure]:
         return []
     notes = []
     if isinstance(told.get("rate"), (int, float)):
-        words = "never stayed" if told["step"] is None else "from there"
-        notes.append(f"Sink₁ {words} at {labels.number(float(told['rate']), 3)} % or more")
+        rate = f"{labels.number(float(told['rate']), 3)} %"
+        notes.append(f"no position stayed at {rate}" if told["step"] is None else f"a position stays at {rate} or more")
+    if told.get("virtual_step") is not None:
+        notes.append(f"the virtual sink from step {int(told['virtual_step']):,}")
     if told.get("alpha_step") is not None:
-        notes.append(f"mean α₁ above uniform from step {int(told['alpha_step']):,}")
+        notes.append(f"mean α₁ well above uniform from step {int(told['alpha_step']):,}")
     return [KeyFigure("Sink emerged", emergence[0], "; ".join(notes))]
 
 

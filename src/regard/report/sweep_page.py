@@ -64,11 +64,12 @@ def _means(found: Sequence[Combination], metrics: Mapping[str, tuple[str, str]])
     """A row for each combination: seeds, then each metric's mean ± standard error."""
     if not metrics:
         return ""
-    rows = []
+    rows, watched = [], any(words.EMERGENCE in one.rows for one in found)
     for one in found:
         cells = [sweep_means.shown(sweep_means.mean(one.rows, metric), unit) for metric, (_, unit) in metrics.items()]
-        rows.append((one.name, "", [words.seeds_of(one), *cells]))
-    head = ["Combination", "Seeds", *(name for name, _ in metrics.values())]
+        emerged = [words.emerged(one)] if watched else []
+        rows.append((one.name, "", [words.seeds_of(one), *cells, *emerged]))
+    head = ["Combination", "Seeds", *(name for name, _ in metrics.values()), *(["Sink emerged"] if watched else [])]
     return markup.values_table(head, rows, "Means over seeds by combination")
 
 

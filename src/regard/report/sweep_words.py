@@ -75,6 +75,18 @@ def seeds_of(one: Combination) -> str:
     return str(len(one.rows)) if len(one.rows) == one.planned else f"{len(one.rows)} of {one.planned}"
 
 
+EMERGENCE = "emergence_step"
+"""The trials' column of the steps at which sinks emerged, null where none did."""
+
+
+def emerged(one: Combination) -> str:
+    """In how many of the trials a sink emerged, and the mean of the steps, as in "2 of 3, step 1,200"."""
+    value = sweep_means.mean(one.rows, EMERGENCE)
+    if not len(one.rows):
+        return "–"
+    return f"{value.n} of {len(one.rows)}, step {value.value:,.0f}" if value.n else "none"
+
+
 def about_means(found: Sequence[Combination]) -> str:
     """What the numbers of the table are."""
     several = any(len(one.rows) > 1 for one in found)
