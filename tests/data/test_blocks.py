@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data import Blocks, hash_of, pack
-from regard.data import blocks as module
-from regard.data.blocks import sections
+from regard.data import packing as module
+from regard.data.packing import sections
 from regard.errors import UserError
 
 EOS = 5
@@ -84,6 +84,24 @@ def test_packed_anew_in_place_of_older_blocks(plain: Any, tmp_path: Path) -> Non
     made = pack([numbers(7, 8)], plain, 3, tmp_path / "packed", identity="b")
     assert made.rows(torch.tensor([0])).tolist() == [[17, 18, EOS]]
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_of_two_that_pack_the_same_at_once_the_first_stays(plain: Any, tmp_path: Path) -> None:
+    first: list[tuple[int, int]] = []
+
+    def overtaken() -> Iterator[str]:
+        yield numbers(*range(20))
+        pack([numbers(*range(20))], plain, 5, tmp_path / "packed", identity="a")
+        first.append(_inode(tmp_path / "packed" / "blocks.bin"))
+
+    made = pack(overtaken(), plain, 5, tmp_path / "packed", identity="a")
+    assert first == [_inode(tmp_path / "packed" / "blocks.bin")]
+    assert made.rows(torch.arange(4))[:, 0].tolist() == ids(0, 5, 10, 15)
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"]
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    return path.stat().st_ino, path.stat().st_mtime_ns
 
 
 def test_a_folder_of_something_else_is_left_alone(plain: Any, tmp_path: Path) -> None:

@@ -318,9 +318,11 @@ def test_shares_out_of_range(settings: dict[str, float], message: str, plain: An
         prepare([Source("a")], plain, length=10, folder=tmp_path, **settings)
 
 
-def test_domains_need_names_of_their_own(plain: Any, tmp_path: Path) -> None:
+def test_domains_need_names_of_their_own_and_weights(plain: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'a' is there twice; write NAME=WHERE"):
         prepare([Source("a"), Source("a", "x.txt")], plain, length=10, folder=tmp_path)
+    with pytest.raises(UserError, match=r"a positive weight of 'a', got 0.0"):
+        prepare([Source("a", weight=0.0)], plain, length=10, folder=tmp_path)
     with pytest.raises(UserError, match="at least one source"):
         prepare([], plain, length=10, folder=tmp_path)
 

@@ -1,13 +1,14 @@
 """Text to measure on, as windows, and to train on, as blocks of tokens; tasks to probe on, special tokens in place."""
 
 from regard.data.arrange import Arranged, SpecialTokens, arrange, special_tokens
-from regard.data.blocks import Blocks, pack
+from regard.data.blocks import Blocks
 from regard.data.common_tokens import common_tokens
 from regard.data.corpus import Corpus, Domain, prepare
 from regard.data.corpus_sources import Source, texts_of
 from regard.data.draw import Draw, alter, check_alterations
 from regard.data.encoding import LAYOUTS, NO_LABEL, Encoded, Layout, encode, mask_tokens
 from regard.data.examples import KINDS, Examples, Task, TaskKind
+from regard.data.packing import pack
 from regard.data.tasks import TASKS, Scale, TaskSettings, read_task
 from regard.data.text import Texts, python_documentation, read_texts, standard_library
 from regard.data.tokenizers import check_tokenizer, hash_of, ordinary_tokens, read_tokenizer, train_tokenizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.data.blocks import BLOCKS, Blocks, Packing, check_rows, is_packed, pack
+from regard.data.blocks import BLOCKS, Blocks, check_rows, is_packed
 from regard.data.corpus_sources import Source, documents_of, identity_of
+from regard.data.packing import Packing, pack
 from regard.data.tokenizers import hash_of
 from regard.errors import UserError
 
@@ -86,9 +88,11 @@ def prepare(
     tokenizer has a folder of its own, so runs may share `folder`.
 
     Of several processes let one go first and the others find it packed:
-    `with accelerator.local_main_process_first(): corpus = prepare(…)`.
+    `with accelerator.local_main_process_first(): corpus = prepare(…)`. What takes longer to pack than processes wait
+    for one another, half an hour or less, is better prepared by one process alone before.
 
-    Raises UserError for sources of one name, shares out of range, and text too little for a block of either part.
+    Raises UserError for sources of one name, weights and shares out of range, and text too little for a block of either
+    part.
     """
     _check(sources, amount, valid_share)
     total = sum(source.weight for source in sources)
@@ -105,6 +109,9 @@ def _check(sources: Sequence[Source], amount: float, valid_share: float) -> None
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"data: expected domains of different names, '{twice}' is there twice; write NAME=WHERE")
+    light = next((source for source in sources if not 0 < source.weight < math.inf), None)
+    if light is not None:
+        raise UserError(f"data: expected a positive weight of '{light.name}', got {light.weight}")
     if not 0 < amount <= 1:
         raise UserError(f"data amount: expected a share over 0 and at most 1, got {amount}")
     if not 0 < valid_share < 1:

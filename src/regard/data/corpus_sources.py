@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 import pyarrow
 import pyarrow.parquet
 
-from regard.data.blocks import Document, sections
+from regard.data.packing import Document, sections
 from regard.data.task_hub import network_errors
 from regard.data.text import check_text_column, decoded, python_documentation, standard_library, text_of
 from regard.errors import UserError
