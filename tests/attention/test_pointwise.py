@@ -76,7 +76,7 @@ def both(
     return output, torch.autograd.grad((output * weight).sum(), wants)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     weighting=st.sampled_from(["sigmoid", "elu"]),
     normalisation=st.sampled_from(["none", "sum"]),
@@ -141,7 +141,7 @@ def test_gradients_are_those_of_small_steps(weighting: str, normalisation: str) 
         of = Operation(weighting=weighting, normalisation=normalisation, slopes=slopes, window=4, prefix=2, shift=0.3)
         return pointwise(Call(query=query, key=key, value=value, scale=0.6, causal=True), of)
 
-    assert torch.autograd.gradcheck(output, (call.query, call.key, call.value, slopes))
+    assert torch.autograd.gradcheck(output, (call.query, call.key, call.value, slopes), fast_mode=True)
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 130, 200])
