@@ -64,7 +64,7 @@ def test_figures_are_the_last_watched_values() -> None:
     }
     told = Parsed(pretrain_page(by_hand(**columns), NO_SINKS, pretrain_run.record())).text
     assert "The validation loss ended at 4.50 nats per token. A sink emerged at step 600." in told
-    assert "Sink₁ (ε = 0.3) ended at 37.5 %." in told
+    assert "Sink₁ (ε = 0.3) ended at 37.5 %, the strongest position (2) at 40.0 %." in told
     assert "strongest at position 2 (40.0 %), T = 64" in told
     assert "2.50× uniform attention’s 0.08" in told
     assert "training 4.00" in told
@@ -82,6 +82,12 @@ def test_no_emergence_is_said() -> None:
     assert "No sink emerged." in page.text
     assert "no position stayed at 10.0 %" in page.text
     assert "emerged" not in Parsed(pretrain_page(*RUN[:2], pretrain_run.record(emergence={}))).text
+
+
+def test_a_sink_seen_only_once_at_the_end_is_said() -> None:
+    told = [pretrain_run.record(emergence={"step": step, "rate": 5.0, "alpha_step": None}) for step in (900, 1000)]
+    once = "It was seen in the last measurement alone."
+    assert [once in Parsed(pretrain_page(*RUN[:2], one)).text for one in told] == [False, True]
 
 
 def test_a_virtual_sink_that_took_over_is_said() -> None:

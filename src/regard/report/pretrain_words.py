@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from regard.report import labels
 from regard.report.headline import KeyFigure
-from regard.report.pretrain_curves import DOMAIN, domains, last
+from regard.report.pretrain_curves import DOMAIN, column, domains, last
 
 _SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -75,8 +76,23 @@ def _found(history: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
         told.append(f"The training loss ended at {labels.number(training, 3)} nats per token.")
     if rate is None:
         return [*told, "Sinks were not watched."]
-    emergence, ended = emerged(record), f"{symbol(record)} ended at {labels.number(rate, 3)} %."
-    return [*told, f"{emergence[1]} {ended}" if emergence else ended]
+    emergence, ended = emerged(record), f"{symbol(record)} ended at {labels.number(rate, 3)} %{_elsewhere(history)}."
+    return [*told, *([emergence[1]] if emergence else []), *_late(history, record), ended]
+
+
+def _elsewhere(history: pd.DataFrame) -> str:
+    """Where the strongest sink is and how strong, if not on the first token."""
+    most, position = last(history, "sink_rate_max"), last(history, "sink_position")
+    if most is None or not position:
+        return ""
+    return f", the strongest position ({position:.0f}) at {labels.number(most, 3)} %"
+
+
+def _late(history: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
+    """A warning where the sink was seen in the last measurement alone."""
+    watched = column(history, "step")[np.isfinite(column(history, "sink_rate"))]
+    step = number_of(record, "emergence", "step")
+    return ["It was seen in the last measurement alone."] if step is not None and step == watched[-1] else []
 
 
 def emerged(record: Mapping[str, Any]) -> tuple[str, str] | None:
