@@ -1,4 +1,4 @@
-"""Regard measures attention in Hugging Face Transformers, and replaces it.
+"""Regard measures attention in Hugging Face Transformers, replaces it, and pre-trains with another one.
 
 `import regard` is cheap: torch is imported with the first name that needs it.
 
@@ -7,6 +7,7 @@
     constants = regard.average_attention(model, batches, length=64)
     with regard.replacing(model, constants, heads=0.5):
         model(**inputs)
+    run = regard.pretrain("pico", attention="sigmoid")
 """
 
 import sys
@@ -17,34 +18,55 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import UserError
 
 if TYPE_CHECKING:
+    from regard.attention.spec import AttentionSpec
+    from regard.callback import SinkCallback
     from regard.constants import Constants
     from regard.measure import measure
+    from regard.models import RegardConfig, RegardForCausalLM
+    from regard.pretrain import pretrain
+    from regard.pretraining import Pretraining
+    from regard.recipes import Recipe
     from regard.replace import replace
     from regard.replacements import Replacements
     from regard.results import Measurements
     from regard.slot import ReplacedModel, average_attention, mixing, replaced, replacing, watching
+    from regard.sweep import sweep
 
 __version__ = "0.1.0"
 __all__ = [
+    "AttentionSpec",
     "Constants",
     "Measurements",
+    "Pretraining",
+    "Recipe",
+    "RegardConfig",
+    "RegardForCausalLM",
     "ReplacedModel",
     "Replacements",
+    "SinkCallback",
     "UserError",
     "__version__",
     "average_attention",
     "measure",
     "mixing",
+    "pretrain",
     "replace",
     "replaced",
     "replacing",
+    "sweep",
     "watching",
 ]
 _WHERE = {
+    "AttentionSpec": "regard.attention.spec",
     "Constants": "regard.constants",
     "Measurements": "regard.results",
+    "Pretraining": "regard.pretraining",
+    "Recipe": "regard.recipes",
+    "RegardConfig": "regard.models",
+    "RegardForCausalLM": "regard.models",
     "ReplacedModel": "regard.slot",
     "Replacements": "regard.replacements",
+    "SinkCallback": "regard.callback",
     "average_attention": "regard.slot",
     "mixing": "regard.slot",
     "replaced": "regard.slot",
@@ -72,6 +94,7 @@ class _Package(ModuleType):
     measure = _verb("measure")
     pretrain = _verb("pretrain")
     replace = _verb("replace")
+    sweep = _verb("sweep")
 
     def __getattr__(self, name: str) -> Any:
         """What there is to use, imported when it is asked for."""

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from regard import __version__
-from regard.cli import compare, measure, pretrain, replace
+from regard.cli import compare, measure, pretrain, replace, sweep
 from regard.errors import UserError
 
-COMMANDS = {"measure": measure, "compare": compare, "replace": replace, "pretrain": pretrain}
+COMMANDS = {"measure": measure, "compare": compare, "replace": replace, "pretrain": pretrain, "sweep": sweep}
 
 
 class Parser(argparse.ArgumentParser):
