@@ -69,7 +69,20 @@ def _number(text: str) -> float:
         raise UserError(f"rate: expected a number, got {text!r}") from None
 
 
-PARSERS = {"name": str, "rate": _number, "width": _width, "failures": int, "seconds": float, "gate": str, "seed": int}
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text]
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "name": str,
+    "rate": _number,
+    "width": _width,
+    "failures": int,
+    "seconds": float,
+    "gate": str,
+    "deaf": _truth,
+    "seed": int,
+}
 
 
 def _row(folder: Path) -> dict[str, Any]:
@@ -82,7 +95,7 @@ def _page(table: pd.DataFrame, record: Mapping[str, Any], histories: Mapping[str
 
 FAKE = Verb(
     name="fake",
-    fields={name: Field(parse) for name, parse in PARSERS.items()},  # type: ignore[arg-type]
+    fields={name: Field(parse, kind="flag" if name == "deaf" else "value") for name, parse in PARSERS.items()},
     base=lambda name, file: {} if name is None else {"rate": {"low": 0.5, "high": 2.0}[name]},
     complete=_complete,
     command=lambda file, folder: ["-c", TRIAL, str(file), str(folder)],
@@ -90,8 +103,9 @@ FAKE = Verb(
     row=_row,
     history=lambda folder: pd.DataFrame({"step": [0], "loss": [1.0]}),
     page=_page,
+    summary=lambda table, record: f"{len(table)} rows, best {table['valid_loss'].min() if len(table) else None}",
     names=("low", "high"),
-    shown=("valid_loss",),
+    options={"store": "where things are kept"},
 )
 
 

@@ -62,7 +62,7 @@ def test_a_key_depends_on_the_settings_and_nothing_else() -> None:
     "vary,options,said",
     [
         ({}, {}, "at least one field"),
-        ({"colour": ["red"]}, {}, "no field colour; allowed are failures, gate, name"),
+        ({"colour": ["red"]}, {}, "no field colour; allowed are deaf, failures, gate, name"),
         ({"seed": [1]}, {}, "seeds are given by --seeds"),
         ({"rate": []}, {}, "at least one value of rate"),
         ({"name": ["softmax", "softmin"], "rate": [1.0]}, {}, "got 'softmin' .of name=softmin rate=1.0"),
@@ -165,10 +165,11 @@ def test_a_failed_trial_is_tried_again_and_the_others_go_on(tmp_path: Path) -> N
     assert set(counted(tmp_path, "ended").values()) == {1}
 
 
-def test_where_all_fail_there_is_no_page(tmp_path: Path) -> None:
+def test_where_all_fail_the_page_says_so(tmp_path: Path) -> None:
     found = swept(tmp_path, {"failures": [9]}, retries=0)
     assert list(found.failed.values()) == ["the disk is full"]
-    assert not (tmp_path / "report.html").exists()
+    assert (tmp_path / "report.html").read_text() == "<p>0 of 1 with 0</p>"
+    assert not (tmp_path / "trials.parquet").exists()
     assert told_state(tmp_path)["trials"][0]["state"] == "failed"
 
 

@@ -71,6 +71,8 @@ def sweep(
     workers: int | None = None,
     gpus: int | None = None,
     retries: int = 2,
+    options: Sequence[str] = (),
+    command: str = "",
     on_event: Callable[[Told], None] = lambda told: None,
 ) -> Swept:
     """The trials of every combination of the values in `vary` and every seed, run, with a page that compares them.
@@ -80,8 +82,9 @@ def sweep(
     trials of equal settings are not run again, those of other settings stay beside the new ones.
 
     `on` is where trials run: "local" (`workers` processes, which share the cores; one a GPU where `gpus` is 1, which
-    is the default where there are GPUs) or "ray" (`address` of a cluster; `gpus` GPUs a trial). Raises UserError before
-    anything runs if a combination cannot be, and KeyboardInterrupt when interrupted: the same call then goes on.
+    is the default where there are GPUs) or "ray" (`address` of a cluster; `gpus` GPUs a trial). `options` are given to
+    the command of each trial as they are; `command` is noted in the record as what began the sweep. Raises UserError
+    before anything runs if a combination cannot be, and KeyboardInterrupt when interrupted: the same call then goes on.
     """
     verb = _verb(verb)
     folder = Path(out).resolve()
@@ -92,8 +95,9 @@ def sweep(
     check_folder(folder)
     with _alone(folder):
         state = State.open(folder, verb.name)
-        _add(state, trials, tuple(vary))
-        failed = _run(verb, trials, state, engine, retries, on_event)
+        _add(state, trials, tuple(vary), command)
+        jobs = {trial.key: _job(verb, trial, options) for trial in trials}
+        failed = _run(verb, trials, jobs, state, engine, retries, on_event)
         return _collected(verb, state, failed)
 
 
@@ -198,17 +202,19 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _add(state: State, trials: Sequence[Trial], vary: Sequence[str]) -> None:
+def _add(state: State, trials: Sequence[Trial], vary: Sequence[str], command: str) -> None:
     """Put the trials into the record, beside those of earlier sweeps in this folder."""
     for trial in trials:
         state.add(entry(trial.key, trial.seed), trial.settings)
     state.fields = tuple(dict.fromkeys([*state.fields, *vary]))
+    state.command = command
     state.write()
 
 
 def _run(
     verb: Verb,
     trials: Sequence[Trial],
+    jobs: Mapping[str, Job],
     state: State,
     engine: Engine,
     retries: int,
@@ -230,17 +236,17 @@ def _run(
         state.trials[key].update(
             {"state": "finished", "error": ""} if is_finished(key) else {"state": "waiting", "attempts": 0}
         )
-    left = [trial for trial in trials if state.trials[trial.key]["state"] == "waiting"]
+    left = [job for key, job in jobs.items() if state.trials[key]["state"] == "waiting"]
     try:
-        return run([_job(verb, trial) for trial in left], engine, finished=is_finished, retries=retries, on_event=note)
+        return run(left, engine, finished=is_finished, retries=retries, on_event=note)
     finally:
         state.settle()
 
 
-def _job(verb: Verb, trial: Trial) -> Job:
+def _job(verb: Verb, trial: Trial, options: Sequence[str]) -> Job:
     """The trial as a process: what python is to run, and where it may complain."""
     settings, log = trial.folder.with_name(f"{trial.key}.json"), trial.folder.with_name(f"{trial.key}.log")
-    command = tuple(verb.command(settings, trial.folder))
+    command = (*verb.command(settings, trial.folder), *options)
     return Job(trial.key, command, directory=str(Path.cwd()), log=str(log))
 
 
@@ -258,7 +264,7 @@ def _collected(verb: Verb, state: State, failed: dict[str, str]) -> Swept:
     table, record = _table(rows, fields), state.record()
     if finished:
         _write_table(state.folder / TABLE, table)
-        write_file(state.folder / PAGE, verb.page(table, record, {key: verb.history(folders[key]) for key in finished}))
+    write_file(state.folder / PAGE, verb.page(table, record, {key: verb.history(folders[key]) for key in finished}))
     return Swept(state.folder, table, record, failed)
 
 
@@ -266,7 +272,7 @@ def _table(rows: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> pd.DataF
     """One row a trial; a varied field whose values are not all numbers, or not all text, becomes text."""
     import pandas as pd
 
-    table = pd.DataFrame(list(rows))
+    table = pd.DataFrame(list(rows), columns=None if rows else ["key", "seed", *fields])
     for name in fields if rows else ():
         values = [row[name] for row in rows]
         kinds = {type(value) for value in values if value is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,6 @@ from regard.cli.options import number
 from regard.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from regard.sweep import Swept, Told
     from regard.sweeps import Verb
 
@@ -47,6 +46,8 @@ def run(given: argparse.Namespace) -> None:
         raise UserError(f"expected one of {', '.join(VERBS)} to sweep, got {given.verb!r}")
     verb = VERBS[given.verb]()
     asked = _parser(verb).parse_args(given.rest)
+    if asked.name is not None and asked.config is not None:
+        raise UserError(f"--config: expected a name or a file, got both '{asked.name}' and {asked.config}")
     vary = values(verb, asked.vary)
     settings = verb.base(asked.name, asked.config) | _settings(verb, asked)
     twice = sorted(set(vary) & set(_settings(verb, asked)))
@@ -65,6 +66,8 @@ def run(given: argparse.Namespace) -> None:
             workers=asked.workers,
             gpus=asked.gpus,
             retries=asked.retries,
+            options=_options(verb, asked),
+            command=shlex.join(["regard", "sweep", given.verb, *given.rest]),
             on_event=progress,
         )
     except KeyboardInterrupt:
@@ -107,14 +110,22 @@ def _parser(verb: Verb) -> argparse.ArgumentParser:
     group = parser.add_argument_group(f"settings of {verb.name}", "the same for all trials")
     shapes: dict[str, dict[str, Any]] = {
         "value": {"metavar": "VALUE"},
-        "flag": {"action": "store_const", "const": "true"},
-        "many": {"action": "append", "metavar": "VALUE"},
+        "flag": {"action": argparse.BooleanOptionalAction},
+        "many": {"nargs": "+", "metavar": "VALUE"},
     }
     for name, field in verb.fields.items():
         if name != "seed":
             said = field.help.replace("%", "%%")
             group.add_argument(f"--{name.replace('_', '-')}", dest=f"set:{name}", help=said, **shapes[field.kind])
+    for name, said in verb.options.items():
+        parser.add_argument(f"--{name}", dest=f"option:{name}", metavar="DIR", type=Path, help=said.replace("%", "%%"))
     return parser
+
+
+def _options(verb: Verb, asked: argparse.Namespace) -> list[str]:
+    """The options of the verb's command that are no settings, as they were given, from any folder."""
+    given = {name: getattr(asked, f"option:{name}") for name in verb.options}
+    return [part for name, path in given.items() if path for part in (f"--{name}", str(path.resolve()))]
 
 
 def _settings(verb: Verb, asked: argparse.Namespace) -> dict[str, Any]:
@@ -122,7 +133,9 @@ def _settings(verb: Verb, asked: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, field in verb.fields.items():
         text = getattr(asked, f"set:{name}", None)
-        if isinstance(text, list):
+        if isinstance(text, bool):
+            found[name] = text
+        elif isinstance(text, list):
             found[name] = [value for part in text for value in field.parse(part)]
         elif text is not None:
             found[name] = field.parse(text)
@@ -182,33 +195,13 @@ def _line(told: Told) -> str:
 
 
 def _tell(verb: Verb, swept: Swept) -> None:
-    """The table and where the rest is, on standard output."""
+    """What the trials show and where the rest is, on standard output."""
     from rich.console import Console
 
-    if not len(swept.table):
-        return
     console = Console(highlight=False)
-    console.print(_summary(verb, swept))
-    names = ("report.html", "sweep.json", "trials.parquet", "trials")
-    console.print(f"\nWritten to {swept.folder}: {', '.join(names)}", soft_wrap=True)
-
-
-def _summary(verb: Verb, swept: Swept) -> Table:
-    """One line a combination: its values, how many seeds are finished, the mean of each number over them."""
-    from rich.table import Table
-
-    fields = list(swept.record["vary"])
-    numbers = [name for name in verb.shown if name in swept.table]
-    table = Table(*fields, "seeds", *(f"{name} (mean)" for name in numbers))
-    for combination, rows in swept.table.groupby(fields, sort=False, dropna=False):
-        means = [rows[name].astype(float).mean() for name in numbers]
-        told = ["–" if mean != mean else f"{mean:.4g}" for mean in means]
-        table.add_row(*(_word(value) for value in combination), str(len(rows)), *told)
-    return table
-
-
-def _word(value: Any) -> str:
-    return "none" if value is None or value != value else str(value)
+    console.print(verb.summary(swept.table, swept.record))
+    written = ", ".join(sorted(path.name for path in swept.folder.iterdir() if not path.name.startswith(".")))
+    console.print(f"\nWritten to {swept.folder}: {written}", soft_wrap=True)
 
 
 def _failures(swept: Swept) -> str:

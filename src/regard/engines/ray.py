@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -108,14 +109,15 @@ class Ray:
             return Ended(key, f"its node was lost ({type(error).__name__})", lost=True)
 
     def _cancel(self) -> None:
-        """Ask what is at work to end, as Ctrl-C does; then with force."""
-        for task in self._keys:
-            self._ray.cancel(task, force=False)
-        if self._keys:
-            _, left = self._ray.wait(list(self._keys), num_returns=len(self._keys), timeout=GRACE)
+        """Ask what is at work to end, as Ctrl-C does; then with force. A cluster that is gone has ended it already."""
+        tasks = list(self._keys)
+        self._keys.clear()
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            for task in tasks:
+                self._ray.cancel(task, force=False)
+            _, left = self._ray.wait(tasks, num_returns=len(tasks), timeout=GRACE) if tasks else ([], [])
             for task in left:
                 self._ray.cancel(task, force=True)
-        self._keys.clear()
 
 
 @contextmanager

@@ -34,12 +34,13 @@ def entry(key: str, seed: int) -> dict[str, Any]:
 class State:
     """The trials in a folder by key, in the order they were added: how far each is, and its settings.
 
-    `fields` are those that some sweep in this folder was told to vary.
+    `fields` are those that some sweep in this folder was told to vary; `command` began the last one.
     """
 
     folder: Path
     verb: str
     fields: tuple[str, ...] = ()
+    command: str = ""
     trials: dict[str, dict[str, Any]] = field(default_factory=dict)
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -95,6 +96,7 @@ class State:
         ]
         return {
             "verb": self.verb,
+            **({"command": self.command} if self.command else {}),
             "vary": vary,
             "seeds": sorted({one["seed"] for one in self.trials.values()}),
             "settings": self._common(vary),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ from regard.results import RECORD
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import RenderableType
 
 HISTORY = "history.parquet"
 
@@ -33,8 +34,8 @@ class Verb:
     `base` gives the settings of a named starting point (None: the default one) or of a file; `complete` all settings
     from some, in terms of JSON, or raises UserError; `command` what python is to run, given a file of settings and the
     folder to write, going on with what is there; `finished` whether a folder holds the whole run of such settings;
-    `row` its final numbers; `history` its curves; `page` the page that compares. `shown` are the columns of `row` that
-    the terminal shows.
+    `row` its final numbers; `history` its curves; `page` and `summary` what compares them, given the table of trials
+    and the record of the sweep. `options` are options of its command that are no settings, as paths of folders.
     """
 
     name: str
@@ -45,9 +46,10 @@ class Verb:
     finished: Callable[[Path, Mapping[str, Any]], bool]
     row: Callable[[Path], dict[str, Any]]
     history: Callable[[Path], pd.DataFrame]
-    page: Callable[[pd.DataFrame, Mapping[str, Any], Mapping[str, pd.DataFrame]], str]
+    page: Callable[[pd.DataFrame, dict[str, Any], Mapping[str, pd.DataFrame]], str]
+    summary: Callable[[pd.DataFrame, Mapping[str, Any]], RenderableType]
     names: tuple[str, ...] = ()
-    shown: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 def whole(verb: str, folder: Path, settings: Mapping[str, Any]) -> bool:
@@ -95,14 +97,15 @@ def pretraining() -> Verb:
         base=base,
         complete=lambda settings: recipes.Recipe.from_dict(settings).to_dict(),
         command=lambda file, folder: [
-            *("-m", "regard", "pretrain", "--config", str(file), "--out", str(folder), "--resume")
+            *("-m", "regard", "pretrain", "--config", str(file), "--out", str(folder), "--resume", "--overwrite")
         ],
         finished=partial(whole, "pretrain"),
         row=finals,
         history=history,
         page=report.sweep_page,
+        summary=report.sweep_summary,
         names=tuple(recipes.RECIPES),
-        shown=("valid_loss", "sink_rate", "alpha_first", "emergence_step"),
+        options={"cache": "where packed text is kept (default: $REGARD_CACHE, else ~/.cache/regard)"},
     )
 
 
