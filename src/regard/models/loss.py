@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 IGNORED = -100
-CHUNK = {"cpu": 2**24, "cuda": 2**27}
+CHUNK = {"cpu": 2**22, "cuda": 2**27}
 """The most logits at a time, by kind of device."""
 
 
@@ -33,7 +33,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, product: torch.dtype) -> Tensor:
         """The sum of the losses."""
         exact = torch.promote_types(hidden.dtype, torch.float32)
-        rows = max(CHUNK.get(hidden.device.type, 2**24) // weight.shape[0], 1)
+        rows = max(CHUNK.get(hidden.device.type, 2**22) // weight.shape[0], 1)
         for_hidden, for_weight = ctx.needs_input_grad[:2]
         h, w = hidden.to(product), weight.to(product)
         d_hidden = torch.empty_like(h) if for_hidden else None
@@ -69,8 +69,9 @@ def _losses(logits: Tensor, labels: Tensor, exact: torch.dtype) -> tuple[Tensor,
     """The sum of some rows' losses, and its gradient by their logits."""
     counted = (labels != IGNORED)[:, None]
     at = labels.clamp(min=0)[:, None]
-    log_shares = logits.to(exact).log_softmax(-1)
-    loss = -(log_shares.gather(1, at) * counted).sum()
-    shares = log_shares.exp_()
+    shares = logits.to(exact)
+    log_sum = shares.logsumexp(-1, keepdim=True)
+    loss = ((log_sum - shares.gather(1, at)) * counted).sum()
+    shares = shares.sub_(log_sum).exp_()
     shares.scatter_add_(1, at, shares.new_full(at.shape, -1.0))
     return loss, shares.mul_(counted)
