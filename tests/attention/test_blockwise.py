@@ -26,7 +26,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @st.composite
 def calls(draw: st.DrawFn) -> dict[str, Any]:
-    """The parts of calls with what only blocks take: masks, biases, caps, padding, caches, and keys that no query sees yet."""
+    """The parts of calls with what only blocks take: masks, biases, caps, padding, caches, keys that none sees yet."""
     length, queries = draw(st.integers(1, 24)), draw(st.integers(1, 24))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
 
@@ -38,31 +38,31 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
 
     real = torch.rand(2, length, generator=generator) < 0.7
     causal = draw(st.booleans())
-    operation = dict(
-        weighting=draw(st.sampled_from(["softmax", "sigmoid", "softpick"])),
-        window=draw(st.sampled_from([None, 1, 7])),
-        prefix=draw(st.sampled_from([0, 0, 3])),
-        slopes=perhaps(torch.rand(4, generator=generator, dtype=torch.float64)),
-        distance=perhaps(normal(4, length + queries)),
-        extra_key=perhaps(normal(1, 3)),
-        extra_value=perhaps(normal(4, 5)),
-    )
-    return dict(
-        query=normal(2, 4, queries, 3),
-        key=normal(2, 2, length, 3),
-        value=normal(2, 2, length, 5),
-        scale=0.7,
-        causal=causal,
-        offset=draw(st.sampled_from([0, length - queries, -2])) if causal else 0,
-        keep=perhaps(torch.rand(1, 1, queries, length, generator=generator) < 0.8),
-        bias=perhaps(normal(1, 4, queries, length)),
-        softcap=perhaps(2.0),
-        sink=perhaps(normal(4)),
-        query_real=perhaps(torch.rand(2, queries, generator=generator) < 0.8),
-        key_real=perhaps(real),
-        starts=perhaps((1, 0)),
-        operation=operation,
-    )
+    operation = {
+        "weighting": draw(st.sampled_from(["softmax", "sigmoid", "softpick"])),
+        "window": draw(st.sampled_from([None, 1, 7])),
+        "prefix": draw(st.sampled_from([0, 0, 3])),
+        "slopes": perhaps(torch.rand(4, generator=generator, dtype=torch.float64)),
+        "distance": perhaps(normal(4, length + queries)),
+        "extra_key": perhaps(normal(1, 3)),
+        "extra_value": perhaps(normal(4, 5)),
+    }
+    return {
+        "query": normal(2, 4, queries, 3),
+        "key": normal(2, 2, length, 3),
+        "value": normal(2, 2, length, 5),
+        "scale": 0.7,
+        "causal": causal,
+        "offset": draw(st.sampled_from([0, length - queries, -2])) if causal else 0,
+        "keep": perhaps(torch.rand(1, 1, queries, length, generator=generator) < 0.8),
+        "bias": perhaps(normal(1, 4, queries, length)),
+        "softcap": perhaps(2.0),
+        "sink": perhaps(normal(4)),
+        "query_real": perhaps(torch.rand(2, queries, generator=generator) < 0.8),
+        "key_real": perhaps(real),
+        "starts": perhaps((1, 0)),
+        "operation": operation,
+    }
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,0 +1,127 @@
+"""What an AttentionSpec accepts, and in which form it is computed."""
+
+import dataclasses
+import json
+
+import pytest
+
+from regard.attention.call import Operation
+from regard.attention.spec import ATTENTIONS, EXTRAS, FORMS, AttentionSpec
+from regard.errors import UserError
+
+REFUSED = {
+    "weighting": ({"weighting": "relu"}, "weighting is one of softmax, sigmoid, elu, linear, softpick, got 'relu'"),
+    "feature_map": ({"feature_map": "exp"}, "feature_map is one of none, elu, mlp, got 'exp'"),
+    "normalisation": ({"normalisation": "l2"}, "normalisation is one of none, sum, clamped-sum, got 'l2'"),
+    "extra": ({"extra": "q-bias"}, f"extra is one of {', '.join(EXTRAS)}, got 'q-bias'"),
+    "positions": ({"positions": "xpos"}, "positions is one of rotary, none, sinusoidal"),
+    "form": ({"form": "quick"}, f"form is one of {', '.join(FORMS)}, got 'quick'"),
+    "window": ({"window": 0}, "window is a whole number of at least 1, got 0"),
+    "a window that is true": ({"window": True}, "window is a whole number of at least 1, got True"),
+    "a window in parts": ({"window": 2.5}, "window is a whole number of at least 1, got 2.5"),
+    "prefix": ({"prefix": -1}, "prefix is a whole number of at least 0, got -1"),
+    "no prefix": ({"prefix": None}, "prefix is a whole number of at least 0, got None"),
+    "gate": ({"gate": "yes"}, "gate is true or false, got 'yes'"),
+    "softmax twice": ({"normalisation": "sum"}, "softmax is normalised by itself; leave normalisation at none"),
+    "softpick twice": ({"weighting": "softpick", "normalisation": "sum"}, "softpick is normalised by itself"),
+}
+NOT_IN_THE_FORM = {
+    ("fused", "weighting=sigmoid"): {"weighting": "sigmoid"},
+    ("fused", "positions=t5"): {"positions": "t5"},
+    ("fused", "window with prefix"): {"window": 4, "prefix": 2},
+    ("fused", "window with an extra column"): {"window": 4, "extra": "k-bias"},
+    ("fused", "window with alibi"): {"window": 4, "positions": "alibi"},
+    ("chunked", "weighting=softmax"): {},
+    ("chunked", "a window"): {"weighting": "linear", "window": 4},
+    ("chunked", "positions=alibi"): {"weighting": "linear", "positions": "alibi"},
+    ("chunked", "an extra column"): {"weighting": "linear", "extra": "zero"},
+    ("chunked", "log_length"): {"weighting": "linear", "log_length": True},
+    ("pointwise", "weighting=softmax"): {},
+    ("pointwise", "normalisation=clamped-sum"): {"weighting": "elu", "normalisation": "clamped-sum"},
+    ("pointwise", "positions=t5-bucket-number"): {"weighting": "sigmoid", "positions": "t5-bucket-number"},
+    ("pointwise", "an extra column"): {"weighting": "elu", "extra": "kv-bias"},
+    ("flex", "weighting=linear"): {"weighting": "linear"},
+    ("flex", "an extra column beside weights that are no softmax"): {"weighting": "sigmoid", "extra": "k-bias"},
+}
+RESOLVED = {
+    "softmax": "fused",
+    "sink-logit": "fused",
+    "kv-bias": "fused",
+    "v-bias": "fused",
+    "sigmoid-log-length": "pointwise",
+    "elu-normalised": "pointwise",
+    "linear-normalised": "chunked",
+    "elu-kernel": "chunked",
+    "mlp-kernel-normalised": "chunked",
+    "softpick": "blockwise",
+}
+
+
+def unchecked(**choice: object) -> AttentionSpec:
+    """A spec as it is before its checks: those of the tests' types would come first, which users do not have."""
+    spec = object.__new__(AttentionSpec)
+    vars(spec).update(AttentionSpec().to_dict() | choice)
+    return spec
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_choice_that_is_none_is_refused_with_what_is_allowed(name: str) -> None:
+    choice, message = REFUSED[name]
+    with pytest.raises(UserError) as refusal:
+        unchecked(**choice).__post_init__()
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("form, what", NOT_IN_THE_FORM)
+def test_a_form_that_cannot_is_refused_with_those_that_can(form: str, what: str) -> None:
+    choice = NOT_IN_THE_FORM[form, what]
+    with pytest.raises(UserError) as refusal:
+        AttentionSpec(form=form, **choice)
+    able = str(refusal.value).split("; ")[1].removesuffix(" can").split(", ")
+    assert f"the form {form} cannot compute {what}; " in str(refusal.value)
+    assert "blockwise" in able
+    assert form not in able
+    for other in able:
+        assert AttentionSpec(form=other, **choice).resolved == other
+
+
+@pytest.mark.parametrize("name", RESOLVED)
+def test_the_fastest_form_is_taken(name: str) -> None:
+    assert ATTENTIONS[name].resolved == RESOLVED[name]
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_a_spec_survives_a_file(name: str) -> None:
+    spec = ATTENTIONS[name]
+    assert AttentionSpec(**json.loads(json.dumps(spec.to_dict()))) == spec
+
+
+def test_a_spec_is_frozen_and_checked_again_when_it_is_changed() -> None:
+    spec = ATTENTIONS["sigmoid"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.window = 3  # type: ignore[misc]
+    with pytest.raises(UserError):
+        spec.with_(window=-3)
+    assert spec.with_(window=3).window == 3
+    assert spec.window is None
+
+
+def test_what_is_learned_is_named() -> None:
+    named = {name: spec.learns for name, spec in ATTENTIONS.items()}
+    assert named["softmax"] == named["off-by-one"] == named["sigmoid-log-length"] == named["elu-kernel"] == ()
+    assert named["mlp-kernel"] == ("feature_map=mlp",)
+    assert named["k-bias"] == ("extra=k-bias",)
+    assert AttentionSpec(extra="sink-logit", positions="t5", gate=True).learns == (
+        "extra=sink-logit",
+        "positions=t5",
+        "gate",
+    )
+
+
+def test_an_operation_takes_the_choices_of_its_spec() -> None:
+    spec = AttentionSpec(weighting="elu", normalisation="sum", window=5, prefix=2)
+    operation = Operation.of(spec, shift=-1.5)
+    assert operation == Operation(
+        weighting="elu", normalisation="sum", window=5, prefix=2, shift=-1.5, form="pointwise"
+    )
