@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import tracking
+import torch.distributed as dist
+from accelerate import Accelerator, tracking
+from accelerate.state import AcceleratorState
 from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file
 from tests.training.small import Net, batch, count, loss, net
 from torch import Tensor, nn
 
 from regard.errors import UserError
+from regard.training import placement
 from regard.training.loop import Trained, train
 from regard.training.plan import Plan
 
@@ -217,9 +220,31 @@ def test_weights_that_are_not_float32() -> None:
         trained(net().requires_grad_(False), PLAN)
 
 
-def test_processes_that_accelerate_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_accelerate_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other code in this process, or the launcher, has set and the plan does not say is told, not obeyed."""
+    assert not AcceleratorState._shared_state
+    Accelerator(cpu=True, mixed_precision="bf16")
+    try:
+        with pytest.raises(UserError, match="accelerate: AcceleratorState has already been initialized"):
+            trained(net(), PLAN)
+        assert AcceleratorState().mixed_precision == "bf16"
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    model, plain = net(), net()
+    trained(model, PLAN)
+    by_hand(plain, PLAN, rate_of_plan)
+    torch.testing.assert_close(model.out.weight, plain.out.weight, rtol=0, atol=1e-12)
+    assert not AcceleratorState._shared_state
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UserError, match="FSDP: expected several GPUs"):
+        trained(net(), PLAN)
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    monkeypatch.setattr(placement, "_accelerator", lambda *arguments: Accelerator(cpu=False))
+    with pytest.raises(UserError, match="processes: expected 2 to train together, Accelerate sees 1; start them with"):
         trained(net(), PLAN)
 
 

@@ -35,6 +35,7 @@ from regard.training.schedule import learning_rate, set_rate
 
 Row = dict[str, float]
 OnProgress = Callable[[int, int, Mapping[str, float]], None]
+_KEPT = ("step", "items", "seconds", "history", "numbers")
 RECENT = 20
 """Steps over which the present speed is taken."""
 
@@ -75,19 +76,24 @@ class _Run:
 
 @dataclass(eq=False)
 class _Progress:
-    """All that a run knows besides its weights: steps finished, losses counted in them, seconds, rows, the last row."""
+    """All that a run knows besides its weights: steps finished, losses counted in them, seconds, rows.
+
+    `numbers`: those of the last step; `saved`: the step of the last checkpoint; `recent`: count and seconds
+    of the last few steps.
+    """
 
     step: int = 0
     items: int = 0
     seconds: float = 0.0
     history: list[Row] = field(default_factory=list)
     numbers: Row = field(default_factory=dict)
+    saved: int = 0
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
     def state(self) -> dict[str, Any]:
         """What is kept with the weights."""
-        return {name: getattr(self, name) for name in ("step", "items", "seconds", "history", "numbers")}
+        return {name: getattr(self, name) for name in _KEPT}
 
     @property
     def recorded(self) -> bool:
@@ -149,7 +155,8 @@ def train(
 
 def _take_steps(run: _Run, progress: _Progress) -> None:
     """Every step that is left: an update, then its row, then a checkpoint."""
-    saved = progress.step
+    run.placed.called.train()
+    run.placed.optimizer.zero_grad(set_to_none=True)
     try:
         _record(run, progress)
         while progress.step < run.plan.steps:
@@ -158,10 +165,9 @@ def _take_steps(run: _Run, progress: _Progress) -> None:
             _record(run, progress)
             if _checkpoint_due(run, progress):
                 _save(run, progress)
-                saved = progress.step
     except KeyboardInterrupt:
         # Processes are interrupted at different steps: those that hold parts of the weights cannot gather them.
-        if progress.step > saved and run.placed.first and not run.placed.sharded:
+        if progress.step > progress.saved and run.placed.first and not run.placed.sharded:
             _save(run, progress, alone=True)
         raise
 
@@ -177,13 +183,13 @@ def _take_step(run: _Run, progress: _Progress) -> None:
     rate = learning_rate(run.plan, progress.step + 1)
     set_rate(placed.optimizer, rate)
     summed = _add_gradients(run, rows, counted, progress.step)
-    norm = torch.nn.utils.get_total_norm([one.grad for one in placed.bare.parameters() if one.grad is not None])
+    norm = torch.nn.utils.get_total_norm([one.grad for one in placed.trained if one.grad is not None])
     mean = float(placed.total(summed)) / counted
     length = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     _check_finite(run, rows, progress.step, mean, length)
     with _interrupts_held():
         if run.plan.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(placed.bare.parameters(), run.plan.clip, norm)
+            torch.nn.utils.clip_grads_with_norm_(placed.trained, run.plan.clip, norm)
         placed.optimizer.step()
         placed.optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - started
@@ -213,9 +219,7 @@ def _add_gradients(run: _Run, rows: Rows, counted: int, step: int) -> Tensor:
     placed = run.placed
     summed = torch.zeros((), device=placed.device)
     pieces = micro_batches(placed.share(rows), run.plan.micro_batch)
-    placed.called.train()
-    placed.optimizer.zero_grad(set_to_none=True)
-    seed_step(run.plan.seed, step, placed.rank)
+    seed_step(placed.device, run.plan.seed, step, placed.rank)
     for piece in pieces:
         with placed.accumulating(last=piece == pieces[-1]):
             with placed.autocast():
@@ -264,7 +268,7 @@ def _rows_without_finite_loss(run: _Run, rows: Rows, step: int) -> list[int]:
     """Which rows of the batch have no finite loss by themselves; every process looks at its share."""
     flags = torch.zeros(run.plan.batch_size, dtype=torch.bool)
     share = run.placed.share(rows)
-    seed_step(run.plan.seed, step, run.placed.rank)
+    seed_step(run.placed.device, run.plan.seed, step, run.placed.rank)
     with torch.no_grad(), run.placed.autocast():
         for row in range(share.start, share.stop):
             value = run.loss(run.placed.bare, on(run.placed.device, cut(rows, slice(row, row + 1))))
@@ -300,13 +304,13 @@ def _record(run: _Run, progress: _Progress) -> None:
 
 def _watched(run: _Run, watcher: Watcher, step: int) -> dict[str, float]:
     """What a watcher finds in the module itself, in evaluation, with the same random numbers at the same step."""
-    seed_step(run.plan.seed, step, 0)
+    seed_step(run.placed.device, run.plan.seed, step, 0)
     run.placed.bare.eval()
     try:
         with torch.no_grad():
             return {name: float(value) for name, value in watcher(run.placed.bare, step).items()}
     finally:
-        run.placed.bare.train()
+        run.placed.called.train()
 
 
 def _report(run: _Run, progress: _Progress) -> None:
@@ -349,6 +353,7 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
         try:
             with _interrupts_held():
                 checkpoint.save(run.folder, weights, state, keep=run.plan.keep)
+                progress.saved = progress.step
         except UserError as caught:
             error = caught
     failed = error is not None if alone else bool(placed.any(torch.tensor([error is not None])))
@@ -371,4 +376,4 @@ def _started(run: _Run, resume: bool) -> _Progress:
     path, state = read
     run.plan.check_resumes(state["plan"], state["step"])
     checkpoint.restore(path, run.placed.bare, run.placed.optimizer)
-    return _Progress(**{name: state[name] for name in ("step", "items", "seconds", "history", "numbers")})
+    return _Progress(**{name: state[name] for name in _KEPT}, saved=state["step"])

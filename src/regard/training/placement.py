@@ -31,15 +31,17 @@ Rows = dict[str, Tensor]
 class Placement:
     """A model on its device, among the processes that train it.
 
-    `bare`: the module as it was given, on its device; `called`: what a loss is computed with, that is `bare` wrapped
-    for several processes and compiled, where there are several and that is asked for; `sharded`: whether each process
-    holds a part of the weights alone.
+    `bare`: the module as it was given, on its device; `wrapped`: for several processes, where there are several;
+    `called`: that compiled, where the plan says so, which is what a loss is computed with. `trained`: the parameters
+    that require gradients; `sharded`: whether each process holds only a part of them.
     """
 
     bare: nn.Module
     wrapped: nn.Module
     called: nn.Module
     optimizer: torch.optim.Optimizer
+    trained: tuple[nn.Parameter, ...]
+    sharded: bool
     device: torch.device
     processes: int
     rank: int
@@ -49,11 +51,6 @@ class Placement:
     def first(self) -> bool:
         """Whether this is the process that writes and reports."""
         return self.rank == 0
-
-    @property
-    def sharded(self) -> bool:
-        """Whether each process holds only a part of the weights."""
-        return _sharded(self.bare)
 
     def share(self, rows: Rows) -> slice:
         """The rows of a batch that are this process's: as many as the others', or one more."""
@@ -110,16 +107,21 @@ def accelerated(plan: Plan, device: str | None, folder: str | None) -> Iterator[
     _check_trackers(plan.trackers, folder)
     on_cpu = device == "cpu" or not torch.accelerator.is_available()
     try:
-        with warnings.catch_warnings():  # of the number of threads that it sets
-            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset", category=UserWarning)
-            accelerator = Accelerator(
-                cpu=on_cpu, mixed_precision="no", log_with=list(plan.trackers) or None, project_dir=folder
-            )
+        accelerator = _accelerator(on_cpu, plan.trackers, folder)
         _check_processes(accelerator)
         yield accelerator
     finally:
         if not known:
             AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def _accelerator(on_cpu: bool, trackers: Sequence[str], folder: str | None) -> Accelerator:
+    try:
+        with warnings.catch_warnings():  # of the number of threads that it sets
+            warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset", category=UserWarning)
+            return Accelerator(cpu=on_cpu, mixed_precision="no", log_with=list(trackers) or None, project_dir=folder)
+    except ValueError as error:
+        raise UserError(f"accelerate: {' '.join(str(error).split())}") from error
 
 
 def _check_trackers(trackers: Sequence[str], folder: str | None) -> None:
@@ -167,6 +169,8 @@ def place(model: nn.Module, plan: Plan, accelerator: Accelerator) -> Placement:
         wrapped=wrapped,
         called=cast(nn.Module, torch.compile(wrapped)) if plan.compile else wrapped,
         optimizer=optimizer,
+        trained=tuple(one for one in model.parameters() if one.requires_grad),
+        sharded=_sharded(model),
         device=accelerator.device,
         processes=accelerator.num_processes,
         rank=accelerator.process_index,
@@ -225,7 +229,13 @@ def own_random_numbers(device: torch.device) -> Iterator[None]:
         yield
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Start the random numbers of a step, which are thus those of the step whatever was drawn before it."""
-    state = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
-    torch.manual_seed(int(state[0]))
+def seed_step(device: torch.device, seed: int, step: int, rank: int) -> None:
+    """Start the random numbers of a step, which are thus those of the step whatever was drawn before it.
+
+    Those of the CPU and of the device: `torch.manual_seed` would note a call, with its stack, for each device that is
+    not in use, which is slower than a small step is.
+    """
+    state = int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])
+    torch.default_generator.manual_seed(state)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(state)
