@@ -129,6 +129,13 @@ def test_another_sweep_in_the_folder_adds_its_trials_and_takes_up_equal_ones(tmp
     assert again.record["trials"][1]["values"] == {"name": "softmax", "rate": 0.0, "width": None}
 
 
+def test_trials_that_failed_are_told_of_until_others_are_asked_for(tmp_path: Path) -> None:
+    assert len(swept(tmp_path, {"failures": [0, 9]}, retries=0).record["trials"]) == 2
+    found = swept(tmp_path, {"rate": [1.0]})
+    assert [one["state"] for one in found.record["trials"]] == ["finished", "finished"]
+    assert found.record["vary"] == {"rate": [0.0, 1.0]}
+
+
 def test_values_of_several_kinds_become_text_in_the_table(tmp_path: Path) -> None:
     found = swept(tmp_path, {"width": ["wide", 8]})
     assert list(found.table["width"]) == ["wide", "8"]

@@ -79,7 +79,7 @@ def sweep(
 
     `settings` are those of the verb that do not vary. A trial that fails is tried again `retries` times, and goes on
     from its last checkpoint; the others go on if it fails for good. `out` may hold an earlier sweep: its finished
-    trials of equal settings are not run again, those of other settings stay beside the new ones.
+    trials are not run again where their settings are asked for, and stay beside the new ones where they are not.
 
     `on` is where trials run: "local" (`workers` processes, which share the cores; one a GPU where `gpus` is 1, which
     is the default where there are GPUs) or "ray" (`address` of a cluster; `gpus` GPUs a trial). `options` are given to
@@ -203,11 +203,13 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _add(state: State, trials: Sequence[Trial], vary: Sequence[str], command: str) -> None:
-    """Put the trials into the record, beside those of earlier sweeps in this folder."""
+    """Put the trials into the record, beside those that earlier sweeps in this folder have finished."""
+    asked = {trial.key for trial in trials}
+    for key in [key for key, one in state.trials.items() if one["state"] != "finished" and key not in asked]:
+        state.drop(key)
     for trial in trials:
         state.add(entry(trial.key, trial.seed), trial.settings)
-    state.fields = tuple(dict.fromkeys([*state.fields, *vary]))
-    state.command = command
+    state.fields, state.command = tuple(vary), command
     state.write()
 
 

@@ -28,7 +28,7 @@ examples:
 The same command goes on with a sweep that was broken off. Trials of other settings are added to what DIR holds.
 """
 MOST_TOLD = 5
-"""Failed trials that are told of one by one."""
+"""Failed trials with the same error, and different errors, that are told of one by one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -205,13 +205,19 @@ def _tell(verb: Verb, swept: Swept) -> None:
 
 
 def _failures(swept: Swept) -> str:
-    """Which trials failed, each with the last line of its error."""
+    """Which trials failed, each with the last line of its error; those with the same one together."""
     by_key = {one["key"]: one for one in swept.record["trials"]}
-    told = []
-    for key, error in list(swept.failed.items())[:MOST_TOLD]:
-        values = {**by_key[key]["values"], "seed": by_key[key]["seed"]}
-        told.append(f"{' '.join(f'{name}={value}' for name, value in values.items())} ({error})")
-    more = len(swept.failed) - len(told)
-    rest = [f"{more} more in {swept.folder / 'sweep.json'}"] if more else []
-    plural = "trial" if len(swept.failed) == 1 else "trials"
-    return f"{len(swept.failed)} {plural} failed: {'; '.join([*told, *rest])}; the same command tries again"
+    alike: dict[str, list[str]] = {}
+    for key, error in swept.failed.items():
+        said = {**by_key[key]["values"], "seed": by_key[key]["seed"]}
+        alike.setdefault(error, []).append(" ".join(f"{name}={value}" for name, value in said.items()))
+    told = [f"{_listed(trials)} ({error})" for error, trials in list(alike.items())[:MOST_TOLD]]
+    rest = ["others as in sweep.json"] if len(alike) > MOST_TOLD else []
+    count = "1 trial" if len(swept.failed) == 1 else f"{len(swept.failed)} trials"
+    return f"{count} failed: {'; '.join([*told, *rest])}; the same command tries again"
+
+
+def _listed(trials: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    more = len(trials) - MOST_TOLD
+    return ", ".join(trials[:MOST_TOLD]) + (f" and {more} more" if more > 0 else "")

@@ -34,7 +34,7 @@ def entry(key: str, seed: int) -> dict[str, Any]:
 class State:
     """The trials in a folder by key, in the order they were added: how far each is, and its settings.
 
-    `fields` are those that some sweep in this folder was told to vary; `command` began the last one.
+    `fields` are those that the last sweep in this folder was told to vary; `command` began it.
     """
 
     folder: Path
@@ -74,6 +74,10 @@ class State:
         if key not in self.trials:
             write_file(self.path(key), json.dumps(settings, indent=1) + "\n")
             self.trials[key], self.settings[key] = dict(trial), dict(settings)
+
+    def drop(self, key: str) -> None:
+        """A trial is told of no more; its files stay, and are taken up if it is added again."""
+        del self.trials[key], self.settings[key]
 
     def note(self, key: str, **news: Any) -> None:
         """Keep what happened to a trial."""
