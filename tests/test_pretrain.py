@@ -210,7 +210,7 @@ def test_every_axis_trains(small: Recipe, cache: Path, changes: dict[str, Any]) 
     found = regard.pretrain(small, cache=cache, **{**changes, "steps": 40, "warmup": 5, "watch_every": 40})
     losses = found.history["valid_loss"].dropna()
     assert losses.iloc[-1] < losses.iloc[0] - 0.3
-    assert (found.final["virtual_sink_rate"] is not None) == (changes.get("attention") == "kv-bias")
+    assert (found.final["virtual_sink_rate"] is not None) == (changes.get("attention") in ("kv-bias", "sink-token"))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from regard.table import table_of
 
 COLUMNS = ("step", "statistic", "layer", "head", "position", "epsilon", "value")
 """The columns of sinks.parquet."""
+FEWEST = 8
+"""Queries that a sink is told from at the least."""
 SITE = "decoder"
 LOGITS = 1 << 26
 """Logits made at once, unless those of one row are more."""
@@ -51,9 +53,11 @@ class SinkWatch:
         every: int,
         epsilon: float = 0.3,
         batch_size: int = 32,
-        minimum_queries: int = 8,
+        minimum_queries: int | None = None,
     ) -> None:
         _check_rows("rows", rows)
+        if minimum_queries is None:
+            minimum_queries = max(FEWEST, rows.shape[1] // 2)
         _check_positive(every=every, batch_size=batch_size)
         SinkRate([epsilon], minimum_queries)
         if rows.shape[1] < minimum_queries:

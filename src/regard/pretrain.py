@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ def pretrain(
 
     Under `accelerate launch` all processes train together; each returns the same. Raises UserError.
     """
-    chosen = recipe(name, **changes)
+    base, chosen = recipe(name), recipe(name, **changes)
+    named = name if isinstance(name, str) else None
     with _folder(work, keep=keep_work) as place:
         _begin(place, chosen, resume=resume)
         text = _text(chosen, _cache(cache))
@@ -71,7 +72,8 @@ def pretrain(
             watchers=watches,
             on_progress=on_progress,
         )
-        return _result(chosen, text, model, trained, watches[-1])
+        found = _result(chosen, text, model, trained, watches[-1])
+    return replace(found, record={"name": named, **found.record, "recipe_defaults": base.to_dict()})
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def _tokenizer(chosen: Recipe, sources: list[Source], cache: Path) -> Any:
     """The recipe's tokenizer: read, or trained on the text, once for the same text and size."""
     if chosen.tokenizer != TRAINED:
         return read_tokenizer(chosen.tokenizer)
-    about = json.dumps([[identity_of(source.where) for source in sources], chosen.vocabulary])
+    about = json.dumps([[[identity_of(s.where), s.weight, s.tokens] for s in sources], chosen.vocabulary])
     folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
     if not folder.is_dir():
         trained = train_tokenizer(texts_of(sources), chosen.vocabulary or 0)

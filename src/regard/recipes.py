@@ -61,7 +61,7 @@ class Recipe:
     length: int = _option(64, "tokens of a sequence", least=8)
     tokenizer: str = _option(TRAINED, "train (on the run's text), a folder, or a hub id")
     vocabulary: int | None = _option(2048, "tokens of the vocabulary (of a tokenizer that is there: its own)")
-    data: tuple[str, ...] = _option(("python",), "texts: python, files, folders, hub:NAME; weights as 0.7*FILE")
+    data: tuple[str, ...] = _option(("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME")
     amount: float = _option(1.0, "share of the training text that is used", least=0, most=1)
     random_tokens: tuple[int, int] | None = _option(None, "A:B, positions that hold random tokens in training")
     fixed_token: int | None = _option(None, "position that always holds one fixed token", least=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -47,6 +48,7 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0, or 2 after one line that says what was wrong."""
     given = parser().parse_args(arguments)
+    given.line = shlex.join(["regard", *map(str, sys.argv[1:] if arguments is None else arguments)])
     try:
         with _interruptible():
             COMMANDS[given.command].run(given)

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ HELP = "Train a small decoder from nothing, and watch sinks while they emerge."
 EXAMPLES = """examples:
   regard pretrain nano
   regard pretrain pico --attention sigmoid --weight-decay 0.5 --fixed-token 0
-  regard pretrain nano --data novels.txt 0.3*reviews=reviews.jsonl --steps 5000
+  regard pretrain nano --data novels.txt reviews@0.3=reviews.jsonl --steps 5000
   regard pretrain --config runs/pretrain-nano/results.json --seed 1
   accelerate launch -m regard pretrain 60m --out runs/60m
 """
@@ -53,8 +53,8 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
             group.add_argument(option, metavar="X", help=one.metadata["help"], **several, **shared)
 
 
-def given_recipe(given: argparse.Namespace) -> Any:
-    """The recipe that the options state. Raises UserError."""
+def given_recipe(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """The recipe to begin with, by its name or from a file, and what the options change of it. Raises UserError."""
     from regard.recipes import Recipe, parsed, recipe
 
     if given.name is not None and given.config is not None:
@@ -67,12 +67,13 @@ def given_recipe(given: argparse.Namespace) -> Any:
             changes[name] = (
                 tuple(said) if isinstance(said, list) else said if said in (True, False) else parsed(name, said)
             )
-    return recipe(base, **changes)
+    recipe(base, **changes)
+    return base, changes
 
 
 def run(given: argparse.Namespace) -> None:
     """Train, print, write; everything that can be refused is refused before."""
-    chosen = given_recipe(given)
+    base, changes = given_recipe(given)
     from rich.console import Console
 
     from regard.pretrain import pretrain
@@ -91,10 +92,11 @@ def run(given: argparse.Namespace) -> None:
     try:
         with _progress() as report:
             found = pretrain(
-                chosen, work=work, resume=given.resume, keep_work=True, cache=given.cache, on_progress=report
+                base, work=work, resume=given.resume, keep_work=True, cache=given.cache, on_progress=report, **changes
             )
         if not first:
             return
+        found = replace(found, record={**found.record, "command": given.line})
         found.save(out, overwrite=given.overwrite)
     except KeyboardInterrupt:
         if not (work / "checkpoints").exists():
