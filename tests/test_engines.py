@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.sweeping import alive, counted, processes, until
 
-from regard.engines import Event, Job, Local, Ray, run
+from regard.engines import Ended, Event, Job, Local, Ray, run
 from regard.engines.local import cores
 from regard.errors import UserError
 
@@ -20,12 +20,15 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 
 
 def job(folder: Path, code: str, key: str = "a", grace: float = 10.0) -> Job:
+    """Some code, which has left what it should (a file) when it comes to its end."""
+    code = f"{code}\nimport pathlib; pathlib.Path({key + '.done'!r}).touch()"
     return Job(key, ("-c", code), directory=str(folder), log=str(folder / f"{key}.log"), grace=grace)
 
 
 def errors(jobs: Sequence[Job], *, workers: int = 2, retries: int = 0, devices: Sequence[str] = ()) -> dict[str, str]:
     engine = Local(workers=workers, devices=devices)
-    return run(jobs, engine, finished=lambda key: True, retries=retries)
+    folder = Path(jobs[0].directory)
+    return run(jobs, engine, finished=lambda key: (folder / f"{key}.done").exists(), retries=retries)
 
 
 # -- how jobs end -------------------------------------------------------------------------------------------------
@@ -62,6 +65,45 @@ def test_a_job_that_ends_well_but_leaves_nothing_has_failed(tmp_path: Path) -> N
         ("started", 2),
         ("given up", 2),
     ]
+
+
+def test_a_job_that_has_left_what_it_should_is_finished_whatever_becomes_of_it(tmp_path: Path) -> None:
+    code = "import os, pathlib; pathlib.Path('a.done').touch(); open('n', 'a').write('x'); os.kill(os.getpid(), 9)"
+    assert errors([job(tmp_path, code)], retries=3) == {}
+    assert (tmp_path / "n").read_text() == "x"
+
+
+class Vanishing:
+    """An engine under whose jobs the machine goes away so many times."""
+
+    patience = 0.0
+
+    def __init__(self, times: int) -> None:
+        self.times, self.started = times, 0
+
+    def __enter__(self) -> "Vanishing":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def places(self) -> int:
+        return 1
+
+    def start(self, job: Job) -> None:
+        self.started += 1
+
+    def ended(self) -> list[Ended]:
+        lost = self.started <= self.times
+        return [Ended("a", "lost" if lost else "broken", lost=lost)]
+
+
+@pytest.mark.parametrize("times,started", [(0, 2), (5, 7), (1000, 22)])
+def test_machines_that_go_away_are_not_counted_as_failures_up_to_a_limit(
+    times: int, started: int, tmp_path: Path
+) -> None:
+    engine = Vanishing(times)
+    found = run([job(tmp_path, "")], engine, finished=lambda key: False, retries=1)
+    assert (engine.started, found) == (started, {"a": "lost" if times > 20 else "broken"})
 
 
 def test_so_many_are_at_work_at_once_and_share_the_cores(tmp_path: Path) -> None:
