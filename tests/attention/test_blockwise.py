@@ -92,6 +92,20 @@ def test_reductions_of_blocks_are_those_of_the_whole_matrix(case: dict[str, Any]
         torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.parametrize("weighting", ["softmax", "sigmoid", "elu", "linear", "softpick"])
+def test_a_bias_that_hides_all_keys_of_a_query_leaves_zeros_and_no_gradient(weighting: str) -> None:
+    query = torch.randn(1, 1, 3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    bias = torch.zeros(1, 1, 3, 3)
+    bias[0, 0, 1] = torch.finfo(torch.float32).min
+    operation = Operation(weighting=weighting, prefix=1)
+    call = Call(query=query, key=query, value=query, scale=0.5, bias=bias, operation=operation)
+    output = plain_output(call)
+    (gradient,) = torch.autograd.grad(output[:, :, 1].sum(), query, retain_graph=True)
+    assert not output[:, :, 1].any()
+    assert not gradient.any()
+    assert torch.isfinite(torch.autograd.grad(output.sum(), query)[0]).all()
+
+
 def test_dropout_leaves_the_mean_and_has_the_gradient_of_what_it_drew() -> None:
     """Values are one, so that a weight's share survives in the output; a step along the gradient is exact in v."""
     query = torch.randn(1, 1, 12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from regard.attention import reference
 from regard.attention.call import PER_CALL, PER_KEY, PER_QUERY, PER_SAMPLE, Call, Operation, Wanted
 
-ENTRIES = 1 << 21
+ENTRIES = 1 << 22
 """How many entries a block of the matrix may have, as long as it has `ROWS` rows at least and at most."""
-ROWS = (16, 128)
+ROWS = (32, 128)
 
 
 def blockwise(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:

@@ -21,7 +21,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from regard.attention.blockwise import blockwise
 from regard.attention.call import Call, Operation
 
-LEAST_BLOCK, LARGEST_BLOCK = 64, 256
+LEAST_BLOCK, LARGEST_BLOCK = 64, 128
 """Queries in a block of a window: at least so many; windows larger than the last go block by block, unfolded."""
 ALIGNED = 8
 """Widths that fused kernels like are multiples of this."""

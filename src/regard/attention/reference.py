@@ -49,6 +49,8 @@ def operation_weights(
     """The weights on the keys, and that on the extra column if there is one."""
     call = replace(call, operation=operation)
     keep, found = visible(call), all_scores(call)
+    if call.bias is not None:
+        keep = keep & (found > float("-inf"))
     columns = _extra_scores(call, operation)
     if columns is not None:
         found = torch.cat([columns, found], dim=-1)

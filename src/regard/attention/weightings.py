@@ -22,8 +22,8 @@ def softmax(
     scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
 ) -> Float[Tensor, "*lead query key"]:
     """exp(s) / Σ exp(s); a row that sees nothing is zero."""
-    hidden = scores.masked_fill(~keep, float("-inf"))
-    return hidden.masked_fill(~keep.any(-1, keepdim=True), 0.0).softmax(-1).masked_fill(~keep, 0.0)
+    least = torch.finfo(scores.dtype).min
+    return scores.masked_fill(~keep, least).softmax(-1).masked_fill(~keep, 0.0)
 
 
 def sigmoid(
