@@ -156,3 +156,17 @@ def test_autocast_decides_the_dtype() -> None:
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found.double(), reference.operate(call, operation), rtol=0.03, atol=0.03)
     assert all(torch.isfinite(g).all() for g in torch.autograd.grad(found.float().sum(), leaves))
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+@pytest.mark.parametrize("learned", [{"sink": ""}, {"extra_key": "own", "extra_value": "own"}, {"slopes": ""}])
+def test_without_the_kernels_for_cpus_the_others_serve(
+    learned: dict[str, str], shares: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> Tensor:
+        raise AssertionError("the kernels for CPUs are not there")
+
+    monkeypatch.setattr(fused, "FLASH", None)
+    monkeypatch.setattr(fused, "_by_normaliser", refused)
+    call, operation, leaves = drawn(4, shares=shares, **learned)
+    assert_defined(fused.fused(call, operation), call, operation, leaves)
