@@ -19,6 +19,7 @@ from benchmarks.timing import RESULTS, extra_memory, race
         ("constant_attention", "sdpa"),
         ("structured_constants", "sdpa"),
         ("cached_probe", "recomputed"),
+        ("operators", "sdpa"),
     ],
 )
 def test_a_benchmark_runs_and_says_what_it_measured(
