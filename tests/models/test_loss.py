@@ -73,5 +73,6 @@ def test_under_autocast_the_sum_is_float32_and_products_are_not() -> None:
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, rounded, rtol=1e-6, atol=0)
     for one, other in zip(torch.autograd.grad(found, (hidden, weight)), exact, strict=True):
-        assert one.dtype == torch.float32 and not torch.equal(one, other)
+        assert one.dtype == torch.float32
+        assert not torch.equal(one, other)
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)

@@ -1,0 +1,255 @@
+"""The decoder: its choices, its weights at the start, its files, its loss, and what is measured on it."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from regard.attention import reference
+from regard.attention.call import Call
+from regard.attention.positions import POSITIONS
+from regard.attention.spec import ATTENTIONS, AttentionSpec
+from regard.errors import UserError
+from regard.models import RegardConfig, RegardForCausalLM, RegardModel
+from regard.models.layers import FEED_FORWARDS
+from regard.slot import watching
+
+SETTINGS: dict[str, Any] = {
+    "vocab_size": 41,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 24,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EVERYTHING = AttentionSpec(
+    weighting="sigmoid", feature_map="mlp", positions="t5", extra="kv-bias", sink_token=True, gate=True, qk_norm=True
+)
+
+
+def _decoder(attention: Any = "softmax", **changes: Any) -> RegardForCausalLM:
+    torch.manual_seed(0)
+    return RegardForCausalLM(RegardConfig(**SETTINGS | changes, attention=attention))
+
+
+def _large(attention: Any = "softmax", **changes: Any) -> RegardForCausalLM:
+    model = _decoder(attention, **changes).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.copy_(0.4 * torch.randn_like(parameter))
+    return model
+
+
+def _ids(rows: int = 2, length: int = 9) -> Tensor:
+    return torch.randint(3, 41, (rows, length), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"ffn": "mish"}, "ffn: expected one of swiglu, .*, got 'mish'"),
+        ({"norm": "sandwich"}, "norm: expected one of pre, post, got 'sandwich'"),
+        ({"attention": "softmaxx"}, "attention: expected one of softmax, .*, got 'softmaxx'"),
+        ({"attention": {"sharpness": 2}}, "attention: expected choices out of weighting, .*, got sharpness"),
+        ({"num_attention_heads": 3}, "hidden_size: expected a multiple of the 3 heads, got 16"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor of the 4 heads, got 3"),
+        ({"head_dim": 3}, "head_dim: expected an even number for rotary positions, got 3"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RegardConfig(**SETTINGS | changes)
+
+
+@pytest.mark.parametrize("attention", [EVERYTHING, EVERYTHING.to_dict(), "kv-bias", ATTENTIONS["kv-bias"]], ids=str)
+def test_saved_and_loaded_it_is_the_same(attention: Any, tmp_path: Path) -> None:
+    model = _decoder(attention, norm="post", ffn="relu").eval()
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["attention"] == model.config.spec.to_dict()
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert isinstance(again, RegardForCausalLM)
+    assert AutoConfig.from_pretrained(tmp_path).spec == model.config.spec
+    assert torch.equal(again(_ids()).logits, model(_ids()).logits)
+    inner = AutoModel.from_pretrained(tmp_path, key_mapping={"^model.": ""})
+    assert isinstance(inner, RegardModel)
+
+
+def test_a_table_of_waves_is_there_after_loading(tmp_path: Path) -> None:
+    model = _decoder(AttentionSpec(positions="sinusoidal")).eval()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(_ids()).logits, model(_ids()).logits)
+
+
+def test_weights_begin_as_in_the_paper() -> None:
+    model = _decoder(EVERYTHING, hidden_size=128, intermediate_size=256, vocab_size=400, num_hidden_layers=3)
+    for name, parameter in model.named_parameters():
+        inputs = parameter.shape[-1]
+        spread = math.sqrt(2 / (5 * inputs))
+        if "down_proj" in name:
+            spread = 1 / math.sqrt(inputs) / 3
+        elif "extra" in name:
+            spread = 0.02
+        elif "distance_table" in name:
+            spread = 1 / math.sqrt(128)
+        elif "norm" in name:
+            spread = 0.0
+        n = parameter.numel()
+        assert abs(parameter.std().item() - spread) <= 4 * spread / math.sqrt(2 * n), name
+        assert abs(parameter.mean().item() - ("norm" in name)) <= 4 * spread / math.sqrt(n), name
+    assert not _decoder("sink-logit").model.layers[0].self_attn.sink_logit.any()
+
+
+def test_the_model_of_the_paper_has_as_many_parameters_as_it_says() -> None:
+    with torch.device("meta"):
+        model = RegardForCausalLM(RegardConfig())
+    layers = 10 * (4 * 768 * 768 + 3 * 768 * 1536) + 21 * 768
+    assert model.parameters_without_embeddings == layers
+    assert sum(p.numel() for p in model.parameters()) == layers + 2 * 50_432 * 768
+    assert (layers // 10**5, (layers + 2 * 50_432 * 768) // 10**5) == (589, 1364)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("ffn", FEED_FORWARDS)
+def test_a_layer_is_what_it_is_called(ffn: str, norm: str) -> None:
+    model = _large(ffn=ffn, norm=norm)
+    layer = model.model.layers[0]
+    activation = {"swiglu": "silu", "swish": "silu", "relu": "relu", "reglu": "relu", "gelu": "gelu", "geglu": "gelu"}
+    f, net = getattr(torch.nn.functional, activation[ffn]), layer.mlp
+    assert (net.gate_proj is None) is (ffn in ("relu", "gelu", "swish"))
+
+    def fed(x: Tensor) -> Tensor:
+        up = x @ net.up_proj.weight.T
+        inner = f(up) if net.gate_proj is None else f(x @ net.gate_proj.weight.T) * up
+        return inner @ net.down_proj.weight.T
+
+    def normed(x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+    states: dict[str, Tensor] = {}
+    layer.register_forward_hook(lambda _m, args, out: states.update(before=args[0], after=out))
+    layer.self_attn.register_forward_hook(lambda _m, args, out: states.update(read=args[0], attended=out))
+    with torch.no_grad():
+        last = model.model(_ids()).last_hidden_state
+    before, attended = states["before"], states["attended"]
+    if norm == "pre":
+        middle = before + attended
+        expected, read = middle + fed(normed(middle)), normed(before)
+    else:
+        middle = normed(before + attended)
+        expected, read = normed(middle + fed(middle)), before
+    torch.testing.assert_close(states["read"], read, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(states["after"], expected, rtol=1e-12, atol=1e-12)
+    assert (model.model.norm is None) is (norm == "post")
+    assert last.shape == (2, 9, 16)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_positions_come_in_where_they_should(positions: str) -> None:
+    model = _large(AttentionSpec(positions=positions), num_hidden_layers=1).model
+    ids = _ids(1)
+    with torch.no_grad():
+        here = model(ids).last_hidden_state
+        later = model(ids, position_ids=torch.arange(5, 14)[None]).last_hidden_state
+        swapped = model(ids[:, [1, 0, *range(2, 9)]]).last_hidden_state
+    tables = positions in ("sinusoidal", "learned")
+    assert torch.allclose(here, later, atol=1e-5) is not tables
+    assert torch.allclose(here[:, 2:], swapped[:, 2:], atol=1e-5) is (positions == "none")
+
+
+@pytest.mark.parametrize(
+    "spec", [AttentionSpec(positions="learned"), AttentionSpec(weighting="sigmoid", log_length=True)]
+)
+def test_a_sequence_longer_than_its_table_is_refused(spec: AttentionSpec) -> None:
+    model = _large(spec)
+    assert model(_ids(length=24)).logits.shape == (2, 24, 41)
+    with pytest.raises(UserError, match=r"at most 24 tokens .max_position_embeddings., got 25"):
+        model(_ids(length=25))
+    assert _large()(_ids(length=25)).logits.shape == (2, 25, 41)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid", "kv-bias", "sink-token", "mlp-kernel", "gated"])
+def test_checkpointed_gradients_are_the_same_and_all_there(name: str) -> None:
+    model, ids = _large(ATTENTIONS[name].with_(positions="t5") if name == "kv-bias" else name).train(), _ids()
+    found = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            model.activation_checkpointing_enable()
+        model.zero_grad()
+        output = model(ids, labels=ids)
+        output.loss.backward()
+        assert output.logits is None
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+    assert all(gradient is not None and gradient.any() for gradient in found[0].values())
+
+
+def test_the_loss_is_the_same_in_training_and_out_of_it_and_counts_as_told() -> None:
+    model, ids = _large(), _ids()
+    labels = ids.masked_fill(ids % 5 == 0, -100)
+    logits = model(ids).logits
+    assert logits.shape == (2, 9, 41)
+    every = -logits.log_softmax(-1)[:, :-1].gather(2, labels[:, 1:, None].clamp(min=0))[..., 0]
+    expected = every[labels[:, 1:] != -100]
+    for training in (False, True):
+        model.train(training)
+        torch.testing.assert_close(model(ids, labels=labels).loss, expected.mean(), rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            model(ids, labels=labels, num_items_in_batch=1).loss, expected.sum(), rtol=1e-12, atol=0
+        )
+    assert model.eval()(ids, labels=labels, return_logits=False).logits is None
+
+
+def test_what_a_prefix_shows_is_not_scored() -> None:
+    model, ids = _large(AttentionSpec(prefix=3)), _ids()
+    expected = ids[:, 1:].clone()
+    expected[:, :2] = -100
+    assert torch.equal(model.targets(ids), expected)
+    mask = torch.ones_like(ids)
+    mask[1, :2] = 0
+    expected[1, :4] = -100
+    assert torch.equal(model.targets(ids, mask), expected)
+
+
+def _calls(model: RegardForCausalLM, **inputs: Tensor) -> tuple[list[Call], Any]:
+    """Every call of a forward, and what a watch saw of it."""
+    calls: list[Call] = []
+
+    class Noting:
+        def before(self, _module: Any, call: Call, _causal: bool) -> None:
+            calls.append(call)
+
+    from regard.slot.interface import unwatched_by, watched_by
+
+    modules, noting = [layer.self_attn for layer in model.model.layers], Noting()
+    with watching(model, ["sink_rate", "virtual_sink_mass"]) as watch, torch.no_grad():
+        watched_by(modules, noting)  # type: ignore[arg-type]
+        seen = model(**inputs).logits
+        unwatched_by(modules, noting)  # type: ignore[arg-type]
+    with torch.no_grad():
+        torch.testing.assert_close(seen, model(**inputs).logits, rtol=1e-9, atol=1e-9)
+    return calls, watch
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_what_is_measured_is_what_is_computed(name: str) -> None:
+    model, ids = _large(name), _ids()
+    calls, watch = _calls(model, input_ids=ids)
+    assert len(calls) == 2
+    masses = watch.frame("virtual_sink_mass")
+    for layer, call in enumerate(calls):
+        keys = ids.shape[1] + ATTENTIONS[name].sink_token
+        assert call.key.shape[2] == keys
+        _, virtual = reference.distribution(call)
+        rows = masses[(masses["layer"] == layer) & masses["head"].notna() & masses["position"].isna()]
+        found = torch.tensor(rows.sort_values("head")["value"].to_numpy())
+        torch.testing.assert_close(found, virtual.mean((0, 2)), rtol=1e-6, atol=1e-9)
