@@ -77,7 +77,8 @@ def test_both_ways_logits_are_the_same(changes: dict[str, Any], padding: str) ->
     llama = _llama(**changes)
     ours = from_llama(llama)
     assert ours.config.rms_norm_eps == llama.config.rms_norm_eps
-    assert ours.dtype == torch.float64 and not ours.training
+    assert ours.dtype == torch.float64
+    assert not ours.training
     batch = _batch(padding)
     expected = _logits(llama, batch)
     assert expected.std() > 0.1
@@ -122,7 +123,7 @@ def test_tied_weights_stay_tied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    "changes, named",
     [
         ({"attention_bias": True}, "attention_bias"),
         ({"hidden_act": "relu"}, "hidden_act"),
@@ -135,7 +136,7 @@ def test_what_only_some_llamas_have_is_refused(changes: dict[str, Any], named: s
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    "changes, named",
     [({"ffn": "relu"}, "ffn"), ({"norm": "post"}, "norm"), ({"attention": ATTENTIONS["gated"]}, "attention gate")],
 )
 def test_a_decoder_that_no_llama_can_be_is_refused(changes: dict[str, Any], named: str) -> None:
