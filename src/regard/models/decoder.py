@@ -243,6 +243,8 @@ def _with_sink_token(model: RegardModel, args: tuple[Any, ...], kwargs: dict[str
     if positions is not None:
         positions = positions + 1
         positions = positions if started else torch.nn.functional.pad(positions, (1, 0))
+        if start is not None and not started:
+            positions = positions.expand(len(start), -1).scatter(1, start, 0)
     if not started:
         stream = _in_front(model.sink_token, stream, start)
     given |= {"inputs_embeds": stream, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
