@@ -31,6 +31,17 @@ OBSERVERS: WeakKeyDictionary[nn.Module, list[Observer]] = WeakKeyDictionary()
 """Who watches which module, the last to come last; empty but while someone watches."""
 
 
+class Swapped(Protocol):
+    """What an attention layer computes in the place of softmax."""
+
+    def swapped(self, call: Call) -> Call:
+        """The call with that operation in it."""
+
+
+SWAPS: WeakKeyDictionary[nn.Module, Swapped] = WeakKeyDictionary()
+"""The modules that compute another operation; empty but inside of `replacing`."""
+
+
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -56,10 +67,16 @@ def attention(
 
 
 def observed(module: nn.Module, call: Call, causal_site: bool) -> Tensor:
-    """The output of a call, (batch, head, query, width), with the module's constants, shown to whoever watches it."""
+    """The output of a call, (batch, head, query, width), shown to whoever watches it.
+
+    It is that of the module's constants and of its other operation, where such have been put in.
+    """
     uses = module._modules.get(NAME)
     if isinstance(uses, Uses):
         call = uses.constant(call)
+    swap = SWAPS.get(module)
+    if swap is not None:
+        call = swap.swapped(call)
     watching: list[Observer] = []
     names: frozenset[str] = frozenset()
     first = 1

@@ -43,6 +43,8 @@ class Place:
     causal: bool
     fused: Fused | None
     """How queries, keys and values come out of one projection, if they do and it was recognised."""
+    operation: bool = False
+    """Whether it computes another operation than softmax."""
 
 
 def places(model: nn.Module) -> list[Place]:
@@ -145,6 +147,7 @@ class _Tracer:
                 width=width,
                 causal=what == "self" and role.startswith("decoder"),
                 fused=fused(module, self._outputs, call),
+                operation=call.operation is not None,
             )
         )
         return call, Wanted()

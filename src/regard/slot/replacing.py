@@ -1,16 +1,17 @@
-"""`replacing`: constants where attention was, while a block of code runs; `mixing`: both, in learnt shares."""
+"""`replacing`: constants, or another operation, where attention was; `mixing`: both, in learnt shares."""
 
 from __future__ import annotations
 
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, overload
 
 from torch import Tensor, nn
 
+from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer
 from regard.errors import UserError
 from regard.slot import deberta
@@ -19,6 +20,7 @@ from regard.slot.install import installed, register
 from regard.slot.interface import attention
 from regard.slot.places import Place, identity, places
 from regard.slot.projections import thinned
+from regard.slot.swapping import Layers, Sites, Swap, swapping
 
 Given = Constants | Sequence[Constants]
 Heads = Collection[tuple[int, int] | Head] | float | None
@@ -55,17 +57,57 @@ class Replacement:
         return Constants(matrices=matrices, origin=replace(first.origin, source=trained))
 
 
-@contextmanager
+@overload
+def replacing(
+    model: nn.Module, constants: AttentionSpec | str, *, layers: Layers = None, sites: Sites = None
+) -> AbstractContextManager[Swap]: ...
+
+
+@overload
 def replacing(
     model: nn.Module, constants: Given, heads: Heads = None, *, train: bool = False, any_model: bool = False
-) -> Iterator[Replacement]:
-    """While it lasts some heads of the model use constant matrices; afterwards the model is as it was.
+) -> AbstractContextManager[Replacement]: ...
 
-    `heads` are (layer, head) or (site, layer, head); or a fraction of all heads, those whose attention depends least
-    on the input; None: all. Their queries, keys and scores are not computed. `constants` of several lengths: each
-    forward uses the shortest that serves it. `train` makes the matrices parameters. `any_model` allows constants of a
-    model with other weights, if the shapes fit. Raises UserError for constants that do not fit.
+
+def replacing(
+    model: nn.Module,
+    constants: Given | AttentionSpec | str,
+    heads: Heads = None,
+    *,
+    layers: Layers = None,
+    sites: Sites = None,
+    train: bool = False,
+    any_model: bool = False,
+) -> AbstractContextManager[Any]:
+    """While it lasts constants, or another operation, stand where attention was; afterwards the model is as it was.
+
+    With `constants` some heads use constant matrices. `heads` are (layer, head) or (site, layer, head); or a fraction
+    of all heads, those whose attention depends least on the input; None: all. Their queries, keys and scores are not
+    computed. Constants of several lengths: each forward uses the shortest that serves it. `train` makes the matrices
+    parameters. `any_model` allows constants of a model with other weights, if the shapes fit.
+
+    With an `AttentionSpec`, or a name out of `regard.attention.spec.ATTENTIONS`, all heads of some layers compute that
+    operation instead of softmax: `layers` are numbers or (site, layer), None: all; `sites` are `encoder`, `decoder`,
+    `cross`, None: all self-attention. The model's own scale, positions, masks, biases, soft-cap and sink logit stay;
+    `extra="zero"` takes the place of that logit. A window reaches both ways where queries see later keys; `log_length`
+    lowers a row of scores by the logarithm of how many keys it sees. The weights are those of a model trained with
+    softmax: what would have to be learned is refused.
+
+    Raises UserError for what does not fit the model.
     """
+    if isinstance(constants, (AttentionSpec, str)):
+        if heads is not None or train or any_model:
+            raise UserError("heads, train and any-model are of constants; an operation is put into layers=, all heads")
+        return swapping(model, constants, layers, sites)
+    if layers is not None or sites is not None:
+        raise UserError("layers and sites are of operations; constants are put into heads=")
+    return _constant(model, constants, heads, train=train, any_model=any_model)
+
+
+@contextmanager
+def _constant(
+    model: nn.Module, constants: Given, heads: Heads, *, train: bool, any_model: bool
+) -> Iterator[Replacement]:
     given = given_constants(constants)
     if train and len(given) > 1:
         raise UserError(f"train: expected constants of one length, got {len(given)}")
