@@ -1,7 +1,11 @@
 """Pre-training end to end on tiny models: the record, resuming, what is put in the place of text, and refusals."""
 
 import json
+import os
 import random
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -230,3 +234,31 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"verb": "measure"}')
     with pytest.raises(UserError, match="not one of pre-training"):
         Pretraining.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_model_of_one(
+    finished: Pretraining, small: Recipe, cache: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.json").write_text(json.dumps(small.to_dict()))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "regard", "pretrain", "--config", "recipe.json", "--out", "run", "--cache", cache]
+    workers = []
+    for rank in range(2):
+        where = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        env = {**os.environ, **where, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        workers.append(subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True))
+    for worker in workers:
+        _, complaints = worker.communicate(timeout=300)
+        assert worker.returncode == 0, complaints
+    together = Pretraining.load(tmp_path / "run")
+    for name in ("valid_loss", "loss", "sink_rate", "alpha_first", "gradient_norm"):
+        one, two = (run.history[name].dropna().to_numpy() for run in (finished, together))
+        assert two == pytest.approx(one, rel=1e-4), name
+    assert list(together.history["tokens"]) == list(finished.history["tokens"])
+    assert together.record["cost"]["processes"] == 2
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    ids = torch.arange(10)[None]
+    torch.testing.assert_close(model(ids).logits, finished.model(ids).logits, atol=1e-4, rtol=1e-4)

@@ -150,22 +150,22 @@ def _folder(work: str | Path | None, *, keep: bool) -> Iterator[Path]:
         return
     place = Path(work)
     yield place
-    if not keep:
+    if not keep and _is_first():
         shutil.rmtree(place, ignore_errors=True)
 
 
 def _begin(place: Path, chosen: Recipe, *, resume: bool) -> None:
-    """The recipe in its folder. Raises UserError if a run of another one stands there."""
+    """The recipe in its folder, written by the first process. Raises UserError if a run of another one stands there."""
+    if not _is_first():
+        return
     path = place / RECIPE
     try:
         if resume and path.is_file():
-            before = Recipe.from_file(path).to_dict()
-            check_same(before, chosen.to_dict())
-        elif not resume and _is_first():
+            check_same(Recipe.from_file(path).to_dict(), chosen.to_dict())
+        elif not resume:
             shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True, exist_ok=True)
-        if _is_first():
-            path.write_text(json.dumps(chosen.to_dict(), indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(chosen.to_dict(), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {place}: {error.strerror or error}") from error
 
@@ -180,6 +180,12 @@ def _processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def _one_by_one() -> contextlib.AbstractContextManager[None]:
+    """While it lasts, the first process of each machine goes before its others."""
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    return state.local_main_process_first()
+
+
 def _cache(given: str | Path | None) -> Path:
     """Where packed text is kept."""
     return Path(given or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
@@ -188,7 +194,7 @@ def _cache(given: str | Path | None) -> Path:
 def _text(chosen: Recipe, cache: Path) -> Text:
     """The recipe's text, with its tokenizer, packed: by one process of each machine, the others find it done."""
     sources = [Source.parse(said) for said in chosen.data]
-    first = PartialState().local_main_process_first() if _processes() > 1 else contextlib.nullcontext()
+    first = _one_by_one() if _processes() > 1 else contextlib.nullcontext()
     with first:
         tokenizer = _tokenizer(chosen, sources, cache / "tokenizers")
         check_tokenizer(tokenizer, _vocabulary(chosen, tokenizer))
@@ -205,8 +211,12 @@ def _tokenizer(chosen: Recipe, sources: list[Source], cache: Path) -> Any:
     folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
     if not folder.is_dir():
         trained = train_tokenizer(texts_of(sources), chosen.vocabulary or 0)
-        with contextlib.suppress(FileExistsError), writing(folder, overwrite=False) as place:
-            trained.save_pretrained(place)
+        try:
+            with writing(folder, overwrite=False) as place:
+                trained.save_pretrained(place)
+        except UserError:
+            if not folder.is_dir():  # else another run was first
+                raise
     return read_tokenizer(folder)
 
 
@@ -268,11 +278,9 @@ class Kept:
 def _result(
     chosen: Recipe, text: Text, model: RegardForCausalLM, trained: training.Trained, sinks: Kept
 ) -> Pretraining:
-    """The run's tables, record and model."""
+    """The run's tables, record and model: whole, whatever was sharded while it was trained."""
+    device, model = model.device, _whole(model)
     history = table([_named(row) for row in trained.history])
-    embeddings = {
-        id(p): p.numel() for e in (model.get_input_embeddings(), model.get_output_embeddings()) for p in e.parameters()
-    }
     parameters = sum(p.numel() for p in model.parameters())
     tokens = int(history["tokens"].iloc[-1])
     record = {
@@ -282,7 +290,7 @@ def _result(
         "recipe": chosen.to_dict(),
         "model": {
             "parameters": parameters,
-            "parameters_without_embeddings": parameters - sum(embeddings.values()),
+            "parameters_without_embeddings": model.parameters_without_embeddings,
             "sha256": digest(model),
         },
         "data": {
@@ -305,12 +313,20 @@ def _result(
         "cost": {
             "seconds": round(trained.seconds, 3),
             "tokens_per_second": round(tokens / trained.seconds, 1) if trained.seconds else None,
-            "peak_memory_mib": round(peak_memory(model.device), 1),
-            "device": str(model.device),
+            "peak_memory_mib": round(peak_memory(device), 1),
+            "device": str(device),
             "processes": _processes(),
         },
     }
-    return Pretraining(history, sinks.frame(), record, model.cpu().eval(), text.tokenizer)
+    return Pretraining(history, sinks.frame(), record, model, text.tokenizer)
+
+
+def _whole(model: RegardForCausalLM) -> RegardForCausalLM:
+    """A model on the CPU with the weights of one that may be sharded; every process must take part."""
+    whole = RegardForCausalLM(model.config)
+    whole.load_state_dict(training.full_weights(model), strict=False)  # of tied weights one name is there
+    whole.tie_weights()
+    return whole.eval()
 
 
 def _named(row: Mapping[str, float]) -> dict[str, float]:
