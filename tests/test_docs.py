@@ -166,6 +166,7 @@ def run_console(block: Block) -> None:
 def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     furnish(tmp_path, page)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.why is not None:

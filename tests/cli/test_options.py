@@ -8,6 +8,14 @@ import pytest
 
 from regard.cli import COMMANDS, parser
 
+RECIPE = (
+    *("--attention", "--positions", "--window", "--prefix", "--form", "--ffn", "--norm", "--layers", "--width"),
+    *("--heads", "--kv-heads", "--ffn-width", "--tied/--no-tied", "--length", "--tokenizer", "--vocabulary", "--data"),
+    *("--amount", "--random-tokens", "--fixed-token", "--steps", "--batch", "--micro-batch", "--learning-rate"),
+    *("--schedule", "--warmup", "--weight-decay", "--decay", "--clip", "--precision", "--compile/--no-compile"),
+    *("--seed", "--watch-every", "--watch-samples", "--watch-length", "--epsilon", "--valid-samples"),
+    "--checkpoint-every",
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     "measure": {
         "model": None,
@@ -33,7 +41,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "model": None,
         "--task": None,
         "--data": None,
-        "--constants": "average",
+        "--constants": None,
+        "--attention": None,
         "--constants-from": None,
         "--fractions": "1,1/2,1/8,1/16,0",
         "--select": "lambda",
@@ -56,6 +65,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--resume": False,
         "--trust-remote-code": False,
     },
+    "pretrain": {
+        "name": None,
+        "--config": None,
+        **dict.fromkeys(RECIPE, argparse.SUPPRESS),
+        "--out": None,
+        "--overwrite": False,
+        "--resume": False,
+        "--cache": None,
+    },
+    "sweep": {"verb": None, "rest": None},
 }
 
 
@@ -112,7 +131,10 @@ def test_the_version(regard: Callable[..., Any]) -> None:
     "arguments,message",
     [
         ([], "regard: the following arguments are required: COMMAND; see regard --help"),
-        (["dream"], "regard: argument COMMAND: invalid choice: 'dream' (choose from measure, compare, replace)"),
+        (
+            ["dream"],
+            "regard: argument COMMAND: invalid choice: dream (choose from measure, compare, replace, pretrain, sweep)",
+        ),
         (["measure"], "regard measure: the following arguments are required: MODEL; see regard measure --help"),
         (["measure", "minilm", "--samples", "many"], "regard measure: argument --samples: invalid int value: 'many'"),
         (["measure", "minilm", "--length"], "regard measure: argument --length: expected one argument"),
@@ -127,7 +149,7 @@ def test_the_version(regard: Callable[..., Any]) -> None:
 )
 def test_what_is_not_understood_is_one_line(arguments: list[str], message: str, regard: Callable[..., Any]) -> None:
     complaint = regard(*arguments).complaint
-    assert complaint.replace("'measure', 'compare', 'replace'", "measure, compare, replace").startswith(message)
+    assert complaint.replace("'", "").startswith(message.replace("'", ""))
 
 
 def test_text_may_be_named_more_than_once() -> None:

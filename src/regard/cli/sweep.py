@@ -16,16 +16,14 @@ if TYPE_CHECKING:
     from regard.sweep import Swept, Told
     from regard.sweeps import Verb
 
-HELP = "Run a verb with every combination of some settings and seeds, and compare the runs on one page."
-EXAMPLES = """`regard sweep pretrain --help` lists the settings.
+HELP = "Run a verb with every combination of some settings, and compare the runs."
+EXAMPLES = """examples:
+  regard sweep pretrain --vary attention=softmax,sigmoid --out runs/attention
+  regard sweep pretrain nano --vary window=none,16,32 --workers 2 --out runs/w
+  regard sweep pretrain --vary positions=rotary,alibi --on ray --out /shared/p
 
-examples:
-  regard sweep pretrain --vary attention=softmax,sigmoid weight_decay=0,0.1 --seeds 3 --out runs/decay
-  regard sweep pretrain nano --vary window=none,16,32 --steps 500 --workers 2 --out runs/window
-  regard sweep pretrain --vary positions=rotary,alibi --seeds 0,7 --on ray --out /shared/positions
-  regard sweep pretrain 60m --vary attention=softmax,elu --on ray --address auto --gpus 1 --out /shared/elu
-
-The same command goes on with a sweep that was broken off. Trials of other settings are added to what DIR holds.
+`regard sweep pretrain --help` lists the settings. The same command goes on with
+a sweep that was broken off. Trials of other settings are added to what DIR has.
 """
 MOST_TOLD = 5
 """Failed trials with the same error, and different errors, that are told of one by one."""
