@@ -1,0 +1,393 @@
+"""A step of training (forward, backward, clipping, AdamW): Regard's decoder in Regard's loop against its peers.
+
+Peers of the same shape: a minimal module in the manner of nanoGPT, written here (minimal), and `LlamaForCausalLM` in a
+plain loop (llama), each with clipping and fused AdamW, and the latter under the `Trainer` (trainer). Each runs at its
+best of float32 and bfloat16 (autocast), compiled or not; a first round finds that. Then Regard's other attentions
+against its softmax, each also with its matrix written out (materialised). 2048 tokens a step, whatever the length of
+their sequences: memory that is linear in that length stays the same.
+
+A round is a few steps of each contestant in turn, the first of which is not counted.
+
+    python -m benchmarks.training_step [--quick] [--sizes 1M,10M] [--lengths 256,1024,2048] [--parts peers,attentions]
+                                       [--threads N] [--out FILE]          about 40 minutes on one core
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from benchmarks.timing import Figures, allocated, parser, prepared, row, show, write
+from regard.attention.spec import ATTENTIONS, AttentionSpec
+from regard.models import RegardConfig, RegardForCausalLM
+from regard.training import Plan, train
+
+TOKENS = 2048
+RATE = 1e-4
+WINDOW, PREFIX = 128, 5
+Take = Callable[[int], list[float]]
+"""Takes so many steps and one before; the seconds of each."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The shape of a decoder with tied embeddings."""
+
+    layers: int
+    width: int
+    heads: int
+    inner: int
+    vocabulary: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As the configurations of Transformers have it."""
+        return {
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.width,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "max_position_embeddings": TOKENS,
+            "tie_word_embeddings": True,
+        }
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What everything is computed in, and whether it is compiled."""
+
+    precision: str = "float32"
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        return self.precision + (" compiled" if self.compiled else "")
+
+    def autocast(self) -> Any:
+        """While it lasts the precision holds."""
+        return torch.autocast("cpu", torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
+
+
+SIZES = {
+    "1M": Size(layers=4, width=128, heads=4, inner=256, vocabulary=2048),
+    "10M": Size(layers=8, width=256, heads=8, inner=688, vocabulary=16384),
+}
+LENGTHS = (256, 1024, 2048)
+SETTINGS = [Setting(precision, compiled) for precision in ("float32", "bfloat16") for compiled in (False, True)]
+MORE = {
+    "alibi": AttentionSpec(positions="alibi"),
+    "t5": AttentionSpec(positions="t5"),
+    f"window {WINDOW}": AttentionSpec(window=WINDOW),
+    f"prefix {PREFIX}": AttentionSpec(prefix=PREFIX),
+}
+OPERATIONS = {name: spec for name, spec in (ATTENTIONS | MORE).items() if name != "softmax"}
+clock = time.thread_time
+
+
+# -- contestants ----------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A layer of the minimal module: joined projections, no caches, no masks."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads, width = size.heads, size.width
+        self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.joined, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 2 * size.inner, bias=False), nn.Linear(size.inner, width, bias=False)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """The stream after the layer."""
+        parts = self.joined(self.before(x)).chunk(3, -1)
+        query, key, value = (part.view(*x.shape[:2], self.heads, -1).transpose(1, 2) for part in parts)
+        query, key = (_turned(part, cosine.to(part.dtype), sine.to(part.dtype)) for part in (query, key))
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(x.shape))
+        gate, up = self.up(self.between(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], -1)
+
+
+class Minimal(nn.Module):
+    """A decoder in the manner of nanoGPT, with the parts of a Llama."""
+
+    def __init__(self, size: Size, length: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(size.vocabulary, size.width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
+        self.norm = nn.RMSNorm(size.width)
+        half = size.width // size.heads // 2
+        angles = torch.outer(torch.arange(length).float(), 1e4 ** (-torch.arange(half).float() / half))
+        self.register_buffer("cosine", angles.cos())
+        self.register_buffer("sine", angles.sin())
+        nn.init.normal_(self.embedding.weight, std=0.02)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss."""
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x, self.cosine, self.sine)
+        logits = F.linear(self.norm(x), self.embedding.weight)
+        return F.cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten())
+
+
+def rows_of(size: Size, length: int) -> dict[str, Tensor]:
+    """A batch of random tokens."""
+    ids = torch.randint(size.vocabulary, (TOKENS // length, length), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "labels": ids}
+
+
+def in_plain_loop(model: nn.Module, rows: Mapping[str, Tensor], setting: Setting) -> Take:
+    """Steps of a loop as short as can be; the model gives its loss, alone or under that name."""
+    called: Any = torch.compile(model) if setting.compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def step() -> float:
+        with setting.autocast():
+            found = called(**rows)
+            loss = found if isinstance(found, Tensor) else found.loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    def take(steps: int) -> list[float]:
+        ticks = [clock() for _ in range(steps + 1) if step()]
+        return _apart(ticks)
+
+    return take
+
+
+def minimal(size: Size, length: int, setting: Setting) -> Take:
+    """The minimal module in a plain loop."""
+    return in_plain_loop(Minimal(size, length), rows_of(size, length), setting)
+
+
+def llama_of(size: Size) -> LlamaForCausalLM:
+    """Llama of this shape."""
+    return LlamaForCausalLM(LlamaConfig(**size.options, use_cache=False, attn_implementation="sdpa"))
+
+
+def llama(size: Size, length: int, setting: Setting) -> Take:
+    """Llama in a plain loop."""
+    return in_plain_loop(llama_of(size), rows_of(size, length), setting)
+
+
+class _Ticks(TrainerCallback):
+    def __init__(self) -> None:
+        self.ticks: list[float] = []
+
+    def on_step_end(self, *_args: Any, **_options: Any) -> None:
+        self.ticks.append(clock())
+
+
+def trainer(size: Size, length: int, setting: Setting) -> Take:
+    """Llama under the Trainer, which logs and saves nothing."""
+    model, rows = llama_of(size), rows_of(size, length)
+    samples = [{name: value[number] for name, value in rows.items()} for number in range(TOKENS // length)]
+
+    def take(steps: int) -> list[float]:
+        ticks = _Ticks()
+        with tempfile.TemporaryDirectory() as folder:
+            options = TrainingArguments(
+                output_dir=folder,
+                max_steps=steps + 1,
+                per_device_train_batch_size=len(samples),
+                learning_rate=RATE,
+                lr_scheduler_type="constant",
+                optim="adamw_torch_fused",
+                weight_decay=0.1,
+                adam_beta2=0.95,
+                bf16=setting.precision == "bfloat16",
+                torch_compile=setting.compiled,
+                use_cpu=True,
+                save_strategy="no",
+                logging_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                dataloader_pin_memory=False,
+            )
+            Trainer(model=model, args=options, train_dataset=samples, callbacks=[ticks]).train()
+        return _apart(ticks.ticks)
+
+    return take
+
+
+def regard(size: Size, length: int, setting: Setting, spec: AttentionSpec | str = "softmax") -> Take:
+    """Regard's decoder in Regard's loop."""
+    model, rows = regard_of(size, spec), rows_of(size, length)
+    losses = rows["labels"][:, 1:].numel()
+
+    def take(steps: int) -> list[float]:
+        ticks: list[float] = []
+        plan = Plan(
+            steps=steps + 1,
+            batch_size=len(rows["input_ids"]),
+            learning_rate=RATE,
+            schedule="constant",
+            precision="bfloat16" if setting.precision == "bfloat16" else "float32",
+            compile=setting.compiled,
+        )
+        train(
+            model,
+            plan,
+            batch=lambda step: rows,
+            loss=lambda called, part: called(**part, num_items_in_batch=1).loss,
+            count=lambda part: losses,
+            on_progress=lambda *_told: ticks.append(clock()),
+            device="cpu",
+        )
+        return _apart(ticks)
+
+    return take
+
+
+def regard_of(size: Size, spec: AttentionSpec | str) -> RegardForCausalLM:
+    """Regard's decoder of this shape."""
+    return RegardForCausalLM(RegardConfig(**size.options, attention=spec))
+
+
+def _apart(ticks: list[float]) -> list[float]:
+    """The times between the ends of steps."""
+    return [after - before for before, after in itertools.pairwise(ticks)]
+
+
+# -- races ----------------------------------------------------------------------------------------------
+
+
+def race(contestants: Mapping[str, Take], *, rounds: int, steps: int) -> dict[str, Figures]:
+    """The figures of each, some steps of each in turn; memory is not among them."""
+    taken: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, take in contestants.items():
+            taken[name] += take(steps)
+    return {name: _figures(times) for name, times in taken.items()}
+
+
+def _figures(times: list[float], memory: float | None = None) -> Figures:
+    return Figures(
+        seconds=statistics.median(times), fastest=min(times), slowest=max(times), runs=len(times), memory=memory
+    )
+
+
+PEERS = {"regard": regard, "minimal": minimal, "llama": llama, "trainer": trainer}
+
+
+def peers(size: Size, length: int, *, rounds: int, steps: int) -> tuple[dict[str, str], dict[str, Figures]]:
+    """The best setting of each, and its figures there. The Trainer takes that of the plain loop."""
+    best: dict[str, tuple[Setting, Take]] = {}
+    for name, make in PEERS.items():
+        tried = [best["llama"][0]] if name == "trainer" else SETTINGS
+        takes = {setting: make(size, length, setting) for setting in tried}
+        seconds = {setting: min(take(steps)) for setting, take in takes.items()} if len(tried) > 1 else {}
+        told = ", ".join(f"{setting} {value * 1e3:.0f} ms" for setting, value in seconds.items())
+        print(f"  {name}: {told or tried[0]}", flush=True)
+        setting = min(seconds, key=lambda one: seconds[one]) if seconds else tried[0]
+        best[name] = setting, takes[setting]
+    figures = race({name: take for name, (_, take) in best.items()}, rounds=rounds, steps=steps)
+    return {name: str(setting) for name, (setting, _) in best.items()}, figures
+
+
+def memory(size: Size, length: int, setting: Setting, spec: AttentionSpec | str) -> float:
+    """MiB that PyTorch holds at the most during forward and backward, beyond the weights."""
+    model, rows = regard_of(size, spec), rows_of(size, length)
+
+    def both() -> None:
+        with torch.enable_grad():
+            with setting.autocast():
+                loss = model(**rows, num_items_in_batch=1).loss
+            loss.backward()
+
+    return allocated(both)
+
+
+def attentions(
+    size: Size, length: int, setting: Setting, *, rounds: int, steps: int
+) -> Iterator[tuple[str, AttentionSpec, dict[str, Figures]]]:
+    """Each attention beside softmax, and with its matrix written out."""
+    plain = regard(size, length, setting)
+    plain_memory = memory(size, length, setting, "softmax")
+    for name, spec in OPERATIONS.items():
+        whole = spec.with_(form="materialised")
+        takes = {"softmax": plain, "regard": regard(size, length, setting, spec)}
+        figures = race(takes, rounds=rounds, steps=steps)
+        figures |= race({"materialised": regard(size, length, setting, whole)}, rounds=1, steps=steps)
+        held = {
+            "softmax": plain_memory,
+            "regard": memory(size, length, setting, spec),
+            "materialised": memory(size, length, setting, whole),
+        }
+        yield name, spec, {one: _with_memory(figures[one], held[one]) for one in figures}
+        gc.collect()
+
+
+def _with_memory(figures: Figures, held: float) -> Figures:
+    return Figures(**{**vars(figures), "memory": held})
+
+
+def check() -> None:
+    """Regard's decoder and Llama with the same weights have the same loss."""
+    from regard.models.llama import from_llama
+
+    size, rows = SIZES["1M"], rows_of(SIZES["1M"], 256)
+    theirs = llama_of(size).train()
+    torch.testing.assert_close(from_llama(theirs).train()(**rows).loss, theirs(**rows).loss, rtol=1e-4, atol=1e-4)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run all cases and write the result."""
+    options = parser(__doc__)
+    options.add_argument("--sizes", default=",".join(SIZES))
+    options.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
+    options.add_argument("--parts", default="peers,attentions")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--steps", type=int, default=3)
+    given = prepared(options, arguments)
+    torch.set_grad_enabled(True)
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    if given.threads > 1:
+        globals()["clock"] = time.perf_counter
+    check()
+    sizes = ["1M"] if given.quick else given.sizes.split(",")
+    lengths = [256, 1024] if given.quick else [int(length) for length in given.lengths.split(",")]
+    often = {"rounds": given.rounds, "steps": given.steps}
+    rows: list[dict[str, Any]] = []
+    for name, length in itertools.product(sizes, lengths):
+        if "peers" in given.parts:
+            settings, figures = peers(SIZES[name], length, **often)
+            rows.append(row({"size": name, "length": length, "part": "peers", **settings}, figures, "regard"))
+            show(rows[-1])
+            write("training_step", rows, given.out)
+        if "attentions" in given.parts:
+            for precision in ("float32",) if given.quick else ("float32", "bfloat16"):
+                for attention, spec, figures in attentions(SIZES[name], length, Setting(precision), **often):
+                    case = {"size": name, "length": length, "part": "attentions", "precision": precision}
+                    case |= {"attention": attention, "form": spec.resolved}
+                    rows.append(row(case, figures, "softmax"))
+                    show(rows[-1])
+                    write("training_step", rows, given.out)
+
+
+if __name__ == "__main__":
+    main()
