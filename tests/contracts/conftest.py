@@ -13,6 +13,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from regard import models as own
+from regard.attention.spec import AttentionSpec
 from regard.slot import Watch
 
 transformers.logging.set_verbosity_error()
@@ -51,6 +53,8 @@ class Family:
     paddings: tuple[str, ...] = ("none", "right", "left")
     positions: int | None = 0
     """The first position id; None where the model takes no position ids."""
+    column: bool = False
+    """Whether a column stands beside the keys, so that rows sum to less than 1."""
 
     def __str__(self) -> str:
         return self.name
@@ -68,6 +72,19 @@ def _decoder(name: str, blocks: str, projection: str, **more: Any) -> Family:
 def _encoder(name: str, blocks: str, projection: str, **more: Any) -> Family:
     names = {"model": f"{name}Model", "config": f"{name}Config", "settings": COMMON} | more
     return Family(kind="encoder", blocks={"encoder": blocks}, projections={"encoder": projection}, name=name, **names)
+
+
+def _ours(name: str, attention: AttentionSpec | str, **more: Any) -> Family:
+    """Our own decoder. Its operations are not Transformers' to compute: `eager` is their definition written out."""
+    return _decoder(
+        name,
+        "model.layers",
+        "self_attn.o_proj",
+        model="RegardForCausalLM",
+        config="RegardConfig",
+        settings=GROUPED | {"attention": attention, "max_position_embeddings": 64},
+        **more,
+    )
 
 
 GROUPED = COMMON | {"num_key_value_heads": 2}
@@ -119,8 +136,13 @@ FAMILIES = (
         "model.layers",
         "self_attn.o_proj",
         plain="eager",
+        column=True,
         settings=NARROW | {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 2},
     ),
+    _ours("Regard", "softmax"),
+    _ours("RegardSigmoid", "sigmoid-normalised"),
+    _ours("RegardBias", "kv-bias", column=True),
+    _ours("RegardSink", AttentionSpec(extra="sink-logit", window=WINDOW), column=True),
     _encoder("Bert", "encoder.layer", BERTISH),
     _encoder("Roberta", "encoder.layer", BERTISH, positions=1),
     _encoder("Electra", "encoder.layer", BERTISH, settings=COMMON | {"embedding_size": 16}),
@@ -199,12 +221,16 @@ FAMILIES = (
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
+def _class(name: str) -> Any:
+    return getattr(own if name.startswith("Regard") else transformers, name)
+
+
 @cache
 def _built(name: str, implementation: str, dtype: torch.dtype) -> Any:
     family = BY_NAME[name]
-    config = getattr(transformers, family.config)(**family.settings)
+    config = _class(family.config)(**family.settings)
     config._experts_implementation = "eager"  # grouped products know no float64
-    kind = getattr(transformers, family.model)
+    kind = _class(family.model)
     return randomised(kind._from_config(config, attn_implementation=implementation)).to(dtype).eval()
 
 
@@ -214,7 +240,7 @@ def randomised(model: Any) -> Any:
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
         drawn = torch.randn(parameter.shape, generator=generator)
-        if name.endswith("sinks"):
+        if name.endswith(("sinks", "sink_logit")):
             parameter.copy_(drawn + 2)
         elif name.endswith("bias"):
             parameter.copy_(0.1 * drawn)

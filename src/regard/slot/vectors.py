@@ -94,7 +94,8 @@ def visible_sums(values: Float[Tensor, "batch head query width"], call: Call) ->
     if call.query_real is not None:
         values = values * call.query_real[:, None, :, None]
     keys = call.key.shape[2]
-    if call.keep is not None:
+    reach = call.operation is not None and bool(call.operation.window or call.operation.prefix)
+    if call.keep is not None or reach:
         return _masked_sums(values, visible(call), keys)
     if not call.causal:
         return values.sum(2, keepdim=True).expand(-1, -1, keys, -1)
