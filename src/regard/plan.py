@@ -16,6 +16,8 @@ CONSTANTS = ("average", *SOURCES, *TRAINED)
 WHOLE = ("seeds", "length", "epochs", "batch_size")
 """Settings that are whole numbers, or None."""
 UNTOUCHED = "none"
+SWAPPED = "attention"
+"""What stands for the order of heads where another operation is put into all of them."""
 LANGUAGE_MODEL = "lm"
 """The task of a causal language model: it is judged by the likelihood that it gives to text, without a probe."""
 GATE_RATE = {"paper": None, "laptop": 2e-2}
@@ -29,14 +31,16 @@ THROUGH_EPOCHS = {"paper": None, "laptop": 2}
 class Settings:
     """What to replace, and how to find out what it costs.
 
-    `constants`: sources out of `CONSTANTS`; `select`: orders out of `regard.selection.ORDERS`; `fractions`: shares of
-    heads that stay dynamic, 1 being the untouched model; `seeds`: how many probes each score is of. `scale` names the
-    settings of the task: the paper's, or those for a laptop; `length`, `rows` (training, validation), `epochs`,
-    `batch_size` and `learning_rate` replace its own. `layout`: where special tokens stand. `text`, `label`,
-    `validation`, `metric`: of a data set of your own, see `regard.data.read_task`.
+    `constants`: sources out of `CONSTANTS`; None: `average`, unless there is another `attention`: operations for all
+    heads, as `regard.replacing` takes them, `sigmoid` or `softmax+window=8`. `select`: orders out of
+    `regard.selection.ORDERS`; `fractions`: shares of heads that stay dynamic, 1 being the untouched model; `seeds`: how
+    many probes each score is of. `scale` names the settings of the task: the paper's, or those for a laptop; `length`,
+    `rows` (training, validation), `epochs`, `batch_size` and `learning_rate` replace its own. `layout`: where special
+    tokens stand. `text`, `label`, `validation`, `metric`: of a data set of your own, see `regard.data.read_task`.
     """
 
-    constants: tuple[str, ...] = ("average",)
+    constants: tuple[str, ...] | None = None
+    attention: tuple[str, ...] = ()
     select: tuple[str, ...] = ("lambda",)
     fractions: tuple[float, ...] = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
     seeds: int = 3
@@ -54,14 +58,16 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check what can be checked without model and task."""
-        for name in ("constants", "select", "fractions"):
+        if self.constants is None:
+            object.__setattr__(self, "constants", () if self.attention else ("average",))
+        for name in ("constants", "attention", "select", "fractions"):
             value: Any = getattr(self, name)
             several = (value,) if isinstance(value, (str, int, float)) else tuple(value)
             object.__setattr__(self, name, tuple(dict.fromkeys(several)))
         self._check_kinds()
         for name, known in (("constants", CONSTANTS), ("select", ORDERS)):
             unknown = [one for one in getattr(self, name) if one not in known]
-            if unknown or not getattr(self, name):
+            if unknown or not (getattr(self, name) or (name == "constants" and self.attention)):
                 raise UserError(f"{name}: expected some of {', '.join(known)}, got {', '.join(unknown) or 'none'}")
         if not self.fractions or not all(0 <= fraction <= 1 for fraction in self.fractions):
             told = ", ".join(f"{fraction:g}" for fraction in self.fractions) or "none"
@@ -76,6 +82,11 @@ class Settings:
         if self.rows is not None and min(self.rows) < 1:
             raise UserError(f"rows: expected at least 1, got {self.rows}")
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources of constants that are asked for."""
+        return self.constants or ()
+
     def _check_kinds(self) -> None:
         """Nothing, or a UserError: something is not of the kind it should be."""
         for name in WHOLE:
@@ -87,6 +98,8 @@ class Settings:
             if len(rows) != 2 or not all(isinstance(count, int) for count in rows):
                 raise UserError(f"rows: expected two numbers, training and validation, got {self.rows!r}")
             object.__setattr__(self, "rows", rows)
+        if wrong_names := [one for one in self.attention if not isinstance(one, str)]:
+            raise UserError(f"attention: expected names, such as sigmoid or softmax+window=8; got {wrong_names[0]!r}")
         wrong = [one for one in self.fractions if isinstance(one, bool) or not isinstance(one, (int, float))]
         if wrong:
             raise UserError(f"fractions: expected numbers from 0 to 1, got {wrong[0]!r}")

@@ -1,4 +1,4 @@
-"""The second verb: what a model can still do with constants where its attention was (PAPA, arXiv 2211.03495)."""
+"""The second verb: what a model can do with constants (PAPA, arXiv 2211.03495) or another operation as attention."""
 
 from __future__ import annotations
 
@@ -20,13 +20,23 @@ from regard.data.tasks import Scale
 from regard.errors import UserError
 from regard.journal import ABOUT, Journal
 from regard.judges import READ, Judge, LikelihoodJudge, ProbeJudge, read_batches
-from regard.plan import CONSTANTS_RATE, GATE_RATE, LANGUAGE_MODEL, THROUGH_EPOCHS, TRAINED, UNTOUCHED, Settings
+from regard.plan import (
+    CONSTANTS_RATE,
+    GATE_RATE,
+    LANGUAGE_MODEL,
+    SWAPPED,
+    THROUGH_EPOCHS,
+    TRAINED,
+    UNTOUCHED,
+    Settings,
+)
 from regard.provenance import digest, now, versions
 from regard.replacements import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
 from regard.selection import Order, by_output_norm, order
 from regard.slot import average_attention, identity
 from regard.slot.averaging import vocabulary_digest
 from regard.slot.replaced import ReplacedConfig
+from regard.slot.swapping import swappable
 from regard.training import ProbeSettings, check_metric
 from regard.training.states import encoder_of
 from regard.trials import Trials
@@ -48,7 +58,7 @@ def replace(
     on_step: Callable[[str], None] = lambda step: None,
     **settings: Any,
 ) -> Replacements:
-    """What probes behind the frozen model score on a task, with more and more of its heads constant.
+    """What probes behind the frozen model score on a task, with heads constant, or with another operation in all.
 
     `model` is a model with its `tokenizer`, or what `regard.models.load` gave, or a name it takes. `task` is one of
     `regard.data.TASKS`, a file of your own, or a `regard.data.Task`; `data` the folder with its files, None for the
@@ -72,6 +82,8 @@ def replace(
     on_step("reading the task")
     scale, read = _task(task, data, chosen)
     train, validation = _encoded(read, loaded, chosen, scale)
+    if constants_from is not None and not chosen.sources:
+        raise UserError("constants-from: expected constants beside attention, for these are what it gives; got none")
     elsewhere = _elsewhere(constants_from, data, encoder, loaded.tokenizer, train, scale)
     constants = elsewhere if isinstance(elsewhere, Constants) else None
     _check_order(chosen, constants)
@@ -89,14 +101,10 @@ def replace(
         journal=journal,
         step=on_step,
     )
-    averages = _averages(trials, read, loaded.tokenizer, elsewhere)
+    averages = _averages(trials, read, loaded.tokenizer, elsewhere) if chosen.sources else None
     table = _scores(trials, averages, chosen, loaded.name, read.name)
-    first = _order(trials, averages, chosen.select[0], 0)
-    cost = pd.DataFrame(trials.cost(averages, first, chosen.fractions), columns=list(COST_COLUMNS))
-    record = about | {"created": now()}
-    matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
-    record["constants"] = {name: value for name, value in vars(averages.origin).items() if name != "model"}
-    record["patterns"] = over_heads(matrices, averages.origin.separators)
+    tables, told = ({}, {}) if averages is None else _of_constants(trials, averages, chosen)
+    record = about | {"created": now()} | told
     record["cost"] = {
         "seconds": round(time.perf_counter() - began, 3),
         "device": str(encoder.device),
@@ -105,21 +113,17 @@ def replace(
     }
     if not keep_work:
         journal.remove()
-    return Replacements(
-        scores=table,
-        heads=_heads(averages, first),
-        cost=cost,
-        record=record,
-        matrices=matrices,
-        constants=averages.to_bytes(),
-    )
+    return Replacements(scores=table, record=record, **(_no_constants() | tables))
 
 
 def _settings(**given: Any) -> Settings:
     known = [option.name for option in fields(Settings)]
     if unknown := [name for name in given if name not in known]:
         raise UserError(f"unknown setting {', '.join(unknown)}; expected some of: {', '.join(known)}")
-    return Settings(**given)
+    chosen = Settings(**given)
+    for name in chosen.attention:
+        swappable(name)
+    return chosen
 
 
 def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, language_model: bool) -> models.Loaded:
@@ -324,8 +328,8 @@ def _source(trials: Trials, averages: Constants, name: str) -> Constants:
     return averages
 
 
-def _scores(trials: Trials, averages: Constants, chosen: Settings, model: str, task: str) -> pd.DataFrame:
-    """One row for each source, order, fraction and seed."""
+def _scores(trials: Trials, averages: Constants | None, chosen: Settings, model: str, task: str) -> pd.DataFrame:
+    """One row for each source, order, fraction and seed; for each operation and seed."""
     seeds, metric = trials.judge.seeds(chosen.seeds), trials.judge.metric
     rows: list[tuple[Any, ...]] = []
 
@@ -335,7 +339,11 @@ def _scores(trials: Trials, averages: Constants, chosen: Settings, model: str, t
     if 1.0 in chosen.fractions:
         trials.step("scoring the model as it is")
         add(UNTOUCHED, UNTOUCHED, 1.0, trials.scores(None, (), seeds))
-    for name in chosen.constants:
+    for name in chosen.attention:
+        trials.step(f"scoring {name}")
+        add(name, SWAPPED, 0.0, trials.swapped(name, seeds))
+    for name in chosen.sources:
+        assert averages is not None, "constants are asked for"
         constants = _source(trials, averages, name)
         for select in chosen.select:
             for fraction in (f for f in chosen.fractions if f < 1):
@@ -351,6 +359,24 @@ def _scores(trials: Trials, averages: Constants, chosen: Settings, model: str, t
 def _same_order(select: str, seeds: Sequence[int], fraction: float) -> Iterable[Sequence[int]]:
     """The seeds in groups for which the same heads are constant: a random order is drawn for each."""
     return [[seed] for seed in seeds] if select == "random" and fraction > 0 else [list(seeds)]
+
+
+def _no_constants() -> dict[str, Any]:
+    """The tables of a run that makes no head constant."""
+    return {"heads": pd.DataFrame(columns=list(HEAD_COLUMNS)), "cost": pd.DataFrame(columns=list(COST_COLUMNS))}
+
+
+def _of_constants(trials: Trials, averages: Constants, chosen: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tables that are of constants, and what the record says of these."""
+    first = _order(trials, averages, chosen.select[0], 0)
+    matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
+    cost = trials.cost(averages, first, chosen.fractions)
+    tables = {"heads": _heads(averages, first), "cost": pd.DataFrame(cost, columns=list(COST_COLUMNS))}
+    told = {
+        "constants": {name: value for name, value in vars(averages.origin).items() if name != "model"},
+        "patterns": over_heads(matrices, averages.origin.separators),
+    }
+    return {**tables, "matrices": matrices, "constants": averages.to_bytes()}, told
 
 
 def _heads(averages: Constants, first: Order) -> pd.DataFrame:

@@ -37,7 +37,8 @@ class Replacements:
     """What one run of replacing heads gave: scores, the order of the heads, costs, and where they come from.
 
     `scores` (`SCORE_COLUMNS`) has one row a run; rows with a `fraction_dynamic` of 1 are the untouched model, with
-    "none" for constants and select. `heads` (`HEAD_COLUMNS`) has one row a head, `rank` 0 being kept dynamic longest.
+    "none" for constants and select; those of another operation have its name for constants, "attention" for select,
+    and a fraction of 0. `heads` (`HEAD_COLUMNS`) has one row a head, `rank` 0 being kept dynamic longest.
     `cost` (`COST_COLUMNS`) is one forward of a batch at each fraction. `record` is the provenance, `matrices` the
     constants (head, query, key) by "site.layer", `constants` the same as the bytes of their file.
     """

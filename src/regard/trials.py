@@ -1,4 +1,4 @@
-"""One model and one judge: the score with any of its heads constant (PAPA, section 3)."""
+"""One model and one judge: the score with any of its heads constant (PAPA, section 3), or with another operation."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from regard.judges import Judge, read_batches
 from regard.selection import Order, by_share
 from regard.slot import Replacement, mixing, replacing
 from regard.slot.places import evaluating
+from regard.slot.swapping import swappable
 
 TIMED = 5
 
@@ -47,9 +48,18 @@ class Trials:
     def scores(self, constants: Constants | None, heads: Sequence[Head], seeds: Sequence[int]) -> dict[int, float]:
         """The score by seed with these heads constant (no constants: none)."""
         key = _key("none" if constants is None or not heads else constants.sha256, heads if constants else ())
+        return self._scored(key, seeds, self._replaced(constants, heads))
+
+    def swapped(self, attention: str, seeds: Sequence[int]) -> dict[int, float]:
+        """The score by seed with another operation in all heads."""
+        spec = swappable(attention)
+        key = _key(json.dumps(spec.to_dict() | {"form": ""}), ())
+        return self._scored(key, seeds, replacing(self.model, spec))
+
+    def _scored(self, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]) -> dict[int, float]:
         missing = [seed for seed in seeds if f"score {key} {seed}" not in self.journal]
         if missing:
-            with self._replaced(constants, heads):
+            with state:
                 for seed, found in self.judge.scores(key, missing):
                     self.journal.add(f"score {key} {seed}", found)
         return {seed: float(self.journal[f"score {key} {seed}"]) for seed in seeds}

@@ -14,13 +14,14 @@ from typing import Any
 from regard.cli.options import number, of_model
 from regard.errors import UserError
 
-HELP = "Put constants where attention was, and report what that costs on a task."
+HELP = "Put constants or another operation where attention was, and report what that costs on a task."
 EXAMPLES = """examples:
   regard replace minilm --task sst2 --data glue
   regard replace bert-base-uncased --task cola --scale paper --out runs/cola
   regard replace minilm --task ner --constants average,identity --select random
   regard replace minilm --task reviews.jsonl --text review --label stars
   regard replace EleutherAI/pythia-160m --task lm --select input-dependence
+  regard replace EleutherAI/pythia-160m --task lm --attention sigmoid,off-by-one
 """
 OWN = ("text", "label", "validation", "metric")
 """Settings of a task from a file of one's own."""
@@ -43,9 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--constants",
-        default="average",
         metavar="NAME,…",
-        help="average (default), identity, toeplitz, zeros, toeplitz-init, average-init",
+        help="average (default, but for --attention), identity, toeplitz, zeros, toeplitz-init, average-init",
+    )
+    parser.add_argument(
+        "--attention",
+        metavar="NAME,…",
+        help="operations in the place of softmax in all heads: sigmoid, sigmoid-normalised, off-by-one, softpick, "
+        "elu-kernel-normalised, softmax+window=8, …",
     )
     parser.add_argument(
         "--constants-from", metavar="TASK|FILE", help="take the averages from another task, or from a file of constants"
@@ -95,6 +101,7 @@ def run(given: argparse.Namespace) -> None:
     from regard.replace import replace
     from regard.results import check_free
     from regard.slot import ReplacedModel
+    from regard.slot.swapping import swappable
 
     out = given.out or Path("runs") / f"replace-{of_model(given.model)}-{of_model(Path(given.task).stem)}"
     if not out.resolve().name:
@@ -102,7 +109,8 @@ def run(given: argparse.Namespace) -> None:
     work = (out if out.name else out.resolve()).with_name(f"{out.resolve().name}.work")
     check_free(out, overwrite=given.overwrite)
     _check_work(work, given)
-    Settings(**settings)
+    for name in Settings(**settings).attention:
+        swappable(name)
     data = given.data or os.environ.get("REGARD_DATA")
     if given.task not in TASKS or data:
         read_task(given.task, data if given.task in TASKS else None, **{name: settings[name] for name in OWN})
@@ -155,7 +163,8 @@ def _settings(given: argparse.Namespace) -> dict[str, Any]:
     names = ("seeds", "scale", "layout", "length", "epochs", "batch_size", "learning_rate")
     settings: dict[str, Any] = {name: getattr(given, name) for name in names}
     settings |= {name: getattr(given, name) for name in OWN}
-    settings |= {name: tuple(getattr(given, name).split(",")) for name in ("constants", "select")}
+    names = [name for name in ("constants", "attention", "select") if getattr(given, name) is not None]
+    settings |= {name: tuple(getattr(given, name).split(",")) for name in names}
     settings["fractions"] = tuple(_fraction(part) for part in given.fractions.split(","))
     if given.rows is not None:
         parts = given.rows.split(",")

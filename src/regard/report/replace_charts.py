@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.report import charts, labels
 from regard.report import replace_words as words
-from regard.report.replace_scores import NONE, chosen, curves, fraction_name, places
+from regard.report.replace_scores import NONE, chosen, curves, fraction_name, of_constants, places
 
 
 def specifications() -> dict[str, Any]:
@@ -32,7 +32,7 @@ _TIPS = {"fraction": "dynamic heads", "series": "line", "shown": "value"}
 def score_panels(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A panel for each task, a line for each source of constants, in the order that the run is about."""
     _, select = chosen(scores, record)
-    every = curves(scores)
+    every = curves(of_constants(scores))
     kept = (
         pd.concat([_one_order(group, select) for _, group in every.groupby(_PANEL, sort=False)])
         if len(every)
@@ -44,7 +44,7 @@ def score_panels(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[dict[s
 def order_panels(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A panel for each task, a line for each order, with the constants that the run is about; empty for one order."""
     constants, _ = chosen(scores, record)
-    every = curves(scores)
+    every = curves(of_constants(scores))
     ours = every[every["constants"] == constants]
     return _panels(ours, "select") if ours["select"].nunique() > 1 else []
 

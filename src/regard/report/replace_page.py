@@ -11,7 +11,14 @@ from torch import Tensor
 from regard.report import labels, markup, replace_charts, replace_pictures
 from regard.report import replace_words as words
 from regard.report.page import assemble, model_name
-from regard.report.replace_scores import check_scores, chosen, fraction_name, relative_drop
+from regard.report.replace_scores import (
+    ATTENTION,
+    check_scores,
+    chosen,
+    fraction_name,
+    of_constants,
+    relative_drop,
+)
 
 
 def replace_page(
@@ -69,6 +76,7 @@ def _scores(scores: pd.DataFrame, record: Mapping[str, Any], data: Mapping[str, 
     return [
         markup.section("scores", "Score by fraction of dynamic heads", markup.panels("scores", data["scores"]), left),
         markup.section("drops", "What replacing costs", _drops_table(words.main_drops(scores, record)), drops),
+        markup.section("operations", "Other operations", _operations_table(scores), _OPERATIONS),
         markup.section("sources", "Sources of constants", _sources_table(scores, record), _sources_about(scores)),
         markup.section(
             "orders", "Orders of the heads", markup.panels("orders", data["orders"]), f"{sure}Constants “{constants}”."
@@ -101,6 +109,14 @@ def _drops_table(drops: pd.DataFrame) -> str:
     return markup.values_table(head, lines, "Relative drop by task and fraction")
 
 
+_OPERATIONS = "Mean score with this operation in the place of softmax in all heads, and the relative drop."
+
+
+def _operations_table(scores: pd.DataFrame) -> str:
+    """Operations by tasks; "" where there is none."""
+    return _by_task(words.operations(scores), "Operation", "untouched")
+
+
 def _sources_table(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
     """Sources of constants by tasks, with the fewest dynamic heads; "" where there is one source."""
     drops = _at_least(scores)
@@ -109,22 +125,29 @@ def _sources_table(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
     _, select = chosen(scores, record)
     drops = drops.assign(other=drops["select"] != select).sort_values("other", kind="stable")
     drops = drops.drop_duplicates(["model", "task", "metric", "constants"]).sort_index()
+    return _by_task(drops, "Constants", "no head constant")
+
+
+def _by_task(drops: pd.DataFrame, what: str, original: str) -> str:
+    """What stands where attention was by tasks: scores and drops."""
+    if drops.empty:
+        return ""
     several = drops["model"].nunique() > 1
     keys = list(dict.fromkeys(zip(drops["model"], drops["task"], drops["metric"], strict=True)))
-    lines = [("original", "no head constant", [_original(drops, key) for key in keys])]
-    for constants, rows in drops.groupby("constants", sort=False):
+    lines = [("original", original, [_original(drops, key) for key in keys])]
+    for name, rows in drops.groupby("constants", sort=False):
         by = {
             (row.model, row.task, row.metric): f"{labels.number(float(row.score), 3)} "
             f"({words.drop(float(row.drop), str(row.unit))})"
             for row in rows.itertuples()
         }
-        lines.append((str(constants), "", [by.get(key, "–") for key in keys]))
-    head = ["Constants", *(words.title(model, task, with_model=several) for model, task, _ in keys)]
-    return markup.values_table(head, lines, "Scores by source of constants and task")
+        lines.append((str(name), "", [by.get(key, "–") for key in keys]))
+    head = [what, *(words.title(model, task, with_model=several) for model, task, _ in keys)]
+    return markup.values_table(head, lines, f"Scores by {what.lower()} and task")
 
 
 def _at_least(scores: pd.DataFrame) -> pd.DataFrame:
-    drops = relative_drop(scores)
+    drops = relative_drop(scores).loc[lambda rows: rows["select"] != ATTENTION]
     return drops[drops["fraction_dynamic"] == drops["fraction_dynamic"].min()]
 
 
@@ -134,7 +157,7 @@ def _original(drops: pd.DataFrame, key: tuple[str, str, str]) -> str:
 
 
 def _sources_about(scores: pd.DataFrame) -> str:
-    least = float(scores["fraction_dynamic"].min())
+    least = float(of_constants(scores)["fraction_dynamic"].min())
     where = "all heads constant" if least == 0 else f"{fraction_name(least)} of the heads dynamic"
     return f"Mean score with {where}, and the relative drop."
 

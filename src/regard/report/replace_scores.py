@@ -17,6 +17,9 @@ COLUMNS = ("model", "task", "constants", "select", "fraction_dynamic", "seed", "
 NONE = "none"
 """What stands for constants and order in the rows of the untouched model, whose fraction of dynamic heads is 1."""
 
+ATTENTION = "attention"
+"""What stands for the order in the rows of a model whose heads all compute another operation, named as constants."""
+
 IN_NATS = ("negative_log_perplexity",)
 """Metrics whose zero means nothing: not a ratio but a difference is told of them."""
 
@@ -45,6 +48,11 @@ def check_scores(scores: pd.DataFrame) -> None:
     if len(twice):
         told = ", ".join(f"{column} {twice.iloc[0][column]}" for column in (*KEYS, "seed"))
         raise UserError(f"scores: expected one row for each run, several are of {told}")
+
+
+def of_constants(scores: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the untouched model, and of constant heads."""
+    return scores[scores["select"] != ATTENTION]
 
 
 def intervals(scores: pd.DataFrame) -> pd.DataFrame:
@@ -124,7 +132,8 @@ def chosen(scores: pd.DataFrame, record: Mapping[str, Any]) -> tuple[str, str]:
     Both are "none" where no head was replaced.
     """
     settings = labels.section(record, "settings")
-    there = scores[scores["fraction_dynamic"] != 1]
+    there = of_constants(scores)
+    there = there[there["fraction_dynamic"] != 1]
     constants = _first(there["constants"], settings.get("constants"))
     select = _first(there["select"][there["constants"] == constants], settings.get("select"))
     return constants, select

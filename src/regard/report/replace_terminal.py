@@ -29,7 +29,7 @@ def replace_summary(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFram
     first, *others = words.ledes(scores, heads, cost, record)
     parts: list[RenderableType] = [Text(told, style="bold").append(f"\n{first}", style="not bold")]
     parts += [Text(line) for line in others if line]
-    for lines in (_scores(scores, record), _patterns(heads), _cost(cost)):
+    for lines in (_scores(scores, record), _operations(scores), _patterns(heads), _cost(cost)):
         if lines:
             parts += [Text(), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)]
     return Group(*parts)
@@ -38,6 +38,8 @@ def replace_summary(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFram
 def _scores(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
     """A line of scores and one of drops for each task, by fraction of dynamic heads."""
     rows, drops = words.summary_rows(scores, record), words.main_drops(scores, record)
+    if drops.empty and len(words.operations(scores)):
+        return []
     constants, select = chosen(scores, record)
     fractions = _spread(sorted({float(fraction) for fraction in rows["fraction_dynamic"]}, reverse=True))
     several = scores["model"].nunique() > 1
@@ -53,6 +55,20 @@ def _scores(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
         if lost:
             lines.append(_line("  drop", [lost.get(fraction, "") for fraction in fractions]))
     return lines
+
+
+def _operations(scores: pd.DataFrame) -> list[str]:
+    """For each task a line for each operation: its score, and the drop."""
+    drops = words.operations(scores)
+    several, lines = scores["model"].nunique() > 1, []
+    for (model, task, _), rows in drops.groupby(["model", "task", "metric"], sort=False) if len(drops) else ():
+        name = labels.visible(words.title(str(model), str(task), with_model=several)).replace("␣", " ")
+        lines.append(_line(name, ["score", "drop"]))
+        lines.append(_line("  untouched", [labels.number(float(rows["original"].iloc[0]), 3), ""]))
+        for row in rows.itertuples():
+            shown = [labels.number(float(row.score), 3), words.drop(float(row.drop), str(row.unit))]
+            lines.append(_line(f"  {labels.visible(str(row.constants))}", shown))
+    return ["Other operations in the place of softmax", *lines] if lines else []
 
 
 def _spread(fractions: Sequence[float]) -> list[float]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.report import labels
 from regard.report.headline import KeyFigure
-from regard.report.replace_scores import chosen, fraction_name, intervals, relative_drop
+from regard.report.replace_scores import ATTENTION, chosen, fraction_name, intervals, relative_drop
 
 _TASKS = {
     "cola": "CoLA",
@@ -81,7 +81,26 @@ def ledes(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, record:
     seconds = labels.section(record, "cost").get("seconds")
     if isinstance(seconds, (int, float)):
         run.append(f"run in {labels.number(float(seconds), 3)} s")
-    return [" · ".join(run), " ".join(part for part in (_found(scores, record), _saved(cost)) if part)]
+    found = " ".join(part for part in (_found(scores, record), _saved(cost)) if part)
+    return [" · ".join(run), found, _swapped(scores)]
+
+
+def operations(scores: pd.DataFrame) -> pd.DataFrame:
+    """The drops of other operations in the place of softmax."""
+    return relative_drop(scores).loc[lambda rows: rows["select"] == ATTENTION]
+
+
+def _swapped(scores: pd.DataFrame) -> str:
+    """What other operations cost, each on average over the tasks that have a drop in the same unit."""
+    drops = operations(scores)
+    drops = drops if drops.empty else drops[drops["drop"].notna()]
+    if drops.empty:
+        return ""
+    unit = "%" if (drops["unit"] == "%").any() else str(drops["unit"].iloc[0])
+    means = drops[drops["unit"] == unit].groupby("constants", sort=False)["drop"].mean()
+    told = ", ".join(f"{name} {drop(float(value), unit)}" for name, value in means.items())
+    average = "on average " if drops["task"].nunique() > 1 else ""
+    return f"With another operation in the place of softmax the score drops {average}by: {told}."
 
 
 def _found(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
@@ -149,11 +168,25 @@ def key_figures(scores: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, A
         fraction = float(row["fraction_dynamic"])
         note += "" if fraction == 0 else f", {fraction_name(fraction)} of the heads dynamic"
         figures.append(KeyFigure(name, labels.number(float(row["score"]), 3), note))
+    figures += _of_operations(scores)
     shares = relative_cost(cost)
     if len(shares) > 1 and not math.isnan(shares["time"].iloc[-1]):
         last = shares.iloc[-1]
         note = f"{labels.number(float(last['milliseconds']), 3)} ms, {_with(float(last['fraction_dynamic']))[5:]}"
         figures.append(KeyFigure("Speed-up of a forward", f"{100 / last['time']:.2f}×", note))
+    return figures
+
+
+def _of_operations(scores: pd.DataFrame) -> list[KeyFigure]:
+    """For each task the operation that costs least."""
+    drops = operations(scores)
+    several, figures = scores["model"].nunique() > 1, []
+    for _, rows in drops.groupby(["model", "task", "metric"], sort=False) if len(drops) else ():
+        row = rows.loc[rows["score"].idxmax()]
+        name = f"{title(str(row['model']), str(row['task']), with_model=several)}, {metric(str(row['metric']))}"
+        note = f"with {row['constants']}; original {labels.number(float(row['original']), 3)}"
+        note += f", drop {drop(float(row['drop']), str(row['unit']))}"
+        figures.append(KeyFigure(name, labels.number(float(row["score"]), 3), note))
     return figures
 
 

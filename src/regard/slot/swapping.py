@@ -62,14 +62,31 @@ def swapping(
 
 
 def swappable(attention_: AttentionSpec | str) -> AttentionSpec:
-    """The spec, or that of this name. Raises UserError for one that no trained model has the weights for."""
-    if isinstance(attention_, str):
-        if attention_ not in ATTENTIONS:
-            raise UserError(f"attention: expected {_allowed()}; got {attention_!r}")
-        attention_ = ATTENTIONS[attention_]
-    if obstacle := _obstacle(attention_):
+    """The spec, or that of a name, which may have changes behind it, `sigmoid+window=8`.
+
+    Raises UserError for one that no trained model has the weights for.
+    """
+    spec = _named(attention_) if isinstance(attention_, str) else attention_
+    if obstacle := _obstacle(spec):
         raise UserError(f"attention: a trained model cannot be given {obstacle}; expected {_allowed()}")
-    return attention_
+    return spec
+
+
+def _named(text: str) -> AttentionSpec:
+    name, *changes = text.split("+")
+    if name not in ATTENTIONS:
+        raise UserError(f"attention: expected {_allowed()}; got {text!r}")
+    pairs = [change.partition("=") for change in changes]
+    known = AttentionSpec().to_dict()
+    if unknown := [field for field, _, _ in pairs if field not in known]:
+        raise UserError(
+            f"attention: expected changes of {', '.join(known)}, such as sigmoid+window=8; got {unknown[0]!r}"
+        )
+    return ATTENTIONS[name].with_(**{field: _value(value) for field, _, value in pairs})
+
+
+def _value(text: str) -> Any:
+    return int(text) if text.isdecimal() else {"true": True, "false": False}.get(text, text)
 
 
 def _obstacle(spec: AttentionSpec) -> str | None:
