@@ -140,6 +140,7 @@ def test_going_on_with_another_recipe_names_the_field(small: Recipe, cache: Path
     regard.pretrain(small, work=tmp_path, cache=cache, keep_work=True, steps=2)
     with pytest.raises(UserError, match=r"resume: .* weight_decay was 0.1 and is 0.5"):
         regard.pretrain(small, work=tmp_path, cache=cache, resume=True, steps=2, weight_decay=0.5)
+    regard.pretrain(small, work=tmp_path, cache=cache, resume=True, steps=2, micro_batch=2, log_every=1)
 
 
 def test_text_is_packed_once(small: Recipe, cache: Path, finished: Pretraining) -> None:

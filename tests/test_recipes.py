@@ -104,9 +104,11 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_every_field_can_be_stated_as_text(name: str) -> None:
-    chosen = recipe("nano", random_tokens=(2, 5), window=7, fixed_token=1, micro_batch=4, kv_heads=2)
+    chosen = recipe(
+        "nano", random_tokens=(2, 5), window=7, fixed_token=1, micro_batch=4, kv_heads=2, trackers=("wandb",)
+    )
     value = getattr(chosen, name)
-    text = {"random_tokens": "2:5", "data": "python"}.get(name, str(value))
+    text = {"random_tokens": "2:5", "data": "python", "trackers": "wandb"}.get(name, str(value))
     assert parsed(name, text) == value
     assert next(one.metadata["help"] for one in fields(Recipe) if one.name == name)
 

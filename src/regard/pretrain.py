@@ -29,7 +29,7 @@ from regard.journal import check_same
 from regard.models import RegardForCausalLM
 from regard.pretraining import VERB, Pretraining, final, table
 from regard.provenance import digest, now, peak_memory, versions
-from regard.recipes import TRAINED, Recipe, recipe
+from regard.recipes import FREE, TRAINED, Recipe, recipe
 from regard.results import writing
 
 IGNORED = -100
@@ -161,13 +161,18 @@ def _begin(place: Path, chosen: Recipe, *, resume: bool) -> None:
     path = place / RECIPE
     try:
         if resume and path.is_file():
-            check_same(Recipe.from_file(path).to_dict(), chosen.to_dict())
+            check_same(*(_binding(one) for one in (Recipe.from_file(path), chosen)))
         elif not resume:
             shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(chosen.to_dict(), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {place}: {error.strerror or error}") from error
+
+
+def _binding(chosen: Recipe) -> dict[str, Any]:
+    """The fields in which a run that goes on may not differ."""
+    return {name: value for name, value in chosen.to_dict().items() if name not in FREE}
 
 
 def _is_first() -> bool:

@@ -85,6 +85,8 @@ class Recipe:
     epsilon: float = _option(0.3, "threshold of the sink rate", least=0, most=1)
     valid_samples: int = _option(200, "held-out sequences a domain for the validation loss")
     checkpoint_every: int | None = _option(500, "steps between two checkpoints")
+    log_every: int = _option(10, "steps between two rows of the history")
+    trackers: tuple[str, ...] = _option((), "where numbers go as well, as accelerate names it: tensorboard, wandb, …")
 
     def __post_init__(self) -> None:
         """Check each value by its type and bounds, and that they go together."""
@@ -162,6 +164,8 @@ class Recipe:
             compile=self.compile,
             seed=self.seed,
             checkpoint_every=self.checkpoint_every,
+            log_every=self.log_every,
+            trackers=self.trackers,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,6 +194,10 @@ class Recipe:
         if not isinstance(said, dict):
             raise UserError(f"config: expected an object of fields in {path}, got {type(said).__name__}")
         return cls.from_dict(said)
+
+
+FREE = frozenset({"micro_batch", "checkpoint_every", "log_every", "trackers"})
+"""Fields in which a run that goes on may differ from what it was: they change no number of the model."""
 
 
 def names() -> tuple[str, ...]:

@@ -14,7 +14,7 @@ RECIPE = (
     *("--amount", "--random-tokens", "--fixed-token", "--steps", "--batch", "--micro-batch", "--learning-rate"),
     *("--schedule", "--warmup", "--weight-decay", "--decay", "--clip", "--precision", "--compile/--no-compile"),
     *("--seed", "--watch-every", "--watch-samples", "--watch-length", "--epsilon", "--valid-samples"),
-    "--checkpoint-every",
+    *("--checkpoint-every", "--log-every", "--trackers"),
 )
 OPTIONS: dict[str, dict[str, Any]] = {
     "measure": {

@@ -49,7 +49,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
         if isinstance(one.default, bool):
             group.add_argument(option, action=argparse.BooleanOptionalAction, help=one.metadata["help"], **shared)
         else:
-            several: dict[str, Any] = {"nargs": "+"} if one.name == "data" else {}
+            several: dict[str, Any] = {"nargs": "+"} if isinstance(one.default, tuple) else {}
             group.add_argument(option, metavar="X", help=one.metadata["help"], **several, **shared)
 
 

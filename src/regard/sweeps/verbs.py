@@ -86,7 +86,7 @@ def pretraining() -> Verb:
     def base(name: str | None, file: Path | None) -> dict[str, Any]:
         return (recipes.Recipe.from_file(file) if file else recipes.recipe(name or "nano")).to_dict()
 
-    kinds = {"data": "many", "tied": "flag", "compile": "flag"}
+    kinds = {"data": "many", "trackers": "many", "tied": "flag", "compile": "flag"}
     helps = {one.name: one.metadata.get("help", "") for one in recipes.Recipe.__dataclass_fields__.values()}
     return Verb(
         name="pretrain",
