@@ -192,7 +192,7 @@ class SwappedLayer:
         spec, mapped = self.spec, FEATURE_MAPS[self.spec.feature_map]
         sink = call.query.new_zeros(call.query.shape[1]) if spec.extra == "zero" else call.sink
         operation = Operation.of(spec)
-        if sink is not None and spec.weighting != "softmax" and operation.form != "materialised":
+        if sink is not None and (spec.weighting != "softmax" or spec.window) and operation.form != "materialised":
             operation = replace(operation, form="blockwise")
         call = replace(call, query=mapped(call.query), key=mapped(call.key), sink=sink, operation=operation)
         if spec.window is not None:
