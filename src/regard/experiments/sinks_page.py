@@ -187,8 +187,8 @@ def _columns(runs: Runs) -> str:
         f"at least {SINK:g} %, and that rate where it is not position 0. *|h₁|/|hₜ|*: the largest of all layers. "
         f"*to softmax*: the difference in validation loss, seed by seed. *emerged*: the step, seed by seed, from which "
         f"on some token is one in every look until the end. {STAR}: weights that are no distribution are measured "
-        f"on |A| / Σ|A|. †: the difference is to the row that has the same sequences, not to softmax. ‡: other tokens are "
-        f"predicted, or from other sequences, so that losses cannot be compared."
+        f"on |A| / Σ|A|. †: the difference is to the row that has the same sequences, not to softmax. ‡: other tokens "
+        f"are predicted, or from other sequences, so that losses cannot be compared."
     )
 
 
