@@ -69,6 +69,7 @@ MAY_IMPORT = {
         "recipes",
         "replace",
         "replacements",
+        "report",
         "results",
         "slot",
         "training",
