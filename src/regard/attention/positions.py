@@ -29,8 +29,8 @@ def rotate(
     sine: Float[Tensor, "#batch token width"],
 ) -> Float[Tensor, "batch head token width"]:
     """Queries or keys, turned by the angles of their positions."""
-    half = x.shape[-1] // 2
-    swapped = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    swapped = torch.cat([-second, first], dim=-1)
     return x * cosine[:, None].to(x.dtype) + swapped * sine[:, None].to(x.dtype)
 
 

@@ -36,6 +36,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         rows = max(CHUNK.get(hidden.device.type, 2**22) // weight.shape[0], 1)
         for_hidden, for_weight = ctx.needs_input_grad[:2]
         h, w = hidden.to(product), weight.to(product)
+        counted = (labels != IGNORED)[:, None]
+        counted_h = h * counted if for_weight else h
         d_hidden = torch.empty_like(h) if for_hidden else None
         d_weight = torch.zeros_like(weight, dtype=exact) if for_weight else None
         total = hidden.new_zeros((), dtype=exact)
@@ -48,9 +50,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 if d_hidden is not None:
                     torch.mm(d_logits, w, out=d_hidden[part])
                 if d_weight is not None and product == exact:
-                    d_weight.addmm_(d_logits.T, h[part])
+                    d_weight.addmm_(d_logits.T, counted_h[part])
                 elif d_weight is not None:
-                    d_weight += d_logits.T @ h[part]
+                    d_weight += d_logits.T @ counted_h[part]
+            if d_hidden is not None:
+                d_hidden *= counted
         ctx.save_for_backward(d_hidden, d_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         return total
@@ -66,12 +70,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _losses(logits: Tensor, labels: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The sum of some rows' losses, and its gradient by their logits."""
-    counted = (labels != IGNORED)[:, None]
+    """The sum of some rows' losses, and its gradient by their logits, of rows that are not counted as well."""
     at = labels.clamp(min=0)[:, None]
-    shares = logits.to(exact)
-    log_sum = shares.logsumexp(-1, keepdim=True)
-    loss = ((log_sum - shares.gather(1, at)) * counted).sum()
-    shares = shares.sub_(log_sum).exp_()
-    shares.scatter_add_(1, at, shares.new_full(at.shape, -1.0))
-    return loss, shares.mul_(counted)
+    shares = logits.log_softmax(-1, dtype=exact)
+    loss = -shares.gather(1, at)[:, 0].masked_fill(labels == IGNORED, 0.0).sum()
+    shares = shares.exp_()
+    if torch.compiler.is_compiling():  # it makes loops of one pass of a comparison, and more passes of a scatter
+        return loss, shares - (torch.arange(shares.shape[1], device=at.device) == at).to(exact)
+    return loss, shares.scatter_add_(1, at, shares.new_full(at.shape, -1.0))
