@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import transformers
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
@@ -227,7 +228,10 @@ def trainer(size: Size, length: int, setting: Setting) -> Take:
                 disable_tqdm=True,
                 dataloader_pin_memory=False,
             )
-            Trainer(model=model, args=options, train_dataset=samples, callbacks=[ticks]).train()
+            try:
+                Trainer(model=model, args=options, train_dataset=samples, callbacks=[ticks]).train()
+            finally:  # its precision is one for the process
+                AcceleratorState._reset_state(reset_partial_state=True)
         return _apart(ticks.ticks)
 
     return take
