@@ -20,7 +20,9 @@ def packed(seed: int = 0) -> tuple[Tensor, Tensor]:
     return ids, torch.cat([torch.arange(n) for n in LENGTHS])[None]
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen3", "Gemma2"])
+@pytest.mark.parametrize(
+    "name", ["Llama", "Mistral", "Qwen3", "Gemma2", "Regard", "RegardSigmoid", "RegardBias", "RegardSink"]
+)
 def test_packed_sequences_are_those_sequences(name: str, build: Any, table: Any, assert_same: Any) -> None:
     model = build(name, dtype=torch.float64)
     ids, positions = packed()
@@ -48,7 +50,7 @@ def test_two_rows_of_packed_sequences(build: Any, table: Any, assert_same: Any) 
     assert_same(table(seen), table(apart))
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral", "GptOss", "Bert"])
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral", "GptOss", "Bert", "Regard"])
 def test_positions_that_start_again_without_packing(
     name: str, build: Any, families: Any, table: Any, assert_same: Any
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+import regard
 from regard.attention import reference
 from regard.attention.call import Call
 from regard.attention.positions import POSITIONS
 from regard.attention.spec import ATTENTIONS, AttentionSpec
+from regard.data import windows
 from regard.errors import UserError
-from regard.models import RegardConfig, RegardForCausalLM, RegardModel
+from regard.models import RegardConfig, RegardForCausalLM, RegardModel, load
 from regard.models.layers import FEED_FORWARDS
 from regard.slot import watching
 
@@ -177,6 +180,16 @@ def test_a_sequence_longer_than_its_table_is_refused(spec: AttentionSpec) -> Non
     assert _large()(_ids(length=25)).logits.shape == (2, 25, 41)
 
 
+def test_packed_sequences_beside_a_sink_token_or_a_prefix_are_refused() -> None:
+    packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    for spec in (ATTENTIONS["sink-token"], AttentionSpec(prefix=2)):
+        model = _large(spec)
+        with pytest.raises(UserError, match="position_ids: expected one sequence a row"):
+            model(_ids(1), position_ids=packed, use_cache=False)
+        moved = model(_ids(1), position_ids=torch.arange(5, 14)[None], use_cache=False).logits
+        assert moved.isfinite().all()
+
+
 @pytest.mark.parametrize("name", ["softmax", "sigmoid", "kv-bias", "sink-token", "mlp-kernel", "gated"])
 def test_checkpointed_gradients_are_the_same_and_all_there(name: str) -> None:
     model, ids = _large(ATTENTIONS[name].with_(positions="t5") if name == "kv-bias" else name).train(), _ids()
@@ -253,3 +266,27 @@ def test_what_is_measured_is_what_is_computed(name: str) -> None:
         rows = masses[(masses["layer"] == layer) & masses["head"].notna() & masses["position"].isna()]
         found = torch.tensor(rows.sort_values("head")["value"].to_numpy())
         torch.testing.assert_close(found, virtual.mean((0, 2)), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["softmax", "sigmoid", "kv-bias"])
+def test_measure_gives_the_numbers_of_its_weights(name: str, tiny: Callable[[str], Path], documents: list[str]) -> None:
+    tokenizer = load(str(tiny("llama")), device="cpu").tokenizer
+    model, chosen = _large(name, vocab_size=len(tokenizer)), {"samples": 5, "length": 12}
+    statistics = ("column_mass", "row_sum", "virtual_sink_mass")
+    found = regard.measure(model, tokenizer, documents, statistics=statistics, **chosen)
+    with torch.no_grad():
+        weights = torch.stack(
+            model(windows(documents, tokenizer, **chosen).input_ids, output_attentions=True).attentions
+        )
+    share = weights / weights.sum(-1, keepdim=True) if name == "sigmoid" else weights
+
+    def seen(statistic: str, *shape: int) -> Tensor:
+        frame = found.frame(statistic)
+        frame = frame if len(shape) == 3 else frame[frame["position"].isna()]
+        return torch.tensor(frame["value"].to_numpy(dtype=float)).reshape(shape)
+
+    torch.testing.assert_close(seen("column_mass", 2, 4, 12), share.mean((1, 3)), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(seen("row_sum", 2, 4), weights.sum(-1).mean((1, 3)), rtol=1e-6, atol=1e-8)
+    beside = (1 - share.sum(-1)).mean((1, 3))
+    torch.testing.assert_close(seen("virtual_sink_mass", 2, 4), beside, rtol=1e-6, atol=1e-8)
+    assert bool((beside > 0.01).all()) is (name == "kv-bias")

@@ -123,8 +123,9 @@ class RegardModel(RegardPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """The last hidden states (batch, token, width), as `LlamaModel` gives them.
 
-        Without position ids those are counted from each row's first real token. Raises UserError for a sequence that
-        is longer than a table of positions.
+        Without position ids those are counted from each row's first real token. Where they start again within a row,
+        and there is neither mask nor cache, sequences are packed into it and do not see each other. Raises UserError
+        for a sequence that is longer than a table of positions, and for packed ones beside a sink token or a prefix.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("input: expected input_ids or inputs_embeds, and not both")
@@ -135,6 +136,8 @@ class RegardModel(RegardPreTrainedModel):
         offset = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         self._check_length(offset, stream.shape[1])
         real = _padding(attention_mask, offset + stream.shape[1])
+        if attention_mask is None and past_key_values is None:
+            attention_mask = self._apart(position_ids)
         if position_ids is None:
             position_ids = _positions(offset, stream, real)
         stream = self._placed(stream, position_ids)
@@ -162,6 +165,21 @@ class RegardModel(RegardPreTrainedModel):
         if 0 < offset - self.spec.sink_token < prefix:
             read = offset - self.spec.sink_token
             raise UserError(f"cache: expected the {prefix} tokens of the prefix to be read at once, got {read} before")
+
+    def _apart(self, position_ids: Tensor | None) -> Tensor | None:
+        """Which pairs of tokens may meet, (batch, 1, query, key), where position ids start again; None if nowhere."""
+        compiling, alone = torch.compiler.is_compiling(), self.spec.sink_token or self.spec.prefix
+        if position_ids is None or (compiling and alone):
+            return None
+        breaks = position_ids[:, int(self.spec.sink_token) :].diff(dim=-1) != 1
+        if not compiling and not bool(breaks.any()):
+            return None
+        if alone:
+            raise UserError(
+                "position_ids: expected one sequence a row beside a sink token or a prefix, got packed ones"
+            )
+        segment = torch.nn.functional.pad(breaks, (1, 0)).cumsum(-1)[:, None]
+        return (segment[..., None] == segment[:, :, None]).tril()
 
     def _placed(self, stream: Tensor, position_ids: Tensor) -> Tensor:
         """The embeddings with those of their positions added, where positions are embedded."""
