@@ -13,7 +13,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 import regard
+from regard.attention.call import Call, Operation, visible
+from regard.attention.reference import operation_weights
 from regard.constants import Constants, Head, Origin, data_free
+from regard.models.layers import RegardAttention
 from regard.slot.install import configs
 from regard.slot.places import identity, places
 
@@ -77,14 +80,32 @@ def by_hand(model: nn.Module, constants: Constants, heads: tuple[Head, ...]) -> 
                 weights[:, head] = filled / filled.sum(-1, keepdim=True).clamp(min=1e-30)
         return (weights @ value).transpose(1, 2).contiguous(), None
 
+    def ours(module: RegardAttention, call: Call, _around: Any) -> Tensor:
+        """Our own decoder's operation, written out; a head that is constant leaves nothing to a column beside."""
+        operation = call.operation or Operation()
+        weights, column = operation_weights(call, operation)
+        value = operation.extra_value
+        read = 0.0 if column is None or value is None else column * value[:, None]
+        output = weights @ call.value.repeat_interleave(call.shares, 1) + read
+        for site, layer, head in heads:
+            if (site, layer) == (here[module, 0].site, here[module, 0].layer):
+                keys = call.key.shape[2]
+                own = constants.matrices[site, layer][head, :keys, :keys].to(output.dtype) * visible(call)[:, 0]
+                filled = own / own.sum(-1, keepdim=True).clamp(min=1e-30)
+                output[:, head] = filled @ call.value[:, head // call.shares]
+        return output
+
     AttentionInterface.register("by_hand", attention)
     AttentionMaskInterface.register("by_hand", sdpa_mask)
     before = [(config, config._attn_implementation_internal) for config in configs(model)]
+    attend = RegardAttention._attend
     try:
+        RegardAttention._attend = ours
         for config, _ in before:
             config._attn_implementation_internal = "by_hand"
         yield
     finally:
+        RegardAttention._attend = attend
         for config, implementation in before:
             config._attn_implementation_internal = implementation
 

@@ -90,6 +90,11 @@ class Operation:
         """Whether a column stands beside the keys."""
         return self.extra_key is not None
 
+    @property
+    def reaches(self) -> bool:
+        """Whether it says itself which keys are seen, by a window or a prefix."""
+        return self.window is not None or self.prefix > 0
+
     def of_heads(self, heads: slice | list[int]) -> Operation:
         """That of some heads alone."""
         each = {name: tensor for name, tensor in self.tensors.items() if len(tensor) > 1 or name == "slopes"}

@@ -36,7 +36,8 @@ def constant_output(call: Call) -> Float[Tensor, "batch query constant value_wid
     """The output of the constant heads alone, laid out as the host wants it next; differentiable."""
     constant = _constant(call)
     value = _value(call, constant)
-    if call.keep is not None or (constant.shifted and not _begins(call, constant)):
+    masked = call.keep is not None or (call.operation is not None and call.operation.reaches)
+    if masked or (constant.shifted and not _begins(call, constant)):
         return torch.einsum("bhqk,bhkd->bqhd", constant_weights(call).to(value.dtype), value)
     if constant.shifted:
         return _moved(call, constant, value)

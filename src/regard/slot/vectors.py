@@ -94,8 +94,7 @@ def visible_sums(values: Float[Tensor, "batch head query width"], call: Call) ->
     if call.query_real is not None:
         values = values * call.query_real[:, None, :, None]
     keys = call.key.shape[2]
-    reach = call.operation is not None and bool(call.operation.window or call.operation.prefix)
-    if call.keep is not None or reach:
+    if call.keep is not None or (call.operation is not None and call.operation.reaches):
         return _masked_sums(values, visible(call), keys)
     if not call.causal:
         return values.sum(2, keepdim=True).expand(-1, -1, keys, -1)
