@@ -28,6 +28,8 @@ TYPE = "regard-replaced"
 """The `model_type` in the configuration of a saved model."""
 EXTRA = "constant_heads"
 """The entry of the configuration that says which heads are constant."""
+OWN = {"regard": "regard.models"}
+"""Model types that Transformers does not bring, and what makes them known to it."""
 OF_HUB = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "force_download", "proxies")
 """Options of `from_pretrained` that say where to look."""
 AUTO = (
@@ -57,6 +59,8 @@ class ReplacedConfig(PretrainedConfig):
         """The configuration in a class that also is the one of the original model."""
         values = dict(config_dict)
         base, extra = str(values.get("base_model_type")), values.get(EXTRA)
+        if base not in transformers.CONFIG_MAPPING and base in OWN:
+            raise UserError(f"model type {base}: import {OWN[base]} first, which makes it known to Transformers")
         if base not in transformers.CONFIG_MAPPING or not isinstance(extra, dict):
             raise UserError(f"expected the configuration of a model with constant heads, of model type {TYPE}")
         original: Any = transformers.CONFIG_MAPPING[base]
@@ -108,7 +112,7 @@ def replaced(model: PreTrainedModel, constants: Given, heads: Heads = None, *, a
     check(model, here, given, any_model)
     chosen = chosen_heads(given[0], heads)
     architecture = type(model).__name__
-    base = _architecture(architecture)
+    base = _architecture(architecture, type(model.config))
     if base is not type(model):
         raise UserError(f"expected a model of a class of Transformers, got {architecture} of {type(model).__module__}")
     config: Any = _config(model, here, given, chosen)
@@ -204,8 +208,15 @@ def _empty(extra: Mapping[str, Any]) -> tuple[Constants, ...]:
     )
 
 
-def _architecture(name: str) -> Any:
+def _architecture(name: str, config: Any) -> Any:
+    """The class of models of this name: one of Transformers, or one that an `Auto…` class knows for its configuration.
+
+    Raises UserError if there is none.
+    """
     found = getattr(transformers, name, None)
+    if found is None:
+        known = (getattr(transformers, auto)._model_mapping.get(config, None) for auto in AUTO)
+        found = next((kind for kind in known if getattr(kind, "__name__", "") == name), None)
     if not inspect.isclass(found) or not issubclass(found, PreTrainedModel):
         raise UserError(f"expected the name of a model class of Transformers, got {name}")
     return found
@@ -225,7 +236,7 @@ def _classes(original: Any, architecture: str) -> tuple[Any, Any]:
     """The classes of configurations and of models that were of these classes, known to the fitting `Auto…` classes."""
     if (original, architecture) in _CLASSES:
         return _CLASSES[original, architecture]
-    base = _architecture(architecture)
+    base = _architecture(architecture, original)
 
     def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
         base.__init__(self, config, *args, **options)
@@ -236,7 +247,10 @@ def _classes(original: Any, architecture: str) -> tuple[Any, Any]:
         _make_constant(self, _empty(extra), [tuple(head) for head in extra["heads"]])
 
     name = f"Replaced{base.__name__}"
-    config = type(f"{name}Config", (ReplacedConfig, original), {"model_type": TYPE, "__module__": __name__})
+    of_config: dict[str, Any] = {"model_type": TYPE, "__module__": __name__}
+    if not hasattr(original.__init__, "__wrapped__"):
+        of_config["__init__"] = original.__init__  # written by hand: no field of a data class says what it takes
+    config = type(f"{name}Config", (ReplacedConfig, original), of_config)
     members = {"__init__": __init__, "config_class": config, "set_attn_implementation": _refuse_attention}
     kind = type(name, (base,), {**members, "__module__": base.__module__, "__doc__": base.__doc__})
     _CLASSES[original, architecture] = config, kind
