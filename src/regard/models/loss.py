@@ -11,6 +11,8 @@ from torch import Tensor
 IGNORED = -100
 CHUNK = {"cpu": 2**22, "cuda": 2**27}
 """The most logits at a time, by kind of device."""
+PARTS = 4
+"""So many parts at least: half the logits in float32 is the most that stands in memory at once, products included."""
 
 
 def linear_cross_entropy(
@@ -33,7 +35,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, product: torch.dtype) -> Tensor:
         """The sum of the losses."""
         exact = torch.promote_types(hidden.dtype, torch.float32)
-        rows = max(CHUNK.get(hidden.device.type, 2**22) // weight.shape[0], 1)
+        rows = max(min(CHUNK.get(hidden.device.type, 2**22) // weight.shape[0], -(-len(hidden) // PARTS)), 1)
         for_hidden, for_weight = ctx.needs_input_grad[:2]
         h, w = hidden.to(product), weight.to(product)
         counted = (labels != IGNORED)[:, None]
