@@ -95,12 +95,130 @@ A probe of 15 epochs on states computed once and kept on disk (Regard: the pass 
 encoder in each epoch; *fit* is what each further probe on the same states costs.
 
 {cached_probe}
-
+{training}
 ## GPU
 
 `benchmarks/gpu_kernels.py` measures the GPU kernels where there is a GPU. None was at hand so far: the kernels are
 tested in Triton's interpreter and compiled for two architectures, and their speed is not known.
 """
+
+
+OPERATORS = """
+## Training with other attentions: the operation alone
+
+Forward and backward of each attention in the form that training takes (Regard), and with its matrix written out
+(eager), against PyTorch's fused softmax attention. 12 heads of width 64, float32.
+
+{operators}
+
+The aim is at most 1. {verdict}
+"""
+TRAINING = """
+## A step of training
+
+Forward, backward, clipping and AdamW of 2048 tokens: Regard's decoder in its loop, a minimal module in the manner of
+nanoGPT and `LlamaForCausalLM` in a plain loop, and that under the Trainer, each at the best of float32 and bfloat16,
+compiled or not. Speed is in tokens a second; ratios are of times, above 1 where a peer is slower.
+
+{peers}
+
+The aim is that no peer is below 1. {peers_verdict}
+
+Each attention's step against that of softmax, and with the matrix written out; memory is what PyTorch allocates in
+forward and backward, and stays the same from length to length where it is linear in that.
+
+{attentions}
+
+The aim is at most 1. {attentions_verdict}
+"""
+LOSS = """
+## The loss layer
+
+Cross-entropy of a head's output, forward and backward: from all logits at once (whole), PyTorch's chunked form, and
+Regard's. Memory in MiB, beside what the logits in float32 would take once.
+
+{loss}
+
+{verdict}
+"""
+
+
+def _training() -> str:
+    """What was measured of training so far: a section for each result that is there."""
+    parts = {"operators": _operators, "training_step": _steps, "loss_layer": _loss}
+    return "".join(make(_read(name)["rows"]) for name, make in parts.items() if (RESULTS / f"{name}.json").exists())
+
+
+def _operators(rows: list[Line]) -> str:
+    head = ("attention", "form", "batch", "tokens", "SDPA", "Regard", "eager", "SDPA, MiB", "Regard, MiB", "eager, MiB")
+    names = ("sdpa", "regard", "eager")
+    lines = [
+        (*_case(one), _seconds(one, "sdpa"), *_ratios(one, *names[1:]), *(_memory(one, name) for name in names))
+        for one in rows
+    ]
+    return OPERATORS.format(
+        operators=table(head, lines), verdict=_verdict(rows, {"time": lambda one: _ratio(one, "regard") <= 1})
+    )
+
+
+def _steps(rows: list[Line]) -> str:
+    raced = [one for one in rows if one["case"]["part"] == "peers"]
+    others = [one for one in rows if one["case"]["part"] == "attentions"]
+    names = ("minimal", "llama", "trainer")
+
+    def told(one: Line) -> tuple[Any, ...]:
+        case, everybody = one["case"], ("regard", *names)
+        speeds = (f"{2048 / one['figures'][name]['seconds']:,.0f} ({case[name]})" for name in everybody)
+        return (case["size"], case["length"], *speeds, *_ratios(one, *names))
+
+    return TRAINING.format(
+        peers=table(("size", "tokens", "Regard", *names, *(f"{name} ÷ Regard" for name in names)), map(told, raced)),
+        peers_verdict=_verdict(raced, {"time": lambda one: min(_ratio(one, name) for name in names) >= 1}),
+        attentions=table(
+            (
+                "size",
+                "tokens",
+                "precision",
+                "attention",
+                "softmax",
+                "Regard",
+                "matrix",
+                "softmax, MiB",
+                "Regard",
+                "matrix",
+            ),
+            [
+                (
+                    *(one["case"][name] for name in ("size", "length", "precision", "attention")),
+                    _seconds(one, "softmax"),
+                    *_ratios(one, "regard", "materialised"),
+                    *(_memory(one, name) for name in ("softmax", "regard", "materialised")),
+                )
+                for one in others
+            ],
+        ),
+        attentions_verdict=_verdict(others, {"time": lambda one: _ratio(one, "regard") <= 1}),
+    )
+
+
+def _loss(rows: list[Line]) -> str:
+    head = ("tokens", "vocabulary", "width", "precision", "logits, MiB", "whole", "torch", "Regard")
+    names = ("whole", "torch", "regard")
+    return LOSS.format(
+        loss=table(
+            (*head, "whole, MiB", "torch, MiB", "Regard, MiB"),
+            [
+                (
+                    *_case(one),
+                    _seconds(one, "whole"),
+                    *_ratios(one, "torch", "regard"),
+                    *(_memory(one, name) if name in one["figures"] else "–" for name in names),
+                )
+                for one in rows
+            ],
+        ),
+        verdict=_verdict(rows, {"time": lambda one: _ratio(one, "regard") <= 1}),
+    )
 
 
 def page() -> str:
@@ -143,6 +261,7 @@ def page() -> str:
         ),
         **_constant(_read("constant_attention")["rows"]),
         structured=_structured(_read("structured_constants")["rows"]),
+        training=_training(),
         cached_probe=table(
             ("samples", "tokens", "real", "epochs", "recomputed", "Regard", "fit"),
             [
