@@ -49,7 +49,7 @@ def test_every_attention_can_be_asked_for(name: str) -> None:
         ({"norm": 1}, "norm: expected a name, got 1"),
         (
             {"form": "chunked"},
-            "the form chunked cannot compute weighting=softmax; materialised, blockwise, fused, flex can",
+            "the form chunked cannot compute weighting=softmax; materialised, blockwise, rowwise, fused, flex can",
         ),
         ({"prefix": 64}, "prefix: expected fewer tokens than the length 64"),
         ({"prefix": -1}, "prefix: expected a number of at least 0"),

@@ -17,7 +17,7 @@ from regard.attention.operator import FORMS, attend, form_of, plain_output, redu
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 
 NOTHING = Wanted()
-FAST = ("materialised", "blockwise", "pointwise", "chunked", "fused")
+FAST = ("materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused")
 MORE = {
     "alibi": AttentionSpec(positions="alibi"),
     "alibi-sink": AttentionSpec(positions="alibi", extra="sink-logit"),
@@ -34,6 +34,10 @@ MORE = {
     "sigmoid-alibi-prefix": AttentionSpec(weighting="sigmoid", positions="alibi", prefix=4, log_length=True),
     "elu-normalised-window-prefix": AttentionSpec(weighting="elu", normalisation="sum", window=3, prefix=2),
     "linear-prefix": AttentionSpec(weighting="linear", normalisation="clamped-sum", prefix=5),
+    "t5-window-prefix-kv": AttentionSpec(positions="t5", window=2, prefix=2, extra="kv-bias"),
+    "sigmoid-t5": AttentionSpec(weighting="sigmoid", positions="t5", log_length=True),
+    "elu-normalised-kv": AttentionSpec(weighting="elu", normalisation="sum", extra="kv-bias", log_length=True),
+    "softpick-t5-kv": AttentionSpec(weighting="softpick", positions="t5", extra="kv-bias", window=3, prefix=1),
     "softpick-zero": AttentionSpec(weighting="softpick", extra="zero"),
     "softmax-log-length-sink": AttentionSpec(log_length=True, extra="sink-logit"),
 }

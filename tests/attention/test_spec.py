@@ -38,8 +38,7 @@ NOT_IN_THE_FORM = {
     ("chunked", "log_length"): {"weighting": "linear", "log_length": True},
     ("pointwise", "weighting=softmax"): {},
     ("pointwise", "normalisation=clamped-sum"): {"weighting": "elu", "normalisation": "clamped-sum"},
-    ("pointwise", "positions=t5-bucket-number"): {"weighting": "sigmoid", "positions": "t5-bucket-number"},
-    ("pointwise", "an extra column"): {"weighting": "elu", "extra": "kv-bias"},
+    ("rowwise", "weighting=sigmoid"): {"weighting": "sigmoid"},
     ("flex", "weighting=linear"): {"weighting": "linear"},
     ("flex", "an extra column beside weights that are no softmax"): {"weighting": "sigmoid", "extra": "k-bias"},
 }
@@ -53,7 +52,7 @@ RESOLVED = {
     "linear-normalised": "chunked",
     "elu-kernel": "chunked",
     "mlp-kernel-normalised": "chunked",
-    "softpick": "blockwise",
+    "softpick": "rowwise",
 }
 
 
@@ -89,6 +88,13 @@ def test_a_form_that_cannot_is_refused_with_those_that_can(form: str, what: str)
 @pytest.mark.parametrize("name", RESOLVED)
 def test_the_fastest_form_is_taken(name: str) -> None:
     assert ATTENTIONS[name].resolved == RESOLVED[name]
+
+
+def test_what_the_fused_kernels_cannot_is_computed_in_tiles() -> None:
+    assert AttentionSpec(positions="t5").resolved == "rowwise"
+    assert AttentionSpec(window=4, prefix=2, extra="kv-bias").resolved == "rowwise"
+    assert AttentionSpec(weighting="sigmoid", positions="t5", extra="k-bias").resolved == "pointwise"
+    assert AttentionSpec(weighting="elu", normalisation="clamped-sum").resolved == "blockwise"
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)

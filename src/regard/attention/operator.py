@@ -18,6 +18,7 @@ from regard.attention.flex import flex, flex_serves
 from regard.attention.fused import fused
 from regard.attention.onepass import one_pass
 from regard.attention.pointwise import pointwise
+from regard.attention.rowwise import rowwise
 from regard.attention.spectrum import spectral_bound
 from regard.attention.tiles import LOG2_E
 
@@ -26,6 +27,7 @@ FORMS: dict[str, Callable[[Call, Operation], Tensor]] = {
     "materialised": reference.operate,
     "blockwise": blockwise,
     "pointwise": pointwise,
+    "rowwise": rowwise,
     "chunked": chunked,
     "fused": fused,
     "flex": flex,
@@ -107,13 +109,13 @@ def simplified(call: Call) -> tuple[Call, Tensor | None]:
 def form_of(call: Call, operation: Operation) -> str:
     """How the output of a call is computed: as its operation says for a whole sequence, on CUDA by FlexAttention.
 
-    That replaces the tiles of pointwise weightings, and the blocks of what else it can do.
+    That replaces tiles, and the blocks of what else it can do.
     """
     if operation.form == "materialised":
         return "materialised"
     if not _unbroken(call):
         return "blockwise"
-    if operation.form in ("pointwise", "blockwise", "flex"):
+    if operation.form in ("pointwise", "rowwise", "blockwise", "flex"):
         if flex_serves(call, operation):
             return "flex"
         return "blockwise" if operation.form == "flex" else operation.form

@@ -10,7 +10,7 @@ from regard.attention.weightings import FEATURE_MAPS, NORMALISATIONS, WEIGHTINGS
 from regard.errors import UserError
 
 EXTRAS = ("none", "zero", "sink-logit", "k-bias", "v-bias", "kv-bias")
-FORMS = ("auto", "materialised", "blockwise", "pointwise", "chunked", "fused", "flex")
+FORMS = ("auto", "materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused", "flex")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ _KNOWN: dict[str, Any] = {
     "positions": POSITIONS,
     "form": FORMS,
 }
-_PREFERRED = ("fused", "chunked", "pointwise", "blockwise")
+_PREFERRED = ("fused", "chunked", "pointwise", "rowwise", "blockwise")
 _IN_SCORES = ("t5", "t5-bucket-number")
 
 
@@ -124,8 +124,9 @@ def _obstacle(spec: AttentionSpec, form: str) -> str | None:
         "pointwise": {
             f"weighting={spec.weighting}": spec.weighting not in ("sigmoid", "elu"),
             f"normalisation={spec.normalisation}": spec.normalisation == "clamped-sum",
-            f"positions={spec.positions}": spec.positions in _IN_SCORES,
-            "an extra column": column,
+        },
+        "rowwise": {
+            f"weighting={spec.weighting}": spec.weighting not in ("softmax", "softpick"),
         },
         "flex": {
             f"weighting={spec.weighting}": spec.weighting not in ("softmax", "sigmoid", "elu"),
