@@ -221,12 +221,14 @@ def test_weights_that_are_not_float32() -> None:
 
 
 def test_what_accelerate_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other code in this process, or the launcher, has set and the plan does not say is told, not obeyed."""
+    """What other code in this process, or the launcher, has set and the plan does not say is kept, not obeyed."""
     assert not AcceleratorState._shared_state
     Accelerator(cpu=True, mixed_precision="bf16")
     try:
-        with pytest.raises(UserError, match="accelerate: AcceleratorState has already been initialized"):
-            trained(net(), PLAN)
+        beside, plain = net(), net()
+        trained(beside, PLAN)
+        by_hand(plain, PLAN, rate_of_plan)
+        torch.testing.assert_close(beside.out.weight, plain.out.weight, rtol=0, atol=1e-12)
         assert AcceleratorState().mixed_precision == "bf16"
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, tracking
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, LoggerType
 from torch import Tensor, nn
@@ -97,22 +97,28 @@ def _sharded(model: nn.Module) -> bool:
 
 @contextmanager
 def accelerated(plan: Plan, device: str | None, folder: str | None) -> Iterator[Accelerator]:
-    """An Accelerator; what it keeps for the whole process goes when the block ends, if it was not there before.
+    """An Accelerator; what it keeps for the whole process is as it was before when the block ends.
 
-    Precision and accumulation are not left to it, so that it can be the same for every plan.
+    Precision and accumulation are not left to it, so that it can be the same for every plan, whatever a Trainer before
+    has asked for.
     """
-    known = bool(PartialState._shared_state)
     if device not in (None, "cpu"):
         raise UserError(f"device: expected cpu or none for the machine's accelerator, got {device!r}")
     _check_trackers(plan.trackers, folder)
+    known = bool(PartialState._shared_state)
+    before = {state: dict(state._shared_state) for state in (AcceleratorState, GradientState)}
+    for state in before:
+        state._shared_state.clear()
     on_cpu = device == "cpu" or not torch.accelerator.is_available()
     try:
         accelerator = _accelerator(on_cpu, plan.trackers, folder)
         _check_processes(accelerator)
         yield accelerator
     finally:
-        if not known:
-            AcceleratorState._reset_state(reset_partial_state=True)
+        AcceleratorState._reset_state(reset_partial_state=not known)
+        for state, kept in before.items():
+            state._shared_state.clear()
+            state._shared_state.update(kept)
 
 
 def _accelerator(on_cpu: bool, trackers: Sequence[str], folder: str | None) -> Accelerator:
