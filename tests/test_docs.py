@@ -183,8 +183,12 @@ def test_what_is_not_run_says_why_and_can_be_parsed() -> None:
         "starts processes of its own",
         "needs a GPU",
         "needs data from the hub",
+        "needs a package that is not installed",
     }
     for _, block in left_out:
+        if block.kind == "python":
+            compile(block.text, "block", "exec")
+            continue
         words = shlex.split(block.text.removeprefix("$ "))
         parser().parse_args(words[words.index("regard") + 1 :])
 

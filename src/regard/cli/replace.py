@@ -21,7 +21,7 @@ EXAMPLES = """examples:
   regard replace minilm --task ner --constants average,identity --select random
   regard replace minilm --task reviews.jsonl --text review --label stars
   regard replace EleutherAI/pythia-160m --task lm --select input-dependence
-  regard replace EleutherAI/pythia-160m --task lm --attention sigmoid,off-by-one
+  regard replace gpt2 --task lm --attention sigmoid,off-by-one
 """
 OWN = ("text", "label", "validation", "metric")
 """Settings of a task from a file of one's own."""
@@ -163,8 +163,8 @@ def _settings(given: argparse.Namespace) -> dict[str, Any]:
     names = ("seeds", "scale", "layout", "length", "epochs", "batch_size", "learning_rate")
     settings: dict[str, Any] = {name: getattr(given, name) for name in names}
     settings |= {name: getattr(given, name) for name in OWN}
-    names = [name for name in ("constants", "attention", "select") if getattr(given, name) is not None]
-    settings |= {name: tuple(getattr(given, name).split(",")) for name in names}
+    several = [name for name in ("constants", "attention", "select") if getattr(given, name) is not None]
+    settings |= {name: tuple(getattr(given, name).split(",")) for name in several}
     settings["fractions"] = tuple(_fraction(part) for part in given.fractions.split(","))
     if given.rows is not None:
         parts = given.rows.split(",")
