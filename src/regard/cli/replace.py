@@ -14,7 +14,7 @@ from typing import Any
 from regard.cli.options import number, of_model
 from regard.errors import UserError
 
-HELP = "Put constants or another operation where attention was, and report what that costs on a task."
+HELP = "Put constants or another operation where attention was; score a task."
 EXAMPLES = """examples:
   regard replace minilm --task sst2 --data glue
   regard replace bert-base-uncased --task cola --scale paper --out runs/cola
