@@ -354,11 +354,11 @@ def test_the_record_of_the_experiment_is_of_what_the_rows_change(monkeypatch: py
     record = {"recipe": one, "emergence": {"step": None}, "cost": cost, "data": {"domains": [{"source": "here"}]}}
     record |= {"model": {}, "watch": {}, "versions": {"torch": "2", "platform": "here"}}
     history = pd.DataFrame([dict.fromkeys(sinks.CURVE, 1.0)])
-    monkeypatch.setattr(sinks, "_finished", lambda place: place.name == "one-head-0")
+    monkeypatch.setattr(sinks, "_finished", lambda place, wanted: place.name == "one-head-0")
     monkeypatch.setattr(
         sinks.Pretraining, "load", lambda place: types.SimpleNamespace(record=record, final=ended, history=history)
     )
-    ends, curves, left = sinks.collected(["softmax", "one head"], 3, Path("work"))
+    ends, curves, left = sinks.collected(["softmax", "one head"], 3, ["text"], Path("work"))
     assert ends[["row", "seed", "seconds"]].to_numpy().tolist() == [["one head", 0, 60.0]]
     assert len(curves) == 1
     assert left["recipe"]["heads"] == recipe("pico").heads != one["heads"]

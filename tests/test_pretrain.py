@@ -6,7 +6,7 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import regard
 from regard.data.draw import Draw
 from regard.errors import UserError
-from regard.pretrain import IGNORED, Text, _cache, _count, _text, uncounted
+from regard.pretrain import IGNORED, Text, _cache, _count, _text
 from regard.pretraining import Pretraining
 from regard.recipes import Recipe, recipe
 
@@ -136,6 +136,24 @@ def test_a_run_broken_off_goes_on_to_the_same_numbers(
     assert not (tmp_path / "work").exists()
 
 
+def test_a_line_that_was_cut_off_does_not_count(
+    finished: Pretraining, small: Recipe, cache: Path, tmp_path: Path
+) -> None:
+    def at(stop: int) -> Callable[..., None]:
+        def interrupt(step: int, steps: int, numbers: Mapping[str, float]) -> None:
+            if step == stop:
+                raise KeyboardInterrupt
+
+        return interrupt
+
+    for stop, resume in ((4, False), (5, True)):
+        with pytest.raises(KeyboardInterrupt):
+            regard.pretrain(small, work=tmp_path, cache=cache, resume=resume, on_progress=at(stop))
+        with (tmp_path / "watched" / "journal.jsonl").open("a") as kept:
+            kept.write('{"name": "6", "val')
+    _equal(regard.pretrain(small, work=tmp_path, cache=cache, resume=True), finished)
+
+
 def test_going_on_with_another_recipe_names_the_field(small: Recipe, cache: Path, tmp_path: Path) -> None:
     regard.pretrain(small, work=tmp_path, cache=cache, keep_work=True, steps=2)
     with pytest.raises(UserError, match=r"resume: .* weight_decay was 0.1 and is 0.5"):
@@ -186,8 +204,10 @@ def test_random_tokens_stand_in_training_alone(small: Recipe, cache: Path) -> No
 
 
 def test_the_loss_of_a_prefix_skips_its_first_targets(small: Recipe) -> None:
-    assert uncounted(recipe(small, prefix=5), None) == (0, 1, 2, 3, 4)  # targets 1 … 4: p − 1 of them
-    assert uncounted(recipe(small, prefix=2, fixed_token=7), (3, 5)) == (0, 1, 3, 4, 7)
+    assert recipe(small, prefix=5).uncounted(training=True) == (0, 1, 2, 3, 4)  # targets 1 … 4: p − 1 of them
+    both = recipe(small, prefix=2, fixed_token=7, random_tokens=(3, 5))
+    assert both.uncounted(training=True) == (0, 1, 3, 4, 7)
+    assert both.uncounted(training=False) == (0, 1, 7)
 
 
 def test_the_cache_is_where_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

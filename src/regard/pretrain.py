@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,15 @@ from regard.data.draw import Draw, alter
 from regard.data.tokenizers import check_tokenizer, hash_of, ordinary_tokens, read_tokenizer, train_tokenizer
 from regard.emergence import SinkWatch, ValidationLoss, emergence, sink_table
 from regard.errors import UserError
-from regard.journal import check_same
+from regard.journal import Journal
 from regard.models import RegardForCausalLM
 from regard.pretraining import VERB, Pretraining, final, table
 from regard.provenance import digest, now, peak_memory, versions
-from regard.recipes import FREE, TRAINED, Recipe, recipe
+from regard.recipes import FREE, TRAINED, TRAINED_SIZE, Recipe, recipe
 from regard.results import writing
 
 IGNORED = -100
-RECIPE, SINK_ROWS = "recipe.json", "sinks.json"
+CHECKPOINTS, WATCHED = "checkpoints", "watched"
 
 
 def pretrain(
@@ -43,6 +43,7 @@ def pretrain(
     resume: bool = False,
     keep_work: bool = False,
     cache: str | Path | None = None,
+    on_text: Callable[[str, int], None] | None = None,
     on_progress: Callable[[int, int, Mapping[str, float]], None] | None = None,
     **changes: Any,
 ) -> Pretraining:
@@ -51,23 +52,24 @@ def pretrain(
     `name` is one of `regard.recipes.RECIPES`, or a recipe; `changes` are fields of it. `work` is the folder of
     checkpoints: with `resume` a run that was broken off goes on there, to the same numbers; it is deleted at the end
     unless `keep_work`. Packed text is kept in `cache` (default: REGARD_CACHE, else `~/.cache/regard`) and used again.
+    `on_text(domain, tokens)` is told of packing, `on_progress(step, steps, numbers)` of training.
 
     Under `accelerate launch` all processes train together; each returns the same. Raises UserError.
     """
     base, chosen = recipe(name), recipe(name, **changes)
     named = name if isinstance(name, str) else None
     with _folder(work, keep=keep_work) as place:
-        _begin(place, chosen, resume=resume)
-        text = _text(chosen, _cache(cache))
+        journal = _begin(place, chosen, resume=resume)
+        text = _text(chosen, _cache(cache), on_text)
         model = _model(chosen, text.tokenizer)
-        watches = _watches(chosen, text, place, resume=resume)
+        watches = _watches(chosen, text, journal)
         trained = training.train(
             model,
             chosen.plan(),
             batch=text.batches(chosen),
             loss=_loss,
             count=_count,
-            folder=place / "checkpoints",
+            folder=place / CHECKPOINTS,
             resume=resume,
             watchers=watches,
             on_progress=on_progress,
@@ -92,7 +94,9 @@ class Text:
 
         def batch(step: int) -> dict[str, Tensor]:
             ids = self.altered(draw.rows(step), chosen, step, random=chosen.random_tokens)
-            return {"input_ids": ids, "labels": self.labels(ids, chosen, random=chosen.random_tokens)}
+            labels = ids.clone()
+            labels[:, list(chosen.uncounted(training=True))] = IGNORED
+            return {"input_ids": ids, "labels": labels}
 
         return batch
 
@@ -115,20 +119,6 @@ class Text:
             fixed_token=self.fixed,
         )
 
-    def labels(self, ids: Tensor, chosen: Recipe, *, random: tuple[int, int] | None) -> Tensor:
-        """The tokens to be predicted: neither those that were put in, nor the first targets of a prefix."""
-        labels = ids.clone()
-        labels[:, list(uncounted(chosen, random))] = IGNORED
-        return labels
-
-
-def uncounted(chosen: Recipe, random: tuple[int, int] | None) -> tuple[int, ...]:
-    """Positions whose tokens are no targets: of the prefix, and what was put in the place of text."""
-    positions = set(range(chosen.prefix))
-    positions |= set(range(*random)) if random is not None else set()
-    positions |= {chosen.fixed_token} if chosen.fixed_token is not None else set()
-    return tuple(sorted(positions))
-
 
 def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
     """The sum of the losses of some rows."""
@@ -143,31 +133,34 @@ def _count(rows: Mapping[str, Tensor]) -> int:
 
 @contextlib.contextmanager
 def _folder(work: str | Path | None, *, keep: bool) -> Iterator[Path]:
-    """The folder of a run's checkpoints; without a name a temporary one. Broken-off work stays."""
+    """The folder of a run's checkpoints; without a name a temporary one. What is broken off stays if it can go on."""
     if work is None:
         with tempfile.TemporaryDirectory(prefix="regard-") as temporary:
             yield Path(temporary)
         return
     place = Path(work)
-    yield place
+    try:
+        yield place
+    except BaseException:
+        if _is_first() and not can_go_on(place):
+            shutil.rmtree(place, ignore_errors=True)
+        raise
     if not keep and _is_first():
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _begin(place: Path, chosen: Recipe, *, resume: bool) -> None:
-    """The recipe in its folder, written by the first process. Raises UserError if a run of another one stands there."""
+def can_go_on(place: Path) -> bool:
+    """Whether a folder holds a checkpoint."""
+    return any((place / CHECKPOINTS).glob("step-*"))
+
+
+def _begin(place: Path, chosen: Recipe, *, resume: bool) -> Journal | None:
+    """What the first process keeps of a run beside its checkpoints. Raises UserError if another recipe began it."""
     if not _is_first():
-        return
-    path = place / RECIPE
-    try:
-        if resume and path.is_file():
-            check_same(*(_binding(one) for one in (Recipe.from_file(path), chosen)))
-        elif not resume:
-            shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(chosen.to_dict(), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {place}: {error.strerror or error}") from error
+        return None
+    if not resume:
+        shutil.rmtree(place, ignore_errors=True)
+    return Journal(place / WATCHED, _binding(chosen), resume=resume)
 
 
 def _binding(chosen: Recipe) -> dict[str, Any]:
@@ -196,14 +189,21 @@ def _cache(given: str | Path | None) -> Path:
     return Path(given or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
 
 
-def _text(chosen: Recipe, cache: Path) -> Text:
+def _text(chosen: Recipe, cache: Path, on_text: Callable[[str, int], None] | None = None) -> Text:
     """The recipe's text, with its tokenizer, packed: by one process of each machine, the others find it done."""
     sources = [Source.parse(said) for said in chosen.data]
     first = _one_by_one() if _processes() > 1 else contextlib.nullcontext()
     with first:
         tokenizer = _tokenizer(chosen, sources, cache / "tokenizers")
         check_tokenizer(tokenizer, _vocabulary(chosen, tokenizer))
-        corpus = prepare(sources, tokenizer, length=chosen.length, folder=cache / "text", amount=chosen.amount)
+        corpus = prepare(
+            sources,
+            tokenizer,
+            length=chosen.length,
+            folder=cache / "text",
+            amount=chosen.amount,
+            on_progress=on_text,
+        )
     fixed = None if chosen.fixed_token is None else (chosen.fixed_token, int(tokenizer.eos_token_id))
     return Text(tokenizer, corpus, ordinary_tokens(tokenizer), fixed)
 
@@ -212,10 +212,12 @@ def _tokenizer(chosen: Recipe, sources: list[Source], cache: Path) -> Any:
     """The recipe's tokenizer: read, or trained on the text, once for the same text and size."""
     if chosen.tokenizer != TRAINED:
         return read_tokenizer(chosen.tokenizer)
-    about = json.dumps([[[identity_of(s.where), s.weight, s.tokens] for s in sources], chosen.vocabulary])
+    about = json.dumps(
+        [[[identity_of(s.where), s.weight, s.tokens] for s in sources], chosen.vocabulary or TRAINED_SIZE]
+    )
     folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
     if not folder.is_dir():
-        trained = train_tokenizer(texts_of(sources), chosen.vocabulary or 0)
+        trained = train_tokenizer(texts_of(sources), chosen.vocabulary or TRAINED_SIZE)
         try:
             with writing(folder, overwrite=False) as place:
                 trained.save_pretrained(place)
@@ -226,8 +228,8 @@ def _tokenizer(chosen: Recipe, sources: list[Source], cache: Path) -> Any:
 
 
 def _vocabulary(chosen: Recipe, tokenizer: Any) -> int:
-    """Tokens of the model: the recipe's, or those of a tokenizer that has more."""
-    return max(chosen.vocabulary or 0, len(tokenizer))
+    """Tokens of the model: the recipe's, else the tokenizer's."""
+    return chosen.vocabulary or max(tokenizer.get_vocab().values()) + 1
 
 
 def _model(chosen: Recipe, tokenizer: Any) -> RegardForCausalLM:
@@ -238,28 +240,21 @@ def _model(chosen: Recipe, tokenizer: Any) -> RegardForCausalLM:
         return RegardForCausalLM(chosen.config(_vocabulary(chosen, tokenizer), **tokens))
 
 
-def _watches(chosen: Recipe, text: Text, place: Path, *, resume: bool) -> list[Any]:
+def _watches(chosen: Recipe, text: Text, journal: Journal | None) -> list[Any]:
     """What looks at the model while it is trained: its validation losses, and its sinks."""
     rows = text.held_out(chosen, chosen.valid_samples, chosen.length)
-    losses = ValidationLoss(rows, every=chosen.watch_every, uncounted=uncounted(chosen, None))
+    losses = ValidationLoss(rows, every=chosen.watch_every, uncounted=chosen.uncounted(training=False))
     probes = text.held_out(chosen, chosen.watch_samples, chosen.watch_length)
     mixed = torch.cat([ids[: -(-chosen.watch_samples // len(probes))] for ids in probes.values()])
     sinks = SinkWatch(mixed[: chosen.watch_samples], every=chosen.watch_every, epsilon=chosen.epsilon)
-    return [losses, Kept(sinks, place / SINK_ROWS, resume=resume)]
+    return [losses, Kept(sinks, journal)]
 
 
 class Kept:
-    """A watch of sinks whose rows are kept in a file as they come, so that a resumed run has them all."""
+    """A watch of sinks whose rows are kept as they come, by the process that writes, so that a resumed run has all."""
 
-    def __init__(self, watch: SinkWatch, path: Path, *, resume: bool) -> None:
-        self.watch, self.path = watch, path
-        self._rows: dict[int, list[Any]] = {}
-        """What was seen, by step; a step that is seen again after a resume counts once."""
-        if resume and path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-                if line.endswith("\n"):
-                    step, rows = json.loads(line)
-                    self._rows[step] = rows
+    def __init__(self, watch: SinkWatch, journal: Journal | None) -> None:
+        self.watch, self.journal = watch, journal
 
     def due(self, step: int, last: bool) -> bool:
         """Whether the watch looks at this step."""
@@ -268,16 +263,16 @@ class Kept:
     def __call__(self, model: Any, step: int) -> Mapping[str, float]:
         """The numbers of the watch, its rows kept."""
         numbers = self.watch(model, step)
-        self._rows[step] = [row for row in self.watch.rows if row[0] == step]
-        if _is_first():
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([step, self._rows[step]]) + "\n")
+        if self.journal is not None:
+            self.journal.add(str(step), [row for row in self.watch.rows if row[0] == step])
         return numbers
 
-    def frame(self) -> pd.DataFrame:
-        """The tidy table of all that was seen, by step."""
-        rows = [row for step in sorted(self._rows) for row in self._rows[step]]
-        return sink_table(rows)
+    def frame(self, steps: Iterable[int]) -> pd.DataFrame:
+        """The tidy table of what was seen at these steps."""
+        kept = self.journal
+        if kept is None:
+            return self.watch.frame()
+        return sink_table([row for step in steps if str(step) in kept for row in kept[str(step)]])
 
 
 def _result(
@@ -296,6 +291,7 @@ def _result(
         "model": {
             "parameters": parameters,
             "parameters_without_embeddings": model.parameters_without_embeddings,
+            "vocabulary": model.config.vocab_size,
             "sha256": digest(model),
         },
         "data": {
@@ -323,14 +319,15 @@ def _result(
             "processes": _processes(),
         },
     }
-    return Pretraining(history, sinks.frame(), record, model, text.tokenizer)
+    return Pretraining(history, sinks.frame(history["step"]), record, model, text.tokenizer)
 
 
 def _whole(model: RegardForCausalLM) -> RegardForCausalLM:
     """A model on the CPU with the weights of one that may be sharded; every process must take part."""
     whole = RegardForCausalLM(model.config)
-    whole.load_state_dict(training.full_weights(model), strict=False)  # of tied weights one name is there
-    whole.tie_weights()
+    missing = whole.load_state_dict(training.full_weights(model), strict=False).missing_keys
+    assert not missing or model.config.tie_word_embeddings, f"weights without a value: {missing}"
+    whole.tie_weights()  # of tied weights one name is there
     return whole.eval()
 
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from regard.models import RegardConfig
     from regard.training import Plan
 
-TRAINED = "train"
-"""The tokenizer that is trained on the run's own text."""
+TRAINED, TRAINED_SIZE = "train", 2048
+"""The tokenizer that is trained on the run's own text, and its tokens where no number is given."""
+LARGEST_SEED = 2**63 - 1
 
 
 CHOICES = {
@@ -60,29 +61,31 @@ class Recipe:
     tied: bool = _option(False, "the head shares the embedding's weights")
     length: int = _option(64, "tokens of a sequence", least=8)
     tokenizer: str = _option(TRAINED, "train (on the run's text), a folder, or a hub id")
-    vocabulary: int | None = _option(2048, "tokens of the vocabulary (of a tokenizer that is there: its own)")
+    vocabulary: int | None = _option(
+        None, "tokens of the model (default: the tokenizer's; 2048 for one that is trained)", least=257
+    )
     data: tuple[str, ...] = _option(
         ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME"
     )
-    amount: float = _option(1.0, "share of the training text that is used", least=0, most=1)
+    amount: float = _option(1.0, "share of the training text that is used", above=0, most=1)
     random_tokens: tuple[int, int] | None = _option(None, "A:B, positions that hold random tokens in training")
     fixed_token: int | None = _option(None, "position that always holds one fixed token", least=0)
     steps: int = _option(2000, "updates")
     batch: int = _option(16, "sequences an update")
     micro_batch: int | None = _option(None, "sequences a forward (default: all)")
-    learning_rate: float = _option(1e-2, "peak of the learning rate", least=0)
+    learning_rate: float = _option(1e-2, "peak of the learning rate", above=0)
     schedule: str = _option("constant", "constant or cosine, after the warm-up")
     warmup: int = _option(100, "steps of linear warm-up", least=0)
     weight_decay: float = _option(0.1, "weight decay of AdamW", least=0)
     decay: str = _option("all", "what decays: all parameters (as in the paper), or matrices")
-    clip: float = _option(1.0, "largest norm of the gradient", least=0)
+    clip: float = _option(1.0, "largest norm of the gradient", above=0)
     precision: str = _option("float32", "float32, or bfloat16 (autocast)")
     compile: bool = _option(False, "compile the model")
-    seed: int = _option(0, "of weights, batches and all else", least=0)
+    seed: int = _option(0, "of weights, batches and all else", least=0, most=LARGEST_SEED)
     watch_every: int = _option(100, "steps between two looks at sinks and validation loss")
     watch_samples: int = _option(100, "held-out sequences on which sinks are watched")
     watch_length: int = _option(64, "tokens of these (at most the length)", least=8)
-    epsilon: float = _option(0.3, "threshold of the sink rate", least=0, most=1)
+    epsilon: float = _option(0.3, "threshold of the sink rate", above=0, most=0.999)
     valid_samples: int = _option(200, "held-out sequences a domain for the validation loss")
     checkpoint_every: int | None = _option(500, "steps between two checkpoints")
     log_every: int = _option(10, "steps between two rows of the history")
@@ -98,6 +101,12 @@ class Recipe:
                 raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.width % self.heads:
             raise UserError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
+        if self.heads % (self.kv_heads or self.heads):
+            raise UserError(f"kv-heads: expected a divisor of the {self.heads} heads, got {self.kv_heads}")
+        if self.positions == "rotary" and self.width // self.heads % 2:
+            raise UserError(
+                f"heads: expected an even width of each for rotary positions, got {self.width // self.heads}"
+            )
         if self.warmup > self.steps:
             raise UserError(f"warmup: expected at most the {self.steps} steps, got {self.warmup}")
         if not self.data:
@@ -116,6 +125,19 @@ class Recipe:
             first, end = self.random_tokens
             if not 0 <= first < end <= self.length:
                 raise UserError(f"random-tokens: expected A:B with 0 ≤ A < B ≤ {self.length}, got {first}:{end}")
+
+        left = set(range(1, self.length)) - set(self.uncounted(training=True))
+        if not left:
+            raise UserError(f"random-tokens: expected tokens of the text to predict, none of {self.length} is left")
+
+    def uncounted(self, *, training: bool) -> tuple[int, ...]:
+        """Positions whose tokens are no targets: of the prefix, and what is put in the place of text."""
+        positions = set(range(self.prefix))
+        if training and self.random_tokens is not None:
+            positions |= set(range(*self.random_tokens))
+        if self.fixed_token is not None:
+            positions.add(self.fixed_token)
+        return tuple(sorted(positions))
 
     @property
     def spec(self) -> AttentionSpec:
@@ -234,11 +256,20 @@ def _checked(one: dataclasses.Field[Any], value: Any) -> Any:
         wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}[kind]
         raise UserError(f"{told}: expected {wanted}, got {value!r}")
     if kind in (int, float):
-        least, most = one.metadata.get("least", 0 if one.name == "prefix" else 1), one.metadata.get("most")
-        if not value >= least or (most is not None and value > most) or value == float("inf"):
-            bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
-            raise UserError(f"{told}: expected a number {bounds}, got {value}")
+        _check_bounds(one, value)
     return value
+
+
+def _check_bounds(one: dataclasses.Field[Any], value: float) -> None:
+    """Nothing, or a UserError: the number lies outside of what its field allows."""
+    said, told = one.metadata, one.name.replace("_", "-")
+    above, most = said.get("above"), said.get("most", float("inf"))
+    least = said.get("least", 0 if one.name == "prefix" else 1)
+    fits = value > above if above is not None else value >= least
+    if not fits or value > most or value == float("inf"):
+        low = f"over {above}" if above is not None else f"of at least {least}"
+        high = "" if most == float("inf") else f" and at most {most}"
+        raise UserError(f"{told}: expected a number {low}{high}, got {value}")
 
 
 def parsed(name: str, text: str) -> Any:

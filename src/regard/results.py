@@ -164,8 +164,9 @@ def writing(folder: str | Path, *, overwrite: bool) -> Iterator[Path]:
         place.mkdir(parents=True)
         yield place
         _take_name(place, folder)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}; nothing was written") from error
+    except (OSError, safetensors.SafetensorError) as error:
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise UserError(f"cannot write {folder}: {why}; nothing was written") from error
     finally:
         shutil.rmtree(place, ignore_errors=True)
         with contextlib.suppress(OSError):

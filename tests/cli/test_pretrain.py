@@ -8,6 +8,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from safetensors import SafetensorError
+
+from regard.models import RegardForCausalLM
 
 Regard = Callable[..., Any]
 SMALL = (
@@ -81,9 +84,41 @@ def test_a_mistake_gets_one_line(
 
 
 def test_a_broken_off_run_is_not_written_over_unasked(regard: Regard, prose: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.work").mkdir()
+    (tmp_path / "run.work" / "checkpoints" / "step-00000002").mkdir(parents=True)
     options = ("pretrain", *SMALL, "--data", prose, "--out", "run")
     assert "go on with --resume, or allow --overwrite" in regard(*options).complaint
-    assert regard(*options, "--resume").code == 0
+    assert regard(*options, "--overwrite").code == 0
     assert "run exists; choose another folder, or allow --overwrite" in regard(*options).complaint
     assert regard(*options, "--overwrite").code == 0
+
+
+def test_a_refused_run_leaves_nothing_in_the_way_of_the_next(regard: Regard, prose: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    assert "empty" in regard("pretrain", *SMALL, "--data", "empty.txt", "--out", "run").complaint
+    assert not (tmp_path / "run.work").exists()
+    assert regard("pretrain", *SMALL, "--data", prose, "--out", "run").code == 0
+
+
+def test_a_vocabulary_that_is_too_small_for_a_tokenizer_is_refused(regard: Regard, prose: Path, tmp_path: Path) -> None:
+    assert regard("pretrain", *SMALL, "--data", prose, "--out", "run").code == 0
+    other = [*SMALL[:10], *SMALL[12:], "--data", prose, "--tokenizer", "run/model"]
+    complaint = regard("pretrain", *other, "--vocabulary", 260, "--out", "small").complaint
+    assert "expected ids under the model's vocabulary of 260, got ids up to 269" in complaint
+    assert regard("pretrain", *other, "--out", "own").code == 0
+    record = json.loads((tmp_path / "own" / "results.json").read_text())
+    assert record["model"]["vocabulary"] == 270
+    assert record["recipe"]["vocabulary"] is None
+
+
+def test_a_full_disk_at_the_end_is_one_line(
+    regard: Regard, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_options: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RegardForCausalLM, "save_pretrained", full)
+        options = ("pretrain", *SMALL, "--checkpoint-every", 2, "--data", prose, "--out", "run")
+        assert "No space left on device" in regard(*options).complaint
+    assert not (tmp_path / "run").exists()
+    assert regard(*options, "--resume").code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: runs/pretrain-NAME)")
     parser.add_argument("--overwrite", action="store_true", help="write over an earlier run in DIR")
-    parser.add_argument("--resume", action="store_true", help="go on with a run that was broken off")
+    parser.add_argument("--resume", action="store_true", help="go on with a run that was broken off, or begin")
     parser.add_argument(
         "--cache", metavar="DIR", help="where packed text is kept (default: $REGARD_CACHE, else ~/.cache/regard)"
     )
@@ -76,7 +77,7 @@ def run(given: argparse.Namespace) -> None:
     base, changes = given_recipe(given)
     from rich.console import Console
 
-    from regard.pretrain import pretrain
+    from regard.pretrain import can_go_on, pretrain
     from regard.results import check_free
 
     name = given.name or (of_model(Path(given.config).resolve().parent.name) if given.config else NAMED)
@@ -87,19 +88,19 @@ def run(given: argparse.Namespace) -> None:
     first = os.environ.get("RANK", "0") == "0"
     if first:
         check_free(out, overwrite=given.overwrite)
-        if work.exists() and not (given.resume or given.overwrite):
+        if can_go_on(work) and not (given.resume or given.overwrite):
             raise UserError(f"--out: {work} is of a run that was broken off; go on with --resume, or allow --overwrite")
     try:
-        with _progress() as report:
+        with _progress() as reports:
             found = pretrain(
-                base, work=work, resume=given.resume, keep_work=True, cache=given.cache, on_progress=report, **changes
+                base, work=work, resume=given.resume, keep_work=True, cache=given.cache, **reports, **changes
             )
         if not first:
             return
         found = replace(found, record={**found.record, "command": given.line})
         found.save(out, overwrite=given.overwrite)
     except KeyboardInterrupt:
-        if not (work / "checkpoints").exists():
+        if not can_go_on(work):
             raise
         raise UserError(
             f"interrupted; what was trained is kept in {work}: the same command with --resume goes on"
@@ -111,34 +112,32 @@ def run(given: argparse.Namespace) -> None:
     console.print(f"\nWritten to {out}: {written}", soft_wrap=True)
 
 
+Reports = dict[str, Callable[..., None]]
+
+
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int, Mapping[str, float]], None] | None]:
-    """A bar on standard error with loss, tokens a second and the time left, where that is a terminal."""
+def _progress() -> Iterator[Reports]:
+    """What a run tells on the way, on standard error if that is a terminal: tokens packed; loss, speed, time left."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
     if not console.is_terminal or os.environ.get("RANK", "0") != "0":
-        yield None
+        yield {}
         return
-    bar = Progress(
-        TextColumn("training"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}, {task.fields[speed]:,.0f} tokens/s"),
-        TimeRemainingColumn(),
-        console=console,
-    )
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console)
     with bar:
-        task = bar.add_task("training", loss=float("nan"), speed=0.0)
+        task = bar.add_task("reading text", total=None)
 
-        def report(step: int, steps: int, numbers: Mapping[str, float]) -> None:
-            bar.update(
-                task,
-                completed=step,
-                total=steps,
-                loss=numbers.get("loss", float("nan")),
-                speed=numbers.get("items_per_second", 0.0),
+        def of_text(domain: str, tokens: int) -> None:
+            bar.update(task, description=f"packing {domain}", completed=tokens)
+
+        def of_training(step: int, steps: int, numbers: Mapping[str, float]) -> None:
+            speed, left = (
+                numbers.get("items_per_second", 0.0),
+                datetime.timedelta(seconds=round(numbers["seconds_left"])),
             )
+            said = f"loss {numbers.get('loss', float('nan')):.3f}, {speed:,.0f} tokens/s, {left} left"
+            bar.update(task, description=said, completed=step, total=steps)
 
-        yield report
+        yield {"on_text": of_text, "on_progress": of_training}

@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from regard.engines.jobs import Job
 from regard.engines.local import Local
 from regard.engines.run import Event, run
 from regard.errors import UserError
-from regard.pretraining import FINAL, Pretraining
+from regard.pretraining import FINAL, Pretraining, read_record
 from regard.recipes import Recipe, recipe
 
 BASE = "pico"
@@ -79,47 +80,66 @@ def folder(work: Path, name: str, seed: int) -> Path:
     return work / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
 
 
-def _finished(place: Path) -> bool:
-    return (place / "results.json").is_file()
+def _finished(place: Path, wanted: Recipe) -> bool:
+    """Whether a folder holds a run of this recipe."""
+    try:
+        return Recipe.from_dict(read_record(place)["recipe"]) == wanted
+    except (UserError, KeyError):
+        return False
 
 
-def jobs(rows: Sequence[str], seeds: int, data: Sequence[str], work: Path) -> list[Job]:
-    """What is still to be run, all rows of a seed before the next."""
-    found = []
-    for seed in range(seeds):
-        for name in rows:
-            place = folder(work, name, seed)
-            if _finished(place):
-                continue
-            work.mkdir(parents=True, exist_ok=True)
-            config = work / f"{place.name}.json"
-            config.write_text(json.dumps(of_row(name, seed, data).to_dict()))
-            options = ("--config", str(config), "--out", str(place), "--cache", str(work / "cache"), "--overwrite")
-            found.append(Job(place.name, ("-m", "regard", "pretrain", *options), ".", str(config.with_suffix(".log"))))
-    return found
+@dataclass(frozen=True)
+class Trial:
+    """One run: its row, its seed, its recipe, and where it is kept."""
+
+    row: str
+    seed: int
+    recipe: Recipe
+    place: Path
+
+    @property
+    def finished(self) -> bool:
+        """Whether its folder holds a run of this recipe."""
+        return _finished(self.place, self.recipe)
+
+    def job(self, work: Path) -> Job:
+        """The command that makes it."""
+        config = work / f"{self.place.name}.json"
+        config.write_text(json.dumps(self.recipe.to_dict()))
+        options = ("--config", str(config), "--out", str(self.place), "--cache", str(work / "cache"), "--overwrite")
+        return Job(self.place.name, ("-m", "regard", "pretrain", *options), ".", str(config.with_suffix(".log")))
 
 
-def collected(rows: Sequence[str], seeds: int, work: Path) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
+def trials(rows: Sequence[str], seeds: int, data: Sequence[str], work: Path) -> list[Trial]:
+    """All runs, those of a seed before the next."""
+    return [
+        Trial(name, seed, of_row(name, seed, data), folder(work, name, seed)) for seed in range(seeds) for name in rows
+    ]
+
+
+def collected(
+    rows: Sequence[str], seeds: int, data: Sequence[str], work: Path
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]:
     """The final numbers of each finished run, the curves averaged over seeds, and where they come from.
 
     Model, data, watch and versions are those of the first finished run, softmax where there is one; the recipe is that
-    of softmax; and `rows` is what each row that was asked for changes of it.
+    of softmax; and `rows` is what each row that was asked for changes of it. Raises UserError if none is finished.
     """
+    done = [trial for trial in trials(rows, seeds, data, work) if trial.finished]
+    if not done:
+        raise UserError(f"sinks: expected a finished run under {work}, found none")
     ends, curves = [], []
     record: dict[str, Any] = {}
     for name in rows:
         histories = []
-        for seed in range(seeds):
-            place = folder(work, name, seed)
-            if not _finished(place):
-                continue
-            found = Pretraining.load(place)
+        for trial in (one for one in done if one.row == name):
+            found = Pretraining.load(trial.place)
             if not record:
                 unchanged = recipe(BASE).to_dict()
                 base = {field: unchanged[field] for field in ROWS[name]}
                 record = found.record | {"recipe": found.record["recipe"] | base}
             step, seconds = found.record["emergence"]["step"], found.record["cost"]["seconds"]
-            ends.append({"row": name, "seed": seed, **found.final, "emergence_step": step, "seconds": seconds})
+            ends.append({"row": name, "seed": trial.seed, **found.final, "emergence_step": step, "seconds": seconds})
             histories.append(found.history.dropna(subset=["valid_loss"]))
         if histories:
             mean = pd.concat(histories).groupby("step", as_index=False)[list(CURVE[1:])].mean()
@@ -135,33 +155,37 @@ def collected(rows: Sequence[str], seeds: int, work: Path) -> tuple[pd.DataFrame
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is not yet there, and keep the tables."""
+    """Run what is not yet there, and keep the tables: 0, 1 if a run failed, or 2 after one line about a mistake."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", nargs="+", required=True)
-    options.add_argument("--rows", default=",".join(ROWS).replace(", ", ";"))
+    options.add_argument("--rows", default=",".join(ROWS).replace(", ", ";"), help="with ; for the comma in a name")
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--workers", type=int, default=2)
     options.add_argument("--out", type=Path, default=FOLDER)
     options.add_argument("--work", type=Path, default=Path("runs") / "sinks.work")
     given = options.parse_args(arguments)
+    try:
+        return _run(given, Console())
+    except UserError as error:
+        Console(stderr=True).print(str(error), highlight=False, soft_wrap=True)
+        return 2
+
+
+def _run(given: argparse.Namespace, console: Console) -> int:
     rows = [name.replace(";", ", ") for name in given.rows.split(",")]
     unknown = [name for name in rows if name not in ROWS]
     if unknown:
-        raise UserError(f"rows: expected some of {', '.join(ROWS)}, got {unknown[0]!r}")
-    console = Console()
+        raise UserError(f"rows: expected some of {'; '.join(ROWS)}, got {unknown[0]!r}")
 
     def told(event: Event) -> None:
         console.print(f"{event.kind} {event.key} {event.seconds:.0f} s {event.error}", highlight=False)
 
-    waiting = jobs(rows, given.seeds, given.data, given.work)
-    errors = run(
-        waiting,
-        Local(workers=given.workers),
-        finished=lambda key: _finished(given.work / key),
-        retries=0,
-        on_event=told,
-    )
-    ends, curves, record = collected(rows, given.seeds, given.work)
+    given.work.mkdir(parents=True, exist_ok=True)
+    every = {trial.place.name: trial for trial in trials(rows, given.seeds, given.data, given.work)}
+    waiting = [trial.job(given.work) for trial in every.values() if not trial.finished]
+    engine = Local(workers=given.workers)
+    errors = run(waiting, engine, finished=lambda key: every[key].finished, retries=0, on_event=told)
+    ends, curves, record = collected(rows, given.seeds, given.data, given.work)
     given.out.mkdir(parents=True, exist_ok=True)
     ends.to_csv(given.out / TABLE, index=False, float_format="%.6g")
     curves.to_csv(given.out / CURVES, index=False, float_format="%.5g")
