@@ -176,6 +176,25 @@ def test_the_norms_of_a_sink_token_are_not_counted() -> None:
     assert float(values(watch.frame(), "norm_ratio")[0]) == pytest.approx(float(expected), abs=1e-6)
 
 
+@pytest.mark.parametrize("attention, own", [("k-bias", 1), ("kv-bias", 1), ("off-by-one", 0), ("sink-logit", 0)])
+def test_a_learned_key_has_a_query_of_its_own_and_a_logit_has_none(attention: str, own: int) -> None:
+    """Of uniform attention query i (from 1) gives what stands beside the tokens 1 / (i + 1), a key gives itself 1."""
+    model = decoder(attention)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name:
+                parameter.zero_()
+    watch = SinkWatch(rows(), every=1)
+    watch(model, 0)
+    expected = (own + sum(1 / (i + 1) for i in range(1, LENGTH + 1))) / (LENGTH + own)
+    torch.testing.assert_close(
+        values(watch.frame(), "virtual_alpha"),
+        torch.full((LAYERS * HEADS,), expected, dtype=torch.float64),
+        atol=1e-6,
+        rtol=0,
+    )
+
+
 @pytest.mark.parametrize(
     "attention, virtual",
     [("softmax", False), ("sigmoid", False), ("v-bias", False), ("k-bias", True), ("off-by-one", True)],

@@ -1,5 +1,7 @@
 """The first token, and the sink beside the tokens."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,6 +55,16 @@ def test_what_goes_to_no_token_by_hand(epsilon: float, rate: float) -> None:
     statistic.update([observed(weights)])
     found = {row.statistic: (row.value, row.epsilon) for row in statistic.result()}
     assert found == {"virtual_alpha": (pytest.approx(0.35), None), "virtual_alpha_rate": (rate, epsilon)}
+
+
+@pytest.mark.parametrize("epsilon, rate", [(0.56, 100.0), (0.57, 0.0)])
+def test_the_query_of_a_learned_key_sees_itself_alone(epsilon: float, rate: float) -> None:
+    """Two queries give the key 0.5 and 0.2, its own gives it 1: of three the mean is 1.7 / 3."""
+    weights = torch.tensor([[[0.5, 0.0], [0.4, 0.4]]], dtype=torch.float64)
+    statistic = VirtualSink(epsilon, 2)
+    statistic.update([replace(observed(weights), virtual_key=True)])
+    found = {row.statistic: row.value for row in statistic.result()}
+    assert found == {"virtual_alpha": pytest.approx(1.7 / 3), "virtual_alpha_rate": rate}
 
 
 def test_without_anything_in_front_it_is_the_statistic_itself() -> None:

@@ -27,15 +27,20 @@ class Layer:
     steps: int = 0
     keys: int = 0
     """The most keys that a step has had."""
+    virtual_key: bool = False
+    """Whether a learned key stands beside them."""
 
     @property
     def device(self) -> torch.device:
         """Where the tensors are."""
         return next(iter(self.tensors.values())).device if self.tensors else torch.device("cpu")
 
-    def add_attention(self, tensors: dict[str, Tensor], *, first_key: int, keys: int) -> None:
+    def add_attention(
+        self, tensors: dict[str, Tensor], *, first_key: int, keys: int, virtual_key: bool = False
+    ) -> None:
         """Add one step over `keys` keys, of which the first stands at `first_key` of its row."""
         self.steps += 1
+        self.virtual_key = virtual_key
         self.keys = max(self.keys, first_key + keys)
         for name, tensor in tensors.items():
             before = self.tensors.get(name)

@@ -136,6 +136,7 @@ class Sequences:
                     length=queries.length,
                     keys=keys.length,
                     tokens=None if ids is None else keys.tokens(ids.to(device)),
+                    virtual_key=layer.virtual_key,
                     tensors=tensors,
                 )
             )

@@ -220,7 +220,12 @@ class Watch:
             tensors["first_mass"] = tensors["first_mass"][..., : self._wanted.first]
         tensors |= {name: vectors.VECTORS[name](seen) for name in self._vectors}
         first_key = sequences.first_key(call) if what == "self" else 0
-        sequences.layer(what, number).add_attention(tensors, first_key=first_key, keys=call.key.shape[2])
+        sequences.layer(what, number).add_attention(
+            tensors,
+            first_key=first_key,
+            keys=call.key.shape[2],
+            virtual_key=call.operation is not None and call.operation.column,
+        )
 
     def _projection(self, sequences: Sequences, path: str, call: Call) -> Tensor:
         width = call.query.shape[1] * call.value.shape[-1]

@@ -62,8 +62,10 @@ class FirstAlpha(PerLayer):
 class VirtualSink(PerLayer):
     """What goes to no given token, by head, and the share of samples in which that is more than ε (Sink_*).
 
-    Attention to a learned logit or column is its mean over queries. That to a sink token is the column of this token,
-    whose own query counts as one of them.
+    Attention to a learned logit, or to the zero of off-by-one softmax, is its mean over the T queries. That to a
+    learned key is of the (T+1)×(T+1) matrix whose column 0 it is: its own query sees itself alone, and so it is
+    (1 + Σ_i A_i*) / (T + 1) (Gu et al. 2025, K/V biases). That to a sink token is the column of this token, whose own
+    query counts as one of them in the same way.
     """
 
     name = "virtual_alpha"
@@ -88,5 +90,8 @@ class VirtualSink(PerLayer):
 
     def _alpha(self, layer: Observation) -> Float[Tensor, "sample head"]:
         missing = layer.tensors["virtual_sink_mass"]
+        mean = mean_over_queries(missing, layer.real_queries(missing.shape[-1]))
         front = layer.tensors["column_mass"][..., : in_front(layer, self.tokens)].double().sum(-1)
-        return mean_over_queries(missing, layer.real_queries(missing.shape[-1])) + front / layer.length[:, None]
+        length = layer.length[:, None]
+        alpha = mean + front / length
+        return (1 + alpha * length) / (length + 1) if layer.virtual_key else alpha

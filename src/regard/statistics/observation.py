@@ -28,6 +28,8 @@ class Observation:
     """Real keys of each sample; equal to `length` but in cross-attention."""
     tokens: Int[Tensor, "sample key"] | None = None
     """Token ids of the keys."""
+    virtual_key: bool = False
+    """Whether what goes to no token goes to a learned key, which has a query of its own in the matrix."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def real_keys(self, width: int) -> Bool[Tensor, "sample key"]:
