@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.experiments.markdown import table, wrapped
 from regard.experiments.sinks import FOLDER
-from regard.experiments.sinks_findings import ARCHITECTURE, VERDICTS, Finding, findings, rate
+from regard.experiments.sinks_findings import ARCHITECTURE, MARGIN, VERDICTS, Finding, findings, rate
 from regard.experiments.sinks_runs import (
     BASELINE,
     NO_NUMBER,
@@ -198,7 +198,8 @@ def _rules(runs: Runs) -> str:
         f"otherwise, and with fewer than two seeds, it is open. A loss or a rate is higher or lower where the 95 % "
         f"interval of the differences seed by seed leaves out 0; *within noise* where it does not, which with "
         f"{runs.seeds} seeds is no proof of equality: the half interval says how large a difference may have gone "
-        f"unseen. A finding may have several parts: all true is *as in the paper*, some true *in part*, none true and "
+        f"unseen. A loss counts as no higher where the whole interval lies under {MARGIN:g} nats. A finding may have "
+        f"several parts: all true is *as in the paper*, some true *in part*, none true and "
         f"at least one false *against the paper*, all open *cannot be told at this scale*. Intervals are not corrected "
         f"for their number, nor for the choice of the largest of several means."
     )

@@ -135,7 +135,8 @@ class Runs:
     def starred(self, row: str) -> bool:
         """Whether a row's weights are no distribution, so that its sinks are measured on one made of them."""
         spec = self.spec(row)
-        return spec.weighting not in ("softmax", "softpick") and spec.normalisation != "sum"
+        sums_to_one = spec.normalisation == "sum" and spec.weighting != "linear"  # kernels are starred in the paper
+        return spec.weighting not in ("softmax", "softpick") and not sums_to_one
 
 
 def plus_minus(center: float, half: float, digits: int, *, sign: bool = False) -> str:
