@@ -14,8 +14,8 @@ import pytest
 from regard.errors import UserError
 from regard.experiments import papa_page, sinks, sinks_findings, sinks_page
 from regard.experiments.sinks_runs import Runs
-from regard.report.sweep_means import Difference
 from regard.recipes import recipe
+from regard.report.sweep_means import Difference
 
 ROOT = Path(__file__).parents[1]
 
