@@ -134,7 +134,7 @@ def test_a_sink_beside_the_keys_is_told_where_there_is_one() -> None:
     assert "virtual_alpha" not in set(without.frame()["statistic"])
 
 
-def decoder(attention: str) -> Any:
+def decoder(attention: Any) -> Any:
     """A decoder of ours."""
     from regard.models.decoder import RegardConfig, RegardForCausalLM
 
@@ -174,6 +174,36 @@ def test_the_norms_of_a_sink_token_are_not_counted() -> None:
     embedded = model.get_input_embeddings()(ids).detach().norm(dim=-1)
     expected = (embedded[:, 0] / embedded[:, 1:].mean(-1)).mean()
     assert float(values(watch.frame(), "norm_ratio")[0]) == pytest.approx(float(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize("sink_token", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_uniform_attention_to_a_prefix_is_uniform(sink_token: bool, padded: bool) -> None:
+    """The first four tokens are seen by all T queries: where all look alike at what they see, no α of them differs.
+
+    Query i sees max(4, i) tokens, and the sink token before them, whose own query sees the prefix too.
+    """
+    from regard.attention.spec import AttentionSpec
+    from regard.slot.watching import watching
+    from regard.statistics import SinkRate
+    from regard.statistics.first import OfTokens
+
+    front, prefix, length = int(sink_token), 4, 12
+    model = decoder(AttentionSpec(prefix=prefix, sink_token=sink_token)).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name:
+                parameter.zero_()
+    shares = [1 / (front + max(prefix, i)) for i in range(1, length + 1)]
+    alpha = (front * shares[0] + sum(shares)) / (length + front)
+    ids = torch.cat([torch.zeros(5, 3 * padded, dtype=torch.long), rows(length=length)], dim=1)
+    mask = torch.ones_like(ids)
+    mask[:, : 3 * padded] = 0
+    for epsilon, rate in ((alpha - 1e-6, 100.0), (alpha + 1e-6, 0.0)):
+        with watching(model, [OfTokens(SinkRate([epsilon], 1), length)]) as watch, torch.no_grad():
+            model(ids, attention_mask=mask)
+        found = {row.position: row.value for row in watch.rows() if row.layer is None}
+        assert [found[position] for position in range(prefix)] == [rate] * prefix
 
 
 @pytest.mark.parametrize("attention, own", [("k-bias", 1), ("kv-bias", 1), ("off-by-one", 0), ("sink-logit", 0)])

@@ -27,6 +27,18 @@ def test_alpha_of_the_first_token_by_hand() -> None:
     assert (row.statistic, row.layer, row.head, row.position) == ("alpha", 0, 0, None)
 
 
+def test_queries_before_a_key_of_a_prefix_are_counted_where_they_see_it() -> None:
+    """Both tokens of a prefix are seen by all three queries: the second gets 0.9 + 0.8 + 0.7, of three and not two."""
+    weights = torch.tensor([[[0.1, 0.9, 0.0], [0.2, 0.8, 0.0], [0.1, 0.7, 0.2]]], dtype=torch.float64)
+    early = torch.tensor([[[0.0, 1.0, 0.0]]])
+    statistic = SinkRate([0.79], 1)
+    statistic.update([observed(weights, early_count=early)])
+    assert {row.position: row.value for row in statistic.result() if row.head == 0} == {0: 0.0, 1: 100.0, 2: 0.0}
+    stricter = SinkRate([0.81], 1)
+    stricter.update([observed(weights, early_count=early)])
+    assert {row.position: row.value for row in stricter.result() if row.head == 0} == {0: 0.0, 1: 0.0, 2: 0.0}
+
+
 def test_what_stands_in_front_is_a_sink_and_no_position() -> None:
     """A token in front takes 1, 0.8 and 0.3 of three queries; of two given tokens the first gets 0.2 and 0.6."""
     weights = torch.tensor([[[1.0, 0.0, 0.0], [0.8, 0.2, 0.0], [0.3, 0.6, 0.1]]], dtype=torch.float64)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.slot.layout import Layout
 
-ADDED = frozenset({"column_mass", "column_square", "cosine_sum", "norm_sum", "pair_count"})
+ADDED = frozenset({"column_mass", "column_square", "cosine_sum", "norm_sum", "pair_count", "early_count"})
 WRITTEN = frozenset({"key_norm", "value_norm", "value_output_norm"})
 JOINED_BY_HEAD = frozenset({"lse", "entropy", "distance", "row_sum", "virtual_sink_mass", "first_mass", "output_norm"})
 JOINED = frozenset({"hidden_norm", "hidden"})

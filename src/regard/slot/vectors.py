@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.call import Call, visible
+from regard.attention.blockwise import blocks
+from regard.attention.call import Call, gaps, visible
 
 ROWS = 256
 
@@ -51,6 +52,17 @@ def norm_sum(seen: Seen) -> Float[Tensor, "batch head key"]:
 def pair_count(seen: Seen) -> Float[Tensor, "batch head key"]:
     """How many real queries may see key j."""
     return visible_sums(torch.ones_like(full(seen.call.query)[..., :1]), seen.call)[..., 0]
+
+
+def early_count(call: Call) -> Float[Tensor, "batch one key"]:
+    """How many real queries before key j see it, in any head: the prefix of an operation lets them."""
+    count = full(call.query).new_zeros(len(call.query), 1, call.key.shape[2])
+    for part, keys in blocks(call):
+        early = (visible(part) & (gaps(part) < 0)).any(1, keepdim=True).expand(len(count), -1, -1, -1)
+        if part.query_real is not None:
+            early = early & part.query_real[:, None, :, None]
+        count[..., keys] += early.sum(2)
+    return count
 
 
 def value_output_norm(seen: Seen) -> Float[Tensor, "batch head key"]:

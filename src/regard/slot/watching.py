@@ -219,6 +219,8 @@ class Watch:
         if "first_mass" in tensors:
             tensors["first_mass"] = tensors["first_mass"][..., : self._wanted.first]
         tensors |= {name: vectors.VECTORS[name](seen) for name in self._vectors}
+        if call.operation is not None and call.operation.prefix and self._wanted.names & {"column_mass", "first_mass"}:
+            tensors["early_count"] = vectors.early_count(call)
         first_key = sequences.first_key(call) if what == "self" else 0
         sequences.layer(what, number).add_attention(
             tensors,

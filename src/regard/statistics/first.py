@@ -35,7 +35,8 @@ class OfTokens(Average):
         front = in_front(layer, self.tokens)
         if not front:
             return layer
-        cut = {"column_mass": lambda tensor: tensor[..., front:], "hidden_norm": lambda tensor: tensor[:, front:]}
+        cut = {"hidden_norm": lambda tensor: tensor[:, front:]}
+        cut |= dict.fromkeys(("column_mass", "early_count"), lambda tensor: tensor[..., front:])
         tensors = {name: cut[name](tensor) for name, tensor in layer.tensors.items() if name in cut}
         return replace(layer, length=layer.length - front, keys=layer.keys - front, tokens=None, tensors=tensors)
 

@@ -45,7 +45,12 @@ class Observation:
         return torch.arange(width, device=self.length.device) < self.length[:, None]
 
     def seen_by(self, width: int) -> Int[Tensor, "sample key"]:
-        """How many queries may see each of the first `width` keys: T − k in a causal site (k from 0), else all."""
+        """How many queries may see each of the first `width` keys: T − k in a causal site (k from 0), else all.
+
+        Earlier queries that see a key, which a prefix lets them, are counted as well: `tensors["early_count"]`.
+        """
         if not self.causal:
             return self.length[:, None].expand(-1, width)
-        return (self.length[:, None] - torch.arange(width, device=self.length.device)).clamp(min=0)
+        later = (self.length[:, None] - torch.arange(width, device=self.length.device)).clamp(min=0)
+        early = self.tensors.get("early_count")
+        return later if early is None else later + early[:, 0, :width].to(later.dtype)
