@@ -118,6 +118,27 @@ def test_it_finds_what_whole_matrices_tell(make: Any, epsilon: float) -> None:
     assert set(frame["epsilon"].dropna()) == {epsilon}
 
 
+@pytest.mark.parametrize("strongest, position, rate", [(None, 0, 0.0), (MINIMUM, 12, 100.0)])
+def test_rates_are_kept_of_late_positions_which_no_sink_is_looked_for_at(
+    strongest: int | None, position: int, rate: float
+) -> None:
+    """A key at 12 of 20 positions that all eight queries from there on look at; half of the queries are ten."""
+    model, length, late = llama().double(), 20, 12
+    watch = SinkWatch(rows(length=length), every=1, strongest_queries=strongest)
+
+    def all_look_at_it(rate_of: Any) -> Any:
+        return [r._replace(value=100.0 * (r.position == late)) if r.statistic == "sink_rate" else r for r in rate_of]
+
+    measured = watch._measure
+    watch._measure = lambda model: (all_look_at_it(measured(model)[0]), False)  # type: ignore[method-assign]
+    found = watch(model, 0)
+    assert (found["sink_rate_max"], found["sink_position"]) == (rate, position)
+    frame = watch.frame()
+    kept = frame[(frame["statistic"] == "sink_rate") & frame["layer"].isna()]
+    assert kept["position"].tolist() == list(range(length - MINIMUM + 1))
+    assert kept["value"].tolist() == [100.0 * (k == late) for k in range(length - MINIMUM + 1)]
+
+
 def test_a_sink_beside_the_keys_is_told_where_there_is_one() -> None:
     model = gpt_oss()
     with torch.no_grad():
@@ -307,6 +328,8 @@ def test_an_encoder_is_refused() -> None:
         ({"rows": rows()[0]}, r"rows: expected token ids of shape \(row, token\)"),
         ({"rows": rows().float()}, "got torch.float32"),
         ({"rows": rows(length=7)}, "expected at least 8 tokens a row"),
+        ({"strongest_queries": 7}, "strongest_queries: expected a number from 8, .* 16 tokens of a row, got 7"),
+        ({"strongest_queries": 17}, "got 17"),
         ({"every": 0}, "every: expected a whole number of at least 1, got 0"),
         ({"epsilon": 1.0}, "epsilon must lie between 0 and 1"),
     ],

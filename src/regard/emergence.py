@@ -27,7 +27,7 @@ from regard.table import table_of
 COLUMNS = ("step", "statistic", "layer", "head", "position", "epsilon", "value")
 """The columns of sinks.parquet."""
 FEWEST = 8
-"""Queries that a sink is told from at the least."""
+"""Queries that the sink rate of a position is told from at the least."""
 SITE = "decoder"
 LOGITS = 1 << 26
 """Logits made at once, unless those of one row are more."""
@@ -39,11 +39,11 @@ class SinkWatch:
     """Measures the sinks of a causal model on the same held-out rows, every so many steps of its training.
 
     Called with the model and the step it gives the numbers of that step by name: `sink_rate` (Sink_1^ε in percent),
-    `sink_rate_max` and `sink_position` (the largest Sink_k^ε, and at which k, from 0), `alpha_first` (mean of α_1 over
-    heads), `alpha_uniform` (what uniform attention gives: H_T/T), `norm_ratio` (the largest |h_1| / mean |h_t| of a
+    `sink_rate_max` and `sink_position` (the largest Sink_k^ε, and at which k, from 0, of the k that are not among the
+    last: `strongest_queries`, half of the queries if None, are to see one), `alpha_first` (mean of α_1 over heads), `alpha_uniform` (what uniform attention gives: H_T/T), `norm_ratio` (the largest |h_1| / mean |h_t| of a
     layer), and, of a model that has a sink beside the tokens (a learned logit, a column of its own, a sink token in
     front), `virtual_sink_rate`: in how many heads × samples it takes more than ε of the mean query, in percent.
-    Positions count the given tokens. The model is as it was before: its mode, its weights, and the state of chance.
+    Positions count the given tokens; rows are kept of all that `minimum_queries` queries see. The model is as it was before: its mode, its weights, and the state of chance.
     """
 
     def __init__(
@@ -53,21 +53,27 @@ class SinkWatch:
         every: int,
         epsilon: float = 0.3,
         batch_size: int = 32,
-        minimum_queries: int | None = None,
+        minimum_queries: int = FEWEST,
+        strongest_queries: int | None = None,
     ) -> None:
         _check_rows("rows", rows)
-        if minimum_queries is None:
-            minimum_queries = max(FEWEST, rows.shape[1] // 2)
-        _check_positive(every=every, batch_size=batch_size)
+        if strongest_queries is None:
+            strongest_queries = max(minimum_queries, rows.shape[1] // 2)
+        _check_positive(every=every, batch_size=batch_size, strongest_queries=strongest_queries)
         SinkRate([epsilon], minimum_queries)
         if rows.shape[1] < minimum_queries:
             raise UserError(
                 f"rows: expected at least {minimum_queries} tokens a row, the fewest queries that a sink is told "
                 f"from, got {rows.shape[1]}"
             )
+        if not minimum_queries <= strongest_queries <= rows.shape[1]:
+            raise UserError(
+                f"strongest_queries: expected a number from {minimum_queries}, the minimum_queries, to the "
+                f"{rows.shape[1]} tokens of a row, got {strongest_queries}"
+            )
         self.samples = rows
         self.every, self.epsilon, self.batch_size = every, float(epsilon), batch_size
-        self.minimum_queries = minimum_queries
+        self.minimum_queries, self.strongest_queries = minimum_queries, strongest_queries
         self.rows: list[list[Any]] = []
         """What was found so far, as rows of `COLUMNS`: plain values, which JSON can hold."""
 
@@ -116,7 +122,8 @@ class SinkWatch:
 
     def _numbers(self, found: Mapping[str, Sequence[Row]], virtual: bool) -> dict[str, float]:
         overall = [row for row in found["sink_rate"] if row.layer is None]
-        strongest = max(overall, key=lambda row: row.value)
+        last = self.samples.shape[1] - self.strongest_queries
+        strongest = max((row for row in overall if (row.position or 0) <= last), key=lambda row: row.value)
         numbers = {
             "sink_rate": next(row.value for row in overall if row.position == 0),
             "sink_rate_max": strongest.value,
