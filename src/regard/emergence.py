@@ -39,11 +39,13 @@ class SinkWatch:
     """Measures the sinks of a causal model on the same held-out rows, every so many steps of its training.
 
     Called with the model and the step it gives the numbers of that step by name: `sink_rate` (Sink_1^ε in percent),
-    `sink_rate_max` and `sink_position` (the largest Sink_k^ε, and at which k, from 0, of the k that are not among the
-    last: `strongest_queries`, half of the queries if None, are to see one), `alpha_first` (mean of α_1 over heads), `alpha_uniform` (what uniform attention gives: H_T/T), `norm_ratio` (the largest |h_1| / mean |h_t| of a
-    layer), and, of a model that has a sink beside the tokens (a learned logit, a column of its own, a sink token in
-    front), `virtual_sink_rate`: in how many heads × samples it takes more than ε of the mean query, in percent.
-    Positions count the given tokens; rows are kept of all that `minimum_queries` queries see. The model is as it was before: its mode, its weights, and the state of chance.
+    `sink_rate_max` and `sink_position` (the largest Sink_k^ε, and at which k, from 0, of those k that at least
+    `strongest_queries` queries see: half of all if None), `alpha_first` (mean of α_1 over heads), `alpha_uniform` (what
+    uniform attention gives: H_T/T), `norm_ratio` (the largest |h_1| / mean |h_t| of a layer), and, of a model that has
+    a sink beside the tokens (a learned logit, a column of its own, a sink token in front), `virtual_sink_rate`: in how
+    many heads × samples it takes more than ε of the mean query, in percent. Positions count the given tokens; Sink_k^ε
+    is kept of every k that at least `minimum_queries` queries see. The model is as it was before: its mode, its
+    weights, and the state of chance.
     """
 
     def __init__(
