@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.attention import formulas
 from torch import Tensor
 
 from regard.attention import reference
-from regard.attention.call import REDUCTIONS, Call, Constant, Operation, Wanted
+from regard.attention.call import REDUCTIONS, Call, Constant, Operation, Wanted, visible
 from regard.attention.operator import FORMS, attend, form_of, plain_output, reduce, simplified
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 
@@ -150,6 +151,24 @@ def test_attend_takes_the_form_of_the_spec_and_has_the_output_of_the_papers(name
     simple = simplified(call)[0]
     if simple.operation is not None:
         assert form_of(simple, simple.operation) == spec.resolved
+
+
+@pytest.mark.parametrize("form, window", [("blockwise", None), ("blockwise", 2), ("fused", None), ("rowwise", 2)])
+def test_a_prefix_opens_what_is_to_come_and_nothing_that_the_caller_hides(form: str, window: int | None) -> None:
+    """Entries that `keep` hides, two of them in the prefix, weigh nothing; all others are as without it."""
+    spec = AttentionSpec(prefix=3, window=window, form=form)
+    tensors = parts(spec, length=5)
+    call = call_of(spec, tensors, length=5)
+    keep = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    keep[..., 0, 2] = keep[..., 4, 1] = keep[..., 4, 4] = False
+    last = 5 if window is None else window
+    see = torch.tensor([[j < 3 or 0 <= i - j < last for j in range(5)] for i in range(5)]) & keep
+    assert torch.equal(visible(replace(call, keep=keep)), see)
+    q, k, v = (tensors[name] for name in "qkv")
+    expected = (0.7 * q @ k.repeat_interleave(2, 1).mT).masked_fill(~see, -torch.inf).softmax(-1)
+    expected = expected @ v.repeat_interleave(2, 1)
+    torch.testing.assert_close(plain_output(replace(call, keep=keep)), expected)
+    assert not torch.equal(visible(call).expand_as(see), see)
 
 
 @st.composite

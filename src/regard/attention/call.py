@@ -58,7 +58,8 @@ class Operation:
     map before. `extra_key` (and `extra_value`, None: zero) stand beside the keys of every head, or once for all, and
     are seen by every query; `extra_value` without `extra_key` is added to the output. A key that stands d before a
     query has `distance[:, d]` added to its score, one after it `distance[:, 0]`; `slopes` lower it by slope · d. Each
-    query sees the last `window` keys up to its own; of the tokens that are real, all see the first `prefix`.
+    query sees the last `window` keys up to its own; of the tokens that are real, all see the first `prefix`, unless
+    the call hides them entry by entry (`keep`).
     """
 
     weighting: str = "softmax"
@@ -189,17 +190,17 @@ def visible(call: Call) -> Tensor:
     see = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query.device)
     if call.causal:
         see = see.tril(diagonal=call.offset)
-    if call.keep is not None:
-        see = see & call.keep
     if call.operation is not None:
         see = _reach(call, call.operation, see)
+    if call.keep is not None:
+        see = see & call.keep
     if call.key_real is not None:
         see = see & call.key_real[:, None, None, :]
     return see
 
 
 def _reach(call: Call, operation: Operation, see: Tensor) -> Tensor:
-    """What an operation's window hides, and its prefix opens."""
+    """What an operation's window hides, and its prefix opens of what is to come or beyond the window."""
     gap = gaps(call)
     if operation.window is not None:
         see = see & (gap < operation.window)
