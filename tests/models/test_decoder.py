@@ -233,6 +233,24 @@ def test_what_a_prefix_shows_is_not_scored() -> None:
     assert torch.equal(model.targets(ids, mask), expected)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_in_pieces_a_prefix_is_left_out_of_the_mean_that_a_trainer_takes(rows: int, training: bool) -> None:
+    """It counts 8 labels a row, of which 6 are scored: the mean is over these, however four rows are split."""
+    model, ids = _large(AttentionSpec(prefix=3)).train(training), _ids(4)
+    with torch.no_grad():
+        scored = model(ids, return_logits=True).logits[:, 2:-1].log_softmax(-1).gather(2, ids[:, 3:, None])
+    expected, counted = -scored.mean(), (ids[:, 1:] != -100).sum()
+    pieces = [model(some, labels=some, num_items_in_batch=counted).loss for some in ids.split(rows)]
+    torch.testing.assert_close(sum(pieces), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(model(ids, labels=ids).loss, expected, rtol=1e-12, atol=0)
+    without = ids.masked_fill(torch.arange(9) < 3, -100)
+    summed = model(ids, labels=without, num_items_in_batch=1).loss
+    torch.testing.assert_close(summed, -scored.sum(), rtol=1e-12, atol=0)
+    nothing = model(ids, labels=ids.masked_fill(torch.arange(9) >= 3, -100), num_items_in_batch=5).loss
+    assert float(nothing.detach()) == 0
+
+
 def _calls(model: RegardForCausalLM, **inputs: Tensor) -> tuple[list[Call], Any]:
     """Every call of a forward, and what a watch saw of it."""
     calls: list[Call] = []

@@ -325,7 +325,9 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         """Logits, and a loss where there are labels: their sum by `num_items_in_batch`, or their mean.
 
         Token i is scored against label i + 1 as everywhere in Transformers; −100 is left out, and so is what a prefix
-        has let its tokens see. `return_logits` None: not while training with labels, of which then only a few rows
+        has let its tokens see. Who counts `num_items_in_batch` does not know of the latter: where labels have them all
+        the same, the sum is taken times (labels / those scored), so that what comes of it is their mean; exactly so
+        where each row has as many. `return_logits` None: not while training with labels, of which then only a few rows
         stand in memory at a time.
         """
         output = self.model(
@@ -343,9 +345,11 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             targets = self.targets(labels, attention_mask)
-            loss = self._summed(hidden, logits, targets) / (
-                (targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-            )
+            summed = self._summed(hidden, logits, targets)
+            if num_items_in_batch is None:
+                loss = summed / (targets != IGNORED).sum()
+            else:
+                loss = summed * self._left_out(labels, targets, summed.dtype) / num_items_in_batch
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -363,6 +367,13 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         if attention_mask is not None and attention_mask.ndim == 2:
             columns = columns - attention_mask.int().argmax(-1, keepdim=True)
         return shifted.masked_fill(columns < prefix, IGNORED)
+
+    def _left_out(self, labels: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor | float:
+        """How many labels there are to each that is scored: 1 but where those of a prefix have been left in."""
+        if self.config.spec.prefix < 2:
+            return 1.0
+        scored = (targets != IGNORED).sum()
+        return (labels[:, 1:] != IGNORED).sum().to(dtype) / scored.clamp(min=1)
 
     def _summed(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> Tensor:
         """The sum of the losses, of logits that are there or of a few rows at a time."""
