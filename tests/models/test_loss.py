@@ -1,5 +1,7 @@
 """The chunked loss against PyTorch's own, of all logits at once."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -62,6 +64,27 @@ def test_only_what_learns_has_a_gradient() -> None:
     alone = torch.autograd.grad(linear_cross_entropy(hidden, weight.detach(), labels), hidden)[0]
     assert torch.equal(whole, alone)
     assert not linear_cross_entropy(hidden.detach(), weight.detach(), labels).requires_grad
+
+
+def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters ask for them always: their matrix, the largest of all, would be made in validation."""
+    made = []
+    monkeypatch.setattr(torch, "mm", lambda *given, **options: made.append("hidden"))
+    zeros = torch.zeros_like
+
+    def noting(like: Tensor, **options: Any) -> Tensor:
+        made.append("weight")
+        return zeros(like, **options)
+
+    monkeypatch.setattr(torch, "zeros_like", noting)
+    hidden, weight, labels = _case(8, 4, 16, 1)
+    expected = cross_entropy(hidden @ weight.T, labels, reduction="sum", ignore_index=-100)
+    with torch.no_grad():
+        found = linear_cross_entropy(hidden, weight, labels)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=0)
+    assert made == []
+    linear_cross_entropy(hidden, weight, labels)
+    assert set(made) == {"hidden", "weight"}
 
 
 def test_under_autocast_the_sum_is_float32_and_products_are_not() -> None:

@@ -25,18 +25,26 @@ def linear_cross_entropy(
     """
     kind = hidden.device.type
     product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    return _ChunkedCrossEntropy.apply(hidden, weight, labels, product)
+    learns = [torch.is_grad_enabled() and one.requires_grad for one in (hidden, weight)]
+    return _ChunkedCrossEntropy.apply(hidden, weight, labels, product, *learns)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """The loss, with its gradients taken in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, product: torch.dtype) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        product: torch.dtype,
+        for_hidden: bool,
+        for_weight: bool,
+    ) -> Tensor:
         """The sum of the losses."""
         exact = torch.promote_types(hidden.dtype, torch.float32)
         rows = max(min(CHUNK.get(hidden.device.type, 2**22) // weight.shape[0], -(-len(hidden) // PARTS)), 1)
-        for_hidden, for_weight = ctx.needs_input_grad[:2]
         h, w = hidden.to(product), weight.to(product)
         counted = (labels != IGNORED)[:, None]
         counted_h = h * counted if for_weight else h
@@ -68,7 +76,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             None if gradient is None else (gradient * outer[0]).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
-        return (*found, None, None)
+        return (*found, None, None, None, None)
 
 
 def _losses(logits: Tensor, labels: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
