@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from transformers.masking_utils import sdpa_mask
 
 import regard
 from regard import AttentionSpec
+from regard.attention.spec import ATTENTIONS
 from regard.constants import Constants, Origin
+from regard.errors import UserError
 from regard.slot.install import configs
 from regard.slot.interface import SWAPS
 from regard.slot.places import identity, places
@@ -115,6 +118,12 @@ def by_hand(model: nn.Module, name: str, wanted: Callable[[Any], bool]) -> Itera
             config._attn_implementation_internal = implementation
 
 
+def to_swap(family: Any) -> None:
+    """Skips our decoders whose attention is no plain softmax: see test_a_decoder_of_another_operation_is_refused."""
+    if family.name.startswith("Regard") and family.name != "Regard":
+        pytest.skip("its attention is another operation already")
+
+
 def is_self(place: Any) -> bool:
     return not place.site.startswith("cross")
 
@@ -124,8 +133,8 @@ def test_output_is_that_of_the_formula_written_out(
     name: str, case: tuple[Any, str], build: Callable, inputs: Callable, run: Callable
 ) -> None:
     family, padding = case
-    if family.name.startswith("Deberta"):
-        pytest.skip("DeBERTa asks for no attention function: see test_deberta")
+    if family.name.startswith(("Deberta", "Regard")):
+        pytest.skip("asks for no attention function: see test_deberta, test_our_decoder")
     model, given = build(family, "", torch.float64), inputs(family, padding)
     untouched = run(model, given)
     with by_hand(model, name, is_self):
@@ -134,7 +143,9 @@ def test_output_is_that_of_the_formula_written_out(
         found = run(model, given)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     if name == "softmax":
-        torch.testing.assert_close(found, untouched, rtol=1e-6, atol=1e-6)
+        told = untouched.isfinite()  # Gemma 2 gives none for padding in a window
+        assert told.float().mean() > 0.4
+        torch.testing.assert_close(found[told], untouched[told], rtol=1e-6, atol=1e-6)
     else:
         assert not torch.allclose(found, untouched, rtol=1e-3, atol=1e-3)
 
@@ -167,11 +178,33 @@ def test_deberta(
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("name", ["sigmoid", "elu-kernel-normalised", "off-by-one", "window"])
+def test_our_decoder(name: str, padding: str, build: Callable, inputs: Callable, run: Callable, families: Any) -> None:
+    """It becomes the one that is built with this operation, with the same weights."""
+    model, given = build("Regard", "", torch.float64), inputs(families["Regard"], padding)
+    spec = ATTENTIONS[OPERATIONS[name]] if isinstance(OPERATIONS[name], str) else OPERATIONS[name]
+    config = deepcopy(model.config)
+    config.attention = spec.to_dict()
+    other = type(model)(config).double().eval()
+    other.load_state_dict(model.state_dict())
+    with regard.replacing(model, OPERATIONS[name]):
+        found = run(model, given)
+    torch.testing.assert_close(found, run(other, given), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["RegardSigmoid", "RegardBias", "RegardSink"])
+def test_a_decoder_of_another_operation_is_refused(name: str, build: Callable) -> None:
+    with pytest.raises(UserError), regard.replacing(build(name), "elu"):
+        pass
+
+
 @pytest.mark.parametrize("name", ["sigmoid-log-length", "window"])
 def test_padding_changes_nothing(
     name: str, padded: tuple[Any, str], build: Callable, inputs: Callable, singles: Callable, run: Callable
 ) -> None:
     family, padding = padded
+    to_swap(family)
     model, batch = build(family, "", torch.float64), inputs(family, padding)
     with regard.replacing(model, OPERATIONS[name]):
         found = run(model, batch)
@@ -183,6 +216,7 @@ def test_padding_changes_nothing(
 def test_generation_with_a_cache_is_generation_without(
     name: str, causal: Any, build: Callable, inputs: Callable
 ) -> None:
+    to_swap(causal)
     model = build(causal, "", torch.float64)
     given = inputs(causal, "none" if causal.name == "Bart" else "left")
     batch = {name: values for name, values in given.items() if name in ("input_ids", "attention_mask")}
@@ -201,6 +235,7 @@ def test_generation_with_a_cache_is_generation_without(
 
 
 def test_the_model_is_restored_exactly(family: Any, build: Callable, inputs: Callable, run: Callable) -> None:
+    to_swap(family)
     model = build(family)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modules = dict(model.named_modules())
@@ -277,6 +312,7 @@ def test_watching_measures_what_is_computed(
 
 @pytest.mark.parametrize("padding", ["none", "left"])
 def test_watching_changes_nothing(padding: str, causal: Any, build: Callable, inputs: Callable, run: Callable) -> None:
+    to_swap(causal)
     model, given = build(causal, "", torch.float64), inputs(causal, padding)
     for name in ("sigmoid-window", "elu-kernel-normalised"):
         with regard.replacing(model, OPERATIONS[name]):
