@@ -1,6 +1,7 @@
 """Sinks watched while a model trains, and the step at which they emerge."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BertConfig,
     BertModel,
@@ -386,6 +388,27 @@ def test_no_more_rows_go_together_than_their_logits_allow(count: int, monkeypatc
     ValidationLoss({"text": rows(6)}, every=1)(model, 0)
     assert max(seen) == count
     assert sum(seen) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logits_are_not_copied_but_for_a_slice(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those of targets that count nor those of all but the last token: no tensor is as large as a row's."""
+    monkeypatch.setattr(regard.emergence, "SLICE", 3 * VOCABULARY)
+    model, made = llama().to(dtype), []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            if isinstance(found, Tensor) and found.shape[-1:] == (VOCABULARY,) and not func.is_view:
+                made.append(found.numel())
+            return found
+
+    logits = torch.randn(LENGTH, VOCABULARY, dtype=dtype)
+    monkeypatch.setattr(model, "forward", lambda **_: SimpleNamespace(logits=logits.expand(4, -1, -1)))
+    with Noting():
+        ValidationLoss({"text": rows(4)}, every=1, uncounted=[2])(model, 0)
+    assert made
+    assert max(made) == 3 * VOCABULARY
 
 
 def test_mistakes_of_validation_are_told() -> None:

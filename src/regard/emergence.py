@@ -246,8 +246,10 @@ class ValidationLoss:
         total = torch.zeros((), dtype=torch.float64, device=device)
         for batch in rows.split(together):
             ids = batch.to(device)
-            logits = model(input_ids=ids, use_cache=False).logits[:, :-1][:, counted]
-            total += summed_nll(logits.flatten(0, 1), ids[:, 1:][:, counted].flatten())
+            logits = model(input_ids=ids, use_cache=False).logits
+            for row, targets in zip(logits, ids, strict=True):
+                total += summed_nll(row[:-1], targets[1:], counted)
+            del logits, row
         return float(total)
 
     def _targets(self, rows: Int[Tensor, "row length"]) -> Bool[Tensor, " target"]:
@@ -255,14 +257,19 @@ class ValidationLoss:
         return torch.tensor([at not in self.uncounted for at in range(1, rows.shape[1])], dtype=torch.bool)
 
 
-def summed_nll(logits: Float[Tensor, "token vocabulary"], targets: Int[Tensor, " token"]) -> Float[Tensor, ""]:
-    """−Σ log p(target) in float64, from logits of any precision, of which few are copied at once."""
+def summed_nll(
+    logits: Float[Tensor, "token vocabulary"], targets: Int[Tensor, " token"], counted: Bool[Tensor, " token"]
+) -> Float[Tensor, ""]:
+    """−Σ log p(target) over the targets that count, in float64, from logits of any precision.
+
+    Beside the logits there is one slice of them in float32 (float64 of float64), `SLICE` numbers, and no copy.
+    """
     total = torch.zeros((), dtype=torch.float64, device=logits.device)
+    exact = torch.promote_types(logits.dtype, torch.float32)
     rows = max(1, SLICE // logits.shape[-1])
-    for some, wanted in zip(logits.split(rows), targets.split(rows), strict=True):
-        exact = some if some.dtype == torch.float64 else some.float()
-        losses = torch.nn.functional.cross_entropy(exact, wanted.long(), reduction="none")
-        total += losses.double().sum()
+    for some, wanted, count in zip(logits.split(rows), targets.split(rows), counted.split(rows), strict=True):
+        chances = some.log_softmax(-1, dtype=exact).gather(-1, wanted.long()[:, None])[:, 0]
+        total -= chances[count].double().sum()
     return total
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from regard.models import loss
-from regard.models.loss import linear_cross_entropy
+from regard.models.loss import linear_cross_entropy, logits_cross_entropy
 
 
 def _case(tokens: int, width: int, vocabulary: int, seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -64,6 +64,32 @@ def test_only_what_learns_has_a_gradient() -> None:
     alone = torch.autograd.grad(linear_cross_entropy(hidden, weight.detach(), labels), hidden)[0]
     assert torch.equal(whole, alone)
     assert not linear_cross_entropy(hidden.detach(), weight.detach(), labels).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_logits_that_are_there_give_the_same_a_few_rows_at_a_time(
+    rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, weight, labels = _case(10, 4, 16, 3)
+    logits = (hidden @ weight.T).detach().to(dtype).requires_grad_()
+    exact = torch.promote_types(dtype, torch.float32)
+    expected = cross_entropy(logits.to(exact), labels, reduction="sum", ignore_index=-100)
+    gradient = torch.autograd.grad(expected, logits)[0]
+    monkeypatch.setitem(loss.CHUNK, "cpu", rows * 16)
+    made, log_softmax = [], Tensor.log_softmax
+
+    def noting(x: Tensor, *given: Any, **options: Any) -> Tensor:
+        made.append(len(x))
+        return log_softmax(x, *given, **options)
+
+    monkeypatch.setattr(Tensor, "log_softmax", noting)
+    found = logits_cross_entropy(logits.view(2, 5, 16), labels.view(2, 5))
+    assert found.dtype == exact
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(found, logits)[0], gradient)
+    assert max(made) == min(rows, 5)
+    assert sum(made) == 10
 
 
 def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

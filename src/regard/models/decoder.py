@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -26,7 +25,7 @@ from regard.attention.positions import BUCKETS, alibi_slopes, rotary_angles, sin
 from regard.errors import UserError
 from regard.models.configuration import RegardConfig
 from regard.models.layers import DownProjection, RegardAttention, RegardDecoderLayer, RMSNorm, Surroundings
-from regard.models.loss import IGNORED, linear_cross_entropy
+from regard.models.loss import IGNORED, linear_cross_entropy, logits_cross_entropy
 
 
 class RegardPreTrainedModel(PreTrainedModel):
@@ -379,9 +378,7 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         """The sum of the losses, of logits that are there or of a few rows at a time."""
         if logits is None or logits.shape[1] != hidden.shape[1]:
             return linear_cross_entropy(hidden[:, :-1].flatten(0, 1), self.lm_head.weight, targets.flatten())
-        rows = logits[:, :-1].flatten(0, 1)
-        exact = torch.promote_types(rows.dtype, torch.float32)
-        return cross_entropy(rows.to(exact), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+        return logits_cross_entropy(logits[:, :-1], targets)
 
 
 def _kept(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:

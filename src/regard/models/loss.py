@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import nll_loss
 
 IGNORED = -100
 CHUNK = {"cpu": 2**22, "cuda": 2**27}
@@ -27,6 +28,20 @@ def linear_cross_entropy(
     product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     learns = [torch.is_grad_enabled() and one.requires_grad for one in (hidden, weight)]
     return _ChunkedCrossEntropy.apply(hidden, weight, labels, product, *learns)
+
+
+def logits_cross_entropy(
+    logits: Float[Tensor, "batch token vocabulary"], labels: Int[Tensor, "batch token"]
+) -> Float[Tensor, ""]:
+    """The same sum from logits that are there: without gradients no more than `CHUNK` of them are copied at a time."""
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    rows = max(CHUNK.get(logits.device.type, 2**22) // logits.shape[-1], 1)
+    total = logits.new_zeros((), dtype=exact)
+    for row, targets in zip(logits, labels, strict=True):
+        for some, wanted in zip(row.split(rows), targets.split(rows), strict=True):
+            chances = some.log_softmax(-1, dtype=exact)
+            total = total + nll_loss(chances, wanted, ignore_index=IGNORED, reduction="sum")
+    return total
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
