@@ -365,3 +365,17 @@ def test_an_interrupt_waits_for_the_update(tmp_path: Path, monkeypatch: pytest.M
 def clockless(result: Trained) -> list[dict[str, float]]:
     clock = ("seconds", "items_per_second")
     return [{name: value for name, value in row.items() if name not in clock} for row in result.history]
+
+
+@pytest.mark.parametrize("other", [0, 8])
+def test_processes_that_see_other_checkpoints_do_not_train(
+    other: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would begin where it sees the last one: losses of different steps would be added up."""
+    plan = replace(PLAN, steps=4)
+    trained(net(), plan, folder=tmp_path)
+    monkeypatch.setattr(placement.Placement, "least_and_most", lambda _, step: (min(step, other), max(step, other)))
+    low, high = sorted((other, 4))
+    told = f"got step {low} as the last of one and step {high} of another"
+    with pytest.raises(UserError, match=told):
+        trained(net(), plan, folder=tmp_path, resume=True)

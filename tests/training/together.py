@@ -27,6 +27,8 @@ PLANS = {
     "sharded in micro-batches": replace(PLAN, micro_batch=1),
 }
 STOPPED = 6
+OWN = ("resumed whole", "seen by one")
+"""The folders of two processes that share none: the second's is empty."""
 
 
 class Length:
@@ -109,6 +111,8 @@ def main(out: Path) -> None:
         "row of the shards": lambda: trained(PLAN, sharded(net()), batch=of_row(float("inf"), 1)),
         "few rows": lambda: trained(replace(PLAN, batch_size=1), net()),
         "uneven shards": lambda: trained(replace(PLAN, batch_size=5), sharded(net())),
+        "own folders": lambda: trained(PLAN, net(), folder=out / OWN[rank], resume=True),
+        "own folders, not resumed": lambda: trained(PLAN, net(), folder=out / OWN[rank]),
         "disk": lambda: trained(PLAN, net(), folder=out / "full"),
     }
     checkpoint.save_file = _full

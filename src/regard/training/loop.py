@@ -23,6 +23,7 @@ from regard.training.placement import (
     Placement,
     Rows,
     accelerated,
+    check_same_start,
     cut,
     micro_batches,
     on,
@@ -365,15 +366,27 @@ def _started(run: _Run, resume: bool) -> _Progress:
     """Where the run begins: at its start, or where the last checkpoint was made, with model and optimiser as then."""
     if run.folder is None:
         return _Progress()
-    found = checkpoint.checkpoints(run.folder)
-    if found and not resume:
-        raise UserError(f"{run.folder}: expected no checkpoints, got {found[-1].name}; resume, or name another folder")
-    if run.placed.first:
-        checkpoint.clear_unfinished(run.folder)
-    read = checkpoint.read(run.folder)
+    read, refused = None, None
+    try:
+        read = _read(run, run.folder, resume)
+    except UserError as error:
+        refused = error
+    check_same_start(run.placed, run.folder, 0 if read is None else read[1]["step"], refused)
     if read is None:
         return _Progress()
     path, state = read
-    run.plan.check_resumes(state["plan"], state["step"])
     checkpoint.restore(path, run.placed.bare, run.placed.optimizer)
     return _Progress(**{name: state[name] for name in _KEPT}, saved=state["step"])
+
+
+def _read(run: _Run, folder: Path, resume: bool) -> tuple[Path, dict[str, Any]] | None:
+    """The last good checkpoint of a run to resume, as this process sees the folder."""
+    found = checkpoint.checkpoints(folder)
+    if found and not resume:
+        raise UserError(f"{folder}: expected no checkpoints, got {found[-1].name}; resume, or name another folder")
+    if run.placed.first:
+        checkpoint.clear_unfinished(folder)
+    read = checkpoint.read(folder)
+    if read is not None:
+        run.plan.check_resumes(read[1]["plan"], read[1]["step"])
+    return read

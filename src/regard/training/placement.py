@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -81,6 +82,12 @@ class Placement:
     def any(self, flags: Tensor) -> Tensor:
         """Which flags are set in any process; it is told to all."""
         return self._reduced(flags.to(self.device, torch.int32), dist.ReduceOp.MAX).bool().cpu()
+
+    def least_and_most(self, number: int) -> tuple[int, int]:
+        """The least and the most of what each process has as that number; it is told to all."""
+        both = torch.tensor([-number, number], device=self.device)
+        least, most = self._reduced(both, dist.ReduceOp.MAX).tolist()
+        return -least, most
 
     def _reduced(self, value: Tensor, by: dist.ReduceOp.RedOpType) -> Tensor:
         if self.processes > 1:
@@ -205,6 +212,18 @@ def _check_shares(plan: Plan, processes: int, *, equal: bool) -> None:
 
 
 # -- rows -----------------------------------------------------------------------------------------------
+
+
+def check_same_start(placed: Placement, folder: Path, step: int, refused: UserError | None) -> None:
+    """Nothing, if every process begins at this step; else a UserError in each, so that none waits for another."""
+    least, most = placed.least_and_most(-1 if refused else step)
+    if refused or least < 0:
+        raise refused or UserError(f"{folder}: another process cannot start from what it sees there")
+    if least != most:
+        raise UserError(
+            f"{folder}: expected every process to see the same checkpoints, got step {least} as the last of one and "
+            f"step {most} of another (0: none); name a folder that all of them share"
+        )
 
 
 def cut(rows: Rows, part: slice) -> Rows:
