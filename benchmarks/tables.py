@@ -171,21 +171,14 @@ def _steps(rows: list[Line]) -> str:
         speeds = (f"{2048 / one['figures'][name]['seconds']:,.0f} ({case[name]})" for name in everybody)
         return (case["size"], case["length"], *speeds, *_ratios(one, *names))
 
-    return TRAINING.format(
+    text = TRAINING if others else TRAINING.partition("\nEach attention's step")[0]
+    return text.format(
         peers=table(("size", "tokens", "Regard", *names, *(f"{name} ÷ Regard" for name in names)), map(told, raced)),
         peers_verdict=_verdict(raced, {"time": lambda one: min(_ratio(one, name) for name in names) >= 1}),
         attentions=table(
             (
-                "size",
-                "tokens",
-                "precision",
-                "attention",
-                "softmax",
-                "Regard",
-                "matrix",
-                "softmax, MiB",
-                "Regard",
-                "matrix",
+                *("size", "tokens", "precision", "attention", "softmax", "Regard", "matrix"),
+                *("softmax, MiB", "Regard", "matrix"),
             ),
             [
                 (

@@ -75,7 +75,7 @@ MAY_IMPORT = {
         "training",
     },
     "sweep": {"sweeps", "engines", "results"},
-    "sweeps": {"recipes", "report", "results"},
+    "sweeps": {"data", "recipes", "report", "results"},
     "pretrain": {
         "data",
         "emergence",

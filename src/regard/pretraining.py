@@ -34,7 +34,7 @@ FINAL = (
 """What of the history a run ends with."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pretraining:
     """What one run of pre-training gave: a model with its tokenizer, and how both came to be.
 
@@ -52,6 +52,10 @@ class Pretraining:
     def final(self) -> dict[str, float]:
         """The last numbers of the history, by name."""
         return dict(self.record["final"])
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{name}={self.final[name]:.3g}" for name in FINAL if self.final.get(name) is not None)
+        return f"Pretraining({len(self.history)} rows, {told})"
 
     def summary(self) -> RenderableType:
         """The few lines that a terminal shows, for rich's `print`."""

@@ -205,13 +205,16 @@ class Recipe:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Recipe:
-        """The recipe in a file that a run has written, or in a JSON object of fields."""
+        """The recipe in a run's folder, in the file that it has written there, or in a JSON object of fields."""
+        path = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
         try:
-            said = json.loads(Path(path).read_text(encoding="utf-8"))
+            said = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(f"config: cannot read {path}: {error.strerror or error}") from error
         except ValueError as error:
             raise UserError(f"config: expected JSON in {path}: {error}") from error
+        if isinstance(said, dict) and said.get("verb", "pretrain") != "pretrain":
+            raise UserError(f"config: expected a run of pretrain in {path}, got one of {said['verb']}")
         said = said.get("recipe", said) if isinstance(said, dict) else said
         if not isinstance(said, dict):
             raise UserError(f"config: expected an object of fields in {path}, got {type(said).__name__}")

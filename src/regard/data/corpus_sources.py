@@ -138,6 +138,13 @@ def files_of(where: str) -> list[Path]:
     return [path]
 
 
+def check_source(source: Source) -> None:
+    """Nothing, or a UserError: a file or folder of the source is not there. What is elsewhere is not looked for."""
+    for where in (source.where, source.valid):
+        if where is not None and where != PYTHON and not where.startswith(HUB):
+            files_of(where)
+
+
 def _not_empty(texts: Iterator[str], path: Path) -> Iterator[str]:
     """The same, at least one of them with more than white space in it."""
     empty = True

@@ -65,8 +65,9 @@ class Ray:
                 else:
                     own = {"num_cpus": self._workers or cores(), "object_store_memory": _STORE}
                     self._ray.init(address="local", include_dashboard=False, **own, **quiet)
-            except (ConnectionError, OSError, RuntimeError, ValueError, ImportError) as error:
-                raise UserError(f"address: no Ray cluster at {self._address or 'this machine'}: {error}") from error
+            except Exception as error:  # Ray raises that class itself where a node does not start in time
+                why = " ".join(str(error).split())
+                raise UserError(f"address: no Ray cluster at {self._address or 'this machine'}: {why}") from error
         self._ours = True
         return self
 

@@ -30,8 +30,14 @@ SHARED = (
 )
 
 
+def _check_type(model: Any, wanted: type) -> None:
+    if not isinstance(model, wanted):
+        raise UserError(f"model: expected a {wanted.__name__}, got {type(model).__name__}")
+
+
 def from_llama(model: LlamaForCausalLM) -> RegardForCausalLM:
     """A decoder with a copy of a Llama's weights. Raises UserError for what only some Llamas have."""
+    _check_type(model, LlamaForCausalLM)
     config = model.config
     rope = dict(getattr(config, "rope_parameters", None) or {})
     differing = {
@@ -50,6 +56,7 @@ def from_llama(model: LlamaForCausalLM) -> RegardForCausalLM:
 
 def to_llama(model: RegardForCausalLM) -> LlamaForCausalLM:
     """A Llama with a copy of the decoder's weights. Raises UserError for a decoder that no Llama can be."""
+    _check_type(model, RegardForCausalLM)
     config = model.config
     differing = {"ffn": (config.ffn, "swiglu"), "norm": (config.norm, "pre")}
     plain = AttentionSpec(form=config.spec.form).to_dict()

@@ -82,12 +82,19 @@ def history(folder: Path) -> pd.DataFrame:
 def pretraining() -> Verb:
     """`regard pretrain`."""
     from regard import recipes, report
+    from regard.data.corpus_sources import Source, check_source
 
     def base(name: str | None, file: Path | None) -> dict[str, Any]:
         return (recipes.Recipe.from_file(file) if file else recipes.recipe(name or "nano")).to_dict()
 
     kinds = {"data": "many", "trackers": "many", "tied": "flag", "compile": "flag"}
     helps = {one.name: one.metadata.get("help", "") for one in recipes.Recipe.__dataclass_fields__.values()}
+
+    def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+        for source in settings["data"]:
+            check_source(Source.parse(source))
+        return recipes.Recipe.from_dict(settings).to_dict()
+
     return Verb(
         name="pretrain",
         fields={
@@ -95,7 +102,7 @@ def pretraining() -> Verb:
             for name in recipes.names()
         },
         base=base,
-        complete=lambda settings: recipes.Recipe.from_dict(settings).to_dict(),
+        complete=complete,
         command=lambda file, folder: [
             *("-m", "regard", "pretrain", "--config", str(file), "--out", str(folder), "--resume", "--overwrite")
         ],
