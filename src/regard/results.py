@@ -89,7 +89,7 @@ class Measurements:
         if not (folder / RECORD).is_file():
             raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard measure --out` writes it")
         if not (folder / TABLE).is_file():
-            raise UserError(f"the run in {folder} is not one of measurements: expected {TABLE} beside {RECORD}")
+            raise UserError(f"the run in {folder} cannot be read: expected measurements, {TABLE} beside {RECORD}")
         try:
             record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
             table = pd.read_parquet(folder / TABLE)

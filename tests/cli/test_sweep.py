@@ -184,7 +184,9 @@ def test_an_interrupted_sweep_says_how_to_go_on(environment: dict[str, str], tmp
     assert err == "regard sweep: interrupted; what is done is kept in o: the same command goes on\n"
 
 
-def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has() -> None:
+def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The options that each trial is begun with, and a setting for each field of a recipe."""
     from regard.cli import pretrain
     from regard.recipes import names
@@ -200,5 +202,10 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has() -> None:
     asked = command._parser(verb).parse_args(
         ["pico", "--vary", "attention=softmax,sigmoid", "--out", "o", "--data", "a.txt", "b.txt", "--tied"]
     )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there is no a.txt"):
+        verb.complete(verb.base(asked.name, None) | command._settings(verb, asked))
+    for name in ("a.txt", "b.txt"):
+        Path(name).touch()
     whole = verb.complete(verb.base(asked.name, None) | command._settings(verb, asked))
     assert (whole["data"], whole["tied"], whole["width"]) == (["a.txt", "b.txt"], True, 64)

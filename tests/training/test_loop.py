@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -326,6 +326,15 @@ def test_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
         trained(net(), replace(PLAN, trackers=("kept",)))
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where the tests run behind a shell that has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_keeps_the_finished_step(tmp_path: Path) -> None:
     """Ctrl-C while a batch is made, or while the weights are changed: what is saved is of a whole step."""
 
@@ -343,6 +352,7 @@ def test_an_interrupt_keeps_the_finished_step(tmp_path: Path) -> None:
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), unbroken.parameters(), strict=True))
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_waits_for_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = torch.optim.AdamW.step
     taken: list[int] = []
