@@ -203,7 +203,7 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
         ["pico", "--vary", "attention=softmax,sigmoid", "--out", "o", "--data", "a.txt", "b.txt", "--tied"]
     )
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="there is no a.txt"):
+    with pytest.raises(UserError, match=r"there is no a\.txt"):
         verb.complete(verb.base(asked.name, None) | command._settings(verb, asked))
     for name in ("a.txt", "b.txt"):
         Path(name).touch()
