@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from regard import __version__
 from regard.cli import compare, measure, pretrain, replace, sweep
+from regard.cli.options import is_first
 from regard.errors import UserError
 
 COMMANDS = {"measure": measure, "compare": compare, "replace": replace, "pretrain": pretrain, "sweep": sweep}
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _complain(line: str) -> None:
     """Says it once, where several processes all know of it."""
-    if os.environ.get("RANK", "0") == "0":
+    if is_first():
         print(line, file=sys.stderr)
 
 

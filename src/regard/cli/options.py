@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def is_first() -> bool:
+    """Whether this is the process that speaks and writes, where several run the same command."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def tell(summary: RenderableType, out: Path) -> None:
+    """Print what a run has found, and what it has written."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(summary)
+    written = ", ".join(sorted(path.name for path in out.iterdir()))
+    console.print(f"\nWritten to {out}: {written}", soft_wrap=True)
 
 
 def number(text: str, kind: type, option: str) -> float | int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from regard.cli.options import of_model
+from regard.cli.options import is_first, of_model, tell
 from regard.errors import UserError
 
 HELP = "Train a small decoder from nothing, and watch sinks while they emerge."
@@ -75,8 +74,6 @@ def given_recipe(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
 def run(given: argparse.Namespace) -> None:
     """Train, print, write; everything that can be refused is refused before."""
     base, changes = given_recipe(given)
-    from rich.console import Console
-
     from regard.pretrain import can_go_on, pretrain
     from regard.results import check_free
 
@@ -85,8 +82,7 @@ def run(given: argparse.Namespace) -> None:
     if not out.resolve().name:
         raise UserError(f"--out: expected a folder that can be made, got {out}")
     work = (out if out.name else out.resolve()).with_name(f"{out.resolve().name}.work")
-    first = os.environ.get("RANK", "0") == "0"
-    if first:
+    if is_first():
         check_free(out, overwrite=given.overwrite)
         if can_go_on(work) and not (given.resume or given.overwrite):
             raise UserError(f"--out: {work} is of a run that was broken off; go on with --resume, or allow --overwrite")
@@ -95,7 +91,7 @@ def run(given: argparse.Namespace) -> None:
             found = pretrain(
                 base, work=work, resume=given.resume, keep_work=True, cache=given.cache, **reports, **changes
             )
-        if not first:
+        if not is_first():
             return
         found = replace(found, record={**found.record, "command": given.line})
         found.save(out, overwrite=given.overwrite)
@@ -106,10 +102,7 @@ def run(given: argparse.Namespace) -> None:
             f"interrupted; what was trained is kept in {work}: the same command with --resume goes on"
         ) from None
     shutil.rmtree(work)
-    console = Console(highlight=False)
-    console.print(found.summary())
-    written = ", ".join(sorted(path.name for path in out.iterdir()))
-    console.print(f"\nWritten to {out}: {written}", soft_wrap=True)
+    tell(found.summary(), out)
 
 
 Reports = dict[str, Callable[..., None]]
@@ -122,7 +115,7 @@ def _progress() -> Iterator[Reports]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
-    if not console.is_terminal or os.environ.get("RANK", "0") != "0":
+    if not console.is_terminal or not is_first():
         yield {}
         return
     bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console)

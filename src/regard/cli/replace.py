@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from regard.cli.options import number, of_model
+from regard.cli.options import number, of_model, tell
 from regard.errors import UserError
 
 HELP = "Put constants or another operation where attention was; score a task."
@@ -93,8 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: argparse.Namespace) -> None:
     """Replace, print, write; everything that can be refused is refused before the model is loaded."""
     settings = _settings(given)
-    from rich.console import Console
-
     from regard import models
     from regard.data import TASKS, read_task
     from regard.plan import LANGUAGE_MODEL, Settings
@@ -147,10 +145,7 @@ def run(given: argparse.Namespace) -> None:
             f"interrupted; what was found is kept in {work}: the same command with --resume goes on"
         ) from None
     shutil.rmtree(work)
-    console = Console(highlight=False)
-    console.print(found.summary())
-    written = ", ".join(sorted(path.name for path in out.iterdir()))
-    console.print(f"\nWritten to {out}: {written}", soft_wrap=True)
+    tell(found.summary(), out)
 
 
 def _check_work(work: Path, given: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.data.tokenizers import ordinary_tokens
 from regard.errors import UserError
 
 Bos = Literal["keep", "drop", "add"]
@@ -168,12 +169,9 @@ def _framed(content: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
 
 def _drawn(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:
     """Token ids drawn uniformly from the vocabulary without its special tokens."""
-    added = {token for token, content in tokenizer.added_tokens_decoder.items() if content.special}
-    ids = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids) - added)
-    if not ids:
-        raise UserError("tokenizer: expected tokens that are not special, its vocabulary has none")
+    ids = ordinary_tokens(tokenizer)
     generator = torch.Generator().manual_seed(seed)
-    return torch.tensor(ids)[torch.randint(len(ids), shape, generator=generator)]
+    return ids[torch.randint(len(ids), shape, generator=generator)]
 
 
 def _tokenised(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
