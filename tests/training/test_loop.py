@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, tracking
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file
 from tests.training.small import Net, batch, count, loss, net
@@ -220,9 +220,22 @@ def test_weights_that_are_not_float32() -> None:
         trained(net().requires_grad_(False), PLAN)
 
 
+@pytest.fixture
+def no_accelerator() -> Iterator[None]:
+    """Accelerate as it is in a new process, whatever the tests before this one have left; as they left it afterwards."""
+    classes = (AcceleratorState, GradientState, PartialState)
+    left = [dict(state._shared_state) for state in classes]
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    yield
+    for state, values in zip(classes, left, strict=True):
+        state._shared_state.clear()
+        state._shared_state.update(values)
+
+
+@pytest.mark.usefixtures("no_accelerator")
 def test_what_accelerate_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """What other code in this process, or the launcher, has set and the plan does not say is kept, not obeyed."""
-    assert not AcceleratorState._shared_state
     Accelerator(cpu=True, mixed_precision="bf16")
     try:
         beside, plain = net(), net()
