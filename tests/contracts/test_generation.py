@@ -56,6 +56,33 @@ def test_generation(
     assert seen.samples == 3
 
 
+@pytest.mark.usefixtures("exact_softmax")
+@pytest.mark.parametrize("padding", ["none", "left"])
+@pytest.mark.parametrize("new", [1, NEW])
+def test_a_static_cache_longer_than_needed(
+    causal: Any,
+    padding: str,
+    new: int,
+    build: Any,
+    inputs: Any,
+    run: Any,
+    table: Any,
+    assert_same: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Transformers makes a model's static caches as long as the longest before."""
+    model, given = build(causal, dtype=torch.float64), prompts(causal, inputs, padding)
+    monkeypatch.setattr(model, "_previous_max_cache_length", -1, raising=False)
+    options = PLAIN | {"cache_implementation": "static", "disable_compile": True}
+    model.generate(**given, **options, max_new_tokens=NEW + 10)
+    left_out = ONLY_WHOLE if new > 1 else ()
+    with watching(model, "all") as seen:
+        generated = model.generate(**given, **options, max_new_tokens=new)
+    with watching(model, "all") as expected:
+        run(model, whole(causal, given, generated))
+    assert_same(table(seen, leave_out=left_out), table(expected, leave_out=left_out))
+
+
 def test_without_a_cache_every_step_is_a_batch(families: Any, build: Any, inputs: Any, run: Any) -> None:
     model, given = build("Llama"), prompts(families["Llama"], inputs, "left")
     with watching(model, ["entropy"]) as seen:

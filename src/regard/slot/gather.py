@@ -15,6 +15,8 @@ JOINED_BY_HEAD = frozenset({"lse", "entropy", "distance", "row_sum", "virtual_si
 JOINED = frozenset({"hidden_norm", "hidden"})
 ONLY_WHOLE = frozenset({"spectral_bound", "weights"})
 """Known only of sequences that came in one piece."""
+BY_KEY = ADDED | WRITTEN | {"weights"}
+"""Whose last axis is that of the keys."""
 ONE_A_ROW = ONLY_WHOLE | {"first_mass"}
 """Known only where each row is one sequence."""
 
@@ -38,11 +40,12 @@ class Layer:
     def add_attention(
         self, tensors: dict[str, Tensor], *, first_key: int, keys: int, virtual_key: bool = False
     ) -> None:
-        """Add one step over `keys` keys, of which the first stands at `first_key` of its row."""
+        """Add one step over its first `keys` keys, of which the first stands at `first_key` of its row."""
         self.steps += 1
         self.virtual_key = virtual_key
         self.keys = max(self.keys, first_key + keys)
-        for name, tensor in tensors.items():
+        for name, found in tensors.items():
+            tensor = found[..., :keys] if name in BY_KEY else found
             before = self.tensors.get(name)
             if name in ADDED or name in WRITTEN:
                 self.tensors[name] = _on_keys(before, tensor, first_key, add=name in ADDED)

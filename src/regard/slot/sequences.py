@@ -82,6 +82,10 @@ class Sequences:
         """Where in its row a call's first key stands: after 0 once a sliding cache has dropped keys."""
         return max(self._length - call.key.shape[2], 0)
 
+    def written(self, call: Call) -> int:
+        """How many keys of a call are those of tokens: a static cache has room for more behind them."""
+        return min(call.key.shape[2], self._length)
+
     @property
     def tokens(self) -> Tensor | None:
         """Token ids of the open sequences so far, (batch, token); None if some pass was not given ids."""

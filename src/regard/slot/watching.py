@@ -221,11 +221,10 @@ class Watch:
         tensors |= {name: vectors.VECTORS[name](seen) for name in self._vectors}
         if call.operation is not None and call.operation.prefix and self._wanted.names & {"column_mass", "first_mass"}:
             tensors["early_count"] = vectors.early_count(call)
-        first_key = sequences.first_key(call) if what == "self" else 0
         sequences.layer(what, number).add_attention(
             tensors,
-            first_key=first_key,
-            keys=call.key.shape[2],
+            first_key=sequences.first_key(call) if what == "self" else 0,
+            keys=sequences.written(call) if what == "self" else call.key.shape[2],
             virtual_key=call.operation is not None and call.operation.column,
         )
 
