@@ -6,13 +6,14 @@ Cheap to import: what the values mean is looked up when a recipe is made.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any
 
+from regard import settings
 from regard.errors import UserError
+from regard.settings import LARGEST_SEED, option
 
 if TYPE_CHECKING:
     from regard.attention.spec import AttentionSpec
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 TRAINED, TRAINED_SIZE = "train", 2048
 """The tokenizer that is trained on the run's own text, and its tokens where no number is given."""
-LARGEST_SEED = 2**63 - 1
 
 
 CHOICES = {
@@ -34,11 +34,6 @@ CHOICES = {
 """What fields of a few allowed values may be; attention, positions and form are looked up where they are made."""
 
 
-def _option(default: Any, said: str, **more: Any) -> Any:
-    """A field with the line that explains it."""
-    return dataclasses.field(default=default, metadata={"help": said, **more})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Everything that a run of `regard pretrain` depends on. Each field is an option of the command line.
@@ -46,55 +41,55 @@ class Recipe:
     Raises UserError for values that cannot be, each by itself and together.
     """
 
-    attention: str = _option("softmax", "operation, one of `regard.attention.spec.ATTENTIONS`")
-    positions: str = _option("rotary", "rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number")
-    window: int | None = _option(None, "keys that a query sees, its own included")
-    prefix: int = _option(0, "first tokens that all see; the loss skips the first targets")
-    form: str = _option("auto", "how attention is computed: auto, or a form by name")
-    ffn: str = _option("swiglu", "swiglu, relu, gelu, swish, reglu or geglu")
-    norm: str = _option("pre", "pre or post")
-    layers: int = _option(4, "layers")
-    width: int = _option(128, "width of the hidden states")
-    heads: int = _option(4, "query heads")
-    kv_heads: int | None = _option(None, "key and value heads (default: as many as query heads)")
-    ffn_width: int = _option(256, "width of the feed-forward layer")
-    tied: bool = _option(False, "the head shares the embedding's weights")
-    length: int = _option(64, "tokens of a sequence", least=8)
-    tokenizer: str = _option(TRAINED, "train (on the run's text), a folder, or a hub id")
-    vocabulary: int | None = _option(
+    attention: str = option("softmax", "operation, one of `regard.attention.spec.ATTENTIONS`")
+    positions: str = option("rotary", "rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number")
+    window: int | None = option(None, "keys that a query sees, its own included")
+    prefix: int = option(0, "first tokens that all see; the loss skips the first targets", least=0)
+    form: str = option("auto", "how attention is computed: auto, or a form by name")
+    ffn: str = option("swiglu", "swiglu, relu, gelu, swish, reglu or geglu")
+    norm: str = option("pre", "pre or post")
+    layers: int = option(4, "layers")
+    width: int = option(128, "width of the hidden states")
+    heads: int = option(4, "query heads")
+    kv_heads: int | None = option(None, "key and value heads (default: as many as query heads)")
+    ffn_width: int = option(256, "width of the feed-forward layer")
+    tied: bool = option(False, "the head shares the embedding's weights")
+    length: int = option(64, "tokens of a sequence", least=8)
+    tokenizer: str = option(TRAINED, "train (on the run's text), a folder, or a hub id")
+    vocabulary: int | None = option(
         None, "tokens of the model (default: the tokenizer's; 2048 for one that is trained)", least=257
     )
-    data: tuple[str, ...] = _option(
+    data: tuple[str, ...] = option(
         ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME"
     )
-    amount: float = _option(1.0, "share of the training text that is used", above=0, most=1)
-    random_tokens: tuple[int, int] | None = _option(None, "A:B, positions that hold random tokens in training")
-    fixed_token: int | None = _option(None, "position that always holds one fixed token", least=0)
-    steps: int = _option(2000, "updates")
-    batch: int = _option(16, "sequences an update")
-    micro_batch: int | None = _option(None, "sequences a forward (default: all)")
-    learning_rate: float = _option(1e-2, "peak of the learning rate", above=0)
-    schedule: str = _option("constant", "constant or cosine, after the warm-up")
-    warmup: int = _option(100, "steps of linear warm-up", least=0)
-    weight_decay: float = _option(0.1, "weight decay of AdamW", least=0)
-    decay: str = _option("all", "what decays: all parameters (as in the paper), or matrices")
-    clip: float = _option(1.0, "largest norm of the gradient", above=0)
-    precision: str = _option("float32", "float32, or bfloat16 (autocast)")
-    compile: bool = _option(False, "compile the model")
-    seed: int = _option(0, "of weights, batches and all else", least=0, most=LARGEST_SEED)
-    watch_every: int = _option(100, "steps between two looks at sinks and validation loss")
-    watch_samples: int = _option(100, "held-out sequences on which sinks are watched")
-    watch_length: int = _option(64, "tokens of these (at most the length)", least=8)
-    epsilon: float = _option(0.3, "threshold of the sink rate", above=0, most=0.999)
-    valid_samples: int = _option(200, "held-out sequences a domain for the validation loss")
-    checkpoint_every: int | None = _option(500, "steps between two checkpoints")
-    log_every: int = _option(10, "steps between two rows of the history")
-    trackers: tuple[str, ...] = _option((), "where numbers go as well, as accelerate names it: tensorboard, wandb, …")
+    amount: float = option(1.0, "share of the training text that is used", above=0, most=1)
+    random_tokens: tuple[int, int] | None = option(None, "A:B, positions that hold random tokens in training")
+    fixed_token: int | None = option(None, "position that always holds one fixed token", least=0)
+    steps: int = option(2000, "updates")
+    batch: int = option(16, "sequences an update")
+    micro_batch: int | None = option(None, "sequences a forward (default: all)")
+    learning_rate: float = option(1e-2, "peak of the learning rate", above=0)
+    schedule: str = option("constant", "constant or cosine, after the warm-up")
+    warmup: int = option(100, "steps of linear warm-up", least=0)
+    weight_decay: float = option(0.1, "weight decay of AdamW", least=0)
+    decay: str = option("all", "what decays: all parameters (as in the paper), or matrices")
+    clip: float = option(1.0, "largest norm of the gradient", above=0)
+    precision: str = option("float32", "float32, or bfloat16 (autocast)")
+    compile: bool = option(False, "compile the model")
+    seed: int = option(0, "of weights, batches and all else", least=0, most=LARGEST_SEED)
+    watch_every: int = option(100, "steps between two looks at sinks and validation loss")
+    watch_samples: int = option(100, "held-out sequences on which sinks are watched")
+    watch_length: int = option(64, "tokens of these (at most the length)", least=8)
+    epsilon: float = option(0.3, "threshold of the sink rate", above=0, most=0.999)
+    valid_samples: int = option(200, "held-out sequences a domain for the validation loss")
+    checkpoint_every: int | None = option(500, "steps between two checkpoints")
+    log_every: int = option(10, "steps between two rows of the history")
+    trackers: tuple[str, ...] = option((), "where numbers go as well, as accelerate names it: tensorboard, wandb, …")
 
     def __post_init__(self) -> None:
         """Check each value by its type and bounds, and that they go together."""
         for one in fields(self):
-            object.__setattr__(self, one.name, _checked(one, getattr(self, one.name)))
+            object.__setattr__(self, one.name, settings.checked(Recipe, one, getattr(self, one.name)))
         _ = self.spec
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
@@ -206,19 +201,7 @@ class Recipe:
     @classmethod
     def from_file(cls, path: str | Path) -> Recipe:
         """The recipe in a run's folder, in the file that it has written there, or in a JSON object of fields."""
-        path = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
-        try:
-            said = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"config: cannot read {path}: {error.strerror or error}") from error
-        except ValueError as error:
-            raise UserError(f"config: expected JSON in {path}: {error}") from error
-        if isinstance(said, dict) and said.get("verb", "pretrain") != "pretrain":
-            raise UserError(f"config: expected a run of pretrain in {path}, got one of {said['verb']}")
-        said = said.get("recipe", said) if isinstance(said, dict) else said
-        if not isinstance(said, dict):
-            raise UserError(f"config: expected an object of fields in {path}, got {type(said).__name__}")
-        return cls.from_dict(said)
+        return cls.from_dict(settings.read_file(path, verb="pretrain", field="recipe"))
 
 
 FREE = frozenset({"micro_batch", "checkpoint_every", "log_every", "trackers"})
@@ -230,71 +213,15 @@ def names() -> tuple[str, ...]:
     return tuple(one.name for one in fields(Recipe))
 
 
-def _hints() -> dict[str, Any]:
-    return get_type_hints(Recipe)
-
-
-def _kinds(name: str) -> tuple[Any, ...]:
-    """The types that a field may have."""
-    hint = _hints()[name]
-    return get_args(hint) if type(None) in get_args(hint) else (hint,)
-
-
-def _checked(one: dataclasses.Field[Any], value: Any) -> Any:
-    """The value as its field wants it. Raises UserError."""
-    kinds, told = _kinds(one.name), one.name.replace("_", "-")
-    if value is None and type(None) in kinds:
-        return None
-    kind = kinds[0]
-    if get_args(kind):
-        parts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else None
-        inner = get_args(kind)
-        fits = parts is not None and (inner[-1] is Ellipsis or len(parts) == len(inner))
-        if parts is None or not fits or not all(type(part) is inner[0] for part in parts):
-            raise UserError(f"{told}: {one.metadata['help']}; got {value!r}")
-        return parts
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}[kind]
-        raise UserError(f"{told}: expected {wanted}, got {value!r}")
-    if kind in (int, float):
-        _check_bounds(one, value)
-    return value
-
-
-def _check_bounds(one: dataclasses.Field[Any], value: float) -> None:
-    """Nothing, or a UserError: the number lies outside of what its field allows."""
-    said, told = one.metadata, one.name.replace("_", "-")
-    above, most = said.get("above"), said.get("most", float("inf"))
-    least = said.get("least", 0 if one.name == "prefix" else 1)
-    fits = value > above if above is not None else value >= least
-    if not fits or value > most or value == float("inf"):
-        low = f"over {above}" if above is not None else f"of at least {least}"
-        high = "" if most == float("inf") else f" and at most {most}"
-        raise UserError(f"{told}: expected a number {low}{high}, got {value}")
-
-
 def parsed(name: str, text: str) -> Any:
     """The value of a field that a text states, as `--name TEXT` does. Raises UserError."""
-    if name not in names():
-        raise UserError(f"recipe: there is no field {name}; allowed are {', '.join(names())}")
-    kinds = _kinds(name)
-    if type(None) in kinds and text.lower() == "none":
-        return None
-    kind = kinds[0]
-    try:
-        if name == "random_tokens":
+    if name == "random_tokens" and text.lower() != "none":
+        try:
             first, end = text.split(":")
             return int(first), int(end)
-        if get_args(kind):
-            return (text,)
-        if kind is bool:
-            return {"true": True, "false": False}[text.lower()]
-        return kind(text)
-    except (ValueError, KeyError):
-        wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "A:B")
-        raise UserError(f"{name.replace('_', '-')}: expected {wanted}, got {text!r}") from None
+        except ValueError:
+            raise UserError(f"random-tokens: expected A:B, got {text!r}") from None
+    return settings.parsed(Recipe, name, text, "recipe")
 
 
 _PAPER: dict[str, Any] = {
