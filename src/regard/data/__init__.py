@@ -9,6 +9,10 @@ from regard.data.draw import Draw, alter, check_alterations
 from regard.data.encoding import LAYOUTS, NO_LABEL, Encoded, Layout, encode, mask_tokens
 from regard.data.examples import KINDS, Examples, Task, TaskKind
 from regard.data.packing import pack
+from regard.data.splits import check_selection
+from regard.data.stream import Stream
+from regard.data.stream_settings import STREAMS
+from regard.data.streams import parse_order, read_stream
 from regard.data.tasks import TASKS, Scale, TaskSettings, read_task
 from regard.data.text import Texts, python_documentation, read_texts, standard_library
 from regard.data.tokenizers import check_tokenizer, hash_of, ordinary_tokens, read_tokenizer, train_tokenizer
@@ -19,6 +23,7 @@ __all__ = [
     "KINDS",
     "LAYOUTS",
     "NO_LABEL",
+    "STREAMS",
     "TASKS",
     "Arranged",
     "Blocks",
@@ -32,6 +37,7 @@ __all__ = [
     "Scale",
     "Source",
     "SpecialTokens",
+    "Stream",
     "Task",
     "TaskKind",
     "TaskSettings",
@@ -40,6 +46,7 @@ __all__ = [
     "alter",
     "arrange",
     "check_alterations",
+    "check_selection",
     "check_tokenizer",
     "common_tokens",
     "encode",
@@ -47,9 +54,11 @@ __all__ = [
     "mask_tokens",
     "ordinary_tokens",
     "pack",
+    "parse_order",
     "prepare",
     "python_documentation",
     "random_windows",
+    "read_stream",
     "read_task",
     "read_texts",
     "read_tokenizer",

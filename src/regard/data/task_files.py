@@ -60,7 +60,7 @@ def read_sentences(path: Path, columns: Columns) -> Table:
     The .tsv of GLUE knows no quotes: a quotation mark is text, and every tab begins a column.
     """
     packed = path.name.removesuffix(".gz")
-    records = _tsv(path, columns.header) if packed.endswith(".tsv") else _records_of(path)(path)
+    records = _tsv(path, columns.header) if packed.endswith(".tsv") else records_of(path)(path)
     rows = (_row(record, columns, f"{path}, line {line}", line) for line, record in records)
     return Table(str(path), tuple(row for row in rows if row.label != NO_GOLD_LABEL))
 
@@ -70,7 +70,7 @@ def read_table(path: Path, columns: Columns) -> Table:
 
     Labels are strings or whole numbers.
     """
-    records = _records_of(path)(path)
+    records = records_of(path)(path)
     unit = "row" if path.suffix == ".parquet" else "line"
     rows = (_row(record, columns, f"{path}, {unit} {line}", line) for line, record in records)
     return Table(str(path), tuple(rows), unit)
@@ -87,7 +87,7 @@ def read_conll(path: Path, task: str) -> Table:
     words: list[str] = []
     tags: list[str] = []
     width = begun = 0
-    for number, line in enumerate([*_lines(path), ""], start=1):
+    for number, line in enumerate([*lines_of(path), ""], start=1):
         fields = line.split()
         if fields and fields[0] != "-DOCSTART-":
             width = width or _conll_width(fields, f"{path}, line {number}")
@@ -104,7 +104,7 @@ def read_conll(path: Path, task: str) -> Table:
 
 def read_lines(path: Path) -> Table:
     """The lines of running text, without the space around them; empty ones are left out."""
-    lines = ((number, line.strip()) for number, line in enumerate(_lines(path), start=1))
+    lines = ((number, line.strip()) for number, line in enumerate(lines_of(path), start=1))
     return Table(str(path), tuple(Row((line,), None, number) for number, line in lines if line))
 
 
@@ -153,7 +153,7 @@ def _row(record: Mapping[str, Any], columns: Columns, place: str, line: int) -> 
 
 def _tsv(path: Path, header: tuple[str, ...] | None = None) -> Iterator[tuple[int, dict[str, str]]]:
     """Line number and fields by name; no quotes."""
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(lines_of(path), start=1):
         fields = tuple(line.split("\t"))
         if header is None:
             header = fields
@@ -165,7 +165,7 @@ def _tsv(path: Path, header: tuple[str, ...] | None = None) -> Iterator[tuple[in
 
 def _csv(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Line number and fields by name, with the usual quotes; the line is the one that the record ends on."""
-    reader = csv.reader(io.StringIO("\n".join(_lines(path))), strict=True)
+    reader = csv.reader(io.StringIO("\n".join(lines_of(path))), strict=True)
     header: list[str] | None = None
     try:
         for fields in reader:
@@ -182,7 +182,7 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and object."""
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(lines_of(path), start=1):
         if not line.strip():
             continue
         try:
@@ -211,7 +211,7 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
 }
 
 
-def _records_of(path: Path) -> Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]:
+def records_of(path: Path) -> Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]:
     """The reader that the suffix says."""
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if suffix not in _READERS:
@@ -219,7 +219,7 @@ def _records_of(path: Path) -> Callable[[Path], Iterator[tuple[int, dict[str, An
     return _READERS[suffix]
 
 
-def _lines(path: Path) -> list[str]:
+def lines_of(path: Path) -> list[str]:
     """The lines of a UTF-8 file, unpacked if it ends in .gz, without line ends and byte order mark."""
     if not path.is_file():
         raise UserError(f"task: expected a file, there is no {path}")

@@ -1,0 +1,268 @@
+"""Honest splits: rows known by their text, what splits have in common, rows drawn by a seed."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from regard.data.splits import (
+    RawTask,
+    Sample,
+    Samples,
+    Settled,
+    balanced,
+    check_selection,
+    digest,
+    divide,
+    examples_of,
+    key_of,
+    proportional,
+    settle,
+)
+from regard.errors import UserError
+
+SEEDS = some.integers(0, 2**31)
+
+
+def rows(*written: str) -> Samples:
+    """Rows from 'class text'."""
+    return tuple(Sample.of([text], label) for label, _, text in (row.partition(" ") for row in written))
+
+
+def many(label: str, count: int, what: str = "text") -> Samples:
+    return tuple(Sample.of([f"{what} {label} {number}"], label) for number in range(count))
+
+
+def task(
+    name: str, train: Samples, dev: Samples | None, test: Samples, labels: tuple[str, ...] = ("a", "b")
+) -> RawTask:
+    return RawTask(name=name, labels=labels, train=train, dev=dev, test=test, source="here")
+
+
+def texts(part: Samples) -> list[str]:
+    return [row.texts[0] for row in part]
+
+
+@some.composite
+def pools(draw: some.DrawFn) -> Samples:
+    """Rows of two to four classes, mixed, some of them twice."""
+    sizes = draw(some.lists(some.integers(3, 25), min_size=2, max_size=4))
+    made = [row for label, size in zip("abcd", sizes, strict=False) for row in many(label, size)]
+    made += made[: draw(some.integers(0, 3))]
+    random.Random(draw(SEEDS)).shuffle(made)
+    return tuple(made)
+
+
+# -- keys ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "same", ["the cat, sat", " THE cat  sat! ", "the\tcat\nsat", "ｔｈｅ cat sat", "the “cat” sat", "the_cat_sat"]
+)
+def test_the_same_text_has_the_same_key(same: str) -> None:
+    assert key_of(["The cat sat."]) == key_of([same])
+
+
+@pytest.mark.parametrize("other", ["The cat sits.", "Thecat sat.", "The cat sat 2."])
+def test_another_text_has_another_key(other: str) -> None:
+    assert key_of(["The cat sat."]) != key_of([other])
+
+
+def test_marks_are_no_punctuation() -> None:
+    assert key_of(["कि"]) != key_of(["की"])
+
+
+def test_texts_of_signs_alone_differ() -> None:
+    assert key_of(["!?"]) != key_of(["..."])
+
+
+# -- drawing ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(pools(), some.integers(1, 12), some.integers(0, 12), SEEDS)
+def test_balanced_rows(pool: Samples, least: int, more: int, seed: int) -> None:
+    few, lots = balanced(pool, least, seed), balanced(pool, least + more, seed)
+    sizes = Counter(row.label for row in pool)
+    assert Counter(row.label for row in few) == {label: min(least, size) for label, size in sizes.items()}
+    assert not Counter(few) - Counter(lots)
+    after = iter(pool)
+    assert all(row in after for row in few)
+    assert few == balanced(pool, least, seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(pools(), some.integers(1, 80), some.integers(0, 20), SEEDS)
+def test_proportional_rows(pool: Samples, least: int, more: int, seed: int) -> None:
+    few, lots = proportional(pool, least, seed), proportional(pool, least + more, seed)
+    assert len(few) == min(least, len(pool))
+    assert not Counter(few) - Counter(lots)
+    drawn, sizes = Counter(row.label for row in few), Counter(row.label for row in pool)
+    for label, size in sizes.items():
+        assert abs(drawn[label] - size * len(few) / len(pool)) <= 0.5 * len(sizes) + 1
+
+
+def test_a_quarter_stays_a_quarter() -> None:
+    drawn = proportional(many("a", 30) + many("b", 10), 12, 7)
+    assert Counter(row.label for row in drawn) == {"a": 9, "b": 3}
+
+
+def test_what_is_drawn_does_not_depend_on_the_order_of_the_file() -> None:
+    pool = many("a", 20) + many("b", 20)
+    for draw in (balanced, proportional):
+        assert set(draw(pool, 7, 3)) == set(draw(pool[::-1], 7, 3))
+        assert set(draw(pool, 7, 3)) != set(draw(pool, 7, 4))
+
+
+@settings(max_examples=40, deadline=None)
+@given(pools(), SEEDS)
+def test_parts_of_a_division(pool: Samples, seed: int) -> None:
+    parts = divide(pool, (0.1, 0.2), seed, "here")
+    assert sorted(row for part in parts for row in part) == sorted(pool)
+    keys = [{row.key for row in part} for part in parts]
+    assert sum(map(len, keys)) == len(set.union(*keys))
+    for label in {row.label for row in pool}:
+        found = [len({row.key for row in part if row.label == label}) for part in parts]
+        assert found[1:] == [max(1, int(share * sum(found))) for share in (0.1, 0.2)]
+    assert parts == divide(pool, (0.1, 0.2), seed, "here")
+    assert [set(part) for part in divide(pool[::-1], (0.1, 0.2), seed, "here")] == [set(part) for part in parts]
+
+
+def test_a_class_too_small_to_divide() -> None:
+    with pytest.raises(UserError, match="at least 3 texts of 'b' in here, one for each split, got 2"):
+        divide(many("a", 9) + many("b", 2) + many("b", 2), (0.1, 0.2), 0, "here")
+
+
+# -- what splits have in common -----------------------------------------------------------------------
+
+OVERLAPPING = task(
+    "one",
+    train=rows("a red", "a Red!", "a dev", "b test", "b blue", "a elsewhere", "b far"),
+    dev=rows("a dev", "a new", "b test", "b new too", "b new, too"),
+    test=rows("a seen", "b test", "b Test"),
+)
+OTHER = task(
+    "two",
+    train=rows("a up", "b down"),
+    dev=rows("a far", "b left"),
+    test=rows("a elsewhere", "b right"),
+    labels=("a", "b"),
+)
+COUNTS = {
+    "train_in_dev": 2,
+    "train_in_test": 1,
+    "dev_in_test": 1,
+    "copies_in_train": 1,
+    "copies_in_dev": 1,
+    "copies_in_test": 1,
+    "train_in_other_tasks": 2,
+    "dev_in_other_tasks": 0,
+}
+
+
+def test_clean_drops_and_counts() -> None:
+    one, two = settle([OVERLAPPING, OTHER], "clean", 0)
+    assert texts(one.train) == ["red", "blue"]
+    assert texts(one.dev) == ["dev", "new", "new too"]
+    assert texts(one.test) == ["seen", "test", "Test"]
+    assert one.common == COUNTS | {"dropped_from_train": 5, "dropped_from_dev": 2}
+    assert two == Settled("two", OTHER.train, OTHER.dev or (), OTHER.test, dict.fromkeys(one.common, 0))
+
+
+def test_paper_counts_alone() -> None:
+    one, _ = settle([OVERLAPPING, OTHER], "paper", 0)
+    assert (one.train, one.dev, one.test) == (OVERLAPPING.train, OVERLAPPING.dev, OVERLAPPING.test)
+    assert one.common == COUNTS | {"dropped_from_train": 0, "dropped_from_dev": 0}
+
+
+def test_dev_is_held_out_of_clean_rows() -> None:
+    train = many("a", 20) + many("b", 30) + many("a", 2) + rows("b seen")
+    (found,) = settle([task("one", train, None, rows("a seen", "b other"))], "clean", 0)
+    assert Counter(row.label for row in found.dev) == {"a": 2, "b": 3}
+    assert Counter(row.label for row in found.train) == {"a": 18, "b": 27}
+    assert not {row.key for row in found.train} & {row.key for row in found.dev}
+    assert (found.common["train_in_test"], found.common["copies_in_train"]) == (1, 2)
+    assert found.common["dropped_from_train"] == 3
+
+
+def test_dev_is_test_where_it_was_published_so() -> None:
+    given_task = task("one", many("a", 20) + many("b", 20), None, rows("a x", "b y"))
+    (paper,) = settle([given_task], "paper", 0, dev_is_test=True)
+    assert (paper.train, paper.dev) == (given_task.train, given_task.test)
+    assert paper.common["dev_in_test"] == 2
+    (clean,) = settle([given_task], "clean", 0, dev_is_test=True)
+    assert not set(clean.dev) & set(clean.test)
+
+
+@settings(max_examples=40, deadline=None)
+@given(some.lists(some.tuples(pools(), pools(), pools()), min_size=1, max_size=3), some.booleans(), SEEDS)
+def test_clean_splits_are_disjoint(parts: list[tuple[Samples, ...]], with_dev: bool, seed: int) -> None:
+    def named(number: int, part: Samples, split: str) -> Samples:
+        """A third of the rows with words of their split, so that some overlap and every class keeps some."""
+        own = many("a", 12, f"{number} {split}") + many("b", 12, f"{number} {split}")
+        return own + tuple(row for row in part if row.label in ("a", "b"))
+
+    tasks = [
+        task(str(at), named(at, train, "train"), named(at, dev, "dev") if with_dev else None, named(at, test, "test"))
+        for at, (train, dev, test) in enumerate(parts)
+    ]
+    settled = settle(tasks, "clean", seed)
+    tests = {row.key for found in settled for row in found.test}
+    devs = {row.key for found in settled for row in found.dev}
+    assert not tests & devs
+    for raw, found in zip(tasks, settled, strict=True):
+        keys = [row.key for row in found.train]
+        assert len(set(keys)) == len(keys)
+        assert not set(keys) & (tests | devs)
+        assert found.test == raw.test
+    assert settled == settle(tasks, "clean", seed)
+
+
+def test_nothing_left_to_train_or_choose_on() -> None:
+    with pytest.raises(
+        UserError, match="rows of 'b' in the train split of 'one' that no dev or test split has, got none"
+    ):
+        settle([task("one", rows("a x", "b y"), rows("a z"), rows("a s", "b y"))], "clean", 0)
+    with pytest.raises(UserError, match="expected dev rows in 'one' that are not test rows, got none"):
+        settle([task("one", rows("a x", "b y"), rows("a s"), rows("a s", "b t"))], "clean", 0)
+
+
+# -- tasks as read ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "train,dev,test,labels,said",
+    [
+        (rows("a x"), None, rows("a y"), ("a",), "at least two classes in 'one', got a"),
+        ((), None, rows("a y"), ("a", "b"), "rows in the train split of 'one', got none"),
+        (rows("a x", "b y"), (), rows("a y"), ("a", "b"), "rows in the dev split of 'one', got none"),
+        (rows("a x", "b y"), None, (), ("a", "b"), "rows in the test split of 'one', got none"),
+        (rows("a x", "b y"), None, rows("c y"), ("a", "b"), r"labels of train \(a, b\) in 'one', got 'c'"),
+        (rows("a x", "b y"), rows("d z"), rows("a y"), ("a", "b"), r"labels of train \(a, b\) in 'one', got 'd'"),
+        (rows("a x"), None, rows("a y"), ("a", "b"), "rows of 'b' in the train split of 'one', got none"),
+        (rows("a x", "b y"), None, (Sample.of(("a", "b"), "a"),), ("a", "b"), "one text in each row of 'one'"),
+    ],
+)
+def test_tasks_that_are_none(
+    train: Samples, dev: Samples | None, test: Samples, labels: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        task("one", train, dev, test, labels)
+
+
+def test_numbers_and_digest() -> None:
+    made = rows("b x", "a y")
+    found = examples_of(made, ("a", "b"))
+    assert (found.texts, found.labels) == ((("x",), ("y",)), (1, 0))
+    assert digest(made) == digest(rows("b x", "a y"))
+    assert len({digest(made), digest(made[::-1]), digest(rows("a x", "a y")), digest(rows("b X", "a y"))}) == 4
+
+
+def test_selection_on_test_rows_is_refused() -> None:
+    assert (check_selection("dev"), check_selection("train")) == ("dev", "train")
+    with pytest.raises(UserError, match="selection: expected dev, got test: "):
+        check_selection("test")
+    with pytest.raises(UserError, match="selection: expected dev, got 'all'"):
+        check_selection("all")
