@@ -36,6 +36,7 @@ from regard.training.schedule import learning_rate, set_rate
 
 Row = dict[str, float]
 OnProgress = Callable[[int, int, Mapping[str, float]], None]
+Correct = Callable[[nn.Module, int], None]
 _KEPT = ("step", "items", "seconds", "history", "numbers")
 RECENT = 20
 """Steps over which the present speed is taken."""
@@ -72,6 +73,7 @@ class _Run:
     folder: Path | None
     watchers: Sequence[Watcher]
     on_progress: OnProgress | None
+    correct: Correct | None
     accelerator: Accelerator
 
 
@@ -123,6 +125,7 @@ def train(
     resume: bool = False,
     watchers: Sequence[Watcher] = (),
     on_progress: OnProgress | None = None,
+    correct: Correct | None = None,
     device: str | None = None,
 ) -> Trained:
     """The history of the run, having trained the model in place.
@@ -138,7 +141,8 @@ def train(
     `loss` (mean over the batch of that step, before its update), `learning_rate`, `gradient_norm` (before clipping),
     `items_per_second`, `seconds` (in steps, so far) and what watchers found; every `log_every` steps, after the last,
     and whenever a watcher was due. `on_progress(step, steps, numbers)` follows each step, in the first process; its
-    numbers have `seconds_left` as well.
+    numbers have `seconds_left` as well. `correct(model, step)` may change the gradient of a step in place, that of the
+    whole batch, before it is clipped; every process calls it with the same gradient and must leave the same.
 
     `folder`: where checkpoints go, seen by every process; None keeps none. `resume`: go on from the last one, or start
     where there is none. On one CPU process a run that was killed and resumed is bit for bit the run that was not.
@@ -147,7 +151,7 @@ def train(
     place_of_checkpoints = None if folder is None else Path(folder)
     with accelerated(plan, device, folder=None if folder is None else str(folder)) as accelerator:
         placed = place(model, plan, accelerator)
-        run = _Run(plan, placed, batch, loss, count, place_of_checkpoints, watchers, on_progress, accelerator)
+        run = _Run(plan, placed, batch, loss, count, place_of_checkpoints, watchers, on_progress, correct, accelerator)
         progress = _started(run, resume)
         with own_random_numbers(placed.device), _tracked(run):
             _take_steps(run, progress)
@@ -184,6 +188,8 @@ def _take_step(run: _Run, progress: _Progress) -> None:
     rate = learning_rate(run.plan, progress.step + 1)
     set_rate(placed.optimizer, rate)
     summed = _add_gradients(run, rows, counted, progress.step)
+    if run.correct is not None:
+        run.correct(placed.bare, progress.step)
     norm = torch.nn.utils.get_total_norm([one.grad for one in placed.trained if one.grad is not None])
     mean = float(placed.total(summed)) / counted
     length = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from regard.errors import UserError
 
-ScheduleName = Literal["constant", "cosine"]
+ScheduleName = Literal["constant", "cosine", "linear"]
 Decay = Literal["all", "matrices"]
 Precision = Literal["float32", "bfloat16"]
 

@@ -16,15 +16,17 @@ _FUSED = ("cpu", "cuda", "mps", "xpu")
 def learning_rate(plan: Plan, step: int) -> float:
     """The rate of update number `step`, counted from 1: a function of the plan and the step alone.
 
-    It grows linearly to the peak over the first `warmup_steps` updates; then it is constant, or falls along half a
-    cosine that ends at `final_rate` times the peak with the last update (arXiv 1608.03983, without restarts).
+    It grows linearly to the peak over the first `warmup_steps` updates; then it is constant, or falls to `final_rate`
+    times the peak, which it has with the last update: along half a cosine (arXiv 1608.03983, without restarts), or in
+    a straight line.
     """
     if step <= plan.warmup_steps:
         return plan.learning_rate * step / plan.warmup_steps
     if plan.schedule == "constant":
         return plan.learning_rate
     passed = (step - plan.warmup_steps) / (plan.steps - plan.warmup_steps)
-    share = (1 + math.cos(math.pi * min(passed, 1.0))) / 2
+    passed = min(passed, 1.0)
+    share = 1 - passed if plan.schedule == "linear" else (1 + math.cos(math.pi * passed)) / 2
     return plan.learning_rate * (plan.final_rate + (1 - plan.final_rate) * share)
 
 

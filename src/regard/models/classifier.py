@@ -1,0 +1,231 @@
+"""A classifier over several tasks: any encoder, and one head for all their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from regard.errors import UserError
+from regard.models.heads import HEADS, HeadName, LinearHead, PreScalingHead, Reading, make_head
+from regard.models.pretrained import Loaded
+
+_UNSTATED = "auto"
+
+
+class ClassifierConfig(PreTrainedConfig):
+    """What a `Classifier` is made of.
+
+    `base`: the configuration of the model below, as a dictionary. `head`: one of `regard.models.heads.HEADS`.
+    `classes`: their names. `reading`: the token that a linear head reads, `first`, `last` or `mean`; `auto` is the last
+    of a causal model, the mean of an encoder–decoder's encoder, and the first else. `common`: ids of common tokens, for
+    the head `sink`. `lora`: rank, alpha and targets of low-rank adapters beside frozen weights, or None. `lineage`: the
+    model that this one began as, and the tasks that it has learnt since, in order.
+
+    Raises UserError where a choice is unknown.
+    """
+
+    model_type = "regard-classifier"
+
+    def __init__(
+        self,
+        *,
+        base: Mapping[str, Any] | None = None,
+        head: HeadName = "linear",
+        classes: Sequence[str] = (),
+        reading: str = _UNSTATED,
+        head_dropout: float = 0.1,
+        common: Sequence[int] = (),
+        lora: Mapping[str, Any] | None = None,
+        lineage: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        if head not in HEADS:
+            raise UserError(f"head: expected one of {', '.join(HEADS)}, got {head!r}")
+        self.base = dict(base or {})
+        self.head = head
+        self.classes = list(classes)
+        self.reading = reading
+        self.head_dropout = head_dropout
+        self.common = sorted(common)
+        self.lora = dict(lora) if lora else None
+        self.lineage = dict(lineage or {})
+        others.setdefault("id2label", dict(enumerate(self.classes)))
+        others.setdefault("label2id", {name: number for number, name in enumerate(self.classes)})
+        super().__init__(**others)
+
+    def base_config(self) -> PreTrainedConfig:
+        """The configuration of the model below."""
+        fields = dict(self.base)
+        config: PreTrainedConfig = AutoConfig.for_model(fields.pop("model_type"), **fields)
+        return config
+
+
+class Classifier(PreTrainedModel):
+    """An encoder, causal model or T5's encoder, whose last hidden states a head reads classes from.
+
+    `encoder` is the Transformers model itself, so that measuring and replacing work on it as ever. One head has the
+    classes of all tasks: which of them a text may be of is for the caller to say, by leaving out the others' logits.
+    """
+
+    config: ClassifierConfig
+    config_class = ClassifierConfig
+    base_model_prefix = "encoder"
+    _supports_sdpa = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: ClassifierConfig, encoder: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        below = config.base_config()
+        if encoder is None:
+            encoder = without_decoder(AutoModel.from_config(below))
+            if config.lora:
+                add_lora(encoder, **config.lora)
+        self.encoder = encoder
+        reading = _reading(below) if config.reading == _UNSTATED else cast(Reading, config.reading)
+        self.head = make_head(
+            config.head, _width(below), len(config.classes), reading=reading, dropout=config.head_dropout
+        )
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Only heads are drawn: what is below has its own initial weights."""
+        if isinstance(module, (LinearHead, PreScalingHead)):
+            module.reset()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The encoder's."""
+        found: nn.Module = self.encoder.get_input_embeddings()
+        return found
+
+    @classmethod
+    def over(
+        cls,
+        loaded: Loaded,
+        classes: Sequence[str],
+        *,
+        head: HeadName = "linear",
+        head_dropout: float = 0.1,
+        common: Sequence[int] = (),
+        lora: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> Classifier:
+        """A classifier over a copy of a pretrained model, with a new head drawn from the seed.
+
+        `lora`: `rank`, and `alpha` and `targets` (names of layers, None for peft's choice), which freezes the model
+        below. Raises UserError where the model has no hidden states, or peft is not there.
+        """
+        config = ClassifierConfig(
+            base=loaded.model.config.to_diff_dict() | {"model_type": loaded.model.config.model_type},
+            head=head,
+            classes=classes,
+            head_dropout=head_dropout,
+            common=common,
+            lora=lora,
+            lineage={"base": loaded.name, "sha256": loaded.sha256, "tasks": []},
+        )
+        encoder = without_decoder(deepcopy(loaded.model))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if lora:
+                add_lora(encoder, **lora)
+            model = cls(config, encoder)
+            model.head.reset()
+        return model
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        **others: Any,
+    ) -> SequenceClassifierOutput:
+        """The logits (row, class) over all classes, and the mean cross-entropy where labels are given."""
+        real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        states = self.states(input_ids, real, token_type_ids, **others)
+        logits: Tensor = self.head(states, real, self.common(input_ids))
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+    def states(self, input_ids: Tensor, real: Tensor, token_type_ids: Tensor | None = None, **others: Any) -> Tensor:
+        """The last hidden states (row, token, width)."""
+        given = {"input_ids": input_ids, "attention_mask": real.long(), **others}
+        if token_type_ids is not None:
+            given["token_type_ids"] = token_type_ids
+        found: Tensor = self.encoder(**given, return_dict=True).last_hidden_state
+        return found
+
+    def common(self, input_ids: Tensor) -> Tensor | None:
+        """(row, token): which tokens are common; None where the head need not know."""
+        if self.config.head != "sink":
+            return None
+        return torch.isin(input_ids, torch.tensor(self.config.common, device=input_ids.device))
+
+    def scales(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """How a pre-scaling head weighs the tokens of each row for each class: (row, class, token)."""
+        if not isinstance(self.head, PreScalingHead):
+            raise UserError(f"head: expected one that scales, got {self.config.head}")
+        real = attention_mask.bool()
+        return self.head.scales(self.states(input_ids, real, token_type_ids), real, self.common(input_ids))
+
+
+def without_decoder(model: PreTrainedModel) -> PreTrainedModel:
+    """What hidden states are read from: the encoder of an encoder–decoder, else the model; without a pooler."""
+    encoder: Any = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+    if isinstance(getattr(encoder, "pooler", None), nn.Module):
+        encoder.pooler = None
+    return cast(PreTrainedModel, encoder)
+
+
+def add_lora(
+    model: PreTrainedModel, rank: int = 8, alpha: int | None = None, targets: Sequence[str] | None = None
+) -> None:
+    """Put low-rank adapters (arXiv 2106.09685, peft's) into a model, of which they alone are trained from then on.
+
+    `alpha` is twice the rank unless it is given. Raises UserError where peft is not there or knows no layers to adapt.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
+    chosen = LoraConfig(r=rank, lora_alpha=alpha or 2 * rank, target_modules=list(targets) if targets else None)
+    try:
+        inject_adapter_in_model(chosen, model)
+    except ValueError as error:
+        raise UserError(f"lora: {' '.join(str(error).split())[:300]}") from error
+
+
+def _width(config: Any) -> int:
+    width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+    if not isinstance(width, int):
+        raise UserError(
+            f"model: expected one with hidden states, the configuration of {config.model_type} has no width"
+        )
+    return width
+
+
+def _reading(config: Any) -> Reading:
+    """The token that a linear head reads of a model of this kind."""
+    if config.is_encoder_decoder:
+        return "mean"
+    return "last" if _is_causal(config) else "first"
+
+
+def _is_causal(config: Any) -> bool:
+    """Whether a model of this kind reads from left to right: whether Transformers makes a language model of it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+
+    kind = config.model_type
+    return kind == "regard" or bool(config.is_decoder) or (kind in CAUSAL and kind not in MASKED)
+
+
+AutoConfig.register(ClassifierConfig.model_type, ClassifierConfig)
+AutoModelForSequenceClassification.register(ClassifierConfig, Classifier)
