@@ -188,7 +188,7 @@ class CommonSinkRatio(Statistic):
     def __init__(self, common: Iterable[int] | None = None, *, top: int = 1, frequent: float = 0.5) -> None:
         self.common = None if common is None else frozenset(common)
         self.top, self.frequent = top, frequent
-        self._known = _KnownCommon(self.common, top) if self.common is not None else None
+        self._known = KnownCommon(self.common, top) if self.common is not None else None
         self._sinks: dict[tuple[str, int], Counter[int]] = {}
         self._documents: dict[str, Counter[int]] = {}
         self._samples: Counter[str] = Counter()
@@ -250,7 +250,7 @@ class CommonSinkRatio(Statistic):
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         if self.common is not None:
-            self._known = _KnownCommon(self.common, self.top)
+            self._known = KnownCommon(self.common, self.top)
             self._known.load(state)
             return
         self._sinks, self._documents, self._samples = {}, {}, Counter()
@@ -265,7 +265,7 @@ class CommonSinkRatio(Statistic):
                 self._samples[site] = counts[0]
 
 
-class _KnownCommon(PerLayer):
+class KnownCommon(PerLayer):
     """The common-sink ratio for a known set of common tokens."""
 
     name = CommonSinkRatio.name

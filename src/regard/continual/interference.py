@@ -1,0 +1,108 @@
+"""How far learning one task undoes another: the gradients of their losses against each other (Bai et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from typing import TypeVar
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import UserError
+from regard.slot.places import evaluating
+
+COLUMNS = ("position_a", "position_b", "dot", "cosine")
+"""The columns of what `interference_table` gives."""
+SLICE = 1 << 20
+"""Parameters multiplied at once in float64."""
+Rows = TypeVar("Rows")
+
+
+def gradients_of(
+    module: nn.Module,
+    tasks: Sequence[Iterable[Rows]],
+    loss: Callable[[nn.Module, Rows], Tensor],
+    count: Callable[[Rows], int],
+    *,
+    parameters: Iterable[nn.Parameter] | None = None,
+) -> Float[Tensor, "task parameter"]:
+    """The gradient of each task's mean loss, in the memory of the CPU, in float32 (float64 of float64 parameters).
+
+    `tasks` has the batches of each task; `loss(module, batch)` is the sum of a batch's losses and `count(batch)` how
+    many they are, as the training loop has them: how rows are batched makes no difference but rounding. `parameters`
+    are those to look at, the encoder's say (None: all of the module); of these the ones that require gradients count,
+    in their order, each once. It is the module in evaluation whose gradients these are; its modes, the `.grad` of its
+    parameters and the state of chance stay as they are. Raises UserError where no parameter requires gradients, and
+    for a task without rows.
+    """
+    given = module.parameters() if parameters is None else parameters
+    chosen = [one for one in dict.fromkeys(given) if one.requires_grad]
+    if not chosen:
+        raise UserError("parameters: expected at least one that requires gradients, got none")
+    dtype = reduce(torch.promote_types, [one.dtype for one in chosen], torch.float32)
+    found = torch.empty(len(tasks), sum(one.numel() for one in chosen), dtype=dtype)
+    devices = sorted({one.device.index for one in module.parameters() if one.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices), evaluating(module), torch.enable_grad():
+        for number, batches in enumerate(tasks):
+            sums = [torch.zeros_like(one, dtype=dtype, requires_grad=False) for one in chosen]
+            total = sum(_add_gradients(sums, chosen, loss(module, rows), count(rows)) for rows in batches)
+            if not total:
+                raise UserError(f"tasks: expected rows of every task, got none of task {number + 1}")
+            for place, one in zip(_split(found[number], chosen), sums, strict=True):
+                place.copy_(one.flatten() / total)
+    return found
+
+
+def _add_gradients(sums: Sequence[Tensor], chosen: Sequence[nn.Parameter], loss: Tensor, count: int) -> int:
+    """The count, with the gradients of a sum of losses added to those of the batches before it."""
+    for one, gradient in zip(sums, torch.autograd.grad(loss, chosen, allow_unused=True), strict=True):
+        if gradient is not None:
+            one += gradient
+    return count
+
+
+def _split(flat: Tensor, chosen: Sequence[nn.Parameter]) -> Iterator[Tensor]:
+    """The part of each parameter in a vector of all."""
+    yield from flat.split([one.numel() for one in chosen])
+
+
+def interference(
+    gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
+) -> tuple[Float[Tensor, "task task"], Float[Tensor, "task task"]]:
+    """The dot products of the gradients, and their cosines, in float64. A dot below 0 is what interferes.
+
+    A step that lowers the loss of one task changes that of another by −rate × dot. The cosine with a gradient of zero
+    is NaN. Beside the gradients there is a slice of them in float64, and no copy. Raises UserError where there are
+    none, or of unequal lengths.
+    """
+    if not len(gradients) or {one.shape for one in gradients} != {(gradients[0].numel(),)}:
+        shapes = ", ".join(str(tuple(one.shape)) for one in gradients) or "none"
+        raise UserError(f"gradients: expected a vector for each task, all of one length, got {shapes}")
+    dot = torch.zeros(len(gradients), len(gradients), dtype=torch.float64, device=gradients[0].device)
+    for begin in range(0, gradients[0].numel(), SLICE):
+        some = torch.stack([one[begin : begin + SLICE].double() for one in gradients])
+        dot += some @ some.T
+    dot = (dot + dot.T) / 2
+    norm = dot.diagonal().sqrt()
+    return dot, (dot / torch.outer(norm, norm)).clamp(-1, 1)
+
+
+def interference_table(
+    gradients: Float[Tensor, "task parameter"] | Sequence[Float[Tensor, " parameter"]],
+    positions: Sequence[int] | None = None,
+) -> pd.DataFrame:
+    """The interference of each pair of tasks, a task with itself included, as rows of `COLUMNS`.
+
+    `positions` are the places of the tasks in their order (None: 1, 2, …); `position_a` is that of the task that stands
+    first among the gradients, and each pair is there once.
+    """
+    dot, cosine = interference(gradients)
+    places = list(range(1, len(dot) + 1)) if positions is None else list(positions)
+    if len(places) != len(dot):
+        raise UserError(f"positions: expected one for each of {len(dot)} gradients, got {len(places)}")
+    pairs = torch.triu_indices(len(dot), len(dot)).T.tolist()
+    rows = [(places[a], places[b], float(dot[a, b]), float(cosine[a, b])) for a, b in pairs]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
