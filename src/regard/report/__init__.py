@@ -2,6 +2,8 @@
 
 from regard.report.compare import caveats, comparison, comparison_page
 from regard.report.figure import figure
+from regard.report.learn_page import learn_page
+from regard.report.learn_terminal import learn_summary
 from regard.report.page import page
 from regard.report.pretrain_page import pretrain_page
 from regard.report.pretrain_terminal import pretrain_summary
@@ -21,6 +23,8 @@ __all__ = [
     "comparison_page",
     "figure",
     "intervals",
+    "learn_page",
+    "learn_summary",
     "page",
     "pretrain_page",
     "pretrain_summary",

@@ -1,0 +1,1 @@
+"""Learning task after task: methods, runs, and what they come to."""

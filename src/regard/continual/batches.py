@@ -1,0 +1,65 @@
+"""The batches of a stage: a function of the step alone, of rows that are padded together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from regard.training.placement import Rows
+
+TOGETHER = 16
+"""Batches whose rows are sorted by length with one another."""
+
+
+class Item(NamedTuple):
+    """A training example of a stream: its task, counted from 0 in their order, and its row."""
+
+    task: int
+    row: int
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How many steps there are, and the rows of each; a batch is `size` rows, of which some may count for nothing."""
+
+    steps: int
+    size: int
+    rows: Callable[[int], Rows]
+
+
+class Epochs:
+    """Items in batches, each item once an epoch, the last batch of an epoch shorter; a function of seed and step.
+
+    The order is drawn for each epoch. `TOGETHER` batches at a time are sorted by length and then dealt out, so that
+    little padding is needed; which batch comes first is drawn again.
+    """
+
+    def __init__(self, items: Sequence[Item], lengths: Sequence[int], *, size: int, epochs: int, seed: int) -> None:
+        self.items, self.size, self.seed = list(items), size, seed
+        self.lengths = np.asarray(lengths)
+        self.per_epoch = -(-len(self.items) // size)
+        self.steps = self.per_epoch * epochs
+        self._epoch, self._batches = -1, list[list[int]]()
+
+    def at(self, step: int) -> list[Item]:
+        """The items of a step: `size` of them, or fewer at the end of an epoch."""
+        epoch, place = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._drawn(epoch)
+        return [self.items[number] for number in self._batches[place]]
+
+    def _drawn(self, epoch: int) -> list[list[int]]:
+        """The numbers of the items in each batch of an epoch."""
+        random = np.random.default_rng([self.seed, epoch])
+        order = random.permutation(len(self.items))
+        found: list[list[int]] = []
+        for start in range(0, len(order), TOGETHER * self.size):
+            part = order[start : start + TOGETHER * self.size]
+            part = part[np.argsort(self.lengths[part], kind="stable")]
+            whole = [part[at : at + self.size].tolist() for at in range(0, len(part), self.size)]
+            found += [whole[number] for number in random.permutation(len(whole))]
+        return found

@@ -1,0 +1,95 @@
+"""Methods of continual learning side by side: means over seeds and orders, and differences paired by them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from regard.continual.intervals import Interval, check_confidence, holm, signed_rank_test, t_interval, t_test
+from regard.errors import UserError
+
+COLUMNS = ("stream", "method", "seed", "order", "setting", "metric", "value")
+"""The columns of a table of metrics."""
+PLACE = ("stream", "setting", "metric")
+"""What numbers must share to be held against each other."""
+PAIR = ("seed", "order")
+"""What pairs the runs of two methods."""
+SUMMARY = ("stream", "method", "setting", "metric", "n", "mean", "sd", "low", "high")
+DIFFERENCES = (
+    *("stream", "setting", "metric", "method", "against", "n", "difference", "sd", "low", "high", "overlaps"),
+    *("t_test", "t_test_holm", "signed_rank", "signed_rank_holm"),
+)
+
+
+def summary(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
+    """One row for each stream, method, setting and metric: `n` runs, `mean`, `sd`, `low` and `high` of the interval.
+
+    `metrics` is as `metrics_table` gives it. The interval is mean ± t · s/√n with Student's t for n − 1 degrees of
+    freedom; a seed with an order is one run. Values that are not defined are left out: `n` is 0 where all are, and what
+    `n` does not give is null.
+    """
+    check_metrics(metrics)
+    check_confidence(confidence)
+    rows = []
+    for key, group in metrics.groupby(["stream", "method", "setting", "metric"], sort=False):
+        found = t_interval(group["value"].dropna().to_numpy(), confidence)
+        rows.append((*key, found.n, found.mean, found.sd, found.low, found.high))
+    return _floats(pd.DataFrame(rows, columns=[*SUMMARY]), "mean", "sd", "low", "high")
+
+
+def differences(metrics: pd.DataFrame, against: str | None = None, confidence: float = 0.95) -> pd.DataFrame:
+    """One row for each stream, setting, metric and two methods: how much more `method` has than `against`.
+
+    Against one method, or, if it is None, each method against all that come before it. `n` runs of both, paired by seed
+    and order; `difference`, its `sd`, the Student t interval from `low` to `high`, and `overlaps`: whether that holds
+    0 (null where there is none). `t_test` and `signed_rank` are the p of the paired tests, `…_holm` the same corrected
+    for the comparisons of one metric, setting and stream; null where a test is not defined: `t_test` for one run or
+    when all differences are the same, `signed_rank` for fewer than 6 that are not 0. Two methods without a run in
+    common that defines the metric have no row. A UserError says that `against` is no method of the table.
+    """
+    check_metrics(metrics)
+    check_confidence(confidence)
+    methods = list(metrics["method"].unique())
+    if against is not None and against not in methods:
+        raise UserError(f"against: expected a method of the table ({', '.join(map(str, methods))}), got {against}")
+    rows = []
+    for key, group in metrics.groupby([*PLACE], sort=False):
+        rows += _compared(key, group, against, confidence)
+    found = pd.DataFrame(rows, columns=[*DIFFERENCES]).astype({"overlaps": "boolean"})
+    return _floats(found, "difference", "sd", "low", "high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm")
+
+
+def check_metrics(metrics: pd.DataFrame) -> None:
+    """Nothing, or a UserError: this is no table of metrics, or a run has a metric twice."""
+    missing = [name for name in COLUMNS if name not in metrics]
+    if missing:
+        raise UserError(f"metrics: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
+    twice = metrics[metrics.duplicated([*PLACE, "method", *PAIR])]
+    if len(twice):
+        told = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*PLACE, "method", *PAIR))
+        raise UserError(f"metrics: expected one value for each run, several are of {told}")
+
+
+def _compared(key: tuple[Any, ...], group: pd.DataFrame, against: str | None, confidence: float) -> list[tuple]:
+    """The rows of one metric: each two methods, with what their tests say, alone and together."""
+    values = {method: rows.set_index([*PAIR])["value"] for method, rows in group.groupby("method", sort=False)}
+    names = list(values)
+    pairs = [(name, other) for i, name in enumerate(names) for other in names[:i]]
+    if against is not None:
+        pairs = [(name, against) for name in names if name != against and against in values]
+    found: list[tuple[str, str, Interval, float | None, float | None]] = []
+    for method, other in pairs:
+        paired = (values[method] - values[other]).dropna().to_numpy(dtype=np.float64)
+        if len(paired):
+            found.append((method, other, t_interval(paired, confidence), t_test(paired), signed_rank_test(paired)))
+    corrected = zip(holm([each[3] for each in found]), holm([each[4] for each in found]), strict=True)
+    return [
+        (*key, method, other, one.n, one.mean, one.sd, one.low, one.high, one.overlaps, t, t_holm, rank, rank_holm)
+        for (method, other, one, t, rank), (t_holm, rank_holm) in zip(found, corrected, strict=True)
+    ]
+
+
+def _floats(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    return table.astype(dict.fromkeys(columns, "float64"))

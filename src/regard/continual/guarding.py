@@ -1,0 +1,146 @@
+"""Whether old tasks have been forgotten: what `regard check` decides by."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from regard.continual.intervals import check_confidence, fall_interval, t_interval
+from regard.continual.metrics import Matrix, Setting, accuracy_matrix, check_scores, runs
+from regard.errors import UserError
+
+Verdict = Literal["dropped", "maybe", "kept"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """How far an old task has fallen: means over the runs of a method, in per cent and points of it.
+
+    `before` is the score just after the task was learnt (the best score since then would be chosen for being high,
+    and what chance put into it would count as a drop), `after` the last one, `drop` = `before` − `after`, with its
+    interval from `low` to `high`. `n` is the number of test rows, the smallest if runs differ; `seeds` has the seed of
+    each run. `verdict`: "dropped" if `low` is more than the margin, "maybe" if only `drop` is, else "kept".
+    """
+
+    stream: str
+    method: str
+    setting: str
+    task: str
+    before: float
+    after: float
+    drop: float
+    low: float
+    high: float
+    n: int
+    seeds: tuple[int, ...]
+    verdict: Verdict
+
+
+def check(
+    scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, setting: Setting = "til"
+) -> list[Dropped]:
+    """The old tasks that have dropped by more than `margin` points, or maybe have; see `drops`.
+
+    What ends with exit code 1 are those whose `verdict` is "dropped". Empty if there are none; `nothing_to_check` says
+    whether that is because there was nothing to look at.
+    """
+    return [each for each in drops(scores, margin, confidence, setting=setting) if each.verdict != "kept"]
+
+
+def drops(
+    scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, setting: Setting = "til"
+) -> list[Dropped]:
+    """Every old task of every stream and method, in the order of the rows of matrix.parquet: how far it has fallen.
+
+    A task is old in the runs that have learnt another after it. With two runs or more the interval is Student's over
+    their drops. With one, or when the drops are all the same, it is that of two shares of the same test rows
+    (`fall_interval`), for which it is not known which rows were right: as wide as any pairing of them can make it.
+    Each task is tested for itself. A UserError says what is wrong with the rows, the margin or the confidence.
+    """
+    check_scores(scores)
+    check_confidence(confidence)
+    if not (math.isfinite(margin) and margin >= 0):
+        raise UserError(f"margin: expected a number of points of at least 0, got {margin}")
+    found = []
+    for (stream, method, task), falls in _falls(scores, setting).items():
+        before, after = (float(np.mean([getattr(fall, name) for fall in falls])) for name in ("before", "after"))
+        low, high = _interval(falls, confidence)
+        drop = before - after
+        found.append(
+            Dropped(
+                stream=stream,
+                method=method,
+                setting=setting,
+                task=task,
+                before=before,
+                after=after,
+                drop=drop,
+                low=low,
+                high=high,
+                n=min(fall.n for fall in falls),
+                seeds=tuple(fall.seed for fall in falls),
+                verdict=_verdict(drop, low, margin),
+            )
+        )
+    return found
+
+
+def nothing_to_check(scores: pd.DataFrame, *, setting: Setting = "til") -> str | None:
+    """Why no task can be checked, in one line; None if at least one can."""
+    check_scores(scores)
+    if _falls(scores, setting):
+        return None
+    learnt = max((len(matrix) for _, _, matrix in _matrices(scores, setting)), default=None)
+    if learnt is None:
+        return f"nothing to check: no score is of the setting {setting}"
+    if learnt < 2:
+        return f"nothing to check: no run has learnt a second task, the most is {learnt}"
+    return "nothing to check: no task was scored just after it was learnt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fall:
+    """One task in one run: its score just after it was learnt, and its last."""
+
+    seed: int
+    before: float
+    after: float
+    n: int
+
+
+def _matrices(scores: pd.DataFrame, setting: Setting) -> list[tuple[tuple[str, str], int, Matrix]]:
+    """Stream and method, seed, and matrix of every run that has scores in the setting."""
+    return [
+        ((stream, method), int(seed), accuracy_matrix(run, setting))
+        for (stream, method, seed, _), run in runs(scores)
+        if (run["setting"] == setting).any()
+    ]
+
+
+def _falls(scores: pd.DataFrame, setting: Setting) -> dict[tuple[str, str, str], list[_Fall]]:
+    """By stream, method and task: what became of the task in each run in which it is old, and was scored twice."""
+    found: dict[tuple[str, str, str], list[_Fall]] = {}
+    for (stream, method), seed, matrix in _matrices(scores, setting):
+        for j, task in enumerate(matrix.tasks[:-1]):
+            before, after = float(matrix.learnt[j]), float(matrix.final[j])
+            if math.isfinite(before) and math.isfinite(after):
+                fall = _Fall(seed=seed, before=before, after=after, n=int(matrix.rows[j]))
+                found.setdefault((stream, method, task), []).append(fall)
+    return found
+
+
+def _interval(falls: list[_Fall], confidence: float) -> tuple[float, float]:
+    over_runs = t_interval([fall.before - fall.after for fall in falls], confidence)
+    if over_runs.n > 1 and over_runs.sd > 0:
+        return over_runs.low, over_runs.high
+    before, after = (float(np.mean([getattr(fall, name) for fall in falls])) / 100 for name in ("before", "after"))
+    low, high = fall_interval(before, after, min(fall.n for fall in falls), confidence)
+    return 100 * low, 100 * high
+
+
+def _verdict(drop: float, low: float, margin: float) -> Verdict:
+    return "dropped" if low > margin else "maybe" if drop > margin else "kept"

@@ -1,0 +1,216 @@
+"""One run's model, data and budget, as the hooks of a method see them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.continual.batches import Batches, Epochs, Item
+from regard.continual.method import Stage
+from regard.continual.network import Network
+from regard.data.encoding import Encoded, encode
+from regard.data.examples import Examples
+from regard.data.stream import Split, Stream
+from regard.errors import UserError
+
+IGNORED = -100
+_UNLIKELY = -1e30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What every method of a comparison is given: epochs, rates and batches of each task.
+
+    `probing_rate`, `probing_epochs`: of stages that train the head alone; `rate`, `epochs`: of those that train all.
+    `warmup`: share of a stage's steps. `length`: tokens of a text at most. See prescale's section on training.
+    """
+
+    epochs: int = 3
+    rate: float = 2e-5
+    probing_epochs: int = 3
+    probing_rate: float = 1e-3
+    batch: int = 32
+    micro_batch: int | None = None
+    length: int = 128
+    warmup: float = 0.06
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    precision: str = "float32"
+    evaluation_batch: int = 64
+
+
+@dataclass(eq=False)
+class Learner:
+    """A run, as a method's hooks see it.
+
+    `network` is what is trained, `start` its weights before the first task. `task` is the number of the task at hand,
+    counted from 0 in the order of the stream. `encoded` has the splits of each task as token ids, made once.
+    """
+
+    stream: Stream
+    network: Network
+    budget: Budget
+    tokenizer: Any
+    seed: int
+    start: dict[str, Tensor]
+    encoded: dict[tuple[int, Split], Encoded]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    task: int = 0
+
+    def __post_init__(self) -> None:
+        """Note which classes each task has, (task, class)."""
+        self.own = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
+        for number in range(len(self.stream)):
+            self.own[number, list(self.stream.class_numbers(number))] = True
+
+    # -- what a stage is ----------------------------------------------------------------------------------
+
+    def fine_tuning(self, **changes: Any) -> Stage:
+        """The stage that trains everything, with the budget's epochs and rate."""
+        said = {"name": "fine-tuning", "epochs": self.budget.epochs, "learning_rate": self.budget.rate}
+        return Stage(**{**said, **changes})
+
+    def probing(self, **changes: Any) -> Stage:
+        """The stage that trains the head alone."""
+        said = {"name": "probing", "epochs": self.budget.probing_epochs, "learning_rate": self.budget.probing_rate}
+        return Stage(**{**said, "trains": "head", **changes})
+
+    def epochs(self, items: Sequence[Item], stage: Stage, *, rows: Callable[..., Any] | None = None) -> Batches:
+        """Each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
+        make = rows or self.rows
+        drawn = Epochs(
+            items,
+            [self.length(item) for item in items],
+            size=self.budget.batch,
+            epochs=stage.epochs,
+            seed=self.seed_for("batches", self.task, stage.name),
+        )
+        return Batches(drawn.steps, self.budget.batch, lambda step: make(drawn.at(step), size=self.budget.batch))
+
+    # -- rows -------------------------------------------------------------------------------------------
+
+    def items(self, task: int) -> list[Item]:
+        """The training examples of a task."""
+        return [Item(task, row) for row in range(len(self.encoded[task, "train"]))]
+
+    def sampled(self, task: int, split: Split, most: int) -> list[Item]:
+        """At most so many examples of a split of a task, drawn by the run's seed."""
+        rows = len(self.encoded[task, split])
+        drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed_for("sampled", task, split)))
+        return [Item(task, row) for row in sorted(drawn[:most].tolist())]
+
+    def length(self, item: Item) -> int:
+        """How many tokens a training example has."""
+        return int(self.encoded[item.task, "train"].attention_mask[item.row].sum())
+
+    def rows(self, items: Sequence[Item], *, size: int | None = None, split: Split = "train") -> dict[str, Tensor]:
+        """The examples as a batch, padded to the longest of them.
+
+        `input_ids`, `attention_mask`, `token_type_ids` (row, token) as the model reads them; `labels` (row,), among the
+        classes of the stream; `tasks` and `rows` (row,), the example itself. With `size` the first examples fill up
+        what is missing, labelled −100: they count for nothing.
+        """
+        missing = max(0, (size or 0) - len(items))
+        every = [*items, *[items[number % len(items)] for number in range(missing)]]
+        found = self._gathered(every, split)
+        found["labels"][len(items) :] = IGNORED
+        return found
+
+    def _gathered(self, items: Sequence[Item], split: Split) -> dict[str, Tensor]:
+        """The examples as a batch, those of one task read together."""
+        tasks, rows = torch.tensor(items).unbind(1)
+        width = max(int(self._lengths(task, split)[rows[tasks == task]].max()) for task in set(tasks.tolist()))
+        ids = torch.full((len(items), width), self.pad)
+        mask, types = torch.zeros(len(items), width, dtype=torch.bool), torch.zeros(len(items), width, dtype=torch.long)
+        labels, typed = torch.empty(len(items), dtype=torch.long), False
+        for task in set(tasks.tolist()):
+            here, part = tasks == task, self.encoded[task, split]
+            chosen, upto = rows[here], min(width, part.length)
+            ids[here, :upto], mask[here, :upto] = part.input_ids[chosen, :upto], part.attention_mask[chosen, :upto]
+            if part.token_type_ids is not None:
+                types[here, :upto], typed = part.token_type_ids[chosen, :upto], True
+            labels[here] = torch.tensor(self.stream.class_numbers(task))[part.labels[chosen]]
+        found = {"input_ids": ids, "attention_mask": mask, "labels": labels, "tasks": tasks, "rows": rows}
+        return found | ({"token_type_ids": types} if typed else {})
+
+    def _lengths(self, task: int, split: Split) -> Tensor:
+        return self.encoded[task, split].attention_mask.sum(1)
+
+    @property
+    def pad(self) -> int:
+        """The id that stands in padding."""
+        ids = [self.tokenizer.pad_token_id, self.tokenizer.eos_token_id]
+        return next((number for number in ids if number is not None), 0)
+
+    # -- losses -----------------------------------------------------------------------------------------
+
+    def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
+        """The sum of the cross-entropies over the classes of each row's own task; rows labelled −100 add nothing."""
+        return nn.functional.cross_entropy(
+            self.of_task(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="sum"
+        )
+
+    def of_task(self, logits: Tensor, tasks: Tensor) -> Tensor:
+        """The logits (row, class) with those of classes of other tasks so low that they have no share."""
+        return logits.float().masked_fill(~self.own.to(logits.device)[tasks], _UNLIKELY)
+
+    def seen_classes(self, task: int) -> Tensor:
+        """(class,): which classes a task, or one before it, has."""
+        return self.own[: task + 1].any(0)
+
+    # -- the rest ---------------------------------------------------------------------------------------
+
+    def seed_for(self, *names: Any) -> int:
+        """A seed for something by its names, which depends on the run's seed and nothing else."""
+        text = "/".join(map(str, (self.seed, *names)))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """The network in evaluation mode and the budget's precision; what was training goes on doing so afterwards."""
+        before = [module for module in self.network.modules() if module.training]
+        self.network.eval()
+        low = self.budget.precision == "bfloat16"
+        try:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+                yield self.network
+        finally:
+            for module in before:
+                module.training = True
+
+    def each(
+        self, items: Iterable[Item], split: Split = "train", *, size: int | None = None
+    ) -> Iterator[dict[str, Tensor]]:
+        """All of some examples in batches on the device, in their order."""
+        every, many = list(items), size or self.budget.evaluation_batch
+        for start in range(0, len(every), many):
+            rows = self.rows(every[start : start + many], split=split)
+            yield {name: value.to(self.device) for name, value in rows.items()}
+
+
+def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int, Split], Encoded]:
+    """The splits of each task as token ids, each text once."""
+    names: tuple[Split, ...] = ("train", "dev", "test")
+    return {
+        (number, split): _encoded(task.split(split), tokenizer, length, f"{task.name} {split}")
+        for number, task in enumerate(stream.tasks)
+        for split in names
+    }
+
+
+def _encoded(examples: Examples, tokenizer: Any, length: int, told: str) -> Encoded:
+    if not len(examples):
+        raise UserError(f"stream: expected rows in each split, {told} has none")
+    return encode("sequence", examples, tokenizer, length, "natural")
+
+
+def warmup_steps(budget: Budget, steps: int) -> int:
+    """Steps of linear warm-up of a stage."""
+    return math.ceil(budget.warmup * steps)

@@ -1,0 +1,144 @@
+"""What a method of continual learning is: five hooks around the training loop, each with a plain default."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_type_hints
+
+from torch import Tensor, nn
+
+from regard.continual.batches import Item
+from regard.continual.network import Network
+from regard.errors import UserError
+from regard.models.heads import HeadName
+
+if TYPE_CHECKING:
+    from regard.continual.batches import Batches
+    from regard.continual.learner import Learner
+    from regard.training.placement import Rows
+
+Trains = Literal["head", "all"]
+Evaluated = Literal["seen", "own", "end"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a method that has none of its own; those of others extend this."""
+
+    @classmethod
+    def parsed(cls, said: Mapping[str, Any]) -> Settings:
+        """The settings that are said, as values or as texts. Raises UserError for names and values that cannot be."""
+        hints, known = get_type_hints(cls), [one.name for one in dataclasses.fields(cls)]
+        unknown = [name for name in said if name not in known]
+        if unknown:
+            raise UserError(f"set: there is no setting {unknown[0]}; allowed are {', '.join(known) or 'none'}")
+        return cls(**{name: _value(name, value, hints[name]) for name, value in said.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every setting by its name."""
+        return dataclasses.asdict(self)
+
+
+def _value(name: str, value: Any, kind: Any) -> Any:
+    """The value as its field wants it."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, str) or kind not in (int, float, bool):
+        return value
+    try:
+        return {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+    except (ValueError, KeyError):
+        told = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+        raise UserError(f"{name}: expected {told}, got {value!r}") from None
+
+
+def check_number(name: str, value: Any, *, least: float, most: float = float("inf")) -> None:
+    """Nothing, or a UserError: a setting is no number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        upto = "" if most == float("inf") else f" and at most {most:g}"
+        raise UserError(f"{name}: expected a number of at least {least:g}{upto}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of a task's training, with an optimiser and a schedule of its own.
+
+    `trains`: the head alone, or all that the network lets be trained; `correct(network, step)` may change a step's
+    gradient, see `regard.training.loop.train`.
+    """
+
+    name: str
+    epochs: int
+    learning_rate: float
+    trains: Trains = "all"
+    correct: Callable[[nn.Module, int], None] | None = None
+
+
+@dataclass
+class Kept:
+    """What a method remembers from task to task, which is saved with the network and restored with it.
+
+    `items` are training examples, `values` what JSON can hold. All of it is counted as `bytes_stored` in a run's costs.
+    """
+
+    items: list[Item] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+AnySettings: TypeAlias = Settings
+
+
+class Method:
+    """Plain fine-tuning, task after task; other methods override some of the five hooks, and nothing else.
+
+    A method is made for one run. Whatever a hook keeps for later tasks goes into `self.kept`: everything else is gone
+    when a run is resumed, for which `prepare` is called again on what was kept. Hooks are functions of what they are
+    given and of seeds: the same in every process, and each time.
+
+    Attributes say the rest: `Settings`, the type of its settings; `Network`, what it trains; `head`, the head that it
+    wants; `bound`, the largest number of examples that it keeps; `evaluated`, on which tasks it is scored: all `seen`;
+    its `own` alone, where nothing of it is changed by later tasks; or all at the `end`, where it learns them at once;
+    `incremental`, whether classes of different tasks can be told apart (CIL).
+    """
+
+    Settings: ClassVar[type[AnySettings]] = Settings
+    Network: ClassVar[type[Network]] = Network
+    evaluated: ClassVar[Evaluated] = "seen"
+    incremental: ClassVar[bool] = True
+
+    def __init__(self, settings: AnySettings | None = None) -> None:
+        self.settings: Any = self.Settings() if settings is None else settings
+        self.kept = Kept()
+
+    @property
+    def head(self) -> HeadName:
+        """The head that it wants."""
+        return "linear"
+
+    @property
+    def bound(self) -> int:
+        """The largest number of training examples that it keeps."""
+        return 0
+
+    # -- hooks ------------------------------------------------------------------------------------------
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Called before a task is trained."""
+
+    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+        """What a task's training consists of."""
+        return (learner.fine_tuning(),)
+
+    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+        """The batches of a stage: the task's training rows, `stage.epochs` times."""
+        return learner.epochs(learner.items(task), stage)
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The sum of the losses of some rows: cross-entropy over the classes of each row's task."""
+        return learner.cross_entropy(network(rows), rows)
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Called after a task is trained, before it is scored."""

@@ -1,0 +1,28 @@
+"""All tasks at once: what continual learning is held against."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regard.continual.method import Method, Stage
+
+if TYPE_CHECKING:
+    from regard.continual.batches import Batches
+    from regard.continual.learner import Learner
+
+
+class Joint(Method):
+    """Fine-tuning on the rows of all tasks together, each row's loss over the classes of its own task.
+
+    It learns when the last task is there, and is scored then.
+    """
+
+    evaluated = "end"
+
+    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+        """Nothing until the last task."""
+        return (learner.fine_tuning(),) if task == len(learner.stream) - 1 else ()
+
+    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+        """The training rows of all tasks, mixed."""
+        return learner.epochs([item for number in range(task + 1) for item in learner.items(number)], stage)

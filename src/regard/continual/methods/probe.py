@@ -1,0 +1,18 @@
+"""Probing: the encoder stays as it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regard.continual.method import Method, Stage
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+
+
+class Probe(Method):
+    """The head alone is trained, on hidden states that no task changes (arXiv 2410.05648, table 2)."""
+
+    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+        """The head, as long as other methods train it and everything."""
+        return (learner.probing(),)

@@ -1,0 +1,21 @@
+"""Probing, then fine-tuning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regard.continual.method import Method, Stage
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+
+
+class ProbeFinetune(Method):
+    """The head alone, then everything (arXiv 2202.10054; the baseline of arXiv 2410.05648).
+
+    A head that fits when the encoder begins to move pulls its features less far from where they were.
+    """
+
+    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+        """First the head, then everything."""
+        return learner.probing(), learner.fine_tuning()

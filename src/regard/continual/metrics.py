@@ -1,0 +1,310 @@
+"""What a run of continual learning comes to: the accuracy matrix, and the measures that are taken from it.
+
+a_ij is the score, in per cent, on the j-th task after the i-th was learnt, T the number of tasks. In the formulas both
+count from 1; a_0j is the score before any training. What a run does not define is None, never 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from regard.continual.intervals import Floats
+from regard.errors import UserError
+
+Setting = Literal["til", "cil"]
+COLUMNS = ("stream", "method", "seed", "order", "after_task", "task", "position", "setting", "score", "n")
+"""The columns of matrix.parquet."""
+RUN = ("stream", "method", "seed", "order")
+"""What tells one run from another."""
+SEPARATE, JOINT = "separate", "joint"
+"""The methods that the others are held against: a model for each task, and one for all tasks at once."""
+TITLES = {
+    "ap": "Average performance",
+    "f_ra": "Forgetting from the best",
+    "fgt": "Forgetting",
+    "bwt": "Backward transfer",
+    "fwt": "Forward transfer",
+    "learning_accuracy": "Learning accuracy",
+    "intransigence": "Intransigence",
+    "zero_shot": "Zero-shot transfer",
+    "area": "Area under the curve",
+}
+"""The measures in the order in which they are told, with their names in words."""
+LOWER_IS_BETTER = ("f_ra", "fgt", "intransigence")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Matrix:
+    """The scores of one run in one setting.
+
+    `tasks`: the T tasks that were learnt so far, in order; `scores`, (T + 1, T), in per cent: row i after i tasks, row
+    0 before any training, column j the task at position j + 1, NaN what was not scored (above the diagonal all but the
+    task about to be learnt); `rows`: how many test rows each task has; `planned`: how many tasks the run has in all.
+    """
+
+    tasks: tuple[str, ...]
+    scores: Floats
+    rows: npt.NDArray[np.int64]
+    planned: int
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all tasks of the run have been learnt."""
+        return len(self) == self.planned
+
+    @property
+    def learnt(self) -> Floats:
+        """a_jj: the score of each task just after it was learnt."""
+        return np.diagonal(self.scores, offset=-1)
+
+    @property
+    def final(self) -> Floats:
+        """a_Tj: the score of each task at the end."""
+        return self.scores[-1] if len(self) else np.zeros(0)
+
+    @property
+    def unlearnt(self) -> Floats:
+        """a_(j−1)j: the score of each task just before it was learnt."""
+        return np.diagonal(self.scores)
+
+
+def average_performance(matrix: Matrix) -> float | None:
+    """AP, also called ACC: 1/T Σ_j a_Tj (SAPT, arXiv 2401.08295; pre-scaling, arXiv 2410.05648)."""
+    return _mean(matrix.final)
+
+
+def forgetting_from_best(matrix: Matrix) -> float | None:
+    """F.Ra: 1/(T−1) Σ_{j<T} (max_{j≤i<T} a_ij − a_Tj) (Chaudhry et al. 2018, arXiv 1801.10112; SAPT)."""
+    tasks = len(matrix)
+    best = np.array([matrix.scores[j + 1 : tasks, j].max() for j in range(tasks - 1)])
+    return _mean(best - matrix.final[:-1])
+
+
+def backward_transfer(matrix: Matrix) -> float | None:
+    """BWT: 1/(T−1) Σ_{j<T} (a_Tj − a_jj) (Lopez-Paz and Ranzato 2017, arXiv 1706.08840). SAPT's script divides by T."""
+    return _mean((matrix.final - matrix.learnt)[:-1])
+
+
+def forgetting(matrix: Matrix) -> float | None:
+    """FGT: 1/(T−1) Σ_{j<T} (a_jj − a_Tj) = −BWT (pre-scaling)."""
+    return _mean((matrix.learnt - matrix.final)[:-1])
+
+
+def forward_transfer(matrix: Matrix, separate: Mapping[str, float]) -> float | None:
+    """FWT: 1/T Σ_j (a_jj − ã_j), ã_j the score of a model trained on j alone (SAPT, whose script takes a constant)."""
+    return _mean(matrix.learnt - _of_tasks(matrix, separate))
+
+
+def learning_accuracy(matrix: Matrix) -> float | None:
+    """1/T Σ_j a_jj: how well each task is learnt when it comes (Riemer et al. 2019, arXiv 1810.11910)."""
+    return _mean(matrix.learnt)
+
+
+def intransigence(matrix: Matrix, joint: Mapping[str, float]) -> float | None:
+    """1/T Σ_j (a*_j − a_jj), a*_j the score of the model trained on all tasks at once (after Chaudhry et al. 2018).
+
+    There the model for the j-th task is trained on the first j, here on all T. Against models trained on each task
+    alone it would be −FWT.
+    """
+    return _mean(_of_tasks(matrix, joint) - matrix.learnt)
+
+
+def zero_shot_transfer(matrix: Matrix, initial: Mapping[str, float]) -> float | None:
+    """1/(T−1) Σ_{j>1} (a_(j−1)j − b_j), b_j the score without any training, or by chance (Lopez-Paz and Ranzato 2017).
+
+    There it is called FWT.
+    """
+    return _mean((matrix.unlearnt - _of_tasks(matrix, initial))[1:])
+
+
+def area_under_curve(matrix: Matrix) -> float | None:
+    """1/T Σ_i (1/i Σ_{j≤i} a_ij): the average incremental accuracy (Rebuffi et al. 2017, arXiv 1611.07725)."""
+    return _mean(np.array([matrix.scores[i, :i].mean() for i in range(1, len(matrix) + 1)]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The measures of one run, in points of per cent; None those that it does not define.
+
+    With one task there is no forgetting and no backward transfer; without the scores of other methods no forward
+    transfer and no intransigence; a run that scored only at its end, as `joint`, has its average performance alone.
+    """
+
+    ap: float | None
+    f_ra: float | None
+    fgt: float | None
+    bwt: float | None
+    fwt: float | None
+    learning_accuracy: float | None
+    intransigence: float | None
+    zero_shot: float | None
+    area: float | None
+
+    @classmethod
+    def of(
+        cls,
+        matrix: Matrix,
+        *,
+        separate: Mapping[str, float] | None = None,
+        joint: Mapping[str, float] | None = None,
+        initial: Mapping[str, float] | None = None,
+    ) -> Metrics:
+        """The measures over the tasks learnt so far.
+
+        Scores by name of task: `separate` of models trained on each alone, `joint` of one trained on all, `initial` of
+        an untrained one, or chance.
+        """
+        return cls(
+            ap=average_performance(matrix),
+            f_ra=forgetting_from_best(matrix),
+            fgt=forgetting(matrix),
+            bwt=backward_transfer(matrix),
+            fwt=forward_transfer(matrix, separate or {}),
+            learning_accuracy=learning_accuracy(matrix),
+            intransigence=intransigence(matrix, joint or {}),
+            zero_shot=zero_shot_transfer(matrix, initial or {}),
+            area=area_under_curve(matrix),
+        )
+
+    def as_dict(self) -> dict[str, float | None]:
+        """The measures by name, in the order of `TITLES`."""
+        return asdict(self)
+
+
+def accuracy_matrix(frame: pd.DataFrame, setting: Setting) -> Matrix:
+    """The matrix of one run in a setting, from its rows of matrix.parquet (`COLUMNS`).
+
+    A UserError says what is wrong with the rows: a column is missing, a value is none, they are of several runs, a
+    score is there twice, none is of the setting, a task that was learnt has none. The models of `separate` are changed
+    by no later task: their scores stand for all rows that come after.
+    """
+    check_scores(frame)
+    found = frame[[*RUN]].drop_duplicates()
+    if len(found) > 1:
+        raise UserError(f"matrix: expected the rows of one run, got those of {len(found)}")
+    return _matrix(frame, setting)
+
+
+def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None = None) -> pd.DataFrame:
+    """The measures of every run: `stream, method, seed, order, setting, metric, value`, null what is not defined.
+
+    What a run is held against are the rows of `separate` and `joint` with its stream, seed and setting, of the same
+    order if there are such, else the mean over the orders. `initial` are scores by name of task of an untrained model,
+    or by chance (100 / number of classes), for the zero-shot transfer. A run that has not learnt all of its tasks has
+    no measures yet.
+    """
+    check_scores(scores)
+    rows: list[tuple[Any, ...]] = []
+    for key, run in runs(scores):
+        for setting in run["setting"].unique():
+            matrix = _matrix(run, setting)
+            values = dict.fromkeys(TITLES) if not matrix.finished else _metrics(matrix, scores, key, setting, initial)
+            rows += [(*key, setting, name, value) for name, value in values.items()]
+    return pd.DataFrame(rows, columns=[*RUN, "setting", "metric", "value"]).astype({"value": "float64"})
+
+
+def runs(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str, int, str], pd.DataFrame]]:
+    """Each run's stream, method, seed and order, and its rows, in the order in which they come."""
+    yield from scores.groupby([*RUN], sort=False)
+
+
+def check_scores(scores: pd.DataFrame) -> None:
+    """Nothing, or a UserError: these are no rows of matrix.parquet."""
+    missing = [name for name in COLUMNS if name not in scores]
+    if missing:
+        raise UserError(f"matrix: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
+    if scores.empty:
+        raise UserError("matrix: expected at least one row, the table is empty")
+    for name in COLUMNS:
+        if scores[name].isna().any():
+            raise UserError(f"matrix: expected {name} in every row, got none in {int(scores[name].isna().sum())}")
+    for name, low, high in (("score", 0, 100), ("n", 1, np.inf), ("after_task", 0, np.inf), ("position", 1, np.inf)):
+        outside = scores.loc[~scores[name].between(low, high), name]
+        if len(outside):
+            limit = f"of at least {low}" if high == np.inf else f"from {low} to {high}"
+            raise UserError(f"matrix: expected {name} {limit}, got {outside.iloc[0]}")
+    twice = scores[scores.duplicated([*RUN, "setting", "after_task", "position"])]
+    if len(twice):
+        told = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*RUN, "setting", "after_task", "position"))
+        raise UserError(f"matrix: expected each score once, several are of {told}")
+
+
+def _matrix(run: pd.DataFrame, setting: str) -> Matrix:
+    """The matrix of rows that are known to be of one run."""
+    rows = run[run["setting"] == setting]
+    if rows.empty:
+        raise UserError(f"setting: expected one that was scored ({', '.join(run['setting'].unique())}), got {setting}")
+    planned, learnt = _planned(str(rows["order"].iloc[0])), int(rows["after_task"].max())
+    if max(learnt, int(rows["position"].max())) > planned:
+        last = max(learnt, int(rows["position"].max()))
+        raise UserError(f"matrix: expected {planned} tasks as in the order {rows['order'].iloc[0]}, got a task {last}")
+    rows = rows[rows["position"] <= learnt]
+    tasks = rows[["position", "task", "n"]].drop_duplicates().sort_values("position")
+    if tasks["position"].tolist() != list(range(1, learnt + 1)) or tasks["task"].duplicated().any():
+        told = ", ".join(f"{row.position} {row.task} (n {row.n})" for row in tasks.itertuples())
+        raise UserError(f"matrix: expected one task, with one n, at each position from 1 to {learnt}, got {told}")
+    scores = np.full((learnt + 1, learnt), np.nan)
+    scores[rows["after_task"], rows["position"] - 1] = rows["score"]
+    if run["method"].iloc[0] == SEPARATE:
+        scores = _carried_over(scores)
+    names = tuple(map(str, tasks["task"]))
+    return Matrix(tasks=names, scores=scores, rows=tasks["n"].to_numpy(dtype=np.int64), planned=planned)
+
+
+def _carried_over(scores: Floats) -> Floats:
+    """The scores with each task's own after every later task, where there is none."""
+    i, j = np.indices(scores.shape)
+    own = np.broadcast_to(np.diagonal(scores, offset=-1), scores.shape)
+    return np.where((i > j) & np.isnan(scores), own, scores)
+
+
+def _planned(order: str) -> int:
+    if not re.fullmatch(r"\d+(-\d+)*", order):
+        raise UserError(f'order: expected numbers of tasks as in "2-0-1", got {order!r}')
+    return order.count("-") + 1
+
+
+def _metrics(
+    matrix: Matrix,
+    scores: pd.DataFrame,
+    key: tuple[str, str, int, str],
+    setting: str,
+    initial: Mapping[str, float] | None,
+) -> dict[str, float | None]:
+    stream, _, seed, order = key
+    like = scores[(scores["stream"] == stream) & (scores["seed"] == seed) & (scores["setting"] == setting)]
+    separate, joint = (_last(_of_order(like[like["method"] == name], order)) for name in (SEPARATE, JOINT))
+    return Metrics.of(matrix, separate=separate, joint=joint, initial=initial).as_dict()
+
+
+def _of_order(rows: pd.DataFrame, order: str) -> pd.DataFrame:
+    """The rows of the order if there are such, else all."""
+    same = rows[rows["order"] == order]
+    return rows if same.empty else same
+
+
+def _last(rows: pd.DataFrame) -> dict[str, float]:
+    """The last score of each task that was learnt, the mean over orders if the rows have several."""
+    learnt = rows[rows["after_task"] >= rows["position"]].sort_values("after_task")
+    last = learnt.drop_duplicates(["order", "task"], keep="last")
+    return {str(task): float(score) for task, score in last.groupby("task")["score"].mean().items()}
+
+
+def _of_tasks(matrix: Matrix, scores: Mapping[str, float]) -> Floats:
+    """The scores in the order of the matrix; NaN for a task that has none."""
+    return np.array([scores.get(task, np.nan) for task in matrix.tasks])
+
+
+def _mean(values: Floats) -> float | None:
+    """The mean; None if there is no value, or one of them is not known."""
+    return float(values.mean()) if len(values) and not np.isnan(values).any() else None

@@ -1,0 +1,153 @@
+"""The model after each task: what each has changed, on disk, and the whole put together again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from regard.continual.learner import Learner
+from regard.continual.method import Method
+from regard.continual.methods import method_named
+from regard.continual.network import Network
+from regard.continual.state import load_tensors, tensors_of
+from regard.errors import UserError
+from regard.models.classifier import Classifier, ClassifierConfig
+from regard.models.pretrained import Loaded
+from regard.quiet import quiet
+from regard.results import write_file, writing
+
+LINEAGE = "lineage.json"
+NETWORK, METHOD = "network.safetensors", "method.json"
+"""Beside a saved classifier, where its method needs more than that: all its weights, and how to build it."""
+
+
+@dataclass(eq=False)
+class Deltas:
+    """Writes what each task has changed of the network: a file a task, with the tensors that are not as before it."""
+
+    folder: Path
+    _before: dict[str, Tensor] = field(default_factory=dict)
+
+    def begin(self, learner: Learner, method: Method, name: str) -> None:
+        """Note what the run is, and the weights that it begins with."""
+        config = learner.network.classifier.config
+        about = {
+            "base": config.lineage,
+            "method": {"name": name, "settings": method.settings.to_dict()},
+            "seed": learner.seed,
+            "head": config.head,
+            "common": config.common,
+            "lora": config.lora,
+            "classes": list(learner.stream.classes),
+            "tasks": [
+                {"name": task.name, "labels": list(task.labels), "sha256": dict(task.sha256)}
+                for task in learner.stream.tasks
+            ],
+        }
+        write_file(self.folder / LINEAGE, json.dumps(about, indent=1) + "\n")
+
+    def keep(self, learner: Learner, learnt: int) -> None:
+        """Write what a task has changed since the one before it; since the start, if that is not known any more."""
+        before = self._before or {name: value.cpu() for name, value in learner.start.items()}
+        now = tensors_of(learner.network)
+        changed = {name: value for name, value in now.items() if not torch.equal(value, before[name])}
+        path = delta_of(self.folder, learnt)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(changed, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)
+        except (OSError, SafetensorError) as error:
+            path.with_suffix(".part").unlink(missing_ok=True)
+            raise UserError(f"cannot write {path}: {' '.join(str(error).split())}; what was there is kept") from error
+        self._before = {name: value.clone() for name, value in now.items()}
+
+
+def delta_of(folder: Path, learnt: int) -> Path:
+    """The file with what the task learnt as that one has changed."""
+    return folder / f"after-{learnt:04d}.safetensors"
+
+
+def rebuilt(folder: Path, learnt: int, loaded: Loaded) -> tuple[Network, dict[str, Any]]:
+    """The network after `learnt` tasks of the run whose deltas the folder has, and what the run was.
+
+    Raises UserError where they are not there, damaged, or of another model than `loaded`.
+    """
+    about = _read(folder / LINEAGE)
+    tasks = about["tasks"]
+    if not 1 <= learnt <= len(tasks):
+        raise UserError(f"task: expected a number from 1 to {len(tasks)}, got {learnt}")
+    if loaded.sha256 != about["base"]["sha256"]:
+        raise UserError(
+            f"model: expected the one that the run began with, {about['base']['base']} with weights "
+            f"{str(about['base']['sha256'])[:12]}; got {loaded.name} with {str(loaded.sha256)[:12]}"
+        )
+    classifier = Classifier.over(
+        loaded, about["classes"], head=about["head"], common=about["common"], lora=about["lora"], seed=about["seed"]
+    )
+    network = network_of(classifier, about["method"], tasks=len(tasks), seed=about["seed"])
+    for number in range(1, learnt + 1):
+        load_tensors(network, _tensors(delta_of(folder, number)))
+    classifier.config.lineage = {**about["base"], "tasks": tasks[:learnt], "method": about["method"]}
+    return network.eval(), about
+
+
+def network_of(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
+    """A method's network, by its name and settings."""
+    kind = method_named(method["name"])
+    return kind.Network(classifier, tasks=tasks, settings=kind.Settings.parsed(method["settings"]), seed=seed)
+
+
+def export(network: Network, tokenizer: Any, about: Mapping[str, Any], folder: str | Path) -> Path:
+    """Write a model that `AutoModelForSequenceClassification` loads, with its tokenizer; whole or not at all.
+
+    Where the method's network has more than the classifier, that is written beside it, for `load_network`.
+    """
+    with writing(folder, overwrite=False) as place:
+        with quiet():
+            network.classifier.save_pretrained(place)
+        tokenizer.save_pretrained(place)
+        if type(network) is not Network:
+            save_file(tensors_of(network), place / NETWORK)
+            told = {"method": about["method"], "tasks": len(about["tasks"]), "seed": about["seed"]}
+            (place / METHOD).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    return Path(folder)
+
+
+def load_network(folder: str | Path) -> nn.Module:
+    """The network that `export` wrote: rows in, logits out, as its method computes them. Raises UserError."""
+    folder = Path(folder)
+    try:
+        with quiet():
+            config = ClassifierConfig.from_pretrained(folder)
+            classifier = Classifier.from_pretrained(folder, config=config)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model: {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
+    if not (folder / METHOD).is_file():
+        return Network(classifier, tasks=1, settings=None, seed=0).eval()
+    about = _read(folder / METHOD)
+    network = network_of(classifier, about["method"], tasks=about["tasks"], seed=about["seed"])
+    load_tensors(network, _tensors(folder / NETWORK))
+    return network.eval()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"models: expected {path.name} as `regard learn` writes it, cannot read {path}") from error
+    return found
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"models: cannot read {path}: {' '.join(str(error).split())}") from error

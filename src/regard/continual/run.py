@@ -1,0 +1,384 @@
+"""One method over one stream: task after task, scored after each, resumed where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard import training
+from regard.continual import state
+from regard.continual.batches import Batches
+from regard.continual.learner import IGNORED, Budget, Learner, encode_stream, warmup_steps
+from regard.continual.method import Method, Stage
+from regard.continual.scoring import Score, score
+from regard.data.common_tokens import common_tokens
+from regard.data.stream import Stream
+from regard.models.classifier import Classifier
+from regard.models.pretrained import Loaded
+from regard.provenance import peak_memory
+from regard.training import Plan
+
+Row = dict[str, Any]
+Rows = dict[str, Tensor]
+Diagnose = Callable[[Learner, int], list[Row]]
+"""Looks at the network on a task (its number), and gives rows of `statistic`, `layer`, `value`, `standard_error`."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """How far a run is: the place of its task, counted from 1, the stage, and the step in it."""
+
+    position: int
+    task: str
+    stage: str
+    step: int
+    steps: int
+    numbers: Mapping[str, float]
+
+
+@dataclass(eq=False)
+class Ran:
+    """What a run gave: rows of the tables that `docs/design.md` describes, and its network as it is at the end."""
+
+    learner: Learner
+    method: Method
+    found: dict[str, list[Row]] = field(default_factory=lambda: {"matrix": [], "cost": [], "diagnostics": []})
+
+    @property
+    def network(self) -> nn.Module:
+        """The network after the last task."""
+        return self.learner.network
+
+
+def begin(
+    stream: Stream, method: Method, loaded: Loaded, budget: Budget, *, seed: int, lora: Mapping[str, Any] | None = None
+) -> Learner:
+    """A run before its first task: the stream encoded, and a network over a copy of the model."""
+    encoded = encode_stream(stream, loaded.tokenizer, budget.length)
+    classifier = Classifier.over(
+        loaded,
+        stream.classes,
+        head=method.head,
+        common=_common(method, loaded.tokenizer, encoded[0, "train"].input_ids) if method.head == "sink" else (),
+        lora=lora,
+        seed=seed,
+    )
+    network = method.Network(classifier, tasks=len(stream), settings=method.settings, seed=seed)
+    start = {name: value.clone() for name, value in network.state_dict().items()}
+    return Learner(stream, network, budget, loaded.tokenizer, seed, start, encoded, loaded.model.device)
+
+
+def run(
+    learner: Learner,
+    method: Method,
+    *,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    diagnose: Diagnose | None = None,
+    on_progress: Callable[[Told], None] | None = None,
+    on_task: Callable[[Learner, int], None] | None = None,
+) -> Ran:
+    """The whole stream learnt.
+
+    `folder` keeps the state after the last finished task, and with `checkpoint_every` a checkpoint every so many steps
+    of the task at hand; with `resume` a run that was broken off goes on there, on one CPU process to the same numbers.
+    `on_task(learner, learnt)` is called after each task, in every process, before the next one; after a run was resumed
+    only for the tasks that were left. Raises UserError.
+    """
+    ran, place = Ran(learner, method), None if folder is None else Path(folder)
+    about = _about(learner, method)
+    if place is not None and not resume and _first():
+        shutil.rmtree(place, ignore_errors=True)
+    learnt = _resumed(ran, place, about) if resume and place is not None else 0
+    learner.network.to(learner.device)
+    for task in range(learnt, len(learner.stream)):
+        learner.task = task
+        _before(ran, diagnose)
+        method.prepare(learner, task)
+        cost = _train(ran, place, resume, checkpoint_every, on_progress)
+        method.finish(learner, task)
+        _check_bound(method)
+        ran.found["cost"].append(cost | _stored(learner, method))
+        _after(ran, diagnose)
+        if place is not None:
+            _keep(ran, place, about)
+        if on_task is not None:
+            on_task(learner, task + 1)
+    learner.network.eval()
+    return ran
+
+
+def _first() -> bool:
+    """Whether this is the process that writes."""
+    return os.environ.get("RANK", "0") == "0" if not dist.is_initialized() else dist.get_rank() == 0
+
+
+def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
+    """The tokens that count as common for scaling sinks: by list, or because many of the first task's texts have them."""
+    if method.settings.common == "list":
+        return sorted(common_tokens(tokenizer))
+    texts = torch.zeros(int(ids.max()) + 1, dtype=torch.long)
+    for row in ids:
+        texts[row.unique()] += 1
+    return cast("list[int]", (texts >= method.settings.share * len(ids)).nonzero().flatten().tolist())
+
+
+def _about(learner: Learner, method: Method) -> dict[str, Any]:
+    """What a run's numbers depend on."""
+    stream, config = learner.stream, learner.network.classifier.config
+    return {
+        "method": type(method).__name__,
+        "settings": method.settings.to_dict(),
+        "budget": {name: value for name, value in dataclasses.asdict(learner.budget).items() if name != "micro_batch"},
+        "seed": learner.seed,
+        "stream": {
+            "name": stream.name,
+            "order": list(stream.order),
+            "tasks": [dict(one.sha256) for one in stream.tasks],
+        },
+        "model": {"base": config.lineage.get("base"), "sha256": config.lineage.get("sha256"), "lora": config.lora},
+    }
+
+
+def _resumed(ran: Ran, place: Path, about: Mapping[str, Any]) -> int:
+    """After how many tasks the run goes on, as it was then."""
+    learnt = state.latest(place, len(ran.learner.stream))
+    if not learnt:
+        return 0
+    ran.method.kept, found = state.restore(place, learnt, ran.learner.network, about)
+    ran.found = {name: found[name] for name in ran.found}
+    return learnt
+
+
+def _keep(ran: Ran, place: Path, about: Mapping[str, Any]) -> None:
+    """Write the state after the task at hand, whose checkpoints are no longer needed."""
+    if _first():
+        learnt = ran.learner.task + 1
+        state.save(place, learnt, ran.learner.network, ran.method.kept, {**ran.found, "about": about})
+        shutil.rmtree(_stages(place, ran.learner.task), ignore_errors=True)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _stages(place: Path, task: int) -> Path:
+    return place / f"task-{task + 1:04d}"
+
+
+# -- training -------------------------------------------------------------------------------------------
+
+
+def _train(
+    ran: Ran, place: Path | None, resume: bool, every: int | None, on_progress: Callable[[Told], None] | None
+) -> Row:
+    """Every stage of the task at hand; what it cost."""
+    learner, method, spent = ran.learner, ran.method, _Spent()
+    for number, stage in enumerate(method.stages(learner, learner.task)):
+        batches = method.batches(learner, learner.task, stage)
+        if not batches.steps:
+            continue
+        with _only(learner, stage):
+            flops = _flops_a_token(ran, batches)
+            trained = training.train(
+                learner.network,
+                _plan(learner, stage, batches, every),
+                batch=batches.rows,
+                loss=spent.counting(ran),
+                count=_count,
+                folder=None if place is None or every is None else _stages(place, learner.task) / f"stage-{number}",
+                resume=resume and every is not None,
+                on_progress=_telling(learner, stage, on_progress),
+                correct=stage.correct,
+                device="cpu" if learner.device.type == "cpu" else None,
+            )
+        spent.add(trained, batches, flops)
+    return spent.row(ran)
+
+
+def _plan(learner: Learner, stage: Stage, batches: Batches, every: int | None) -> Plan:
+    """How a stage is trained: a new AdamW and a linear schedule (arXiv 2410.05648)."""
+    budget = learner.budget
+    return Plan(
+        steps=batches.steps,
+        batch_size=batches.size,
+        micro_batch=budget.micro_batch,
+        learning_rate=stage.learning_rate,
+        schedule="linear",
+        warmup_steps=warmup_steps(budget, batches.steps),
+        final_rate=0.0,
+        weight_decay=budget.weight_decay,
+        decay="matrices",
+        betas=(0.9, 0.999),
+        adam_epsilon=1e-6,
+        clip=budget.clip,
+        precision=budget.precision,  # type: ignore[arg-type]  # checked by the plan
+        seed=learner.seed_for("stage", learner.task, stage.name) % 2**31,
+        checkpoint_every=every,
+        keep=1,
+        log_every=batches.steps,
+    )
+
+
+class _only:
+    """While it lasts only what a stage trains requires gradients."""
+
+    def __init__(self, learner: Learner, stage: Stage) -> None:
+        network = learner.network
+        self.frozen = [
+            parameter
+            for name, parameter in network.named_parameters()
+            if parameter.requires_grad and stage.trains == "head" and not network.in_head(name)
+        ]
+
+    def __enter__(self) -> None:
+        for parameter in self.frozen:
+            parameter.requires_grad_(False)
+
+    def __exit__(self, *error: object) -> None:
+        for parameter in self.frozen:
+            parameter.requires_grad_(True)
+
+
+@dataclass
+class _Spent:
+    """What the stages of a task have cost."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    flops: float = 0.0
+    examples: int = 0
+    tokens: int = 0
+
+    def counting(self, ran: Ran) -> Callable[[nn.Module, Rows], Tensor]:
+        """The method's loss, on rows without columns that are padding in all of them."""
+
+        def loss(network: nn.Module, rows: Rows) -> Tensor:
+            rows = trimmed(rows)
+            self.tokens += rows["input_ids"].numel()
+            return ran.method.loss(ran.learner, network, rows)
+
+        return loss
+
+    def add(self, trained: training.Trained, batches: Batches, flops: float) -> None:
+        """A stage that is done."""
+        self.seconds += trained.seconds
+        self.steps += trained.steps
+        self.flops += flops * self.tokens
+        self.examples += sum(int(row["items"]) for row in trained.history[-1:])
+        self.tokens = 0
+
+    def row(self, ran: Ran) -> Row:
+        """The row of the table of costs."""
+        device = ran.learner.device
+        speed = self.examples / self.seconds if self.seconds else None
+        return {
+            **_place(ran.learner, ran.learner.task),
+            "seconds": self.seconds,
+            "flops": self.flops,
+            "peak_memory_mib": peak_memory(device),
+            "steps": self.steps,
+            "examples_per_second": speed,
+        }
+
+
+def trimmed(rows: Rows) -> Rows:
+    """The rows without the columns that are padding in all of them."""
+    mask = rows["attention_mask"]
+    width = int(mask.any(0).nonzero().max()) + 1
+    wide = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows]
+    return {**rows, **{name: rows[name][:, :width] for name in wide}}
+
+
+def _count(rows: Rows) -> int:
+    """How many rows have a loss."""
+    return int((rows["labels"] != IGNORED).sum())
+
+
+def _flops_a_token(ran: Ran, batches: Batches) -> float:
+    """Floating-point operations of training a token of a batch, padding included: of the first four rows of a stage."""
+    learner = ran.learner
+    rows = trimmed({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
+    with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
+        ran.method.loss(learner, learner.network, rows).backward()
+    learner.network.zero_grad(set_to_none=True)
+    return counter.get_total_flops() / rows["input_ids"].numel()
+
+
+def _telling(
+    learner: Learner, stage: Stage, on_progress: Callable[[Told], None] | None
+) -> Callable[[int, int, Mapping[str, float]], None] | None:
+    if on_progress is None:
+        return None
+    name = learner.stream.tasks[learner.task].name
+
+    def tell(step: int, steps: int, numbers: Mapping[str, float]) -> None:
+        on_progress(Told(learner.task + 1, name, stage.name, step, steps, numbers))
+
+    return tell
+
+
+# -- what is found --------------------------------------------------------------------------------------
+
+
+def _place(learner: Learner, task: int) -> Row:
+    return {"position": task + 1, "task": learner.stream.tasks[task].name}
+
+
+def _before(ran: Ran, diagnose: Diagnose | None) -> None:
+    """What is seen before the task at hand is learnt: its score without, and the diagnostics."""
+    learner, task = ran.learner, ran.learner.task
+    if ran.method.evaluated == "seen":
+        _add_score(ran, task, score(learner, task, learnt=task), learnt=task, cil=False)
+    _add_diagnostics(ran, diagnose, learnt=task)
+
+
+def _after(ran: Ran, diagnose: Diagnose | None) -> None:
+    """The scores and diagnostics after the task at hand."""
+    learner, task, method = ran.learner, ran.learner.task, ran.method
+    learnt = task + 1
+    if method.evaluated == "end" and learnt < len(learner.stream):
+        return
+    kept = [row for row in ran.found["matrix"] if row["after_task"] == task and method.evaluated == "own"]
+    ran.found["matrix"] += [{**row, "after_task": learnt} for row in kept]
+    for other in (task,) if method.evaluated == "own" else range(learnt):
+        _add_score(ran, other, score(learner, other, learnt=learnt), learnt=learnt, cil=method.incremental)
+    _add_diagnostics(ran, diagnose, learnt=learnt)
+
+
+def _add_score(ran: Ran, task: int, found: Score, *, learnt: int, cil: bool) -> None:
+    values = {"til": found.til, **({"cil": found.cil} if cil else {})}
+    ran.found["matrix"] += [
+        {"after_task": learnt, **_place(ran.learner, task), "setting": setting, "score": value, "n": found.n}
+        for setting, value in values.items()
+    ]
+
+
+def _add_diagnostics(ran: Ran, diagnose: Diagnose | None, *, learnt: int) -> None:
+    if diagnose is not None:
+        task = ran.learner.task
+        ran.found["diagnostics"] += [
+            {"after_task": learnt, **_place(ran.learner, task), **row} for row in diagnose(ran.learner, task)
+        ]
+
+
+def _check_bound(method: Method) -> None:
+    """A method that keeps more than it says has a mistake."""
+    assert len(method.kept.items) <= method.bound, f"{len(method.kept.items)} examples kept, {method.bound} declared"
+
+
+def _stored(learner: Learner, method: Method) -> Row:
+    """What the method keeps beside the network: bytes, and examples."""
+    kept = method.kept
+    tensors = sum(value.numel() * value.element_size() for value in kept.tensors.values())
+    texts = sum(4 * learner.length(item) + 4 for item in kept.items)
+    return {"bytes_stored": tensors + texts, "examples_kept": len(kept.items)}

@@ -1,0 +1,374 @@
+"""The fourth verb: learn task after task, and see what is kept of each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch.distributed as dist
+from accelerate import PartialState
+
+from regard import __version__
+from regard.continual.interference import gradients_of, interference_table
+from regard.continual.learner import IGNORED, Budget, Learner
+from regard.continual.models import Deltas
+from regard.continual.network import INPUTS
+from regard.continual.run import Told, begin, run
+from regard.continual.scoring import score
+from regard.courses import FREE, Course, each_method
+from regard.data.common_tokens import common_tokens
+from regard.data.stream import Stream
+from regard.diagnosis import diagnose
+from regard.errors import UserError
+from regard.journal import Journal
+from regard.learning import MODELS, TABLES, VERB, Learning, table
+from regard.models.pretrained import Loaded, given, load
+from regard.provenance import now, peak_memory, versions
+
+DATA = "REGARD_DATA"
+"""The environment variable that names the folder of published files where a course does not."""
+JOURNAL, STATES = "journal", "states"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a comparison is: the run at hand among all, and how far that one is."""
+
+    method: str
+    seed: int
+    run: int
+    runs: int
+    told: Told
+
+
+def learn(
+    stream: str | Stream | Course = "stdlib-split",
+    method: str | Sequence[str] | None = None,
+    model: Any = None,
+    *,
+    tokenizer: Any = None,
+    seeds: Sequence[int] | None = None,
+    work: str | Path | None = None,
+    resume: bool = False,
+    keep_models: bool = True,
+    on_progress: Callable[[Progress], None] | None = None,
+    **changes: Any,
+) -> Learning:
+    """What methods make of a stream, task after task: a run for each method and seed, all with the same budget.
+
+    `stream` is a name, a table or folder of your own, a `Stream`, or a `Course` that says everything. `method` is a
+    name out of `regard.continual.methods.METHODS`, or several. `model` is a name, or a model with its `tokenizer`.
+    `changes` are fields of `Course`. `work` is where finished runs, and the state of the one at hand, are kept: with
+    `resume` a comparison that was broken off goes on there, to the same numbers. With `keep_models` what each task has
+    changed of the model is kept there too, for `regard rollback`.
+
+    Under `accelerate launch` all processes train together, and each returns the same. Raises UserError.
+    """
+    course = _course(stream, method, model, changes)
+    courses = [
+        replace(one, seed=seed)
+        for seed in (seeds if seeds is not None else (course.seed,))
+        for one in each_method(course)
+    ]
+    if not courses:
+        raise UserError("seeds: expected at least one, got none")
+    own = stream if isinstance(stream, Stream) else None
+    _together()
+    with _folder(work) as place:
+        loaded = load(course.model) if model is None or isinstance(model, str) else _given(model, tokenizer)
+        streams = {one.seed: _stream(one, own) for one in courses}
+        journal = _journal(place, course, loaded, streams, resume=resume)
+        found = {}
+        for number, one in enumerate(courses):
+            key = _key(one)
+            if key not in journal:
+                tell = _telling(one, number, len(courses), on_progress)
+                result = _one(one, streams[one.seed], loaded, place, resume=resume, keep=keep_models, tell=tell)
+                journal.add(key, result) if _first() else None
+                found[key] = result
+            else:
+                found[key] = journal[key]
+        models = place / MODELS if keep_models and work is not None else None
+        return Learning(
+            **_tables(courses, streams, found), record=_record(course, courses, streams, loaded, found), models=models
+        )
+
+
+def _course(stream: str | Stream | Course, method: Any, model: Any, changes: Mapping[str, Any]) -> Course:
+    """The course that is asked for."""
+    said = dict(changes)
+    if method is not None:
+        said["method"] = method if isinstance(method, str) else ",".join(method)
+    if isinstance(model, str):
+        said["model"] = model
+    if isinstance(stream, Course):
+        return replace(stream, **said)
+    named = stream.name if isinstance(stream, Stream) else str(stream)
+    if model is not None and not isinstance(model, str):
+        said["model"] = getattr(model, "name", None) or type(model).__name__
+    return Course.from_dict({"stream": named, **said})
+
+
+def _given(model: Any, tokenizer: Any) -> Loaded:
+    return given(model, tokenizer, to="teach", call="regard.learn(stream, method, model, tokenizer=tokenizer)")
+
+
+def _stream(course: Course, own: Stream | None) -> Stream:
+    """The stream of a course; one that is given, in the course's order where that says numbers."""
+    if own is None:
+        return course.read(os.environ.get(DATA) or None)
+    from regard.data.streams import parse_order
+
+    if course.order == "random":
+        return own
+    return own.ordered(parse_order(course.order, len(own), course.seed))
+
+
+# -- where it is kept -----------------------------------------------------------------------------------
+
+
+def _first() -> bool:
+    """Whether this is the process that writes."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _together() -> None:
+    """Join the other processes, if there are any, before the first of them waits for another."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        import torch
+
+        PartialState(cpu=not torch.accelerator.is_available())
+
+
+@contextlib.contextmanager
+def _folder(work: str | Path | None) -> Iterator[Path]:
+    if work is not None:
+        yield Path(work)
+        return
+    with tempfile.TemporaryDirectory(prefix="regard-") as temporary:
+        yield Path(temporary)
+
+
+def _journal(place: Path, course: Course, loaded: Loaded, streams: Mapping[int, Stream], *, resume: bool) -> Journal:
+    """The finished runs of a comparison. Raises UserError if another course, stream or model began it."""
+    bound = {name: value for name, value in course.to_dict().items() if name not in {*FREE, "seed", "method", "set"}}
+    tasks = {task.name: dict(task.sha256) for task in next(iter(streams.values())).tasks}
+    about = {"course": bound, "model": loaded.sha256, "tasks": sorted(tasks)}
+    if _first():
+        if not resume:
+            shutil.rmtree(place, ignore_errors=True)
+        journal = Journal(place / JOURNAL, about, resume=resume)
+    if dist.is_initialized():
+        dist.barrier()
+    return journal if _first() else Journal(place / JOURNAL, about, resume=True)
+
+
+def _key(course: Course) -> str:
+    """The name of a run: letters, digits and signs that a folder may have."""
+    return "-".join(
+        "".join(c if c.isalnum() or c in "+=." else "-" for c in part) for part in (course.label, str(course.seed))
+    )
+
+
+# -- one run --------------------------------------------------------------------------------------------
+
+
+def _one(
+    course: Course,
+    stream: Stream,
+    loaded: Loaded,
+    place: Path,
+    *,
+    resume: bool,
+    keep: bool,
+    tell: Callable[[Told], None] | None,
+) -> Row:
+    """What one run gives: the rows of its tables, and what its record says."""
+    began, key = time.perf_counter(), _key(course)
+    budget, tried = _budget(course, stream, loaded)
+    method = course.make_method()
+    learner = begin(stream, method, loaded, budget, seed=course.seed, lora=_lora(course))
+    deltas = Deltas(place / MODELS / key)
+    if keep and _first():
+        deltas.begin(learner, method, course.method)
+    pairs: list[Row] = _interference(learner, course, learnt=0)
+    ran = run(
+        learner,
+        method,
+        folder=place / STATES / key,
+        resume=resume,
+        checkpoint_every=course.checkpoint_every,
+        diagnose=_looking(course, loaded) if course.diagnosed else None,
+        on_progress=tell,
+        on_task=lambda learner, learnt: deltas.keep(learner, learnt) if keep and _first() else None,
+    )
+    pairs += _interference(learner, course, learnt=len(stream))
+    if _first():
+        shutil.rmtree(place / STATES / key, ignore_errors=True)
+    classifier = learner.network.classifier
+    return {
+        **ran.found,
+        "interference": pairs,
+        "seconds": round(time.perf_counter() - began, 3),
+        "peak_memory_mib": round(peak_memory(learner.device), 1),
+        "device": str(learner.device),
+        "parameters": sum(one.numel() for one in classifier.parameters()),
+        "learning_rate": budget.rate,
+        "search": tried,
+        "settings": method.settings.to_dict(),
+        "truncated": sum(part.truncated for part in learner.encoded.values()),
+    }
+
+
+def _lora(course: Course) -> dict[str, Any] | None:
+    return None if course.lora is None else {"rank": course.lora}
+
+
+def _budget(course: Course, stream: Stream, loaded: Loaded) -> tuple[Budget, list[Row]]:
+    """The budget, its learning rate chosen on the dev rows of the first task if there are several to choose from."""
+    if len(course.rates) == 1:
+        return course.budget(), []
+    first = replace(stream, tasks=stream.tasks[:1], order=(0,))
+    tried = []
+    for rate in course.rates:
+        method = course.make_method()
+        learner = begin(first, method, loaded, course.budget(rate), seed=course.seed, lora=_lora(course))
+        run(learner, method)
+        tried.append({"learning_rate": rate, "score": score(learner, 0, learnt=1, split="dev").til})
+    best = max(tried, key=lambda one: one["score"])
+    return course.budget(best["learning_rate"]), tried
+
+
+def _looking(course: Course, loaded: Loaded) -> Callable[[Learner, int], list[Row]]:
+    """What looks at sinks and over-smoothing on the dev rows of a task."""
+    common = common_tokens(loaded.tokenizer)
+
+    def look(learner: Learner, task: int) -> list[Row]:
+        items = learner.sampled(task, "dev", course.diagnosed)
+        batches = [{name: rows[name] for name in INPUTS if name in rows} for rows in learner.each(items, "dev")]
+        found = diagnose(learner.network.classifier.encoder, batches, common=common)
+        return [dict(one) for one in json.loads(found.to_json(orient="records", double_precision=15))]
+
+    return look
+
+
+def _interference(learner: Learner, course: Course, *, learnt: int) -> list[Row]:
+    """The dot products of the gradients that the tasks' losses have in the encoder."""
+    if not course.diagnosed or len(learner.stream) < 2:
+        return []
+    encoder = learner.network.classifier.encoder
+    trained = [one for one in encoder.parameters() if one.requires_grad]
+    if not trained:
+        return []
+    tasks = range(len(learner.stream))
+    rows = [learner.each(learner.sampled(task, "dev", course.diagnosed), "dev") for task in tasks]
+    found = interference_table(
+        gradients_of(
+            learner.network.to(learner.device),
+            rows,
+            lambda network, batch: learner.cross_entropy(network(batch), batch),
+            lambda batch: int((batch["labels"] != IGNORED).sum()),
+            parameters=trained,
+        )
+    )
+    names = {task + 1: learner.stream.tasks[task].name for task in tasks}
+    named = found.assign(
+        task_a=found["position_a"].map(names), task_b=found["position_b"].map(names), after_task=learnt
+    )
+    return [dict(one) for one in json.loads(named.to_json(orient="records", double_precision=15))]
+
+
+def _telling(
+    course: Course, number: int, runs: int, on_progress: Callable[[Progress], None] | None
+) -> Callable[[Told], None] | None:
+    if on_progress is None:
+        return None
+    return lambda told: on_progress(Progress(course.label, course.seed, number + 1, runs, told))
+
+
+# -- what it comes to -----------------------------------------------------------------------------------
+
+
+def _tables(
+    courses: Sequence[Course], streams: Mapping[int, Stream], found: Mapping[str, Row]
+) -> dict[str, pd.DataFrame]:
+    """The tables of all runs, one under the other."""
+    return {
+        name: table(
+            name,
+            [
+                {
+                    "stream": streams[one.seed].name,
+                    "method": one.label,
+                    "seed": one.seed,
+                    "order": _order(streams[one.seed]),
+                    **row,
+                }
+                for one in courses
+                for row in found[_key(one)][name]
+            ],
+        )
+        for name in TABLES
+    }
+
+
+def _order(stream: Stream) -> str:
+    return "-".join(map(str, stream.order))
+
+
+def _record(
+    course: Course, courses: Sequence[Course], streams: Mapping[int, Stream], loaded: Loaded, found: Mapping[str, Row]
+) -> dict[str, Any]:
+    """Where the numbers come from."""
+    stream = streams[courses[0].seed]
+    results = [found[_key(one)] for one in courses]
+    return {
+        "regard": __version__,
+        "verb": VERB,
+        "created": now(),
+        "course": course.to_dict(),
+        "runs": [
+            {
+                "key": _key(one),
+                "method": one.label,
+                "seed": one.seed,
+                "order": _order(streams[one.seed]),
+                "tasks": [task.name for task in streams[one.seed].tasks],
+                **{name: result[name] for name in ("learning_rate", "search", "settings", "seconds", "truncated")},
+            }
+            for one, result in zip(courses, results, strict=True)
+        ],
+        "stream": {
+            "name": stream.name,
+            "protocol": stream.protocol,
+            "tasks": [
+                {
+                    "name": task.name,
+                    "labels": list(task.labels),
+                    "rows": {split: len(task.split(split)) for split in ("train", "dev", "test")},
+                    "sha256": dict(task.sha256),
+                    "source": task.source,
+                }
+                for task in stream.tasks
+            ],
+            **{name: value for name, value in stream.record.items() if name != "tasks"},
+        },
+        "model": {"name": loaded.name, "sha256": loaded.sha256, "parameters": results[0]["parameters"]},
+        "versions": versions(),
+        "cost": {
+            "seconds": round(sum(one["seconds"] for one in results), 1),
+            "peak_memory_mib": max(one["peak_memory_mib"] for one in results),
+            "device": results[0]["device"],
+            "processes": int(os.environ.get("WORLD_SIZE", "1")),
+        },
+    }

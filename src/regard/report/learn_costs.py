@@ -1,0 +1,71 @@
+"""What learning cost: sums and peaks over the tasks of a run, means over runs, beside the score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from regard.report import labels, learn_metrics, markup
+from regard.report.learn_metrics import Estimate
+from regard.report.pretrain_curves import column
+from regard.report.pretrain_words import duration
+
+_NUMBERS = {
+    "seconds": "sum",
+    "flops": "sum",
+    "peak_memory_mib": "max",
+    "bytes_stored": "max",
+    "examples_kept": "max",
+    "examples_per_second": "mean",
+}
+_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def totals(cost: pd.DataFrame) -> pd.DataFrame:
+    """By method, means over runs: seconds and FLOPs of all tasks, the most memory, bytes and examples of any task."""
+    keys = [key for key in ("method", "seed", "order") if key in cost]
+    numbers = pd.DataFrame({name: column(cost, name) for name in _NUMBERS}, index=cost.index)
+    runs = numbers.groupby([cost[key] for key in keys], sort=False)
+    by_run = pd.DataFrame({name: _reduced(runs[name], how) for name, how in _NUMBERS.items()})
+    return by_run.groupby(level=0, sort=False).mean()
+
+
+def _reduced(groups: pd.api.typing.SeriesGroupBy, how: str) -> pd.Series:
+    """The sum (unknown where every value is), maximum or mean of each group."""
+    found: pd.Series = groups.sum(min_count=1) if how == "sum" else groups.agg(how)
+    return found
+
+
+def table(found: pd.DataFrame, methods: Sequence[str], scores: Mapping[str, Estimate], name: str) -> str:
+    """A row for each method: its score `name`, then what it cost; "" without costs."""
+    rows = []
+    for method in methods:
+        if method in found.index:
+            row = found.loc[method]
+            cells = [learn_metrics.shown(scores.get(method)), _time(row["seconds"]), _flops(row["flops"])]
+            cells += [_number(row["peak_memory_mib"]), size(row["bytes_stored"])]
+            cells += [_number(row["examples_kept"]), _number(row["examples_per_second"])]
+            rows.append((method, learn_metrics.REFERENCES.get(method, ""), cells))
+    head = ["Method", name, "Time a run", "TFLOPs a run", "Peak memory, MiB", "Stored", "Examples kept", "Examples/s"]
+    return markup.values_table(head, rows, "Cost by method") if rows else ""
+
+
+def _time(seconds: float) -> str:
+    return "–" if pd.isna(seconds) else duration(float(seconds))
+
+
+def _flops(value: float) -> str:
+    return labels.number(float(value) / 1e12, 3)
+
+
+def _number(value: float) -> str:
+    return labels.number(float(value), 3)
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that fits, as in "1.5 MiB"; "–" for NaN."""
+    if pd.isna(count):
+        return "–"
+    unit, name = next(((unit, name) for unit, name in _SIZES if count >= unit), (1, "B"))
+    return f"{labels.number(float(count) / unit, 3)} {name}" if unit > 1 else f"{count:.0f} B"

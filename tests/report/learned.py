@@ -1,0 +1,177 @@
+"""Made-up runs of continual learning that follow the schema of their run folder."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+TASKS = ("Politics", "Science", "Sports", "Health")
+METHODS = ("finetune", "prescale", "joint")
+SEEDS = (39, 123, 508)
+ORDER = "2-0-1-3"
+DROP = {"finetune": 8.0, "prescale": 1.0, "joint": 0.0}
+"""How many points a task loses with each task that is learnt after it."""
+
+QUANTILE = 4.302653
+"""The 0.975 quantile of Student's t for two degrees of freedom."""
+
+LAYERS = 3
+_INDEX = ["method", "seed", "order"]
+
+
+def matrix(
+    methods: Sequence[str] = METHODS,
+    seeds: Sequence[int] = SEEDS,
+    tasks: Sequence[str] = TASKS,
+    settings: Sequence[str] = ("til", "cil"),
+    *,
+    orders: bool = False,
+) -> pd.DataFrame:
+    """Scores by formula: 96 + a tenth for each seed, less `DROP` for each later task; CIL is 20 points lower.
+
+    `joint` is scored at its end only. With `orders` every seed turns the order of the tasks by one more.
+    """
+    rows = []
+    for method, (index, seed), setting in itertools.product(methods, enumerate(seeds), settings):
+        turn = index if orders else 0
+        names = [*tasks[turn:], *tasks[:turn]]
+        order = "-".join(str(tasks.index(name)) for name in names) if orders else ORDER
+        for after, place in itertools.product(range(len(tasks) + 1), range(1, len(tasks) + 1)):
+            ahead = place == after + 1
+            if method == "joint" and after < len(tasks):
+                continue
+            if place <= after or (ahead and setting == "til"):
+                lost = DROP.get(method, 3.0) * (after - place)
+                score = 50.0 if ahead else 96 + index / 10 - lost - (20 if setting == "cil" else 0)
+                rows.append(("yahoo-split", method, seed, order, after, place, names[place - 1], setting, score, 100))
+    names = ["stream", *_INDEX, "after_task", "position", "task", "setting", "score", "n"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def metrics(scores: pd.DataFrame) -> pd.DataFrame:
+    """AP, FGT and learning accuracy of every run, from the scores."""
+    rows = []
+    for (stream, method, seed, order, setting), run in scores.groupby(["stream", *_INDEX, "setting"], sort=False):
+        square = run.pivot(index="after_task", columns="position", values="score")
+        count = len(square.columns)
+        final, found = square.loc[count].to_numpy(), dict.fromkeys(("fgt", "learning_accuracy"), np.nan)
+        if method != "joint":
+            first = np.array([square.loc[k, k] for k in range(1, count + 1)])
+            found = {"fgt": (first - final)[:-1].mean() if count > 1 else np.nan, "learning_accuracy": first.mean()}
+        found = {"ap": final.mean(), **found}
+        rows += [(stream, method, seed, order, setting, name, value) for name, value in found.items()]
+    return pd.DataFrame(rows, columns=["stream", *_INDEX, "setting", "metric", "value"])
+
+
+def summary(of_runs: pd.DataFrame) -> pd.DataFrame:
+    """Means with 95 % intervals, for three runs or for one."""
+    rows = []
+    for (method, setting, metric), run in of_runs.groupby(["method", "setting", "metric"], sort=False):
+        values = run["value"].dropna().to_numpy()
+        if not len(values):
+            rows.append((method, setting, metric, 0, np.nan, np.nan, np.nan, np.nan))
+            continue
+        deviation = values.std(ddof=1) if len(values) > 1 else np.nan
+        half = QUANTILE * deviation / np.sqrt(len(values))
+        mean = values.mean()
+        rows.append((method, setting, metric, len(values), mean, deviation, mean - half, mean + half))
+    return pd.DataFrame(rows, columns=["method", "setting", "metric", "n", "mean", "sd", "low", "high"])
+
+
+def differences(of_runs: pd.DataFrame, against: str = "finetune", half: float = 0.5) -> pd.DataFrame:
+    """Mean differences to a method, ± `half`; p is a hundredth where the interval leaves 0 out, else a half."""
+    means = of_runs.groupby(["method", "setting", "metric"], sort=False)["value"].mean()
+    rows = []
+    for (method, setting, metric), mean in means.items():
+        if method != against and np.isfinite(mean):
+            value = mean - means[against, setting, metric]
+            zero = abs(value) <= half
+            p = 0.5 if zero else 0.01
+            rows.append((method, against, setting, metric, 3, value, value - half, value + half, p, zero))
+    names = ["method", "against", "setting", "metric", "n", "difference", "low", "high", "p", "overlaps"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def cost(scores: pd.DataFrame) -> pd.DataFrame:
+    """Each task of a run took 10 s, 20 with the second method, and 2e12 FLOPs."""
+    tasks = scores[["stream", *_INDEX, "position", "task"]].drop_duplicates().sort_values([*_INDEX, "position"])
+    names = list(scores["method"].unique())
+    slow = tasks["method"].map({name: 1 + (index == 1) for index, name in enumerate(names)})
+    return tasks.assign(
+        seconds=10.0 * slow,
+        flops=2e12,
+        peak_memory_mib=800.0 + 10 * tasks["position"],
+        bytes_stored=np.where(slow > 1, 2**20, 0) * tasks["position"],
+        examples_kept=0,
+        steps=100,
+        examples_per_second=64.0 / slow,
+    )
+
+
+def diagnostics(scores: pd.DataFrame) -> pd.DataFrame:
+    """Before 1 + layer, after three times that, and for the whole model what the task will have lost, + 1."""
+    keys = ["stream", *_INDEX, "position", "task"]
+    rows: list[tuple[Any, ...]] = []
+    last = scores["position"].max()
+    for row in scores[keys].drop_duplicates().itertuples(index=False):
+        for statistic, ahead in itertools.product(("sink_deviation", "over_smoothing"), (1, 0)):
+            place = (row.stream, row.method, row.seed, row.position - ahead, row.position, row.task, statistic)
+            rows += [(*place, layer, (1.0 + layer) * (1 if ahead else 3), 0.1) for layer in range(LAYERS)]
+            rows.append((*place, None, 1 + DROP.get(row.method, 3.0) * (last - row.position) * (1 - ahead), 0.1))
+    names = ["stream", "method", "seed", "after_task", "position", "task", "statistic", "layer", "value"]
+    return pd.DataFrame(rows, columns=[*names, "standard_error"]).astype({"layer": "Int64"})
+
+
+def interference(scores: pd.DataFrame) -> pd.DataFrame:
+    """For the pairs a ≤ b after the last task: a cosine of 1 with itself, else minus a tenth of the distance."""
+    names = scores.drop_duplicates("position").set_index("position")["task"].to_dict()
+    last, rows = max(names), []
+    for (stream, method, seed, _), _ in scores.groupby(["stream", *_INDEX], sort=False):
+        for a, b in itertools.combinations_with_replacement(range(1, last + 1), 2):
+            cosine = 1.0 if a == b else -(b - a) / 10
+            rows.append((stream, method, seed, last, a, names[a], b, names[b], 7 * cosine, cosine))
+    columns = ["stream", "method", "seed", "after_task", "position_a", "task_a", "position_b", "task_b"]
+    return pd.DataFrame(rows, columns=[*columns, "dot", "cosine"])
+
+
+def tables(scores: pd.DataFrame | None = None) -> dict[str, pd.DataFrame]:
+    """All tables of a run folder, made from its scores."""
+    known = matrix() if scores is None else scores
+    of_runs = metrics(known)
+    found = {"matrix": known, "metrics": of_runs, "summary": summary(of_runs), "cost": cost(known)}
+    first = str(known["method"].iloc[0])
+    found |= {"differences": differences(of_runs, first), "diagnostics": diagnostics(known)}
+    return {**found, "interference": interference(known)}
+
+
+def record(**changed: Any) -> dict[str, Any]:
+    """The record of such runs; `changed` overrides its parts."""
+    tasks = [
+        {
+            **{"name": name, "labels": [f"{name} {i}" for i in range(2)], "source": "published files"},
+            **{"rows": {"train": 2490, "dev": 200, "test": 1000}},
+            **{"sha256": {split: f"{split}{index}" + "ab" * 30 for split in ("train", "dev", "test")}},
+        }
+        for index, name in enumerate(TASKS)
+    ]
+    return {
+        "regard": "0.4.0",
+        "verb": "learn",
+        "created": "2025-11-21T12:00:00Z",
+        "course": {"epochs": 3, "batch_size": 32, "learning_rate": 2e-5, "max_length": 128},
+        "runs": [
+            {
+                **{"method": method, "seed": seed, "order": ORDER, "key": f"{method}-{seed}"},
+                "metrics": {},
+                "state": "done",
+            }
+            for method, seed in itertools.product(METHODS, SEEDS)
+        ],
+        "stream": {"name": "yahoo-split", "protocol": "clean", "tasks": tasks, "overlaps": {"train, test": 17}},
+        "model": {"name": "minilm", "sha256": "cd" * 32, "parameters": 22_713_216},
+        "versions": {"python": "3.11.2", "torch": "2.9.0", "transformers": "5.0.0"},
+        "cost": {"seconds": 252.4, "peak_memory_mib": 812.3, "device": "cpu", "processes": 1},
+        **changed,
+    }
