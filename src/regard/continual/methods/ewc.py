@@ -1,0 +1,140 @@
+"""Elastic weight consolidation: weights that old tasks depend on are held where they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.continual import method
+from regard.continual.learner import IGNORED
+from regard.continual.method import Method
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.continual.batches import Item
+    from regard.continual.learner import Learner
+    from regard.training.placement import Rows
+
+Labels = Literal["model", "true"]
+FISHER, CENTRE, CONSTANT = "fisher.", "centre.", "constant"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(method.Settings):
+    """`strength`: λ of the penalty; 400 is what the paper gives, for games.
+
+    `samples`: training rows of a task that its Fisher information is taken of, all where it has fewer. `labels`: whose
+    log-likelihood that is, of a label drawn from the `model`, which makes it the Fisher information, or of the `true`
+    one. `online`: one penalty around the last task's weights, with the information of earlier tasks times `gamma`.
+    """
+
+    strength: float = 400.0
+    samples: int = 256
+    labels: Labels = "model"
+    online: bool = False
+    gamma: float = 0.95
+
+    def __post_init__(self) -> None:
+        """Check numbers and choices."""
+        method.check_number("strength", self.strength, least=0)
+        method.check_number("samples", self.samples, least=1)
+        method.check_number("gamma", self.gamma, least=0, most=1)
+        if self.labels not in get_args(Labels):
+            raise UserError(f"labels: expected one of {', '.join(get_args(Labels))}, got {self.labels!r}")
+
+
+class Ewc(Method):
+    """Elastic weight consolidation (arXiv 1612.00796, equation 3): (λ/2) Σ_t Σ_i F_ti (θ_i − θ*_ti)² beside the loss.
+
+    F_t is the diagonal of task t's Fisher information at θ*_t, where its training ended. A sum of such penalties is one
+    around one centre: with A = Σ_t F_t and c = Σ_t F_t θ*_t / A it is A (θ − c)² and a constant. So two tensors for
+    each weight are kept, however many tasks there are. The `online` variant (arXiv 1805.06370, section 4) has
+    A = γ A + F_t and c = θ*_t after each task. Class vectors of other tasks have no part in a task's F.
+    """
+
+    Settings = Settings
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Put what is kept beside the weights that it is of."""
+        trained = _trained(learner.network)
+        for name, value in self.kept.tensors.items():
+            self.kept.tensors[name] = value.to(trained[name.split(".", 1)[1]].device)
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The sum of the cross-entropies, and the penalty for each row that has one: once, in the mean of a batch."""
+        found = learner.cross_entropy(network(rows), rows)
+        if not self.kept.tensors:
+            return found
+        return found + (rows["labels"] != IGNORED).sum() * self.penalty(learner.network)
+
+    def penalty(self, network: nn.Module) -> Tensor:
+        """(λ/2) Σ_t Σ_i F_ti (θ_i − θ*_ti)², over the tasks learnt so far; `network` is the one that nothing wraps."""
+        kept = self.kept.tensors
+        parts = [
+            (kept[FISHER + name] * (one - kept[CENTRE + name]).square()).sum()
+            for name, one in _trained(network).items()
+        ]
+        penalty: Tensor = self.settings.strength / 2 * (torch.stack(parts).sum() + self.kept.values[CONSTANT])
+        return penalty
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Add the information of the task that has been learnt to that of the others."""
+        items, many = learner.items(task), self.settings.samples
+        if len(items) > many:
+            chosen = np.random.default_rng(learner.seed_for("memory", task)).choice(len(items), many, replace=False)
+            items = [items[number] for number in sorted(chosen)]
+        seed = learner.seed_for("labels", task)
+        self.remember(fisher(learner, items, labels=self.settings.labels, seed=seed), _trained(learner.network))
+
+    def remember(self, information: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+        """Take a task's F and θ*, by the names of the parameters, into what is kept."""
+        kept, constant = self.kept.tensors, float(self.kept.values.get(CONSTANT, 0.0))
+        for name, value in information.items():
+            before, here = kept.get(FISHER + name), weights[name].detach().clone()
+            if before is None:
+                kept[FISHER + name], kept[CENTRE + name] = value.clone(), here
+            elif self.settings.online:
+                kept[FISHER + name], kept[CENTRE + name] = self.settings.gamma * before + value, here
+            else:
+                total = before + value
+                share = torch.where(total > 0, value / total, 1.0)
+                gap = here - kept[CENTRE + name]
+                constant += float((before * share * gap.square()).sum(dtype=torch.float64))
+                kept[FISHER + name], kept[CENTRE + name] = total, kept[CENTRE + name] + share * gap
+        self.kept.values[CONSTANT] = constant
+
+
+def fisher(learner: Learner, items: Sequence[Item], *, labels: Labels, seed: int) -> dict[str, Tensor]:
+    """The diagonal of the Fisher information of each trained parameter, by its name, in its shape.
+
+    The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task, with
+    nothing dropped out. `labels`: see `Settings`; `seed` is what they are drawn with.
+    """
+    trained, generator = _trained(learner.network), torch.Generator().manual_seed(seed)
+    found = {name: torch.zeros_like(one, requires_grad=False) for name, one in trained.items()}
+    with learner.evaluating() as network, torch.enable_grad():
+        for rows in learner.each(items, size=1):
+            logits = network(rows)
+            if labels == "model":
+                rows = {**rows, "labels": drawn(learner.of_task(logits, rows["tasks"]), generator)}
+            loss = learner.cross_entropy(logits, rows)
+            gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+            for name, gradient in zip(trained, gradients, strict=True):
+                if gradient is not None:
+                    found[name].addcmul_(gradient, gradient)
+    return {name: value / len(items) for name, value in found.items()}
+
+
+def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """A label (row,) for each row of logits (row, class), with the probabilities that they say."""
+    shares = logits.detach().double().softmax(-1).cpu()
+    return torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(logits.device)
+
+
+def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: one for name, one in network.named_parameters() if one.requires_grad}

@@ -1,0 +1,247 @@
+"""Learning to prompt: the encoder stays as it was, prompts that a text chooses from a pool are put before it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.continual import method
+from regard.continual.learner import IGNORED
+from regard.continual.method import Method, Stage
+from regard.continual.network import Network
+from regard.errors import UserError
+from regard.models.classifier import Classifier
+from regard.models.heads import LinearHead, pooled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from regard.continual.learner import Learner
+    from regard.training.placement import Rows
+
+USAGE = "usage"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(method.Settings):
+    """`pool`: prompts that there are, M; `length`: tokens of each, L; `chosen`: prompts before a text, N.
+
+    `pull`: λ, of the distances between a text and the keys that it chooses. `rate`: the learning rate, in place of the
+    budget's, which is meant for encoders. `diversified`: whether in training prompts that earlier tasks often chose
+    are further away. The defaults are the paper's.
+    """
+
+    pool: int = 10
+    length: int = 5
+    chosen: int = 5
+    pull: float = 0.5
+    rate: float = 0.03
+    diversified: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        method.check_number("pool", self.pool, least=1)
+        method.check_number("length", self.length, least=1)
+        method.check_number("chosen", self.chosen, least=1, most=self.pool)
+        method.check_number("pull", self.pull, least=0)
+        method.check_number("rate", self.rate, least=0)
+
+
+class Chosen(NamedTuple):
+    """The prompts that texts choose, nearest first, and 1 − cos(query, key) of each; both (row, N)."""
+
+    numbers: Tensor
+    distances: Tensor
+
+
+class L2pNetwork(Network):
+    """A classifier with a pool of prompts, `prompts` (M, L, width), and their `keys` (M, width).
+
+    Prompts, keys and head are trained, the encoder is frozen and stays in evaluation. `added`: tokens of prompts before
+    a text; `room`: tokens that a text may then have, None where the model's positions have no end.
+
+    A prompt begins as the embeddings of tokens drawn from the vocabulary, so that it is in scale for any model; a key
+    as a uniform draw from −1 to 1. Raises UserError for adapters in the encoder, and for a model that does not read
+    embeddings as it reads their tokens.
+    """
+
+    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+        encoder = classifier.encoder
+        _check(classifier)
+        encoder.requires_grad_(False)
+        encoder.eval()
+        table: Any = encoder.get_input_embeddings()
+        weights, random = table.weight.detach(), torch.Generator().manual_seed(seed)
+        tokens = torch.randint(len(weights), (settings.pool, settings.length), generator=random)
+        keys = 2 * torch.rand(settings.pool, self.head.vectors.shape[1], generator=random) - 1
+        self.chosen = settings.chosen
+        self.prompts = nn.Parameter(weights[tokens.to(weights.device)].clone())
+        self.keys = nn.Parameter(keys.to(weights))
+        self.added = settings.chosen * settings.length
+        limit = _positions(encoder)
+        self.room = None if limit is None else limit - self.added
+
+    @property
+    def head(self) -> LinearHead:
+        """The classifier's."""
+        head = self.classifier.head
+        assert isinstance(head, LinearHead)
+        return head
+
+    def train(self, mode: bool = True) -> L2pNetwork:
+        """The network in training, its encoder in evaluation."""
+        super().train(mode)
+        self.classifier.encoder.eval()
+        return self
+
+    def choose(self, rows: dict[str, Tensor], usage: Tensor | None = None) -> Chosen:
+        """The prompts whose keys are nearest; with `usage` (M,) by distance × usage, and distance where that is equal.
+
+        The query is the plain text's state that the classifier reads by itself: of [CLS], or of the last token.
+        """
+        real = rows["attention_mask"].bool()
+        with torch.no_grad():
+            states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
+            query = pooled(states, real, self.head.reading).to(self.keys.dtype)
+        distances = 1 - nn.functional.cosine_similarity(query[:, None], self.keys, dim=-1)
+        order = distances.detach().argsort(dim=-1, stable=True)
+        if usage is not None:
+            again = (distances.detach() * usage).gather(-1, order).argsort(dim=-1, stable=True)
+            order = order.gather(-1, again)
+        numbers = order[:, : self.chosen]
+        return Chosen(numbers, distances.gather(-1, numbers))
+
+    def forward(self, rows: dict[str, Tensor]) -> Tensor:
+        """The logits (row, class), behind the prompts that `rows` has the numbers of, or that the texts choose."""
+        real = rows["attention_mask"].bool()
+        if self.room is not None and real.shape[1] > self.room:
+            raise UserError(_too_long(real.shape[1], self))
+        numbers = rows["prompts"] if "prompts" in rows else self.choose(rows).numbers
+        prompts, encoder = self.prompts[numbers].flatten(1, 2), self.classifier.encoder
+        table: Any = encoder.get_input_embeddings()
+        real = torch.cat([real.new_ones(prompts.shape[:2]), real], 1)
+        given = {"inputs_embeds": torch.cat([prompts, table(rows["input_ids"])], 1), "attention_mask": real.long()}
+        if "token_type_ids" in rows:
+            types = rows["token_type_ids"]
+            given["token_type_ids"] = torch.cat([types.new_zeros(prompts.shape[:2]), types], 1)
+        return self._read(encoder(**given, return_dict=True).last_hidden_state, real)
+
+    def _read(self, states: Tensor, real: Tensor) -> Tensor:
+        """The logits from the mean state of the prompts; of a causal model, whose prompts see no text, the last one."""
+        last = self.head.reading == "last"
+        read = pooled(states, real, "last") if last else states[:, : self.added].mean(1)
+        logits: Tensor = self.head(read[:, None], real[:, :1])
+        return logits
+
+
+class L2p(Method):
+    """Learning to prompt (arXiv 2112.08654, equations 1 to 5): cross-entropy + λ Σ_chosen (1 − cos(query, key)).
+
+    N of M prompts are chosen by each text alone, so that no task need be known at test. They stand before its embedded
+    tokens, at the model's first positions and with token type 0, and the head reads the mean of the states that become
+    of them; in causal models, whose prompts cannot see the text behind them, it reads the last token's state.
+
+    `diversified` is the paper's penalty of prompts that are often used: in training (never in evaluation) distances are
+    multiplied by the shares in which earlier tasks chose each prompt. Those are counted at a task's end, of its
+    training rows with the keys as they are then, and not along the way: so they depend on no split of the batches.
+    """
+
+    Settings = Settings
+    Network = L2pNetwork
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Check that all texts of the stream have room behind the prompts, before any is learnt."""
+        network = _network(learner)
+        longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
+        if network.room is not None and longest > network.room:
+            raise UserError(_too_long(longest, network))
+        for name, value in self.kept.tensors.items():
+            self.kept.tensors[name] = value.to(network.keys.device)
+
+    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+        """Prompts, keys and head, for the budget's epochs."""
+        return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
+        chosen = _network(learner).choose(rows, self.shares())
+        found = learner.cross_entropy(network({**rows, "prompts": chosen.numbers}), rows)
+        pull: Tensor = self.settings.pull * (chosen.distances.sum(-1) * (rows["labels"] != IGNORED)).sum()
+        return found + pull
+
+    def shares(self) -> Tensor | None:
+        """(M,): how often earlier tasks chose each prompt, as a share; None where that is not to count."""
+        counts = self.kept.tensors.get(USAGE)
+        return None if counts is None else counts / counts.sum()
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Count the prompts that the task's rows choose, where that is to count."""
+        if not self.settings.diversified:
+            return
+        usage, shares = torch.zeros_like(_network(learner).keys[:, 0], requires_grad=False), self.shares()
+        with learner.evaluating(), torch.no_grad():
+            for rows in learner.each(learner.items(task)):
+                chosen = _network(learner).choose(rows, shares).numbers
+                usage += torch.bincount(chosen.flatten(), minlength=len(usage))
+        self.kept.tensors[USAGE] = usage + self.kept.tensors.get(USAGE, torch.zeros_like(usage))
+
+
+def _network(learner: Learner) -> L2pNetwork:
+    assert isinstance(learner.network, L2pNetwork)
+    return learner.network
+
+
+def _too_long(tokens: int, network: L2pNetwork) -> str:
+    return f"length: expected texts of at most {network.room} tokens behind {network.added} of prompts, got {tokens}"
+
+
+# -- what a model can do ----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _check(classifier: Classifier) -> None:
+    """Nothing, or a UserError: the encoder is adapted, or embeddings in place of tokens give it another text."""
+    encoder = classifier.encoder
+    if classifier.config.lora:
+        raise UserError("lora: expected none with l2p, which leaves the encoder as it is")
+    if not _reads_embeddings(encoder):
+        raise UserError(
+            f"model: expected one that reads embeddings in place of tokens (inputs_embeds), which l2p puts its prompts "
+            f"among, got {type(encoder).__name__}"
+        )
+
+
+def _reads_embeddings(encoder: PreTrainedModel) -> bool:
+    """Whether four tokens and their embeddings give the same states."""
+    if "inputs_embeds" not in inspect.signature(encoder.forward).parameters:
+        return False
+    encoder.eval()
+    table: Any = encoder.get_input_embeddings()
+    known = [number for number in range(6) if number != encoder.config.pad_token_id]
+    ids = torch.tensor([known[:4]], device=table.weight.device) % table.num_embeddings
+    given = {"attention_mask": torch.ones_like(ids), "return_dict": True}
+    plain = encoder(input_ids=ids, **given).last_hidden_state
+    try:
+        embedded = encoder(inputs_embeds=table(ids), **given).last_hidden_state
+    except (NotImplementedError, ValueError):
+        return False
+    return torch.allclose(plain, embedded, rtol=1e-3, atol=1e-3)
+
+
+def _positions(encoder: PreTrainedModel) -> int | None:
+    """How many tokens the model has positions for: a table of positions may begin behind that of padding (RoBERTa)."""
+    most = getattr(encoder.config, "max_position_embeddings", None)
+    if most is None:
+        return None
+    tables = [
+        module
+        for name, module in encoder.named_modules()
+        if isinstance(module, nn.Embedding) and name.endswith("position_embeddings")
+    ]
+    before = [1 + table.padding_idx for table in tables if table.padding_idx is not None]
+    return int(most) - max(before, default=0)

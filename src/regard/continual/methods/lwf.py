@@ -1,0 +1,87 @@
+"""Learning without forgetting: on the new task's texts the network keeps answering for old tasks as it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from regard.continual import method
+from regard.continual.learner import IGNORED
+from regard.continual.method import Method, Stage
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+    from regard.training.placement import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(method.Settings):
+    """`temperature`: T, what logits are divided by before they are compared. `weight`: λ_o, of the old tasks' losses.
+
+    `warm_up`: train the head of a new task alone first, as the paper does; off unless it is said, so that the method is
+    told apart from what probing does.
+    """
+
+    temperature: float = 2.0
+    weight: float = 1.0
+    warm_up: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        method.check_number("temperature", self.temperature, least=1e-6)
+        method.check_number("weight", self.weight, least=0)
+
+
+class Lwf(Method):
+    """Learning without forgetting (arXiv 1606.09282, equations 1 to 5).
+
+    Before a task is trained the network, in evaluation, answers its training texts over the classes of each old task
+    (Y_o of the paper's figure 3). In training the cross-entropy between these answers and the present ones, both at
+    temperature T, is added for each old task: −Σ_c y'_c log ŷ'_c with y' = softmax(logits / T). The answers are made
+    anew when a run is resumed, from the same weights; nothing is kept from task to task.
+    """
+
+    Settings = Settings
+
+    def __init__(self, settings: method.Settings | None = None) -> None:
+        super().__init__(settings)
+        self.answers = torch.empty(0)
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Note the logits (row, class) of the task's training rows, where there are old tasks."""
+        if not task:
+            return
+        with learner.evaluating() as network, torch.no_grad():
+            self.answers = torch.cat([network(rows).float() for rows in learner.each(learner.items(task))])
+
+    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+        """Everything; with `warm_up` the head before it, of every task but the first."""
+        warming = (learner.probing(name="warm-up"),) if self.settings.warm_up and task else ()
+        return (*warming, learner.fine_tuning())
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The sum over rows of the cross-entropy and, where the encoder is trained, of the old tasks' losses."""
+        logits = network(rows)
+        found = learner.cross_entropy(logits, rows)
+        if not learner.task or not _trains_encoder(learner):
+            return found
+        counted = rows["labels"] != IGNORED
+        before = self.answers[rows["rows"]]
+        old = sum(
+            distillation(logits[:, own], before[:, own], self.settings.temperature)
+            for own in learner.own[: learner.task].to(logits.device)
+        )
+        return found + self.settings.weight * (old * counted).sum()
+
+
+def _trains_encoder(learner: Learner) -> bool:
+    """Whether this is not the warm-up, in which the vectors of old classes are to get no gradient."""
+    return any(one.requires_grad for one in learner.network.classifier.encoder.parameters())
+
+
+def distillation(logits: Tensor, before: Tensor, temperature: float) -> Tensor:
+    """The cross-entropy (row,) of answers with earlier ones, of logits (row, class), at a temperature."""
+    return -((before / temperature).softmax(-1) * (logits.float() / temperature).log_softmax(-1)).sum(-1)
