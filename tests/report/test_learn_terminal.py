@@ -1,0 +1,154 @@
+"""What a report on continual learning computes and writes as text: metrics, intervals, forgetting, the terminal."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from tests.report import learned
+
+from regard.report import learn_page, learn_summary
+from regard.report.learn_charts import DOTS, dots, lost_so_far, means_seen
+from regard.report.learn_costs import size
+from regard.report.learn_diagnostics import whole
+from regard.report.learn_differences import probability
+from regard.report.learn_metrics import METRICS, Estimate, fixed, metric, ordered, shown
+from regard.report.learn_tables import correlation, forgotten
+from regard.report.learn_words import between, signed
+
+TABLES = learned.tables()
+
+
+def terminal(*tables: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=80).print(learn_summary(*tables))
+    return out.getvalue()
+
+
+def half(*values: float) -> float:
+    return float(learned.QUANTILE * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+# -- numbers
+
+
+def test_every_metric_of_the_paper_has_a_title() -> None:
+    names = ["area", "something_else", "ap", "f_ra", "fgt", "bwt", "fwt", "intransigence", "learning_accuracy"]
+    assert ordered(names)[:3] == ["ap", "fgt", "f_ra"]
+    assert ordered(names)[-1] == "something_else"
+    assert (metric("f_ra").title, metric("something_else").title) == ("F.Ra", "something else")
+    assert [name for name, one in METRICS.items() if not one.rises] == ["fgt", "f_ra", "intransigence"]
+
+
+def test_correlations() -> None:
+    x, y = [1.0, 2.0, 4.0, 7.0], [2.0, 1.0, 5.0, 4.0]
+    assert correlation(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert np.isnan(correlation(x[:2], y[:2]))
+    assert np.isnan(correlation(x, [1.0] * 4))
+
+
+def test_forgetting_is_first_score_less_last() -> None:
+    found = forgotten(TABLES["matrix"], "cil")
+    assert found.query("method == 'finetune'").groupby("position")["forgetting"].mean().to_dict() == {
+        1: 24,
+        2: 16,
+        3: 8,
+    }
+    assert "joint" not in set(found["method"])
+
+
+def test_unfinished_rows_make_no_mean() -> None:
+    rows = TABLES["matrix"].query("position <= after_task and setting == 'til'").iloc[1:]
+    assert 1 not in set(means_seen(rows.query("method == 'finetune' and seed == 39"))["after_task"])
+    assert set(lost_so_far(rows.query("method == 'finetune' and seed == 39"))["after_task"]) == set()
+    assert set(lost_so_far(rows.query("method == 'finetune' and seed == 123"))["value"]) == {8, 12, 16}
+
+
+def test_without_a_value_for_all_layers_their_mean_is_taken() -> None:
+    table = TABLES["diagnostics"]
+    found = whole(table[table["layer"].notna()]).set_index(["method", "seed", "position", "statistic", "after_task"])
+    assert found.loc[("finetune", 39, 2, "over_smoothing", 2), "value"] == 6
+    own = whole(table).set_index(["method", "seed", "position", "statistic", "after_task"])
+    assert own.loc[("finetune", 39, 2, "over_smoothing", 2), "value"] == 17
+
+
+# -- texts
+
+
+@pytest.mark.parametrize(
+    "one, text",
+    [
+        (Estimate(3, 90.918, 90.508, 91.328), "90.92 ± 0.41"),
+        (Estimate(1, 90.918, np.nan, np.nan), "90.92"),
+        (Estimate(3, 90.0, 80.0, 91.0), "90.00 (80.00 to 91.00)"),
+        (Estimate(3, -0.5, -0.6, -0.4), "−0.50 ± 0.10"),
+        (None, "–"),
+    ],
+)
+def test_estimates(one: Estimate | None, text: str) -> None:
+    assert shown(one) == text
+
+
+def test_intervals_overlap_where_they_touch() -> None:
+    one, above, touching = Estimate(3, 2, 1, 3), Estimate(3, 5, 4, 6), Estimate(3, 4, 3, 5)
+    assert between(above, one) == between(one, above) == "the 95 % intervals do not overlap"
+    assert between(one, touching) == between(touching, one) == "the 95 % intervals overlap"
+    assert "no intervals" in between(one, Estimate(1, 2, np.nan, np.nan))
+
+
+def test_numbers() -> None:
+    assert (fixed(-0.004), fixed(1234.5), fixed(np.nan)) == ("0.00", "1,234.50", "–")
+    assert (signed(0.001), signed(2), signed(-2)) == ("0.00", "+2.00", "−2.00")
+    assert (size(0), size(1536), size(2**20), size(np.nan)) == ("0 B", "1.50 KiB", "1.00 MiB", "–")
+    assert (probability(0.0004), probability(0.0312), probability(np.nan)) == ("< 0.001", "0.031", "–")
+
+
+def test_dots_are_thinned() -> None:
+    points = [{"series": "m", "what": "", "x": i, "value": i, "shown": ""} for i in range(2 * DOTS)]
+    (panel,) = dots("Many", "", "x", points, [("m", 0, 0)])
+    assert len(panel["points"]) == DOTS
+    assert dots("None", "", "x", points, [("other", 0, 0)]) == []
+
+
+def test_script_is_shipped_beside_its_page() -> None:
+    source = Path(learn_page.__code__.co_filename).parent / "learn.js"
+    assert source.read_text(encoding="utf-8").strip() in learn_page(TABLES, {})
+
+
+# -- the terminal
+
+
+def test_summary_fits_and_tells_what_matters() -> None:
+    text = terminal(TABLES, learned.record())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    rows = [line.split() for line in text.splitlines()]
+    width = fixed(half(0, 0.1, 0.2))
+    assert ["method", "runs", "AP", "TIL", "FGT", "TIL", "AP", "CIL", "FGT", "CIL"] in rows
+    first = ["94.60", "±", width, "2.00", "±", "0.00"]
+    assert ["prescale", "3", *first, "74.60", "±", width, "2.00", "±", "0.00"] in rows
+    assert [row[0] for row in rows[4:7]] == ["joint", "prescale", "finetune"]
+    assert "after 1" not in text
+
+
+def test_summary_of_one_run_has_its_matrix() -> None:
+    scores = learned.matrix(("finetune",), (39,), ("a", "a much longer name", "c"))
+    rows = [line.split() for line in terminal(learned.tables(scores), {}).splitlines()]
+    assert ["TIL", "a", "a", "much…", "c"] in rows
+    assert ["before", "50.0", "–", "–"] in rows
+    assert ["after", "3", "80.0", "88.0", "96.0"] in rows
+    assert ["after", "3", "60.0", "68.0", "76.0"] in rows
+
+
+def test_summary_takes_names_as_they_are() -> None:
+    text = terminal(learned.tables(learned.matrix(("[bold]a", "b\nc"))), {})
+    assert "[bold]a" in text
+    assert "b↵c" in text
+
+
+def test_summary_cuts_long_names() -> None:
+    scores = learned.matrix(("x" * 60, "y" * 60), (39, 123))
+    text = terminal(learned.tables(scores), {})
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert f"{'x' * 13}…" in text
