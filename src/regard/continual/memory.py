@@ -1,0 +1,169 @@
+"""A bounded memory of training examples: which are kept from task to task, and which are drawn from it at a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from regard.continual import method
+from regard.continual.batches import Batches, Epochs, Item
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+    from regard.continual.method import Kept, Stage
+    from regard.training.placement import Rows
+
+Store = Literal["reservoir", "balanced"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(method.Settings):
+    """What methods with a memory have in common.
+
+    `memory`: examples kept, of all tasks together. `store`: which; a `reservoir` of all that have come, or as many of
+    each class of each task (`balanced`). `replay_batch`: examples drawn from it at a step; 0: as many as a batch of new
+    ones has.
+    """
+
+    memory: int = 50
+    store: Store = "reservoir"
+    replay_batch: int = 0
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        check_whole("memory", self.memory, least=1)
+        check_whole("replay_batch", self.replay_batch, least=0)
+        check_choice("store", self.store, get_args(Store))
+
+
+def check_whole(name: str, value: Any, *, least: int) -> None:
+    """Nothing, or a UserError: a setting is no whole number from `least` on."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+
+
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Nothing, or a UserError: a setting is none of the names."""
+    if value not in allowed:
+        raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
+# -- what is kept ---------------------------------------------------------------------------------------
+
+
+def keep(learner: Learner, kept: Kept, settings: Settings, task: int) -> None:
+    """Take a task's training examples into the memory, which is `kept.items`."""
+    arriving = learner.items(task)
+    random = np.random.default_rng(learner.seed_for("memory", task))
+    if settings.store == "reservoir":
+        seen = kept.values.get("seen", 0)
+        kept.items = reservoir(
+            kept.items, arriving, seen=seen, capacity=settings.memory, draw=lambda below: int(random.integers(below))
+        )
+        kept.values["seen"] = seen + len(arriving)
+    else:
+        mixed = [arriving[number] for number in random.permutation(len(arriving))]
+        kept.items = balanced([*kept.items, *mixed], capacity=settings.memory, group=lambda item: _class(learner, item))
+
+
+def _class(learner: Learner, item: Item) -> tuple[int, int]:
+    """An example's task and label."""
+    return item.task, int(learner.encoded[item.task, "train"].labels[item.row])
+
+
+def reservoir(
+    kept: Sequence[Item], arriving: Sequence[Item], *, seen: int, capacity: int, draw: Callable[[int], int]
+) -> list[Item]:
+    """A memory after more examples have come, of which each that ever came is in it with equal chance.
+
+    Algorithm R (Vitter 1985): the n-th example to come takes a place drawn from n, if the memory has that place.
+    `seen`: how many came before; `draw(n)`: a number from 0 to n − 1.
+    """
+    found = list(kept)
+    for number, item in enumerate(arriving, start=seen):
+        if number < capacity:
+            found.append(item)
+            continue
+        place = draw(number + 1)
+        if place < capacity:
+            found[place] = item
+    return found
+
+
+def balanced(items: Sequence[Item], *, capacity: int, group: Callable[[Item], Hashable]) -> list[Item]:
+    """The first examples of each group, as many of each as of the others, or all of a group that has fewer.
+
+    What does not divide evenly goes to the groups that come first. So a group only ever shrinks when others come.
+    """
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        groups.setdefault(group(item), []).append(item)
+    many = shares([len(each) for each in groups.values()], capacity)
+    return [item for each, share in zip(groups.values(), many, strict=True) for item in each[:share]]
+
+
+def shares(sizes: Sequence[int], capacity: int) -> list[int]:
+    """How many of a capacity each gets, who can use no more than its size, dealt one at a time."""
+    found = [0] * len(sizes)
+    left = min(capacity, sum(sizes))
+    while left:
+        for number, size in enumerate(sizes):
+            if found[number] < size and left:
+                found[number] += 1
+                left -= 1
+    return found
+
+
+# -- what is drawn --------------------------------------------------------------------------------------
+
+
+def drawn(items: Sequence[Item], count: int, *, seed: int, step: int) -> list[Item]:
+    """So many different examples of a memory, or all of a smaller one; a function of seed and step."""
+    random = np.random.default_rng([seed, step])
+    return [items[number] for number in random.choice(len(items), min(count, len(items)), replace=False)]
+
+
+def replayed(learner: Learner, settings: Settings) -> int:
+    """How many examples are drawn at a step."""
+    return settings.replay_batch or learner.budget.batch
+
+
+def arriving(learner: Learner, task: int, stage: Stage) -> Epochs:
+    """The task's own examples at each step, those that fine-tuning has."""
+    items = learner.items(task)
+    return Epochs(
+        items,
+        [learner.length(item) for item in items],
+        size=learner.budget.batch,
+        epochs=stage.epochs,
+        seed=learner.seed_for("batches", task, stage.name),
+    )
+
+
+def beside(learner: Learner, kept: Kept, settings: Settings, task: int, stage: Stage) -> Batches:
+    """The task's batches, each with examples of the memory beside it (arXiv 1902.10486)."""
+    new, count, seed = arriving(learner, task, stage), replayed(learner, settings), learner.seed_for("replay", task)
+    items, size = list(kept.items), learner.budget.batch + count
+
+    def rows(step: int) -> Rows:
+        return learner.rows([*new.at(step), *drawn(items, count, seed=seed, step=step)], size=size)
+
+    return Batches(new.steps, size, rows)
+
+
+def interleaved(learner: Learner, kept: Kept, settings: Settings, task: int, stage: Stage, *, interval: int) -> Batches:
+    """The task's batches, and after each `interval` of them one of the memory alone (arXiv 1906.01076)."""
+    new, count, seed = arriving(learner, task, stage), replayed(learner, settings), learner.seed_for("replay", task)
+    items, size = list(kept.items), max(learner.budget.batch, count)
+
+    def rows(step: int) -> Rows:
+        done, place = divmod(step, interval + 1)
+        old = place == interval
+        here = drawn(items, count, seed=seed, step=step) if old else new.at(done * interval + place)
+        return learner.rows(here, size=size)
+
+    return Batches(new.steps + new.steps // interval, size, rows)

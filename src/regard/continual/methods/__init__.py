@@ -1,0 +1,46 @@
+"""The methods of continual learning by name, one file each."""
+
+from __future__ import annotations
+
+from regard.continual.method import Method
+from regard.continual.methods.agem import AGem
+from regard.continual.methods.ctr import Ctr
+from regard.continual.methods.derpp import DarkExperience
+from regard.continual.methods.ewc import Ewc
+from regard.continual.methods.finetune import Finetune
+from regard.continual.methods.idbr import Idbr
+from regard.continual.methods.joint import Joint
+from regard.continual.methods.l2p import L2p
+from regard.continual.methods.lwf import Lwf
+from regard.continual.methods.mbpa import MbPA
+from regard.continual.methods.prescale import PreScale
+from regard.continual.methods.probe import Probe
+from regard.continual.methods.probe_finetune import ProbeFinetune
+from regard.continual.methods.replay import Replay
+from regard.continual.methods.separate import Separate
+from regard.errors import UserError
+
+METHODS: dict[str, type[Method]] = {
+    "finetune": Finetune,
+    "probe": Probe,
+    "probe-finetune": ProbeFinetune,
+    "prescale": PreScale,
+    "ewc": Ewc,
+    "lwf": Lwf,
+    "l2p": L2p,
+    "replay": Replay,
+    "agem": AGem,
+    "der++": DarkExperience,
+    "mbpa++": MbPA,
+    "idbr": Idbr,
+    "ctr": Ctr,
+    "separate": Separate,
+    "joint": Joint,
+}
+
+
+def method_named(name: str) -> type[Method]:
+    """The method of that name. Raises UserError."""
+    if name not in METHODS:
+        raise UserError(f"method: expected one of {', '.join(METHODS)}, got {name!r}")
+    return METHODS[name]

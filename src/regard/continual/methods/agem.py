@@ -1,0 +1,88 @@
+"""Averaged gradient episodic memory: no step that would make the memory's loss grow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from regard.continual import memory
+from regard.continual.method import Method, Stage
+from regard.training.placement import own_random_numbers, seed_step
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(memory.Settings):
+    """Those of every memory; as many of each class of each task are kept, as in the paper."""
+
+    store: memory.Store = "balanced"
+
+
+class AGem(Method):
+    """A-GEM (arXiv 1812.00420, equation 11): a gradient that points against the memory's is projected.
+
+    The memory's gradient r is that of the mean loss of a batch drawn from it, new at each step, with respect to what
+    the step trains; g becomes g − (g·r / r·r) r where g·r < 0. It is taken in training mode, with dropout. Adam's step
+    is made of what is left, and is not itself orthogonal to r.
+    """
+
+    Settings = Settings
+
+    @property
+    def bound(self) -> int:
+        """The size of the memory."""
+        size: int = self.settings.memory
+        return size
+
+    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+        """Fine-tuning, each gradient corrected once there is a memory."""
+        if not self.kept.items:
+            return (learner.fine_tuning(),)
+        return (learner.fine_tuning(correct=lambda network, step: self._correct(learner, network, step)),)
+
+    def _correct(self, learner: Learner, network: nn.Module, step: int) -> None:
+        """Project the network's gradient of a step in place."""
+        trained = [one for one in network.parameters() if one.grad is not None]
+        reference = self._reference(learner, network, trained, step)
+        project([one.grad for one in trained if one.grad is not None], reference)
+
+    def _reference(
+        self, learner: Learner, network: nn.Module, trained: Sequence[nn.Parameter], step: int
+    ) -> list[Tensor]:
+        """The gradient of the mean loss of the memory's batch of a step: the same in every process."""
+        seed, count = learner.seed_for("replay", learner.task), memory.replayed(learner, self.settings)
+        items = memory.drawn(self.kept.items, count, seed=seed, step=step)
+        found = [torch.zeros_like(one) for one in trained]
+        low = learner.budget.precision == "bfloat16"
+        with own_random_numbers(learner.device):
+            seed_step(learner.device, seed, step, 0)
+            for rows in learner.each(items, size=learner.budget.micro_batch or len(items)):
+                with torch.autocast(learner.device.type, torch.bfloat16, enabled=low):
+                    loss = learner.cross_entropy(network(rows), rows) / len(items)
+                for place, gradient in zip(found, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):
+                    if gradient is not None:
+                        place += gradient
+        return found
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Store examples of the task."""
+        memory.keep(learner, self.kept, self.settings, task)
+
+
+@torch.no_grad()
+def project(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
+    """Take out of a gradient, in place, its part along a reference that it points against (arXiv 1812.00420, eq. 11).
+
+    Both are one vector in the same pieces.
+    """
+    along = sum(float((one * other).sum()) for one, other in zip(gradient, reference, strict=True))
+    square = sum(float(one.square().sum()) for one in reference)
+    if along < 0 and square > 0:
+        for one, other in zip(gradient, reference, strict=True):
+            one -= (along / square) * other

@@ -1,0 +1,118 @@
+"""Dark experience replay: examples of earlier tasks with the logits that they had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from regard.continual import memory, method
+from regard.continual.batches import Batches, Item
+from regard.continual.learner import IGNORED
+from regard.continual.method import Method
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+    from regard.continual.method import Stage
+    from regard.training.placement import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(memory.Settings):
+    """Those of every memory; `alpha` weighs the distance to stored logits, `beta` the cross-entropy of stored rows."""
+
+    alpha: float = 0.1
+    beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        super().__post_init__()
+        method.check_number("alpha", self.alpha, least=0)
+        method.check_number("beta", self.beta, least=0)
+
+
+class DarkExperience(Method):
+    """DER++ (arXiv 2004.07211, equation 6 and algorithm 2).
+
+    The loss of a step is the mean cross-entropy of the new rows, plus alpha times the mean distance of the logits of a
+    batch of the memory to those stored with it, plus beta times the mean cross-entropy of another batch of the memory.
+    The distance is the mean square over the classes of the row's own task: those alone are compared in training, and
+    alpha means the same for tasks of few classes and of many.
+
+    Unlike in the paper, whose reservoir takes in rows and logits while a task is being learnt, here they are stored, in
+    evaluation mode, when it has been: so that the batch of a step is a function of the step, whichever process asks for
+    it and wherever a run was resumed.
+    """
+
+    Settings = Settings
+
+    @property
+    def bound(self) -> int:
+        """The size of the memory."""
+        size: int = self.settings.memory
+        return size
+
+    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+        """The task's batches, each with two of the memory beside it."""
+        if not self.kept.items:
+            return super().batches(learner, task, stage)
+        new, count = memory.arriving(learner, task, stage), memory.replayed(learner, self.settings)
+        seeds = [learner.seed_for("replay", name, task) for name in ("logits", "labels")]
+
+        def rows(step: int) -> Rows:
+            old = [memory.drawn(self.kept.items, count, seed=seed, step=step) for seed in seeds]
+            return self._rows(learner, new.at(step), old[0], old[1], size=learner.budget.batch + 2 * count)
+
+        return Batches(new.steps, learner.budget.batch + 2 * count, rows)
+
+    def _rows(
+        self, learner: Learner, new: Sequence[Item], dark: Sequence[Item], old: Sequence[Item], *, size: int
+    ) -> Rows:
+        """The batch of a step, each row with its `weight` in the cross-entropy, its `pull` to stored `logits`.
+
+        The loop divides by how many rows count: weights make of that sum the means of the three parts.
+        """
+        items = [*new, *dark, *old]
+        rows = learner.rows(items, size=size)
+        parts = torch.tensor([0] * len(new) + [1] * len(dark) + [2] * len(old) + [3] * (size - len(items)))
+        stored = self.kept.tensors["logits"]
+        logits = torch.zeros(size, stored.shape[1], dtype=stored.dtype)
+        number = {item: place for place, item in enumerate(self.kept.items)}
+        logits[parts == 1] = stored[[number[item] for item in dark]]
+        weight = torch.tensor([1 / len(new), 0.0, self.settings.beta / len(old), 0.0])
+        pull = torch.tensor([0.0, self.settings.alpha / len(dark), 0.0, 0.0])
+        return {**rows, "logits": logits, "weight": len(items) * weight[parts], "pull": len(items) * pull[parts]}
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The weighted sum of cross-entropies and distances."""
+        if "pull" not in rows:
+            return super().loss(learner, network, rows)
+        logits = network(rows)
+        entropy = nn.functional.cross_entropy(
+            learner.of_task(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="none"
+        )
+        own = learner.own.to(logits.device)[rows["tasks"]]
+        return (rows["weight"] * entropy + rows["pull"] * distance(logits, rows["logits"], own)).sum()
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Store examples of the task, with their logits."""
+        before = dict(zip(self.kept.items, self.kept.tensors.get("logits", torch.empty(0)), strict=True))
+        memory.keep(learner, self.kept, self.settings, task)
+        new = [item for item in self.kept.items if item not in before]
+        with learner.evaluating() as network, torch.no_grad():
+            found = [logits for rows in learner.each(new) for logits in _whole(network(rows)).cpu()]
+        stored = before | dict(zip(new, found, strict=True))
+        self.kept.tensors["logits"] = torch.stack([stored[item] for item in self.kept.items])
+
+
+def _whole(logits: Tensor) -> Tensor:
+    """The logits in float32 at least."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def distance(logits: Tensor, stored: Tensor, own: Tensor) -> Tensor:
+    """The mean square difference of logits (row, class) over each row's `own` classes: (row,)."""
+    return ((logits - stored).square() * own).sum(-1) / own.sum(-1)

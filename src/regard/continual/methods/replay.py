@@ -1,0 +1,66 @@
+"""Experience replay: examples of earlier tasks among those of the task at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from regard.continual import memory
+from regard.continual.method import Method
+
+if TYPE_CHECKING:
+    from regard.continual.batches import Batches
+    from regard.continual.learner import Learner
+    from regard.continual.method import Stage
+
+Mixing = Literal["batch", "interval", "merge"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(memory.Settings):
+    """Those of every memory, and how what it holds is mixed with what is new.
+
+    `mixing`: examples of the memory stand beside the new ones in each `batch`; or one batch of the memory alone follows
+    each `interval` of new ones; or the memory is merged with the new examples into one set (`merge`).
+    """
+
+    mixing: Mixing = "batch"
+    interval: int = 100
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        super().__post_init__()
+        memory.check_choice("mixing", self.mixing, get_args(Mixing))
+        memory.check_whole("interval", self.interval, least=1)
+
+
+class Replay(Method):
+    """Experience replay, ER: each new batch with one from a memory (arXiv 1902.10486); or sparse (arXiv 1906.01076).
+
+    The memory takes in a task's examples when the task has been learnt, so that what is replayed is of earlier tasks.
+    The loss is the mean over new and old rows alike, each over the classes of its own task. Sparse replay, mixing
+    `interval`, is one batch of the memory in 100 by default, the paper's rate: runs of fewer steps replay nothing then.
+    """
+
+    Settings = Settings
+
+    @property
+    def bound(self) -> int:
+        """The size of the memory."""
+        size: int = self.settings.memory
+        return size
+
+    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+        """The task's rows with those of the memory, as the settings mix them."""
+        if not self.kept.items:
+            return super().batches(learner, task, stage)
+        if self.settings.mixing == "merge":
+            return learner.epochs([*learner.items(task), *self.kept.items], stage)
+        if self.settings.mixing == "interval":
+            interval = self.settings.interval
+            return memory.interleaved(learner, self.kept, self.settings, task, stage, interval=interval)
+        return memory.beside(learner, self.kept, self.settings, task, stage)
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Store examples of the task."""
+        memory.keep(learner, self.kept, self.settings, task)

@@ -1,0 +1,86 @@
+"""What one of two processes does, for the test of learning together: `python together.py OUT`."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from tests.continual.small import BUDGET, loaded, stream
+from tests.training.small import batch, count, loss, net
+from torch import nn
+
+from regard.continual import run as running
+from regard.continual.method import Method
+from regard.continual.methods import METHODS
+from regard.continual.run import Ran, begin, run
+from regard.continual.state import tensors_of
+from regard.data.stream import Stream
+from regard.training import Plan, train
+
+ONE = replace(BUDGET, epochs=1, probing_epochs=1)
+ROWS = 4
+"""Of each class in training, of which a batch is too."""
+SMALL: dict[str, dict[str, Any]] = {
+    "replay": {"memory": 6},
+    "agem": {"memory": 6, "replay_batch": 3},
+    "der++": {"memory": 6, "replay_batch": 3},
+    "mbpa++": {"memory": 6, "interval": 1, "neighbours": 2, "steps": 2, "adapt": "head"},
+    "l2p": {"pool": 3, "length": 1, "chosen": 2},
+}
+"""Settings that a stream of a few short texts can be learnt with."""
+
+
+def made(name: str) -> Method:
+    """The method with small settings."""
+    kind = METHODS[name]
+    return kind(kind.Settings.parsed(SMALL.get(name, {})))
+
+
+def two_tasks() -> Stream:
+    """The first two of the stream."""
+    return Stream(name="two", tasks=stream(ROWS).tasks[:2], order=(0, 1), seed=0)
+
+
+def exact(name: str, micro_batch: int | None = None) -> Ran:
+    """Two tasks learnt in float64 and without dropout, so that how rows are split shows in no number."""
+    method = made(name)
+    model = loaded(dropout=0.0, dtype=torch.float64)
+    learner = begin(two_tasks(), method, model, replace(ONE, micro_batch=micro_batch), seed=1)
+    learner.network.double()
+    learner.start = {key: value.clone() for key, value in learner.network.state_dict().items()}
+    for module in learner.network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return run(learner, method)
+
+
+def no_flops(*_: Any) -> float:
+    """In place of counting them, which takes longer than a short stage does."""
+    return 0.0
+
+
+def kept(ran: Ran) -> dict[str, Any]:
+    """What a method remembers, as JSON has it, but for tensors."""
+    return {"items": [list(item) for item in ran.method.kept.items], "matrix": ran.found["matrix"]}
+
+
+def main(out: Path) -> None:
+    """Learn the stream with each method; the numbers of this process go to `out`."""
+    torch.set_num_threads(1)
+    running._flops_a_token = no_flops  # type: ignore[assignment]
+    train(net(), Plan(steps=2, batch_size=8), batch=batch, loss=loss, count=count, device="cpu")  # the processes meet
+    found = {}
+    for name in METHODS:
+        ran = exact(name)
+        save_file(tensors_of(ran.network), out / f"{name}-{dist.get_rank()}.safetensors")
+        found[name] = kept(ran)
+    (out / f"found-{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
