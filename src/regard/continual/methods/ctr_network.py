@@ -1,0 +1,125 @@
+"""What CTR trains: plug-ins behind the layers of an encoder that stays as it is."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.continual.methods.ctr_layers import Plugin, Site, Sizes
+from regard.continual.network import Network
+from regard.errors import UserError
+from regard.models.classifier import Classifier
+
+
+class CtrNetwork(Network):
+    """A classifier over a frozen encoder with a plug-in after the attention and the feed-forward part of each layer.
+
+    Plug-ins see the output of the linear layer that ends either part, before its dropout, residual and normalisation.
+    `rows["tasks"]` says of which task each row is; `rows["slope"]` (row,) how steep masks are, which is the settings'
+    `slope` where it is not said; `rows["noise"]` (row, plug-in, task, 2) what is added to the routers' logits.
+
+    An encoder that is called on its own computes for the task that was begun last.
+
+    Raises UserError for models without such layers, and for LoRA.
+    """
+
+    latest: Tensor
+
+    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+        if classifier.config.lora:
+            raise UserError("lora: expected none with ctr, which trains plug-ins of its own beside frozen weights")
+        layers = ends(classifier.encoder)
+        sizes = Sizes(settings.neurons, settings.capsule, settings.middle, settings.transfers, settings.filters)
+        classifier.encoder.requires_grad_(False)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.plugins = nn.ModuleList(Plugin(one.out_features, tasks, sizes).to(one.weight) for one in layers)
+        self.register_buffer("latest", torch.zeros((), dtype=torch.long))
+        self.slope: float = settings.slope
+        self._rows: dict[str, Tensor] | None = None
+        self._site: Site | None = None
+        classifier.encoder.register_forward_pre_hook(self._enter, with_kwargs=True)
+        for number, one in enumerate(layers):
+            one.register_forward_hook(partial(self._plug, number))
+
+    def forward(self, rows: dict[str, Tensor]) -> Tensor:
+        """The logits (row, class) of rows, each through the plug-ins as its task has them."""
+        self._rows = rows
+        try:
+            return super().forward(rows)
+        finally:
+            self._rows = self._site = None
+
+    def _enter(self, encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note of which tasks the rows of a forward are, and which tokens are real."""
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        mask = kwargs.get("attention_mask")
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        told = self._rows or {"tasks": self.latest.expand(len(ids))}
+        slope = told.get("slope", torch.full((len(ids),), self.slope, device=ids.device))
+        self._site = Site(real, told["tasks"], slope, int(told["tasks"].max()), told.get("noise"))
+
+    def _plug(self, number: int, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        assert self._site is not None, "a layer was called without its encoder"
+        noise = self._site.noise
+        found: Tensor = self.plugins[number](
+            output, self._site._replace(noise=None if noise is None else noise[:, number])
+        )
+        return found
+
+    # -- tasks ------------------------------------------------------------------------------------------
+
+    @property
+    def each(self) -> tuple[Plugin, ...]:
+        """The plug-ins: of each layer that behind the attention, and that behind the feed-forward part."""
+        return tuple(cast(Plugin, one) for one in self.plugins)
+
+    def begin(self, task: int, used: list[list[Tensor]]) -> None:
+        """Let a task train what is its own to train: `used` says how far earlier ones use the neurons of each plug-in.
+
+        Its own embeddings, the capsules of the tasks so far, what all share, and neurons that are not in use.
+        """
+        self.latest.fill_(task)
+        for plugin in self.each:
+            for embeddings in plugin.specific.tasks:
+                for number, one in enumerate(cast(nn.ParameterList, embeddings)):
+                    one.requires_grad_(number == task)
+            for number, route in enumerate(plugin.sharing.routes):
+                plugin.sharing.capsules[number].requires_grad_(number <= task)
+                route.requires_grad_(number <= task)
+            plugin.sharing.router.requires_grad_(task > 0)
+        for plugin, masks in zip(self.each, used, strict=False):
+            plugin.specific.guard(masks)
+
+    def masks(self, task: int) -> list[list[Tensor]]:
+        """How open the neurons of each plug-in are for a task when it has been learnt, of either layer."""
+        return [plugin.specific.masks(task, self.slope) for plugin in self.each]
+
+    def settle(self) -> None:
+        """End what `begin` began."""
+        for plugin in self.each:
+            plugin.specific.settle()
+
+
+def ends(encoder: nn.Module) -> list[nn.Linear]:
+    """The linear layers that end the attention and the feed-forward part of each layer, in their order.
+
+    Raises UserError where there are none by the names that BERT gives them.
+    """
+    found: list[nn.Linear] = []
+    for layer in encoder.modules():
+        try:
+            parts = [layer.get_submodule(name) for name in ("attention.output.dense", "output.dense")]
+        except AttributeError:
+            continue
+        found += cast("list[nn.Linear]", parts)
+    if not found:
+        raise UserError(
+            f"model: expected layers as BERT, RoBERTa, ELECTRA or MiniLM have them, got {type(encoder).__name__}; "
+            "ctr has no place for its plug-ins in it"
+        )
+    return found

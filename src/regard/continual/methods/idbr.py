@@ -1,0 +1,215 @@
+"""IDBR: what all tasks share and what each has of its own, told apart and held in place differently."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.continual import method
+from regard.continual.batches import Batches, Epochs, Item
+from regard.continual.learner import IGNORED
+from regard.continual.method import Method
+from regard.continual.methods.idbr_halves import Halving
+from regard.continual.methods.idbr_kmeans import representatives
+from regard.continual.methods.idbr_network import IdbrNetwork, Parts
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+    from regard.continual.method import Stage
+    from regard.training.placement import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(method.Settings):
+    """The choices of the paper's program.
+
+    `replay`: keep a `share` of each task's training examples, but no more than its part of `memory`, which is that of
+    all tasks, and replay them at each `interval`-th batch; without it nothing is kept. `size`: of each space. `order`,
+    `task`: weights of the losses of the two predictions. `generic`, `specific`: how much each space is held in place,
+    times `held_new` in batches of the task at hand, and times `held_replayed` in those that replay.
+    """
+
+    replay: bool = True
+    share: float = 0.01
+    memory: int = 2000
+    interval: int = 10
+    size: int = 128
+    order: float = 1.0
+    task: float = 1.0
+    generic: float = 0.5
+    specific: float = 0.5
+    held_new: float = 0.5
+    held_replayed: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        method.check_number("share", self.share, least=0, most=1)
+        for name in ("order", "task", "generic", "specific", "held_new", "held_replayed"):
+            method.check_number(name, getattr(self, name), least=0)
+        for name in ("interval", "size", "memory"):
+            method.check_number(name, getattr(self, name), least=1)
+            if not isinstance(getattr(self, name), int):
+                raise UserError(f"{name}: expected a whole number, got {getattr(self, name)!r}")
+        if not isinstance(self.replay, bool):
+            raise UserError(f"replay: expected true or false, got {self.replay!r}")
+
+
+class Idbr(Method):
+    """Information disentanglement based regularisation (arXiv 2104.05489), with replay or without.
+
+    The state of the encoder is read in a generic and a specific space, and classes from both (`IdbrNetwork`). The loss
+    of a row is the mean over the text as it was written and with its halves exchanged of three cross-entropies: of its
+    class; of which of the two it is, from the generic space; and, in batches that replay, of its task among those seen,
+    from the specific space. From the second task on the mean squares of how far both spaces of the text as written have
+    moved since before the task, in evaluation mode, are added, so much for each space.
+
+    Texts are cut at a drawn place, with a separator between the halves (`Halving`): the second order is thus told from
+    the first without a second text, and what a step computes depends on nothing but its rows. At test a text is whole.
+
+    After a task a share of its examples is kept: those nearest to the centres of k-means over the encoder's states, as
+    many as there are centres, at least one. Each tenth batch, counted through the stage, is mixed with as many kept
+    examples of each earlier task, and gone through in as many steps as there are then tasks.
+
+    Simplified: everything is trained at one rate, the paper's program trains the task predictor at a higher one; the
+    best weights on the dev split are not looked for; warm-up and schedule are those of all methods.
+    """
+
+    Settings = Settings
+    Network = IdbrNetwork
+
+    def __init__(self, settings: method.Settings | None = None) -> None:
+        super().__init__(settings)
+        self.before, self.places = torch.empty(0), dict[Item, int]()
+
+    @property
+    def bound(self) -> int:
+        """The size of the memory, which is none without replay."""
+        size: int = self.settings.memory
+        return size if self.settings.replay else 0
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Note both spaces of the task's training rows and of what is kept, where there are earlier tasks."""
+        memory, tasks = self.settings.memory, len(learner.stream)
+        if self.settings.replay and memory < tasks:
+            raise UserError(f"memory: expected an example of each of {tasks} tasks at least, got {memory}")
+        if not task:
+            return
+        items, network = [*learner.items(task), *self.kept.items], cast(IdbrNetwork, learner.network)
+        with learner.evaluating(), torch.no_grad():
+            self.before = torch.cat([network.spaces(rows).float() for rows in learner.each(items)])
+        self.places = {item: place for place, item in enumerate(items)}
+
+    # -- batches ----------------------------------------------------------------------------------------
+
+    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+        """The task's batches in halves, and where there is a memory, steps that replay."""
+        budget, items = learner.budget, learner.items(task)
+        new = Epochs(
+            items,
+            [learner.length(item) for item in items],
+            size=budget.batch,
+            epochs=stage.epochs,
+            seed=learner.seed_for("batches", task, stage.name),
+        )
+        old = [kept for number in range(task) if (kept := [item for item in self.kept.items if item.task == number])]
+        halving = Halving.of(learner.tokenizer, length=budget.length, pad=learner.pad)
+        seeds = learner.seed_for("replay", task, stage.name), learner.seed_for("halves", task, stage.name)
+        plan = Replays(new, old, interval=self.settings.interval, seed=seeds[0])
+
+        def rows(step: int) -> Rows:
+            chosen, replays = plan.at(step)
+            found = halving.rows(learner.rows(chosen, size=budget.batch), np.random.default_rng([seeds[1], step]))
+            return {**found, "replays": torch.full((budget.batch,), replays)}
+
+        return Batches(plan.steps, budget.batch, rows)
+
+    # -- losses -----------------------------------------------------------------------------------------
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The sum over rows of cross-entropies and of how far their spaces have moved.
+
+        Of rows that are not in halves, the cross-entropy of their classes.
+        """
+        if "halves" not in rows:
+            return super().loss(learner, network, rows)
+        bare, both = cast(IdbrNetwork, learner.network), in_both_orders(rows)
+        parts = bare.parts(network(both))
+        chosen = self.settings
+        found = _entropy(learner.of_task(parts.logits, both["tasks"]), both["labels"])
+        found = found + chosen.order * _entropy(parts.orders, both["orders"])
+        told = parts.tasks[:, : learner.task + 1]
+        found = found + chosen.task * both["replays"] * _entropy(told, both["tasks"])
+        each = torch.stack(found.chunk(2)).mean(0) + self._held(bare, parts, rows)
+        return (each * (rows["labels"] != IGNORED)).sum()
+
+    def _held(self, network: IdbrNetwork, parts: Parts, rows: Rows) -> Tensor:
+        """How far the spaces of each row, as written, are from where they were before the task, weighed: (row,)."""
+        count, chosen = len(rows["labels"]), self.settings
+        if not len(self.before):
+            return parts.spaces.new_zeros(count)
+        items = zip(rows["tasks"].tolist(), rows["rows"].tolist(), strict=True)
+        before = self.before[[self.places[Item(*item)] for item in items]]
+        moved = (parts.spaces[:count] - before).square()
+        generic, specific = (space.mean(1) for space in moved.split(network.size, 1))
+        weight = torch.where(rows["replays"], chosen.held_replayed, chosen.held_new)
+        return weight * (chosen.generic * generic + chosen.specific * specific)
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Keep the examples that stand for the task."""
+        if not self.settings.replay:
+            return
+        items, network = learner.items(task), cast(IdbrNetwork, learner.network)
+        with learner.evaluating(), torch.no_grad():
+            states = torch.cat([network.read(rows).float() for rows in learner.each(items)])
+        many = min(max(1, int(self.settings.share * len(items))), self.settings.memory // len(learner.stream))
+        chosen = representatives(states, many, seed=learner.seed_for("memory", task))
+        self.kept.items += [items[number] for number in chosen]
+
+
+class Replays:
+    """The examples of each step: a task's batches, of which each `interval`-th comes with memories of other tasks.
+
+    In its place come as many steps as there are tasks then, of the batch and as many examples of each memory, or all of
+    a smaller one, mixed. A function of seed and step.
+    """
+
+    def __init__(self, new: Epochs, old: Sequence[Sequence[Item]], *, interval: int, seed: int) -> None:
+        self.new, self.old, self.interval, self.seed = new, old, interval, seed
+        self.steps = new.steps + len(old) * (new.steps // interval)
+
+    def at(self, step: int) -> tuple[list[Item], bool]:
+        """The examples of a step, and whether it replays."""
+        round_, place = divmod(step, self.interval + len(self.old))
+        number = round_ * self.interval + min(place, self.interval - 1)
+        if not self.old or place < self.interval - 1:
+            return self.new.at(number), False
+        random = np.random.default_rng([self.seed, round_])
+        mixed = self.new.at(number)
+        for memory in self.old:
+            many = min(self.new.size, len(memory))
+            mixed = [*mixed, *[memory[one] for one in random.choice(len(memory), many, replace=False)]]
+        parts = np.array_split(random.permutation(len(mixed)), len(self.old) + 1)
+        return [mixed[one] for one in parts[place - self.interval + 1]], True
+
+
+def in_both_orders(rows: Rows) -> Rows:
+    """The rows and, behind them, the same with their halves exchanged; `orders` (row,): 0 or 1."""
+    width, count = rows["input_ids"].shape[1], len(rows["labels"])
+    exchanged = {"input_ids": rows["halves"][:, :width]}
+    if "token_type_ids" in rows:
+        exchanged["token_type_ids"] = rows["halves_types"][:, :width]
+    same = ("attention_mask", "labels", "tasks", "replays", *exchanged)
+    both = {name: torch.cat([rows[name], exchanged.get(name, rows[name])]) for name in same}
+    orders = torch.arange(2, device=rows["labels"].device).repeat_interleave(count)
+    return {**both, "orders": orders, "halves": both["input_ids"]}
+
+
+def _entropy(logits: Tensor, classes: Tensor) -> Tensor:
+    """The cross-entropy of each row: (row,)."""
+    return nn.functional.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="none")

@@ -1,0 +1,104 @@
+"""What IDBR trains: an encoder whose state is read in two spaces, one of all tasks and one of each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.continual.network import Network
+from regard.models.classifier import Classifier
+from regard.models.heads import LinearHead, Reading, pooled
+
+ORDERS = 2
+"""Two halves of a text stand as they were written, or exchanged."""
+
+
+class Parts(NamedTuple):
+    """What the network says of rows: logits (row, class), of tasks (row, task), of orders (row, 2), and both spaces."""
+
+    logits: Tensor
+    tasks: Tensor
+    orders: Tensor
+    spaces: Tensor
+
+
+class SpacesHead(nn.Module):
+    """Two spaces of the encoder's state, and a linear layer that reads classes from both side by side.
+
+    `generic` and `specific` are a linear map and tanh each, `width` to `size` (arXiv 2104.05489).
+    """
+
+    def __init__(self, width: int, classes: int, *, size: int, reading: Reading) -> None:
+        super().__init__()
+        self.reading: Reading = reading
+        self.generic = nn.Sequential(nn.Linear(width, size), nn.Tanh())
+        self.specific = nn.Sequential(nn.Linear(width, size), nn.Tanh())
+        self.vectors = nn.Parameter(torch.empty(classes, 2 * size))
+        self.bias = nn.Parameter(torch.zeros(classes))
+        nn.init.uniform_(self.vectors, -1 / math.sqrt(2 * size), 1 / math.sqrt(2 * size))
+
+    def forward(self, states: Tensor, real: Tensor, common: Tensor | None = None) -> Tensor:
+        """The logits (row, class) of states (row, token, width), of which `real` (row, token) are no padding."""
+        return self.classes(self.spaces(pooled(states, real, self.reading)))
+
+    def classes(self, spaces: Tensor) -> Tensor:
+        """The logits (row, class) of both spaces (row, 2 × size)."""
+        return spaces @ self.vectors.T + self.bias
+
+    def spaces(self, read: Tensor) -> Tensor:
+        """The generic space of states (row, width) and, behind it, the specific one: (row, 2 × size)."""
+        return torch.cat([self.generic(read), self.specific(read)], 1)
+
+
+class IdbrNetwork(Network):
+    """A classifier that reads two spaces, with a predictor of the order of halves and one of the task.
+
+    The order is predicted from the generic space, the task from the specific one. The head of the classifier is
+    replaced by a `SpacesHead`.
+    """
+
+    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+        before, size = cast(LinearHead, classifier.head), settings.size
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            head = SpacesHead(
+                before.vectors.shape[1], len(classifier.config.classes), size=size, reading=before.reading
+            )
+            self.tasks, self.orders = nn.Linear(size, tasks), nn.Linear(size, ORDERS)
+        for module in (head, self.tasks, self.orders):
+            module.to(before.vectors)
+        classifier.head = head
+        self.size = size
+
+    @property
+    def head(self) -> SpacesHead:
+        """The head of the classifier."""
+        return cast(SpacesHead, self.classifier.head)
+
+    def forward(self, rows: dict[str, Tensor]) -> Tensor:
+        """The logits (row, class) of rows; of rows with `halves` everything, for `parts` to take apart."""
+        if "halves" not in rows:
+            return super().forward(rows)
+        spaces = self.spaces(rows)
+        logits = self.head.classes(spaces)
+        generic, specific = spaces.split(self.size, 1)
+        return torch.cat([logits, self.tasks(specific), self.orders(generic), spaces], 1)
+
+    def spaces(self, rows: dict[str, Tensor]) -> Tensor:
+        """The generic and the specific space of rows: (row, 2 × size)."""
+        return self.head.spaces(self.read(rows))
+
+    def read(self, rows: dict[str, Tensor]) -> Tensor:
+        """The states (row, width) that the spaces are made of."""
+        real = rows["attention_mask"].bool()
+        states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
+        return pooled(states, real, self.head.reading)
+
+    def parts(self, outputs: Tensor) -> Parts:
+        """What `forward` said of rows with `halves`."""
+        sizes = [len(self.head.bias), self.tasks.out_features, ORDERS, 2 * self.size]
+        return Parts(*outputs.float().split(sizes, 1))
