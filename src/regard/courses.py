@@ -68,6 +68,7 @@ class Course:
     epochs: int | None = option(None, "epochs of training everything")
     learning_rate: float | None = option(None, "of training everything, at its peak", above=0)
     search: str | None = option(None, "learning rates apart by commas, of which the first task's dev rows choose")
+    select: str = option("dev", "rows that choose: dev (test rows are refused)")
     probing_epochs: int | None = option(None, "epochs of training the head alone")
     probing_rate: float | None = option(None, "learning rate of the head alone", above=0)
     precision: str = option("float32", "float32, or bfloat16 (autocast)")
@@ -86,7 +87,17 @@ class Course:
         for name, value in SCALES[self.scale].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        _ = self.rates
+        self._check_search()
+
+    def _check_search(self) -> None:
+        """Nothing, or a UserError: learning rates that cannot be, or would be chosen on test rows."""
+        from regard.data.splits import check_selection
+
+        check_selection(self.select)
+        if len(self.rates) > 1 and self.protocol == "paper":
+            raise UserError(
+                "search: expected the protocol clean, with paper the dev rows are those that are evaluated on"
+            )
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -95,7 +106,7 @@ class Course:
             found = tuple(float(part) for part in (self.search or str(self.learning_rate)).split(","))
         except ValueError:
             raise UserError(f"search: expected learning rates apart by commas, got {self.search!r}") from None
-        if min(found) <= 0 or max(found) == float("inf"):
+        if not all(0 < rate < float("inf") for rate in found):
             raise UserError(f"search: expected learning rates over 0, got {self.search!r}")
         return found
 
@@ -119,18 +130,28 @@ class Course:
         return kind(kind.Settings.parsed(dict(_pair(said) for said in self.set)))
 
     def read(self, folder: str | None = None) -> Stream:
-        """The stream, from the course's folder or this one. Raises UserError."""
-        from regard.data.streams import read_stream
+        """The stream; one that is published from the course's folder, or from this one. Raises UserError."""
+        from regard.data.stream_settings import STREAMS
+        from regard.data.streams import STDLIB, read_stream
 
         return read_stream(
             self.stream,
-            None if self.stream == "stdlib-split" else self.data or folder,
+            None if self.stream == STDLIB else self.data or (folder if self.stream in STREAMS else None),
             rows=self.rows,
             eval_rows=self.eval_rows,
             order=self.order,
             seed=self.seed,
             protocol=self.protocol,  # type: ignore[arg-type]  # checked above
         )
+
+    def with_(self, **changes: Any) -> Course:
+        """The course with some fields changed; what its scale gave becomes what that of the new one gives."""
+        return Course.from_dict({**self.said(), **changes})
+
+    def said(self) -> dict[str, Any]:
+        """Every field by name but those that are as the scale has them."""
+        given = SCALES[self.scale]
+        return {name: value for name, value in self.to_dict().items() if name not in given or value != given[name]}
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, as a file holds it."""
@@ -146,6 +167,12 @@ class Course:
     def from_file(cls, path: str | Path) -> Course:
         """The course in a run's folder, in the file that it has written there, or in a JSON object of fields."""
         return cls.from_dict(settings.read_file(path, verb="learn", field="course"))
+
+
+def seeds_of(path: str | Path) -> tuple[int, ...]:
+    """The seeds of the runs that a run's folder or file tells of; none where it has fields of a course alone."""
+    runs = settings.read_object(path, verb="learn").get("runs", ())
+    return tuple(dict.fromkeys(int(run["seed"]) for run in runs))
 
 
 def names() -> tuple[str, ...]:

@@ -20,16 +20,17 @@ from accelerate import PartialState
 from regard import __version__
 from regard.continual.interference import gradients_of, interference_table
 from regard.continual.learner import IGNORED, Budget, Learner
-from regard.continual.models import Deltas
+from regard.continual.models import Deltas, identified
 from regard.continual.network import INPUTS
 from regard.continual.run import Told, begin, run
 from regard.continual.scoring import score
 from regard.courses import FREE, Course, each_method
 from regard.data.common_tokens import common_tokens
+from regard.data.splits import check_selection
 from regard.data.stream import Stream
 from regard.diagnosis import diagnose
 from regard.errors import UserError
-from regard.journal import Journal
+from regard.journal import ENTRIES, Journal, check_same
 from regard.learning import MODELS, TABLES, VERB, Learning, table
 from regard.models.pretrained import Loaded, given, load
 from regard.provenance import now, peak_memory, versions
@@ -37,17 +38,23 @@ from regard.provenance import now, peak_memory, versions
 DATA = "REGARD_DATA"
 """The environment variable that names the folder of published files where a course does not."""
 JOURNAL, STATES = "journal", "states"
+LEARNT = "learnt"
+"""The stage that is told of when a task is done."""
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a comparison is: the run at hand among all, and how far that one is."""
+    """How far a comparison is: the run at hand among all, how many tasks it has, and how far it is.
+
+    Once a task is learnt and scored, `told` has the stage `LEARNT`.
+    """
 
     method: str
     seed: int
     run: int
     runs: int
+    tasks: int
     told: Told
 
 
@@ -75,29 +82,24 @@ def learn(
     Under `accelerate launch` all processes train together, and each returns the same. Raises UserError.
     """
     course = _course(stream, method, model, changes)
-    courses = [
-        replace(one, seed=seed)
-        for seed in (seeds if seeds is not None else (course.seed,))
-        for one in each_method(course)
-    ]
-    if not courses:
-        raise UserError("seeds: expected at least one, got none")
+    courses = [replace(one, seed=seed) for seed in _seeds(seeds, course) for one in each_method(course)]
     own = stream if isinstance(stream, Stream) else None
     _together()
     with _folder(work) as place:
-        loaded = load(course.model) if model is None or isinstance(model, str) else _given(model, tokenizer)
-        streams = {one.seed: _stream(one, own) for one in courses}
+        streams = {seed: _stream(one, own) for seed, one in {one.seed: one for one in courses}.items()}
+        loaded = _loaded(course, model, tokenizer)
         journal = _journal(place, course, loaded, streams, resume=resume)
-        found = {}
+        found = {key: journal[key] for key in map(_key, courses) if key in journal}
+        for one in courses:
+            if _key(one) in found:
+                check_same({"tasks": found[_key(one)]["tasks"]}, {"tasks": _digests(streams[one.seed])})
         for number, one in enumerate(courses):
-            key = _key(one)
-            if key not in journal:
-                tell = _telling(one, number, len(courses), on_progress)
+            key, tell = _key(one), _telling(one, number, len(courses), len(streams[one.seed]), on_progress)
+            if key not in found:
                 result = _one(one, streams[one.seed], loaded, place, resume=resume, keep=keep_models, tell=tell)
-                journal.add(key, result) if _first() else None
-                found[key] = result
-            else:
-                found[key] = journal[key]
+                found[key] = journal.add(key, result) if _first() else result
+                if _first():
+                    shutil.rmtree(place / STATES / key, ignore_errors=True)
         models = place / MODELS if keep_models and work is not None else None
         return Learning(
             **_tables(courses, streams, found), record=_record(course, courses, streams, loaded, found), models=models
@@ -112,15 +114,25 @@ def _course(stream: str | Stream | Course, method: Any, model: Any, changes: Map
     if isinstance(model, str):
         said["model"] = model
     if isinstance(stream, Course):
-        return replace(stream, **said)
+        return stream.with_(**said)
     named = stream.name if isinstance(stream, Stream) else str(stream)
     if model is not None and not isinstance(model, str):
         said["model"] = getattr(model, "name", None) or type(model).__name__
     return Course.from_dict({"stream": named, **said})
 
 
-def _given(model: Any, tokenizer: Any) -> Loaded:
-    return given(model, tokenizer, to="teach", call="regard.learn(stream, method, model, tokenizer=tokenizer)")
+def _seeds(seeds: Any, course: Course) -> tuple[int, ...]:
+    found = (course.seed,) if seeds is None else tuple(seeds) if isinstance(seeds, (list, tuple, range)) else ()
+    if not found or len({*found}) < len(found):
+        raise UserError(f"seeds: expected a list of whole numbers, at least one and each once, got {seeds!r}")
+    return found
+
+
+def _loaded(course: Course, model: Any, tokenizer: Any) -> Loaded:
+    if model is None or isinstance(model, str):
+        return load(course.model, dtype="float32")
+    call = "regard.learn(stream, method, model, tokenizer=tokenizer)"
+    return identified(given(model, tokenizer, to="teach", call=call))
 
 
 def _stream(course: Course, own: Stream | None) -> Stream:
@@ -162,15 +174,25 @@ def _folder(work: str | Path | None) -> Iterator[Path]:
 def _journal(place: Path, course: Course, loaded: Loaded, streams: Mapping[int, Stream], *, resume: bool) -> Journal:
     """The finished runs of a comparison. Raises UserError if another course, stream or model began it."""
     bound = {name: value for name, value in course.to_dict().items() if name not in {*FREE, "seed", "method", "set"}}
-    tasks = {task.name: dict(task.sha256) for task in next(iter(streams.values())).tasks}
-    about = {"course": bound, "model": loaded.sha256, "tasks": sorted(tasks)}
+    tasks = sorted(task.name for task in next(iter(streams.values())).tasks)
+    about = {"course": bound, "model": loaded.sha256, "tasks": tasks}
     if _first():
-        if not resume:
-            shutil.rmtree(place, ignore_errors=True)
+        for part in () if resume else (JOURNAL, STATES, MODELS):
+            shutil.rmtree(place / part, ignore_errors=True)
         journal = Journal(place / JOURNAL, about, resume=resume)
     if dist.is_initialized():
         dist.barrier()
     return journal if _first() else Journal(place / JOURNAL, about, resume=True)
+
+
+def can_go_on(work: Path) -> bool:
+    """Whether a comparison that was broken off has left something there to go on with."""
+    entries = work / JOURNAL / ENTRIES
+    return entries.is_file() or any(one.is_file() for one in (work / STATES).rglob("*"))
+
+
+def _digests(stream: Stream) -> dict[str, dict[str, str]]:
+    return {task.name: dict(task.sha256) for task in stream.tasks}
 
 
 def _key(course: Course) -> str:
@@ -202,6 +224,13 @@ def _one(
     if keep and _first():
         deltas.begin(learner, method, course.method)
     pairs: list[Row] = _interference(learner, course, learnt=0)
+
+    def done(learner: Learner, learnt: int) -> None:
+        if keep and _first():
+            deltas.keep(learner, learnt)
+        if tell is not None and _first():
+            tell(Told(learnt, stream.tasks[learnt - 1].name, LEARNT, 0, 0, {}))
+
     ran = run(
         learner,
         method,
@@ -210,17 +239,16 @@ def _one(
         checkpoint_every=course.checkpoint_every,
         diagnose=_looking(course, loaded) if course.diagnosed else None,
         on_progress=tell,
-        on_task=lambda learner, learnt: deltas.keep(learner, learnt) if keep and _first() else None,
+        on_task=done,
     )
     pairs += _interference(learner, course, learnt=len(stream))
-    if _first():
-        shutil.rmtree(place / STATES / key, ignore_errors=True)
     classifier = learner.network.classifier
     return {
         **ran.found,
         "interference": pairs,
         "seconds": round(time.perf_counter() - began, 3),
         "peak_memory_mib": round(peak_memory(learner.device), 1),
+        "tasks": _digests(stream),
         "device": str(learner.device),
         "parameters": sum(one.numel() for one in classifier.parameters()),
         "learning_rate": budget.rate,
@@ -244,7 +272,9 @@ def _budget(course: Course, stream: Stream, loaded: Loaded) -> tuple[Budget, lis
         method = course.make_method()
         learner = begin(first, method, loaded, course.budget(rate), seed=course.seed, lora=_lora(course))
         run(learner, method)
-        tried.append({"learning_rate": rate, "score": score(learner, 0, learnt=1, split="dev").til})
+        tried.append(
+            {"learning_rate": rate, "score": score(learner, 0, learnt=1, split=check_selection(course.select)).til}
+        )
     best = max(tried, key=lambda one: one["score"])
     return course.budget(best["learning_rate"]), tried
 
@@ -289,11 +319,11 @@ def _interference(learner: Learner, course: Course, *, learnt: int) -> list[Row]
 
 
 def _telling(
-    course: Course, number: int, runs: int, on_progress: Callable[[Progress], None] | None
+    course: Course, number: int, runs: int, tasks: int, on_progress: Callable[[Progress], None] | None
 ) -> Callable[[Told], None] | None:
     if on_progress is None:
         return None
-    return lambda told: on_progress(Progress(course.label, course.seed, number + 1, runs, told))
+    return lambda told: on_progress(Progress(course.label, course.seed, number + 1, runs, tasks, told))
 
 
 # -- what it comes to -----------------------------------------------------------------------------------
@@ -304,22 +334,14 @@ def _tables(
 ) -> dict[str, pd.DataFrame]:
     """The tables of all runs, one under the other."""
     return {
-        name: table(
-            name,
-            [
-                {
-                    "stream": streams[one.seed].name,
-                    "method": one.label,
-                    "seed": one.seed,
-                    "order": _order(streams[one.seed]),
-                    **row,
-                }
-                for one in courses
-                for row in found[_key(one)][name]
-            ],
-        )
+        name: table(name, [_named(one, streams[one.seed]) | row for one in courses for row in found[_key(one)][name]])
         for name in TABLES
     }
+
+
+def _named(course: Course, stream: Stream) -> Row:
+    """What each row of a run's tables says."""
+    return {"stream": stream.name, "method": course.label, "seed": course.seed, "order": _order(stream)}
 
 
 def _order(stream: Stream) -> str:
@@ -336,7 +358,7 @@ def _record(
         "regard": __version__,
         "verb": VERB,
         "created": now(),
-        "course": course.to_dict(),
+        "course": replace(course, seed=courses[0].seed).to_dict(),
         "runs": [
             {
                 "key": _key(one),

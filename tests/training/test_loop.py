@@ -76,6 +76,33 @@ def test_it_is_the_plain_loop() -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
+def test_gradients_may_be_corrected() -> None:
+    """That of the whole batch, before it is clipped, in whatever micro-batches it was computed."""
+    plan = replace(PLAN, clip=None, micro_batch=3)
+    steps, means = list[int](), list[Tensor]()
+
+    def correct(model: nn.Module, step: int) -> None:
+        steps.append(step)
+        assert isinstance(model, Net)
+        assert model.out.weight.grad is not None
+        means.append(model.out.weight.grad.clone())
+        for one in model.parameters():
+            assert one.grad is not None
+            one.grad.mul_(-2.0)
+
+    model, plain = net(), net()
+    expected = torch.autograd.grad(loss(plain, batch(0)) / count(batch(0)), plain.out.weight)[0]
+    result = trained(model, replace(plan, log_every=1), correct=correct)
+    assert steps == list(range(12))
+    torch.testing.assert_close(means[0], expected, rtol=0, atol=1e-12)
+    untouched = trained(plain, replace(plan, log_every=1))
+    first, before = result.history[0]["gradient_norm"], untouched.history[0]["gradient_norm"]
+    assert first == pytest.approx(2 * before, rel=1e-12)
+    assert result.history[-1]["loss"] > result.history[0]["loss"], "it climbs"
+    bounded = trained(net(), replace(PLAN, clip=1e-9, log_every=1), correct=correct)
+    assert bounded.history[0]["gradient_norm"] == pytest.approx(first, rel=1e-12)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_micro_batches_do_not_matter(size: int) -> None:
     whole, split = net(), net()
@@ -222,7 +249,7 @@ def test_weights_that_are_not_float32() -> None:
 
 @pytest.fixture
 def no_accelerator() -> Iterator[None]:
-    """Accelerate as it is in a new process, whatever the tests before this one have left; as they left it afterwards."""
+    """Accelerate as it is in a new process, whatever earlier tests have left; afterwards as they left it."""
     classes = (AcceleratorState, GradientState, PartialState)
     left = [dict(state._shared_state) for state in classes]
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -26,7 +26,7 @@ PLAN = Plan(steps=100, batch_size=8, learning_rate=0.5, warmup_steps=10)
         ("micro_batch", 0, "micro_batch: expected a whole number, at least 1, got 0"),
         ("keep", None, "keep: expected a whole number, at least 1, got None"),
         ("checkpoint_every", 0, "checkpoint_every: expected a whole number, at least 1, got 0"),
-        ("schedule", "linear", "schedule: expected one of constant, cosine, got 'linear'"),
+        ("schedule", "square", "schedule: expected one of constant, cosine, linear, got 'square'"),
         ("precision", "float16", "precision: expected one of float32, bfloat16, got 'float16'"),
         ("decay", "none", "decay: expected one of all, matrices, got 'none'"),
         ("learning_rate", 0, "learning_rate: expected a number above 0, got 0"),
@@ -65,9 +65,14 @@ def test_rates_by_hand() -> None:
     constant = replace(PLAN, schedule="constant")
     assert [learning_rate(constant, step) for step in (5, 10, 11, 100)] == [0.25, 0.5, 0.5, 0.5]
     assert learning_rate(replace(PLAN, warmup_steps=100), 100) == 0.5
+    linear = [learning_rate(replace(PLAN, schedule="linear", final_rate=0.0), step) for step in range(1, 101)]
+    assert linear[:10] == rates[:10]
+    assert linear[10:] == pytest.approx([0.5 * (100 - step) / 90 for step in range(11, 101)], rel=1e-12)
+    assert linear[-1] == 0.0
+    assert learning_rate(replace(PLAN, schedule="linear"), 55) == pytest.approx((0.5 + 0.05) / 2, rel=1e-12)
 
 
-@given(st.integers(1, 60), st.integers(0, 60), st.floats(0, 1), st.sampled_from(["constant", "cosine"]))
+@given(st.integers(1, 60), st.integers(0, 60), st.floats(0, 1), st.sampled_from(["constant", "cosine", "linear"]))
 def test_rates_grow_and_then_fall(steps: int, warmup: int, final: float, schedule: Any) -> None:
     warmup = min(warmup, steps)
     plan = Plan(steps=steps, batch_size=1, warmup_steps=warmup, final_rate=final, schedule=schedule, learning_rate=1)

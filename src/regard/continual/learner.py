@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +16,7 @@ from regard.continual.batches import Batches, Epochs, Item
 from regard.continual.method import Stage
 from regard.continual.network import Network
 from regard.data.encoding import Encoded, encode
-from regard.data.examples import Examples
-from regard.data.stream import Split, Stream
+from regard.data.stream import SPLITS, Split, Stream, Task
 from regard.errors import UserError
 
 IGNORED = -100
@@ -159,7 +158,8 @@ class Learner:
 
     def of_task(self, logits: Tensor, tasks: Tensor) -> Tensor:
         """The logits (row, class) with those of classes of other tasks so low that they have no share."""
-        return logits.float().masked_fill(~self.own.to(logits.device)[tasks], _UNLIKELY)
+        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return exact.masked_fill(~self.own.to(logits.device)[tasks], _UNLIKELY)
 
     def seen_classes(self, task: int) -> Tensor:
         """(class,): which classes a task, or one before it, has."""
@@ -196,19 +196,39 @@ class Learner:
 
 
 def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int, Split], Encoded]:
-    """The splits of each task as token ids, each text once."""
-    names: tuple[Split, ...] = ("train", "dev", "test")
+    """The splits of each task as token ids, each text once. Raises UserError for tasks that cannot be learnt."""
+    for task in stream.tasks:
+        _check(task)
     return {
-        (number, split): _encoded(task.split(split), tokenizer, length, f"{task.name} {split}")
+        (number, split): encode("sequence", task.split(split), tokenizer, length, "natural")
         for number, task in enumerate(stream.tasks)
-        for split in names
+        for split in SPLITS
     }
 
 
-def _encoded(examples: Examples, tokenizer: Any, length: int, told: str) -> Encoded:
-    if not len(examples):
-        raise UserError(f"stream: expected rows in each split, {told} has none")
-    return encode("sequence", examples, tokenizer, length, "natural")
+def check_lengths(encoded: Mapping[Any, Encoded], most: int | None) -> None:
+    """Nothing, or a UserError: a text has more tokens than the model takes."""
+    longest = max(int(part.attention_mask.sum(1).max()) for part in encoded.values())
+    if most is not None and longest > most:
+        raise UserError(f"length: expected at most {most} tokens, which this model takes, got a text of {longest}")
+
+
+def _check(task: Task) -> None:
+    """Nothing, or a UserError: a task whose classes or rows are not as they should be."""
+    count = len(task.labels)
+    if count < 2:
+        raise UserError(f"stream: expected at least two classes in each task, {task.name!r} has {count}")
+    for split in SPLITS:
+        labels = task.split(split).labels
+        if not labels:
+            raise UserError(f"stream: expected rows in each split, {task.name} {split} has none")
+        wrong = [label for label in labels if label not in range(count)]
+        if wrong:
+            told = f"{split} of {task.name!r}, got {wrong[0]!r}"
+            raise UserError(f"stream: expected labels from 0 to {count - 1} in {told}")
+    lacking = [name for number, name in enumerate(task.labels) if number not in set(task.train.labels)]
+    if lacking:
+        raise UserError(f"stream: expected rows of each class in train, {task.name!r} has none of {lacking[0]}")
 
 
 def warmup_steps(budget: Budget, steps: int) -> int:

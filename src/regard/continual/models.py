@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from regard.continual.methods import method_named
 from regard.continual.network import Network
 from regard.continual.state import load_tensors, tensors_of
 from regard.errors import UserError
-from regard.models.classifier import Classifier, ClassifierConfig
+from regard.models.classifier import Classifier, ClassifierConfig, without_decoder
 from regard.models.pretrained import Loaded
+from regard.provenance import digest
 from regard.quiet import quiet
 from regard.results import write_file, writing
 
@@ -55,8 +57,8 @@ class Deltas:
         write_file(self.folder / LINEAGE, json.dumps(about, indent=1) + "\n")
 
     def keep(self, learner: Learner, learnt: int) -> None:
-        """Write what a task has changed since the one before it; since the start, if that is not known any more."""
-        before = self._before or {name: value.cpu() for name, value in learner.start.items()}
+        """Write what a task has changed since the one before it."""
+        before = self._before or self._earlier(learner.start, learnt - 1)
         now = tensors_of(learner.network)
         changed = {name: value for name, value in now.items() if not torch.equal(value, before[name])}
         path = delta_of(self.folder, learnt)
@@ -68,6 +70,20 @@ class Deltas:
             path.with_suffix(".part").unlink(missing_ok=True)
             raise UserError(f"cannot write {path}: {' '.join(str(error).split())}; what was there is kept") from error
         self._before = {name: value.clone() for name, value in now.items()}
+
+    def _earlier(self, start: Mapping[str, Tensor], learnt: int) -> dict[str, Tensor]:
+        """The weights after so many tasks, from the files of a run that goes on."""
+        found = {name: value.cpu() for name, value in start.items()}
+        for number in range(1, learnt + 1):
+            found |= _tensors(delta_of(self.folder, number))
+        return found
+
+
+def identified(loaded: Loaded) -> Loaded:
+    """The model with a hash of the weights that are used, where no file tells of them."""
+    if loaded.sha256 is not None:
+        return loaded
+    return replace(loaded, sha256=digest(without_decoder(deepcopy(loaded.model))))
 
 
 def delta_of(folder: Path, learnt: int) -> Path:
@@ -84,7 +100,7 @@ def rebuilt(folder: Path, learnt: int, loaded: Loaded) -> tuple[Network, dict[st
     tasks = about["tasks"]
     if not 1 <= learnt <= len(tasks):
         raise UserError(f"task: expected a number from 1 to {len(tasks)}, got {learnt}")
-    if loaded.sha256 != about["base"]["sha256"]:
+    if about["base"]["sha256"] not in (loaded.sha256, identified(replace(loaded, sha256=None)).sha256):
         raise UserError(
             f"model: expected the one that the run began with, {about['base']['base']} with weights "
             f"{str(about['base']['sha256'])[:12]}; got {loaded.name} with {str(loaded.sha256)[:12]}"
@@ -105,12 +121,17 @@ def network_of(classifier: Classifier, method: Mapping[str, Any], *, tasks: int,
     return kind.Network(classifier, tasks=tasks, settings=kind.Settings.parsed(method["settings"]), seed=seed)
 
 
-def export(network: Network, tokenizer: Any, about: Mapping[str, Any], folder: str | Path) -> Path:
+def export(
+    network: Network, tokenizer: Any, about: Mapping[str, Any], folder: str | Path, *, overwrite: bool = False
+) -> Path:
     """Write a model that `AutoModelForSequenceClassification` loads, with its tokenizer; whole or not at all.
 
-    Where the method's network has more than the classifier, that is written beside it, for `load_network`.
+    Where the method's network has more than the classifier, that is written beside it, for `load_network`. With
+    `overwrite` it may take the place of such a model: of a folder that has the file `LINEAGE`.
     """
-    with writing(folder, overwrite=False) as place:
+    with writing(folder, overwrite=overwrite, sign=LINEAGE) as place:
+        lineage = json.dumps(network.classifier.config.lineage, indent=1)
+        (place / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
         with quiet():
             network.classifier.save_pretrained(place)
         tokenizer.save_pretrained(place)

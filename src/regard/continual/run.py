@@ -18,12 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard import training
 from regard.continual import state
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORED, Budget, Learner, encode_stream, warmup_steps
+from regard.continual.learner import IGNORED, Budget, Learner, check_lengths, encode_stream, warmup_steps
 from regard.continual.method import Method, Stage
 from regard.continual.scoring import Score, score
 from regard.data.common_tokens import common_tokens
 from regard.data.stream import Stream
 from regard.models.classifier import Classifier
+from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 from regard.provenance import peak_memory
 from regard.training import Plan
@@ -65,6 +66,7 @@ def begin(
 ) -> Learner:
     """A run before its first task: the stream encoded, and a network over a copy of the model."""
     encoded = encode_stream(stream, loaded.tokenizer, budget.length)
+    check_lengths(encoded, maximum_length(loaded.model, loaded.tokenizer))
     classifier = Classifier.over(
         loaded,
         stream.classes,
@@ -93,13 +95,13 @@ def run(
 
     `folder` keeps the state after the last finished task, and with `checkpoint_every` a checkpoint every so many steps
     of the task at hand; with `resume` a run that was broken off goes on there, on one CPU process to the same numbers.
-    `on_task(learner, learnt)` is called after each task, in every process, before the next one; after a run was resumed
-    only for the tasks that were left. Raises UserError.
+    `on_task(learner, learnt)` is called after each task, in every process, before its state is written; after a run was
+    resumed only for the tasks that were left, for one of them perhaps again. Raises UserError.
     """
     ran, place = Ran(learner, method), None if folder is None else Path(folder)
     about = _about(learner, method)
-    if place is not None and not resume and _first():
-        shutil.rmtree(place, ignore_errors=True)
+    if place is not None and not resume:
+        _clear(place)
     learnt = _resumed(ran, place, about) if resume and place is not None else 0
     learner.network.to(learner.device)
     for task in range(learnt, len(learner.stream)):
@@ -111,10 +113,10 @@ def run(
         _check_bound(method)
         ran.found["cost"].append(cost | _stored(learner, method))
         _after(ran, diagnose)
-        if place is not None:
-            _keep(ran, place, about)
         if on_task is not None:
             on_task(learner, task + 1)
+        if place is not None:
+            _keep(ran, place, about)
     learner.network.eval()
     return ran
 
@@ -124,8 +126,17 @@ def _first() -> bool:
     return os.environ.get("RANK", "0") == "0" if not dist.is_initialized() else dist.get_rank() == 0
 
 
+def _clear(place: Path) -> None:
+    """Remove what an earlier run has left, and nothing else that may be there."""
+    if _first():
+        for left in (*place.glob("after-*"), *place.glob("task-*")):
+            shutil.rmtree(left, ignore_errors=True)
+    if dist.is_initialized():
+        dist.barrier()
+
+
 def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
-    """The tokens that count as common for scaling sinks: by list, or because many of the first task's texts have them."""
+    """The tokens that count as common for scaling sinks: by list, or because many texts of the first task have one."""
     if method.settings.common == "list":
         return sorted(common_tokens(tokenizer))
     texts = torch.zeros(int(ids.max()) + 1, dtype=torch.long)
@@ -192,8 +203,8 @@ def _train(
             trained = training.train(
                 learner.network,
                 _plan(learner, stage, batches, every),
-                batch=batches.rows,
-                loss=spent.counting(ran),
+                batch=spent.counting(batches),
+                loss=lambda network, rows: method.loss(learner, network, trimmed(rows)),
                 count=_count,
                 folder=None if place is None or every is None else _stages(place, learner.task) / f"stage-{number}",
                 resume=resume and every is not None,
@@ -257,25 +268,27 @@ class _Spent:
     steps: int = 0
     flops: float = 0.0
     examples: int = 0
-    tokens: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
 
-    def counting(self, ran: Ran) -> Callable[[nn.Module, Rows], Tensor]:
-        """The method's loss, on rows without columns that are padding in all of them."""
+    def counting(self, batches: Batches) -> Callable[[int], Rows]:
+        """The batches of a stage, the tokens of each noted."""
+        self.tokens = {}
 
-        def loss(network: nn.Module, rows: Rows) -> Tensor:
-            rows = trimmed(rows)
-            self.tokens += rows["input_ids"].numel()
-            return ran.method.loss(ran.learner, network, rows)
+        def rows(step: int) -> Rows:
+            found = batches.rows(step)
+            self.tokens[step] = found["input_ids"].numel()
+            return found
 
-        return loss
+        return rows
 
     def add(self, trained: training.Trained, batches: Batches, flops: float) -> None:
-        """A stage that is done."""
+        """A stage that is done; steps that were taken before the run was resumed count as the others."""
         self.seconds += trained.seconds
         self.steps += trained.steps
-        self.flops += flops * self.tokens
+        for step in set(range(batches.steps)) - self.tokens.keys():
+            self.tokens[step] = batches.rows(step)["input_ids"].numel()
+        self.flops += flops * sum(self.tokens.values())
         self.examples += sum(int(row["items"]) for row in trained.history[-1:])
-        self.tokens = 0
 
     def row(self, ran: Ran) -> Row:
         """The row of the table of costs."""
@@ -307,6 +320,7 @@ def _count(rows: Rows) -> int:
 def _flops_a_token(ran: Ran, batches: Batches) -> float:
     """Floating-point operations of training a token of a batch, padding included: of the first four rows of a stage."""
     learner = ran.learner
+    learner.network.train()
     rows = trimmed({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
     with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
         ran.method.loss(learner, learner.network, rows).backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, cast
@@ -82,22 +83,29 @@ class Classifier(PreTrainedModel):
     def __init__(self, config: ClassifierConfig, encoder: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         below = config.base_config()
-        if encoder is None:
-            encoder = without_decoder(AutoModel.from_config(below))
-            if config.lora:
-                add_lora(encoder, **config.lora)
-        self.encoder = encoder
+        self.encoder = without_decoder(AutoModel.from_config(below)) if encoder is None else encoder
         reading = _reading(below) if config.reading == _UNSTATED else cast(Reading, config.reading)
         self.head = make_head(
             config.head, _width(below), len(config.classes), reading=reading, dropout=config.head_dropout
         )
         self.post_init()
+        if config.lora:  # after the initial weights, which are drawn for layers that are there by then
+            add_lora(self.encoder, **config.lora)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Only heads are drawn: what is below has its own initial weights."""
         if isinstance(module, (LinearHead, PreScalingHead)):
             module.reset()
+
+    @classmethod
+    def from_pretrained(cls, *given: Any, **options: Any) -> Any:
+        """As of every model; below adapters it is frozen again."""
+        found = super().from_pretrained(*given, **options)
+        model = found[0] if isinstance(found, tuple) else found
+        for name, parameter in model.encoder.named_parameters() if model.config.lora else ():
+            parameter.requires_grad_("lora_" in name)
+        return found
 
     def get_input_embeddings(self) -> nn.Module:
         """The encoder's."""
@@ -133,10 +141,9 @@ class Classifier(PreTrainedModel):
         encoder = without_decoder(deepcopy(loaded.model))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if lora:
-                add_lora(encoder, **lora)
             model = cls(config, encoder)
-            model.head.reset()
+            model._init_weights(model.head)
+        model.head.to(encoder.dtype)
         return model
 
     def forward(
@@ -197,7 +204,9 @@ def add_lora(
         raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
     chosen = LoraConfig(r=rank, lora_alpha=alpha or 2 * rank, target_modules=list(targets) if targets else None)
     try:
-        inject_adapter_in_model(chosen, model)
+        with warnings.catch_warnings():  # of GPT-2's layers, which it then takes as they are
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)
+            inject_adapter_in_model(chosen, model)
     except ValueError as error:
         raise UserError(f"lora: {' '.join(str(error).split())[:300]}") from error
 
@@ -224,7 +233,7 @@ def _is_causal(config: Any) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
     kind = config.model_type
-    return kind == "regard" or bool(config.is_decoder) or (kind in CAUSAL and kind not in MASKED)
+    return kind == "regard" or bool(getattr(config, "is_decoder", False)) or (kind in CAUSAL and kind not in MASKED)
 
 
 AutoConfig.register(ClassifierConfig.model_type, ClassifierConfig)

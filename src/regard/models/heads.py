@@ -84,7 +84,8 @@ class PreScalingHead(nn.Module):
             share = allowed.to(states.dtype) / allowed.sum(-1, keepdim=True)
             return share[:, None].expand(-1, len(self.vectors), -1)
         scores = (self.vectors @ self.key) @ states.transpose(1, 2) / math.sqrt(states.shape[-1])
-        return scores.float().masked_fill(~allowed[:, None], _HIDDEN).softmax(-1).to(states.dtype)
+        exact = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return exact.masked_fill(~allowed[:, None], _HIDDEN).softmax(-1).to(states.dtype)
 
     def _allowed(self, real: Tensor, common: Tensor | None) -> Tensor:
         """(row, token): the tokens that are weighed."""

@@ -1,0 +1,149 @@
+"""What each task has changed, and the network put together again from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.continual.small import BUDGET, loaded, stream
+from torch import Tensor
+
+from regard.continual.learner import Learner
+from regard.continual.methods import METHODS
+from regard.continual.models import Deltas, delta_of, export, identified, load_network, rebuilt
+from regard.continual.run import begin, run
+from regard.continual.state import tensors_of
+from regard.errors import UserError
+
+ONE = replace(BUDGET, epochs=1, probing_epochs=1)
+NAMES = ("finetune", "probe", "probe-finetune", "prescale", "separate", "joint")
+STOPPED = 2
+
+
+class Broken(Exception):
+    """What ends a run early."""
+
+
+def learnt(name: str, folder: Path, **options: Any) -> list[dict[str, Tensor]]:
+    """The network after each task of a run whose deltas go to the folder."""
+    method, after = METHODS[name](), list[dict[str, Tensor]]()
+    learner = begin(stream(4), method, identified(loaded()), ONE, seed=1, **options)
+    deltas = Deltas(folder)
+    deltas.begin(learner, method, name)
+
+    def keep(learner: Learner, task: int) -> None:
+        deltas.keep(learner, task)
+        after.append({key: value.clone() for key, value in tensors_of(learner.network).items()})
+
+    run(learner, method, on_task=keep)
+    return after
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_network_after_each_task(name: str, tmp_path: Path) -> None:
+    """Bit for bit."""
+    after = learnt(name, tmp_path)
+    for task, expected in enumerate(after, start=1):
+        network, about = rebuilt(tmp_path, task, loaded())
+        found = tensors_of(network)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
+        lineage = network.classifier.config.lineage
+        assert [one["name"] for one in lineage["tasks"]] == ["cat-dog", "red-blue-green", "run-sit"][:task]
+        assert lineage["base"] == "tiny"
+        assert about["method"]["name"] == name
+        assert not network.training
+
+
+def test_only_what_has_changed_is_kept(tmp_path: Path) -> None:
+    learnt("probe", tmp_path)
+    for task in (1, 2, 3):
+        assert set(load_file(delta_of(tmp_path, task))) == {"classifier.head.vectors", "classifier.head.bias"}
+
+
+def test_below_adapters_nothing_is_kept(tmp_path: Path) -> None:
+    (*_, last) = learnt("finetune", tmp_path, lora={"rank": 2})
+    names = set(load_file(delta_of(tmp_path, 3)))
+    assert all("lora_" in name or ".head." in name for name in names)
+    network, _ = rebuilt(tmp_path, 3, loaded())
+    assert all(torch.equal(tensors_of(network)[key], value) for key, value in last.items())
+
+
+def test_a_run_that_goes_on_writes_the_same(tmp_path: Path) -> None:
+    """Wherever it was broken off: before the state after a task was written, of which the delta is there."""
+    learnt("finetune", tmp_path / "whole")
+    method, folder = METHODS["finetune"](), tmp_path / "deltas"
+    start = partial(begin, stream(4), loaded=identified(loaded()), budget=ONE, seed=1)
+    deltas = Deltas(folder)
+
+    def stop(learner: Learner, task: int) -> None:
+        deltas.keep(learner, task)
+        if task == STOPPED:
+            raise Broken
+
+    with pytest.raises(Broken):
+        run(start(method=method), method, folder=tmp_path / "states", on_task=stop)
+    method, deltas = METHODS["finetune"](), Deltas(folder)
+    run(start(method=method), method, folder=tmp_path / "states", resume=True, on_task=deltas.keep)
+    for task in (1, 2, 3):
+        assert delta_of(folder, task).read_bytes() == delta_of(tmp_path / "whole", task).read_bytes()
+
+
+def test_a_model_is_told_by_its_weights(tmp_path: Path) -> None:
+    learnt("finetune", tmp_path)
+    assert identified(loaded()).sha256 == identified(loaded()).sha256
+    assert identified(replace(loaded(), sha256="of files")).sha256 == "of files"
+    rebuilt(tmp_path, 1, replace(loaded(), sha256="of files, which have the same weights"))
+    with pytest.raises(
+        UserError, match=r"model: expected the one that the run began with, tiny with weights [0-9a-f]{12}; "
+    ):
+        rebuilt(tmp_path, 1, replace(loaded(seed=1), name="other"))
+
+
+@pytest.mark.parametrize(
+    "name, content, told",
+    [
+        ("lineage.json", "{", "models: expected lineage.json as `regard learn` writes it, cannot read "),
+        ("after-0002.safetensors", "short", "models: cannot read "),
+        ("after-0001.safetensors", None, "models: cannot read "),
+    ],
+)
+def test_damaged_files(name: str, content: str | None, told: str, tmp_path: Path) -> None:
+    learnt("probe", tmp_path)
+    path = tmp_path / name
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(UserError) as raised:
+        rebuilt(tmp_path, 2, loaded())
+    assert str(raised.value).startswith(told)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("task", [0, 4])
+def test_tasks_that_are_not_there(task: int, tmp_path: Path) -> None:
+    learnt("probe", tmp_path)
+    with pytest.raises(UserError, match=f"task: expected a number from 1 to 3, got {task}"):
+        rebuilt(tmp_path, task, loaded())
+
+
+@pytest.mark.parametrize("name", ["prescale", "lwf"])
+def test_a_network_is_written_and_read(name: str, tmp_path: Path) -> None:
+    learnt(name, tmp_path / "deltas")
+    network, about = rebuilt(tmp_path / "deltas", 2, loaded())
+    export(network, loaded().tokenizer, about, tmp_path / "model")
+    back = load_network(tmp_path / "model")
+    rows = {"input_ids": torch.tensor([[2, 5, 11, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+    with torch.no_grad():
+        torch.testing.assert_close(back(rows), network(rows), rtol=0, atol=1e-6)
+    found = tensors_of(back)
+    assert all(torch.equal(found[key], value) for key, value in tensors_of(network).items())
+    assert (
+        json.loads((tmp_path / "model" / "config.json").read_text())["lineage"]["sha256"] == identified(loaded()).sha256
+    )
+    with pytest.raises(UserError, match=r"model: .*nowhere cannot be read: "):
+        load_network(tmp_path / "nowhere")

@@ -1,0 +1,84 @@
+"""What a run is after a task, on disk: whole or not at all, the last one alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from regard.continual import state
+from regard.continual.batches import Item
+from regard.continual.method import Kept
+from regard.errors import UserError
+
+
+class Tied(nn.Module):
+    """Two names for one weight, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.second.weight = self.first.weight
+        self.register_buffer("seen", torch.arange(3))
+
+
+ABOUT = {"seed": 1, "tasks": ["a", "b"]}
+KEPT = Kept([Item(0, 3), Item(1, 2)], {"means": torch.arange(4.0).view(2, 2).T}, {"step": 7})
+
+
+def saved(folder: Path, learnt: int, network: nn.Module | None = None) -> None:
+    state.save(folder, learnt, network or Tied(), KEPT, {"matrix": [{"score": 50.0}], "about": ABOUT})
+
+
+def test_saved_and_restored(tmp_path: Path) -> None:
+    network, other = Tied(), Tied()
+    network.get_buffer("seen").add_(1)
+    saved(tmp_path, 2, network)
+    kept, found = state.restore(tmp_path, 2, other, ABOUT)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in network.state_dict().items())
+    assert other.first.weight is other.second.weight
+    assert kept.items == KEPT.items
+    assert all(isinstance(item, Item) for item in kept.items)
+    assert torch.equal(kept.tensors["means"], KEPT.tensors["means"])
+    assert kept.values == {"step": 7}
+    assert found["matrix"] == [{"score": 50.0}]
+
+
+def test_tied_weights_are_written_once() -> None:
+    assert set(state.tensors_of(Tied())) == {"first.weight", "first.bias", "second.bias", "seen"}
+
+
+def test_the_last_state_alone_is_kept(tmp_path: Path) -> None:
+    assert state.latest(tmp_path, 3) == 0
+    for learnt in (1, 2):
+        saved(tmp_path, learnt)
+        assert [path.name for path in tmp_path.iterdir()] == [f"after-{learnt:04d}"]
+        assert state.latest(tmp_path, 3) == learnt
+
+
+def test_what_is_not_finished_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves the state before."""
+    saved(tmp_path, 1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(state, "save_file", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        saved(tmp_path, 2)
+    assert state.latest(tmp_path, 3) == 1
+    state.restore(tmp_path, 1, Tied(), ABOUT)
+
+
+def test_a_state_of_another_network(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    with pytest.raises(UserError, match=r"resume: expected the network of this run, .* does not fit it"):
+        state.restore(tmp_path, 1, nn.Linear(2, 2), ABOUT)
+
+
+def test_a_state_of_other_settings(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    with pytest.raises(UserError, match=r"resume: expected the settings .*; seed was 1 and is 2"):
+        state.restore(tmp_path, 1, Tied(), {**ABOUT, "seed": 2})

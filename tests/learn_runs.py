@@ -1,0 +1,98 @@
+"""Comparisons in processes of their own, for tests that kill them or let two learn together.
+
+`python learn_runs.py killed '[[WORK, OUT, WHEN], …]'`: one after another, each in a process forked from this one: it
+resumes what is in WORK and saves to OUT. It kills itself at WHEN: METHOD:POSITION:STAGE:STEP, as it is told of that.
+What is printed: how each ended.
+
+`python learn_runs.py together OUT`: what one of several processes does.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.continual.small import loaded, stream
+
+from regard.learn import Progress, learn
+from regard.learning import Learning
+from regard.models import classifier
+
+METHODS = ["finetune", "prescale"]
+FIELDS: dict[str, Any] = {
+    "epochs": 1,
+    "probing_epochs": 1,
+    "learning_rate": 5e-3,
+    "batch": 4,
+    "length": 10,
+    "diagnosed": 3,
+}
+
+
+def compared(work: str | Path, **options: Any) -> Learning:
+    """Both methods, with dropout."""
+    model = options.pop("model", None) or loaded()
+    given = {"seeds": [1], "work": work, "checkpoint_every": 2, **FIELDS, **options}
+    return learn(stream(), METHODS, model, **given)
+
+
+def exact(work: str | Path) -> Learning:
+    """In float64 and without dropout, also of the heads."""
+    made = classifier.make_head
+    classifier.make_head = lambda *given, **options: made(*given, **{**options, "dropout": 0.0})
+    try:
+        return compared(work, model=loaded(dropout=0.0, dtype=torch.float64))
+    finally:
+        classifier.make_head = made
+
+
+def killed(work: str, out: str, when: str) -> None:
+    def look(told: Progress) -> None:
+        one = told.told
+        if when == f"{told.method}:{one.position}:{one.stage}:{one.step}":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    compared(work, resume=True, on_progress=look).save(out)
+
+
+def forked(work: str, out: str, when: str) -> int:
+    process = os.fork()
+    if process == 0:
+        try:
+            killed(work, out, when)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def together(out: Path) -> None:
+    found = exact(out / "work")
+    rank = os.environ["RANK"]
+    found.save(out / f"run-{rank}")
+    dist.barrier()
+    again = compared_again(out)
+    (out / f"again-{rank}.json").write_text(json.dumps(again))
+    dist.destroy_process_group()
+
+
+def compared_again(out: Path) -> list[float]:
+    """The scores of a comparison that was finished, resumed."""
+    made = classifier.make_head
+    found = compared(out / "work", model=loaded(dropout=0.0, dtype=torch.float64), resume=True)
+    assert classifier.make_head is made
+    return [float(score) for score in found.matrix["score"]]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1] == "together":
+        together(Path(sys.argv[2]))
+    else:
+        sys.stdout.write(json.dumps([forked(*job) for job in json.loads(sys.argv[2])]))

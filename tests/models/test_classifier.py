@@ -1,0 +1,335 @@
+"""A classifier over many kinds of models: what it computes, what is trained, and that it is saved whole."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import transformers
+from tests.models.conftest import made, tokenizer
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from regard.errors import UserError
+from regard.models.classifier import Classifier, ClassifierConfig, add_lora, without_decoder
+from regard.models.heads import HEADS, LinearHead
+from regard.models.pretrained import Loaded
+from regard.slot import watching
+
+CLASSES = ("a", "b", "c")
+PAD = 1
+_SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+READING = {
+    "bert": "first",
+    "minilm": "first",
+    "roberta": "first",
+    "electra": "first",
+    "deberta": "first",
+    "llama": "last",
+    "gpt2": "last",
+    "t5": "mean",
+    "bart": "mean",
+}
+"""Families, and the token that a linear head reads of each."""
+
+
+def below(kind: str) -> Any:
+    """A tiny random model without a head, dropout in it as usual."""
+    torch.manual_seed(0)
+    if kind == "minilm":  # BERT with small heads and a wide inner layer
+        sizes = _SIZES | {"intermediate_size": 64, "num_attention_heads": 4}
+        return transformers.BertModel(transformers.BertConfig(vocab_size=40, max_position_embeddings=24, **sizes))
+    if kind == "electra":
+        config = transformers.ElectraConfig(vocab_size=40, embedding_size=8, max_position_embeddings=24, **_SIZES)
+        return transformers.ElectraModel(config)
+    if kind == "deberta":
+        relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+        config = transformers.DebertaV2Config(vocab_size=40, max_position_embeddings=24, **_SIZES, **relative)
+        return transformers.DebertaV2Model(config)
+    return made(kind).base_model
+
+
+def loaded(kind: str) -> Loaded:
+    return Loaded(below(kind).eval(), tokenizer(30), kind, "of the weights")
+
+
+def rows() -> dict[str, Tensor]:
+    """Three rows of which the last two are padded on the right, as the stream's rows are."""
+    ids = torch.randint(2, 30, (3, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(9) < torch.tensor([[9], [5], [3]])
+    return {"input_ids": ids.masked_fill(~mask, PAD), "attention_mask": mask.long()}
+
+
+def over(kind: str, **options: Any) -> Classifier:
+    """In evaluation mode, the key map of its head not zero."""
+    model = Classifier.over(loaded(kind), CLASSES, **options).eval()
+    key = getattr(model.head, "key", None)
+    if key is not None:
+        torch.manual_seed(1)
+        nn.init.normal_(key)
+    return model
+
+
+@pytest.mark.parametrize("kind", READING)
+def test_the_head_reads_the_last_hidden_states(kind: str) -> None:
+    """Those that the model itself gives for the same rows."""
+    batch, model = rows(), over(kind)
+    theirs: Any = below(kind).eval()
+    encoder = theirs.get_encoder() if theirs.config.is_encoder_decoder else theirs
+    with torch.no_grad():
+        states = encoder(**batch).last_hidden_state
+        logits = model(**batch).logits
+        expected = model.head(states, batch["attention_mask"].bool())
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6)
+    assert isinstance(model.head, LinearHead)
+    assert model.head.reading == READING[kind]
+    assert logits.shape == (3, 3)
+    apart = without_decoder(below(kind))
+    assert all(torch.equal(one, model.encoder.state_dict()[name]) for name, one in apart.state_dict().items())
+
+
+@pytest.mark.parametrize("head", ["linear", "full"])
+@pytest.mark.parametrize("kind", READING)
+def test_padding_never_counts(kind: str, head: Any) -> None:
+    """A row alone has the logits that it has in a batch."""
+    batch, model = rows(), over(kind, head=head, common=range(2, 9))
+    with torch.no_grad():
+        together = model(**batch).logits
+        alone = [
+            model(**{name: value[row : row + 1, :count] for name, value in batch.items()}).logits
+            for row, count in enumerate((9, 5, 3))
+        ]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
+
+
+def test_positions_of_roberta_begin_behind_that_of_padding() -> None:
+    """At 2 for tokens and 1 for padding; the released code begins at 0."""
+    batch, model = rows(), over("roberta")
+    seen: list[Tensor] = []
+    table = model.encoder.get_submodule("embeddings.position_embeddings")
+    table.register_forward_pre_hook(lambda module, given: seen.append(given[0].clone()))
+    with torch.no_grad():
+        model(**batch)
+    (positions,) = seen
+    expected = (torch.arange(9) + PAD + 1).where(batch["attention_mask"].bool(), torch.tensor(PAD))
+    assert torch.equal(positions.broadcast_to(3, 9), expected)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("kind", ["bert", "roberta", "llama", "t5"])
+def test_saved_and_loaded(kind: str, head: Any, tmp_path: Path) -> None:
+    model = over(kind, head=head, common=(5, 3), seed=4)
+    model.save_pretrained(tmp_path)
+    back = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert type(back) is Classifier
+    assert back.config.classes == ["a", "b", "c"]
+    assert back.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert back.config.lineage == {"base": kind, "sha256": "of the weights", "tasks": []}
+    assert back.config.common == [3, 5]
+    assert not back.training
+    with torch.no_grad():
+        assert torch.equal(back(**rows()).logits, model(**rows()).logits)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
+
+
+@pytest.mark.parametrize("head", ["linear", "full"])
+@pytest.mark.parametrize("kind", READING)
+def test_every_parameter_is_used(kind: str, head: Any) -> None:
+    """As several processes that train together need it; a decoder or a pooler would not be."""
+    model = over(kind, head=head, common=range(2, 30)).train()
+    nn.functional.cross_entropy(model(**rows()).logits, torch.tensor([0, 1, 2])).backward()
+    unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
+    assert unused == []
+
+
+def test_the_loss_is_the_mean_cross_entropy() -> None:
+    model, labels = over("bert"), torch.tensor([0, 2, 1])
+    with torch.no_grad():
+        found = model(**rows(), labels=labels)
+    by_hand = [row.exp().sum().log() - row[label] for row, label in zip(found.logits, labels, strict=True)]
+    assert float(found.loss) == pytest.approx(float(sum(by_hand)) / 3, rel=1e-6)
+    assert model(**rows()).loss is None
+
+
+def test_all_tokens_are_real_where_nothing_is_said() -> None:
+    model, ids = over("bert", head="full"), rows()["input_ids"]
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        assert torch.equal(model(input_ids=ids).logits, expected)
+
+
+def test_token_types_are_handed_on() -> None:
+    model, batch = over("bert"), rows()
+    with torch.no_grad():
+        plain, other = (model(**batch, token_type_ids=torch.full((3, 9), kind)).logits for kind in (0, 1))
+        assert torch.equal(plain, model(**batch).logits)
+    assert not torch.allclose(plain, other)
+
+
+def test_sinks_are_the_common_tokens() -> None:
+    model, batch = over("bert", head="sink", common=(4, 7)), rows()
+    batch["input_ids"][0, 2], batch["input_ids"][0, 6] = 4, 7
+    batch["input_ids"][1:] = 9
+    with torch.no_grad():
+        scales = model.scales(**batch)
+    common = torch.isin(batch["input_ids"], torch.tensor([4, 7]))
+    assert torch.equal(scales[0] > 0, common[0].expand(3, -1))
+    assert torch.equal(scales[1:] > 0, batch["attention_mask"].bool()[1:, None].expand(-1, 3, -1))
+    assert over("bert", head="full").common(batch["input_ids"]) is None
+    with pytest.raises(UserError, match="head: expected one that scales, got linear"):
+        over("bert").scales(**batch)
+
+
+def test_the_head_is_drawn_from_the_seed() -> None:
+    """And the model given stays as it is, as do the random numbers of others."""
+    given = loaded("bert")
+    before = {name: value.clone() for name, value in given.model.state_dict().items()}
+    torch.manual_seed(7)
+    heads = [Classifier.over(given, CLASSES, seed=seed) for seed in (1, 1, 2)]
+    assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(7)))
+    first, same, other = (model.head.vectors for model in heads)
+    assert torch.equal(first, same)  # type: ignore[arg-type]
+    assert not torch.equal(first, other)  # type: ignore[arg-type]
+    next(heads[0].parameters()).data.zero_()
+    assert all(torch.equal(before[name], value) for name, value in given.model.state_dict().items())
+
+
+def test_a_model_in_float64_has_a_head_in_float64() -> None:
+    given = loaded("bert")
+    given.model.double()
+    assert {one.dtype for one in Classifier.over(given, CLASSES, head="full").parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_measuring_works_on_the_encoder(kind: str) -> None:
+    """In a forward of the whole classifier, and what is found is what is found in the model alone."""
+    model, theirs, batch = over(kind), below(kind).eval(), rows()
+    with torch.no_grad():
+        before = model(**batch).logits
+        with watching(model.encoder, "entropy") as inside:
+            during = model(**batch).logits
+        with watching(theirs, "entropy") as alone:
+            theirs(**batch)
+    torch.testing.assert_close(during, before, rtol=0, atol=1e-5)
+    found, expected = (pd.DataFrame(one.rows()) for one in (inside, alone))
+    assert len(found) > 0
+    pd.testing.assert_frame_equal(found, expected, rtol=0, atol=1e-6)
+
+
+# -- adapters -------------------------------------------------------------------------------------------
+
+
+def adapted(kind: str, **options: Any) -> Classifier:
+    """With adapters that are not as new ones, which change nothing."""
+    model = over(kind, lora={"rank": 2}, **options)
+    torch.manual_seed(2)
+    for name, one in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(one)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "deberta", "llama", "gpt2", "t5", "bart"])
+def test_below_adapters_the_model_is_frozen(kind: str) -> None:
+    """Bit for bit, after steps that train whatever can be trained."""
+    model = over(kind, lora={"rank": 2}, head="full")
+    with torch.no_grad():
+        torch.testing.assert_close(model(**rows()).logits, _plain(kind, model), rtol=0, atol=1e-6)
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    assert {name.startswith("head.") or "lora_" in name for name in trained} == {True}
+    before = {name: one.detach().clone() for name, one in model.named_parameters()}
+    optimizer = torch.optim.AdamW(list(trained.values()), 0.1)
+    model.train()
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(**rows()).logits, torch.tensor([0, 1, 2])).backward()
+        assert [name for name, one in trained.items() if one.grad is None] == []
+        optimizer.step()
+    moved = {name for name, one in model.named_parameters() if not torch.equal(one, before[name])}
+    assert moved == set(trained)
+
+
+def _plain(kind: str, model: Classifier) -> Tensor:
+    """What the same head makes of the model as it was given."""
+    batch = rows()
+    plain = over(kind)
+    found: Tensor = model.head(
+        plain.states(batch["input_ids"], batch["attention_mask"].bool()), batch["attention_mask"].bool()
+    )
+    return found
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_adapters_merged_into_the_weights(kind: str) -> None:
+    from peft.tuners.lora import LoraLayer
+
+    model = adapted(kind)
+    with torch.no_grad():
+        apart = model(**rows()).logits
+        for module in model.modules():
+            if isinstance(module, LoraLayer):
+                module.merge()  # type: ignore[operator]
+        merged = model(**rows()).logits
+    torch.testing.assert_close(merged, apart, rtol=0, atol=1e-5)
+    assert not torch.allclose(apart, _plain(kind, model), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_adapters_are_saved_and_loaded(kind: str, tmp_path: Path) -> None:
+    model = adapted(kind)
+    model.save_pretrained(tmp_path)
+    back = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert back.config.lora == {"rank": 2}
+    with torch.no_grad():
+        assert torch.equal(back(**rows()).logits, model(**rows()).logits)
+    can = {name for name, one in model.named_parameters() if one.requires_grad}
+    assert {name for name, one in back.named_parameters() if one.requires_grad} == can
+
+
+def test_rank_alpha_and_targets() -> None:
+    model = over("bert", lora={"rank": 3, "alpha": 12, "targets": ["dense"]})
+    adapters = {name: one.shape for name, one in model.named_parameters() if "lora_A" in name}
+    assert {name.split(".lora_A")[0].rsplit(".", 1)[1] for name in adapters} == {"dense"}
+    assert {shape[0] for shape in adapters.values()} == {3}
+    scalings = [one.scaling["default"] for one in model.modules() if hasattr(one, "scaling") and hasattr(one, "lora_A")]
+    assert set(scalings) == {4.0}
+
+
+def test_adapters_that_cannot_be() -> None:
+    with pytest.raises(UserError, match=r"^lora: .*nowhere"):
+        over("bert", lora={"rank": 2, "targets": ["nowhere"]})
+
+
+def test_without_peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match=r"lora needs the package peft: pip install 'regard\[learn\]'"):
+        add_lora(below("bert"))
+
+
+# -- bad input ------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_hidden_states() -> None:
+    class Strange(transformers.PreTrainedConfig):
+        model_type = "strange"
+
+    transformers.AutoConfig.register("strange", Strange)
+
+    class Empty(PreTrainedModel):
+        config_class = Strange
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.table = nn.Embedding(4, 2)
+
+    with pytest.raises(UserError, match="model: expected one with hidden states, the configuration of strange has no"):
+        Classifier.over(Loaded(Empty(Strange()), tokenizer(3), "empty", None), CLASSES)
+
+
+def test_a_configuration_that_cannot_be() -> None:
+    with pytest.raises(UserError, match="head: expected one of linear, full, uniform, sink, got 'mean'"):
+        ClassifierConfig(head="mean")  # type: ignore[arg-type]
