@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from tests.continual.small import loaded, stream
 
+from regard.errors import UserError
 from regard.learn import Progress, learn
 from regard.learning import Learning
 from regard.models import classifier
@@ -79,6 +80,10 @@ def together(out: Path) -> None:
     dist.barrier()
     again = compared_again(out)
     (out / f"again-{rank}.json").write_text(json.dumps(again))
+    try:
+        compared(out / "work", resume=True, **{**FIELDS, "epochs": 2})
+    except UserError as error:  # in both, of which the first alone has seen it
+        (out / f"refused-{rank}").write_text(str(error))
     dist.destroy_process_group()
 
 

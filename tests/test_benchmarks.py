@@ -20,6 +20,7 @@ from benchmarks.timing import RESULTS, extra_memory, race
         ("structured_constants", "sdpa"),
         ("cached_probe", "recomputed"),
         ("operators", "sdpa"),
+        ("learning", "regard"),
     ],
 )
 def test_a_benchmark_runs_and_says_what_it_measured(

@@ -112,6 +112,8 @@ def furnish(folder: Path, page: Path) -> None:
     (folder / "notes.jsonl").write_text(f'{{"text": "{story}"}}\n', encoding="utf-8")
     if "reviews.jsonl" in text:
         reviews(folder)
+    if "tickets.jsonl" in text:
+        tickets(folder)
 
 
 def reviews(folder: Path) -> None:
@@ -132,9 +134,27 @@ def reviews(folder: Path) -> None:
         (published / f"{name}.tsv").write_text(table, encoding="utf-8")
 
 
+def tickets(folder: Path) -> None:
+    """Two tasks of a few words each: a stream of one's own."""
+    of_task = {
+        "topic": {"order": ("where is my order", "it has not come"), "bill": ("the bill is wrong", "charged twice")},
+        "mood": {"calm": ("thank you", "no hurry at all"), "angry": ("never again", "this is too much")},
+    }
+    openings = ("hello,", "dear all,", "once more:", "to whom it may concern:", "well,", "please note:")
+    rows = [
+        {"task": task, "text": f"{opening} {text}", "label": label}
+        for task, labels in of_task.items()
+        for label, texts in labels.items()
+        for text in texts
+        for opening in openings
+    ]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    (folder / "tickets.jsonl").write_text(lines + "\n", encoding="utf-8")
+
+
 def available(text: str) -> str:
     """The source with a stand-in for the embedded model where its package is not installed."""
-    return text if MINILM else re.sub(r'(?<=")minilm(?=")|(?<=measure |replace )minilm\b', "tiny-bert", text)
+    return text if MINILM else re.sub(r'(?<=")minilm(?=")|(?<=measure |replace |--model )minilm\b', "tiny-bert", text)
 
 
 # -- running a page --------------------------------------------------------------------------------------------------

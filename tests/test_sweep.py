@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import signal
@@ -10,14 +11,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from tests.report import learned
 from tests.sweeping import FAKE, counted, until
 
+from regard import Learning
 from regard.errors import UserError
 from regard.sweep import Swept, Told, combinations, sweep
+from regard.sweeps import VERBS
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,7 +90,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
 
 
 def test_a_verb_that_there_is_not() -> None:
-    with pytest.raises(UserError, match="expected one of pretrain, got 'paint'"):
+    with pytest.raises(UserError, match="expected one of pretrain, learn, got 'paint'"):
         sweep("paint", {"rate": [1.0]}, out="x")
 
 
@@ -201,6 +207,58 @@ def test_two_sweeps_at_once_in_a_folder(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another sweep is at work"):
             swept(tmp_path, {"rate": [1.0]})
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_path: Path) -> None:
+    """Made-up runs are put where the trials would write theirs: fine-tuning forgets 8 points a task, the other one."""
+    vary = {"method": ["finetune", "prescale"]}
+    settings = {"stream": "yahoo-split", "epochs": 2}
+    for trial in combinations(VERBS["learn"](), vary, folder=tmp_path, settings=settings, seeds=[39, 508]):
+        scores = learned.matrix([trial.values["method"]], [trial.seed])
+        tables = {name: learned.tables(scores)[name] for name in ("matrix", "cost", "diagnostics", "interference")}
+        Learning(**tables, record=learned.record(course=trial.settings)).save(trial.folder)
+    found = sweep("learn", vary, out=tmp_path, settings=settings, seeds=[39, 508])
+    table = found.table.set_index(["method", "seed"])
+    assert len(table) == 4
+    assert not list(tmp_path.glob("trials/*.log"))
+    np.testing.assert_allclose(table.loc[("finetune", 39), ["fgt_til", "ap_til", "ap_cil"]], [16, 84, 64])
+    np.testing.assert_allclose(table.loc[("prescale", 508), ["fgt_til", "ap_til", "ap_cil"]], [2, 94.5, 74.5])
+    assert found.record["settings"]["rows"] == 60
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert all(title in page for title in ("AP TIL", "FGT CIL", "Tasks learnt", "scores in per cent"))
+    terminal = io.StringIO()
+    Console(file=terminal, width=80).print(VERBS["learn"]().summary(found.table, found.record))
+    assert "AP TIL" in terminal.getvalue().splitlines()[3]
+    curves = VERBS["learn"]().history(tmp_path / "trials" / found.table["key"][0])
+    assert list(curves.columns) == ["tasks", "ap_cil", "ap_til"]
+    np.testing.assert_allclose(curves["ap_til"], [96, 92, 88, 84])
+
+
+@pytest.mark.parametrize(
+    "settings,said",
+    [
+        ({"stream": "nowhere"}, "stream: expected one of yahoo-split"),
+        ({"method": "finetune,ewc"}, "method: expected one in each trial, got finetune,ewc; vary method=finetune,ewc"),
+        ({"method": "finetune", "set": ["share=2"]}, "set: there is no setting|share: expected"),
+        ({"scale": "huge"}, "scale: expected one of laptop"),
+    ],
+)
+def test_trials_of_learning_that_cannot_be(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        sweep("learn", {"epochs": [1, 2]}, out=tmp_path / "out", settings=settings, seeds=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_settings_of_a_run_of_learning_leave_what_its_scale_gives_to_another_scale(tmp_path: Path) -> None:
+    verb = VERBS["learn"]()
+    whole = verb.complete({"stream": "ag-split", "epochs": 2, "seed": 3})
+    (tmp_path / "course.json").write_text(json.dumps(whole))
+    other = verb.complete({**verb.base(None, tmp_path / "course.json"), "scale": "paper"})
+    assert (whole["length"], other["length"], other["epochs"], other["seed"]) == (32, 128, 2, 3)
+    assert verb.base("db-split", None) == {"stream": "db-split"}
 
 
 # -- interruptions ------------------------------------------------------------------------------------------------

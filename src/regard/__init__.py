@@ -1,4 +1,4 @@
-"""Regard measures attention in Hugging Face Transformers, replaces it, and pre-trains with another one.
+"""Regard measures attention in Hugging Face Transformers, replaces it, and trains: with another one, task after task.
 
 `import regard` is cheap: torch is imported with the first name that needs it.
 
@@ -8,6 +8,7 @@
     with regard.replacing(model, constants, heads=0.5):
         model(**inputs)
     run = regard.pretrain("pico", attention="sigmoid")
+    learning = regard.learn("stdlib-split", ["finetune", "prescale"], seeds=[508, 39])
 """
 
 import sys
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from regard.attention.spec import AttentionSpec
     from regard.callback import SinkCallback
     from regard.constants import Constants
+    from regard.courses import Course
+    from regard.learn import learn
+    from regard.learning import Learning
     from regard.measure import measure
     from regard.models import RegardConfig, RegardForCausalLM
     from regard.pretrain import pretrain
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from regard.replace import replace
     from regard.replacements import Replacements
     from regard.results import Measurements
+    from regard.rollback import rollback
     from regard.slot import ReplacedModel, average_attention, mixing, replaced, replacing, watching
     from regard.sweep import sweep
 
@@ -36,6 +41,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionSpec",
     "Constants",
+    "Course",
+    "Learning",
     "Measurements",
     "Pretraining",
     "Recipe",
@@ -47,18 +54,22 @@ __all__ = [
     "UserError",
     "__version__",
     "average_attention",
+    "learn",
     "measure",
     "mixing",
     "pretrain",
     "replace",
     "replaced",
     "replacing",
+    "rollback",
     "sweep",
     "watching",
 ]
 _WHERE = {
     "AttentionSpec": "regard.attention.spec",
     "Constants": "regard.constants",
+    "Course": "regard.courses",
+    "Learning": "regard.learning",
     "Measurements": "regard.results",
     "Pretraining": "regard.pretraining",
     "Recipe": "regard.recipes",
@@ -91,9 +102,11 @@ def _verb(name: str) -> property:
 class _Package(ModuleType):
     """The package, whose verbs are functions although a module of the same name holds each."""
 
+    learn = _verb("learn")
     measure = _verb("measure")
     pretrain = _verb("pretrain")
     replace = _verb("replace")
+    rollback = _verb("rollback")
     sweep = _verb("sweep")
 
     def __getattr__(self, name: str) -> Any:

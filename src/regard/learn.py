@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
-from regard import __version__
+from regard import __version__, processes
 from regard.continual.interference import gradients_of, interference_table
 from regard.continual.learner import IGNORED, Budget, Learner
 from regard.continual.models import Deltas, identified
@@ -26,8 +27,10 @@ from regard.continual.run import Told, begin, run
 from regard.continual.scoring import score
 from regard.courses import FREE, Course, each_method
 from regard.data.common_tokens import common_tokens
-from regard.data.splits import check_selection
+from regard.data.splits import check_apart, check_selection
 from regard.data.stream import Stream
+from regard.data.stream_given import with_digests
+from regard.data.streams import parse_order
 from regard.diagnosis import diagnose
 from regard.errors import UserError
 from regard.journal import ENTRIES, Journal, check_same
@@ -40,6 +43,8 @@ DATA = "REGARD_DATA"
 JOURNAL, STATES = "journal", "states"
 LEARNT = "learnt"
 """The stage that is told of when a task is done."""
+OF_THE_STREAM = ("data", "protocol", "rows", "eval_rows")
+"""Fields of a course that say what rows a stream has, which one that is given has already."""
 Row = dict[str, Any]
 
 
@@ -83,7 +88,7 @@ def learn(
     """
     course = _course(stream, method, model, changes)
     courses = [replace(one, seed=seed) for seed in _seeds(seeds, course) for one in each_method(course)]
-    own = stream if isinstance(stream, Stream) else None
+    own = with_digests(stream) if isinstance(stream, Stream) else None
     _together()
     with _folder(work) as place:
         streams = {seed: _stream(one, own) for seed, one in {one.seed: one for one in courses}.items()}
@@ -97,10 +102,11 @@ def learn(
             key, tell = _key(one), _telling(one, number, len(courses), len(streams[one.seed]), on_progress)
             if key not in found:
                 result = _one(one, streams[one.seed], loaded, place, resume=resume, keep=keep_models, tell=tell)
-                found[key] = journal.add(key, result) if _first() else result
-                if _first():
+                with processes.together():
+                    found[key] = journal.add(key, result) if processes.first() else result
+                if processes.first():
                     shutil.rmtree(place / STATES / key, ignore_errors=True)
-        models = place / MODELS if keep_models and work is not None else None
+        models = place / MODELS if keep_models and work is not None and (place / MODELS).is_dir() else None
         return Learning(
             **_tables(courses, streams, found), record=_record(course, courses, streams, loaded, found), models=models
         )
@@ -110,7 +116,10 @@ def _course(stream: str | Stream | Course, method: Any, model: Any, changes: Map
     """The course that is asked for."""
     said = dict(changes)
     if method is not None:
-        said["method"] = method if isinstance(method, str) else ",".join(method)
+        said["method"] = ",".join(map(str, method)) if isinstance(method, (list, tuple)) else method
+    refused = [name for name in OF_THE_STREAM if isinstance(stream, Stream) and said.get(name) is not None]
+    if refused:
+        raise UserError(f"{refused[0]}: expected none with a stream that is given, which has its rows")
     if isinstance(model, str):
         said["model"] = model
     if isinstance(stream, Course):
@@ -123,7 +132,7 @@ def _course(stream: str | Stream | Course, method: Any, model: Any, changes: Map
 
 def _seeds(seeds: Any, course: Course) -> tuple[int, ...]:
     found = (course.seed,) if seeds is None else tuple(seeds) if isinstance(seeds, (list, tuple, range)) else ()
-    if not found or len({*found}) < len(found):
+    if not found or any(found.count(one) > 1 for one in found):
         raise UserError(f"seeds: expected a list of whole numbers, at least one and each once, got {seeds!r}")
     return found
 
@@ -139,8 +148,6 @@ def _stream(course: Course, own: Stream | None) -> Stream:
     """The stream of a course; one that is given, in the course's order where that says numbers."""
     if own is None:
         return course.read(os.environ.get(DATA) or None)
-    from regard.data.streams import parse_order
-
     if course.order == "random":
         return own
     return own.ordered(parse_order(course.order, len(own), course.seed))
@@ -149,16 +156,11 @@ def _stream(course: Course, own: Stream | None) -> Stream:
 # -- where it is kept -----------------------------------------------------------------------------------
 
 
-def _first() -> bool:
-    """Whether this is the process that writes."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def _together() -> None:
     """Join the other processes, if there are any, before the first of them waits for another."""
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        raise UserError("FSDP: expected processes that each hold the whole model, learn does not shard it")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-        import torch
-
         PartialState(cpu=not torch.accelerator.is_available())
 
 
@@ -176,13 +178,12 @@ def _journal(place: Path, course: Course, loaded: Loaded, streams: Mapping[int, 
     bound = {name: value for name, value in course.to_dict().items() if name not in {*FREE, "seed", "method", "set"}}
     tasks = sorted(task.name for task in next(iter(streams.values())).tasks)
     about = {"course": bound, "model": loaded.sha256, "tasks": tasks}
-    if _first():
-        for part in () if resume else (JOURNAL, STATES, MODELS):
-            shutil.rmtree(place / part, ignore_errors=True)
-        journal = Journal(place / JOURNAL, about, resume=resume)
-    if dist.is_initialized():
-        dist.barrier()
-    return journal if _first() else Journal(place / JOURNAL, about, resume=True)
+    with processes.together():
+        if processes.first():
+            for part in () if resume else (JOURNAL, STATES, MODELS):
+                shutil.rmtree(place / part, ignore_errors=True)
+            Journal(place / JOURNAL, about, resume=resume)
+    return Journal(place / JOURNAL, about, resume=True)
 
 
 def can_go_on(work: Path) -> bool:
@@ -221,14 +222,16 @@ def _one(
     method = course.make_method()
     learner = begin(stream, method, loaded, budget, seed=course.seed, lora=_lora(course))
     deltas = Deltas(place / MODELS / key)
-    if keep and _first():
-        deltas.begin(learner, method, course.method)
+    with processes.together():
+        if keep and processes.first():
+            deltas.begin(learner, method, course.method)
     pairs: list[Row] = _interference(learner, course, learnt=0)
 
     def done(learner: Learner, learnt: int) -> None:
-        if keep and _first():
-            deltas.keep(learner, learnt)
-        if tell is not None and _first():
+        with processes.together():
+            if keep and processes.first():
+                deltas.keep(learner, learnt)
+        if tell is not None and processes.first():
             tell(Told(learnt, stream.tasks[learnt - 1].name, LEARNT, 0, 0, {}))
 
     ran = run(
@@ -267,6 +270,7 @@ def _budget(course: Course, stream: Stream, loaded: Loaded) -> tuple[Budget, lis
     if len(course.rates) == 1:
         return course.budget(), []
     first = replace(stream, tasks=stream.tasks[:1], order=(0,))
+    check_apart(first.tasks[0])
     tried = []
     for rate in course.rates:
         method = course.make_method()

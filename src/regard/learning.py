@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,7 +104,7 @@ class Learning:
                 getattr(self, name).to_parquet(place / f"{name}.parquet", index=False)
             (place / PAGE).write_text(report.learn_page(self._tables, self.record), encoding="utf-8")
             if self.models is not None:
-                shutil.copytree(self.models, place / MODELS)
+                shutil.copytree(self.models, place / MODELS, copy_function=_linked)
         return Path(folder)
 
     @classmethod
@@ -117,6 +118,14 @@ class Learning:
             raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
         models = folder / MODELS
         return cls(**found, record=record, models=models if models.is_dir() else None)
+
+
+def _linked(source: str, target: str) -> None:
+    """The file under a second name, for it is never changed; a copy where the disk has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def read_record(folder: str | Path) -> dict[str, Any]:

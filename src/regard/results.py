@@ -109,8 +109,11 @@ def compare(runs: Mapping[str, Measurements]) -> tuple[pd.DataFrame, str]:
     return table, page
 
 
-def check_free(folder: str | Path, *, overwrite: bool) -> None:
-    """Nothing, or a UserError: the folder is in use and may not be written over, or it cannot be made."""
+def check_free(folder: str | Path, *, overwrite: bool, sign: str = RECORD) -> None:
+    """Nothing, or a UserError: the folder is in use and may not be written over, or it cannot be made.
+
+    Only what has the file `sign` is ours to write over.
+    """
     folder = Path(folder)
     with _reachable(folder):
         if folder.exists() and not folder.is_dir():
@@ -120,8 +123,9 @@ def check_free(folder: str | Path, *, overwrite: bool) -> None:
             return
         if not overwrite:
             raise UserError(f"--out: {folder} exists; choose another folder, or allow --overwrite")
-        if not (folder / RECORD).is_file():
-            raise UserError(f"--out: {folder} holds something else than a run (no {RECORD}); it is not overwritten")
+        if not (folder / sign).is_file():
+            what = "a run" if sign == RECORD else "what this command writes"
+            raise UserError(f"--out: {folder} holds something else than {what} (no {sign}); it is not overwritten")
 
 
 def check_free_file(path: str | Path, *, overwrite: bool) -> None:
@@ -156,10 +160,10 @@ def _check_writable(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(folder: str | Path, *, overwrite: bool) -> Iterator[Path]:
+def writing(folder: str | Path, *, overwrite: bool, sign: str = RECORD) -> Iterator[Path]:
     """A folder beside `folder` to write to, which takes its name at the end, or vanishes if anything goes wrong."""
     folder = Path(folder).resolve()
-    check_free(folder, overwrite=overwrite)
+    check_free(folder, overwrite=overwrite, sign=sign)
     place = _beside(folder, "new")
     made = [parent for parent in folder.parents if not parent.exists()]
     try:

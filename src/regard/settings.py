@@ -90,6 +90,15 @@ def read_file(path: str | Path, *, verb: str, field: str) -> dict[str, Any]:
 
     Raises UserError for what cannot be read, and for a run of another verb.
     """
+    whole = read_object(path, verb=verb)
+    said = whole.get(field, whole)
+    if not isinstance(said, dict):
+        raise UserError(f"config: expected an object of fields in {path}, got {type(said).__name__}")
+    return said
+
+
+def read_object(path: str | Path, *, verb: str) -> dict[str, Any]:
+    """What a run's folder holds as its record, or a file of JSON. Raises UserError as `read_file`."""
     path = Path(path) / "results.json" if Path(path).is_dir() else Path(path)
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
@@ -97,9 +106,8 @@ def read_file(path: str | Path, *, verb: str, field: str) -> dict[str, Any]:
         raise UserError(f"config: cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise UserError(f"config: expected JSON in {path}: {error}") from error
-    if isinstance(said, dict) and said.get("verb", verb) != verb:
-        raise UserError(f"config: expected a run of {verb} in {path}, got one of {said['verb']}")
-    said = said.get(field, said) if isinstance(said, dict) else said
     if not isinstance(said, dict):
         raise UserError(f"config: expected an object of fields in {path}, got {type(said).__name__}")
+    if said.get("verb", verb) != verb:
+        raise UserError(f"config: expected a run of {verb} in {path}, got one of {said['verb']}")
     return said

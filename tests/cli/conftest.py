@@ -1,5 +1,6 @@
-"""The command, in this process and in one of its own."""
+"""The command, in this process and in one of its own; a stream of three tasks, and a tiny model that can learn it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.continual.small import loaded, stream
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,3 +69,20 @@ def apart(environment: dict[str, str], tmp_path: Path) -> Callable[..., Ended]:
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `words.jsonl`, a stream of three tasks, and `model`, a BERT of two layers of 16."""
+    folder = tmp_path_factory.mktemp("words")
+    small = loaded()
+    small.model.save_pretrained(folder / "model")
+    small.tokenizer.save_pretrained(folder / "model")
+    rows = [
+        {"task": task.name, "split": split, "text": texts[0], "label": task.labels[label]}
+        for task in stream().tasks
+        for split in ("train", "dev", "test")
+        for texts, label in zip(task.split(split).texts, task.split(split).labels, strict=True)
+    ]
+    (folder / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder

@@ -16,6 +16,11 @@ RECIPE = (
     *("--seed", "--watch-every", "--watch-samples", "--watch-length", "--epsilon", "--valid-samples"),
     *("--checkpoint-every", "--log-every", "--trackers"),
 )
+COURSE = (
+    *("--method", "--model", "--data", "--order", "--scale", "--protocol", "--rows", "--eval-rows", "--length"),
+    *("--batch", "--micro-batch", "--epochs", "--learning-rate", "--search", "--select", "--probing-epochs"),
+    *("--probing-rate", "--precision", "--lora", "--set", "--diagnosed", "--checkpoint-every"),
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     "measure": {
         "model": None,
@@ -74,6 +79,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--resume": False,
         "--cache": None,
     },
+    "learn": {
+        "stream": None,
+        "--seeds": None,
+        "--config": None,
+        **dict.fromkeys(COURSE, argparse.SUPPRESS),
+        "--out": None,
+        "--overwrite": False,
+        "--resume": False,
+        "--no-models": False,
+    },
+    "check": {"run": None, "--margin": "1.0", "--setting": "til"},
+    "rollback": {"run": None, "task": None, "--out": None, "--method": None, "--seed": None, "--overwrite": False},
     "sweep": {"verb": None, "rest": None},
 }
 
@@ -133,7 +150,8 @@ def test_the_version(regard: Callable[..., Any]) -> None:
         ([], "regard: the following arguments are required: COMMAND; see regard --help"),
         (
             ["dream"],
-            "regard: argument COMMAND: invalid choice: dream (choose from measure, compare, replace, pretrain, sweep)",
+            "regard: argument COMMAND: invalid choice: dream (choose from measure, compare, replace, pretrain, learn, "
+            "check, rollback, sweep)",
         ),
         (["measure"], "regard measure: the following arguments are required: MODEL; see regard measure --help"),
         (["measure", "minilm", "--samples", "many"], "regard measure: argument --samples: invalid int value: 'many'"),
@@ -142,6 +160,8 @@ def test_the_version(regard: Callable[..., Any]) -> None:
         (["measure", "minilm", "--sample", "3"], "regard: unrecognized arguments: --sample 3"),
         (["compare"], "regard compare: the following arguments are required: RUN"),
         (["replace", "minilm"], "regard replace: the following arguments are required: --task"),
+        (["check"], "regard check: the following arguments are required: RUN"),
+        (["rollback", "runs/db", "2"], "regard rollback: the following arguments are required: --out"),
         (["replace", "minilm", "--task"], "regard replace: argument --task: expected one argument"),
         (["replace", "minilm", "--task", "cola", "--seeds", "few"], "regard replace: argument --seeds: invalid int"),
     ],

@@ -100,7 +100,7 @@ def test_options_of_the_verb_reach_its_command(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     "arguments,complaint",
     [
-        (["paint"], "expected one of pretrain, fake to sweep, got 'paint'"),
+        (["paint"], "expected one of pretrain, learn, fake to sweep, got 'paint'"),
         (["fake", "--out", "o"], "--vary; see regard sweep fake --help"),
         (["fake", "--vary", "rate=1"], "--out; see regard sweep fake --help"),
         (["fake", "--vary", "rate=1", "--out", "o", "--colour=red"], "unrecognized arguments: --colour=red"),
@@ -209,3 +209,26 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
         Path(name).touch()
     whole = verb.complete(verb.base(asked.name, None) | command._settings(verb, asked))
     assert (whole["data"], whole["tied"], whole["width"]) == (["a.txt", "b.txt"], True, 64)
+
+
+def test_what_a_sweep_of_learning_needs_is_what_its_command_has() -> None:
+    """The options that each trial is begun with, and a setting for each field of a course."""
+    from regard.cli import learn
+    from regard.courses import names
+
+    verb = sweeps.VERBS["learn"]()
+    parser = argparse.ArgumentParser()
+    learn.add_arguments(parser)
+    arguments = verb.command(Path("settings.json"), Path("folder"))
+    assert arguments[:3] == ["-m", "regard", "learn"]
+    given = parser.parse_args(arguments[3:])
+    assert (given.config, given.out) == ("settings.json", Path("folder"))
+    assert (given.resume, given.overwrite, given.no_models) == (True, True, True)
+    assert set(verb.fields) == set(names())
+    line = ["ag-split", "--vary", "method=finetune,der++", "--out", "o", "--set", "size=50", "--scale", "paper"]
+    asked = command._parser(verb).parse_args(line)
+    assert command.values(verb, asked.vary) == {"method": ["finetune", "der++"]}
+    chosen = verb.base(asked.name, None) | command._settings(verb, asked)
+    assert chosen == {"stream": "ag-split", "set": ["size=50"], "scale": "paper"}
+    whole = verb.complete(chosen | {"method": "replay", "set": []})
+    assert (whole["stream"], whole["length"], whole["set"]) == ("ag-split", 128, [])

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.together import made
 from torch import Tensor
+from transformers import AutoModelForSequenceClassification
 
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
@@ -22,6 +24,8 @@ from regard.continual.state import tensors_of
 from regard.errors import UserError
 
 ONE = replace(BUDGET, epochs=1, probing_epochs=1)
+KNOWN = {"separate": [1, 2, 3], "joint": [0, 0, 3]}
+"""How many tasks the model knows after each, where that is not all so far; of `separate` the place of the one."""
 NAMES = ("finetune", "probe", "probe-finetune", "prescale", "separate", "joint")
 STOPPED = 2
 
@@ -32,7 +36,7 @@ class Broken(Exception):
 
 def learnt(name: str, folder: Path, **options: Any) -> list[dict[str, Tensor]]:
     """The network after each task of a run whose deltas go to the folder."""
-    method, after = METHODS[name](), list[dict[str, Tensor]]()
+    method, after = made(name), list[dict[str, Tensor]]()
     learner = begin(stream(4), method, identified(loaded()), ONE, seed=1, **options)
     deltas = Deltas(folder)
     deltas.begin(learner, method, name)
@@ -55,7 +59,8 @@ def test_the_network_after_each_task(name: str, tmp_path: Path) -> None:
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], value) for key, value in expected.items())
         lineage = network.classifier.config.lineage
-        assert [one["name"] for one in lineage["tasks"]] == ["cat-dog", "red-blue-green", "run-sit"][:task]
+        known = ["cat-dog", "red-blue-green", "run-sit"][: KNOWN.get(name, [1, 2, 3])[task - 1]]
+        assert [one["name"] for one in lineage["tasks"]] == (known[-1:] if name == "separate" else known)
         assert lineage["base"] == "tiny"
         assert about["method"]["name"] == name
         assert not network.training
@@ -131,19 +136,41 @@ def test_tasks_that_are_not_there(task: int, tmp_path: Path) -> None:
         rebuilt(tmp_path, task, loaded())
 
 
-@pytest.mark.parametrize("name", ["prescale", "lwf"])
+@pytest.mark.parametrize("name", ["prescale", "lwf", "mbpa++", "idbr", "l2p", "ctr"])
 def test_a_network_is_written_and_read(name: str, tmp_path: Path) -> None:
     learnt(name, tmp_path / "deltas")
     network, about = rebuilt(tmp_path / "deltas", 2, loaded())
     export(network, loaded().tokenizer, about, tmp_path / "model")
     back = load_network(tmp_path / "model")
     rows = {"input_ids": torch.tensor([[2, 5, 11, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+    rows["tasks"] = torch.tensor([1])
     with torch.no_grad():
         torch.testing.assert_close(back(rows), network(rows), rtol=0, atol=1e-6)
-    found = tensors_of(back)
-    assert all(torch.equal(found[key], value) for key, value in tensors_of(network).items())
+    found, expected = tensors_of(back), tensors_of(network)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
     assert (
         json.loads((tmp_path / "model" / "config.json").read_text())["lineage"]["sha256"] == identified(loaded()).sha256
     )
     with pytest.raises(UserError, match=r"model: .*nowhere cannot be read: "):
         load_network(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["idbr", "l2p", "ctr"])
+def test_a_part_of_a_network_is_no_classifier(name: str, tmp_path: Path) -> None:
+    """Which would answer something else than the network does."""
+    learnt(name, tmp_path / "deltas")
+    network, about = rebuilt(tmp_path / "deltas", 2, loaded())
+    folder = export(network, loaded().tokenizer, about, tmp_path / "model")
+    with pytest.raises(UserError, match=rf"model: expected a classifier, .*model is the network of {name}; .*load_net"):
+        AutoModelForSequenceClassification.from_pretrained(folder)
+
+
+def test_a_network_that_lacks_weights(tmp_path: Path) -> None:
+    learnt("l2p", tmp_path / "deltas")
+    network, about = rebuilt(tmp_path / "deltas", 1, loaded())
+    folder = export(network, loaded().tokenizer, about, tmp_path / "model")
+    weights = load_file(folder / "network.safetensors")
+    save_file({name: value for name, value in weights.items() if name != "keys"}, folder / "network.safetensors")
+    with pytest.raises(UserError, match="models: expected all weights of l2p in "):
+        load_network(folder)

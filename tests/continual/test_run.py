@@ -153,6 +153,19 @@ def test_separate_models_know_nothing_of_each_other() -> None:
         assert {found[after, place, "til"] for after in range(place, 4)} == {found[place, place, "til"]}
 
 
+def test_what_is_seen_before_a_task_is_the_model_that_learns_it() -> None:
+    """Of separate models the one that the run began with."""
+    method = METHODS["separate"]()
+    learner = begin(stream(4), method, loaded(), BUDGET, seed=1)
+
+    def look(learner: Learner, task: int) -> list[dict[str, Any]]:
+        now, start = tensors_of(learner.network), learner.start
+        return [{"statistic": "as at the start", "value": all(torch.equal(now[name], start[name]) for name in now)}]
+
+    found = run(learner, method, diagnose=look).found["diagnostics"]
+    assert [row["value"] for row in found] == [True, False] * 3
+
+
 def test_joint_learns_at_the_end() -> None:
     ran = run(exact("joint"), METHODS["joint"]())
     assert set(scores(ran)) == {(3, place, setting) for place in (1, 2, 3) for setting in ("til", "cil")}

@@ -13,11 +13,20 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from regard import __version__
-from regard.cli import compare, measure, pretrain, replace, sweep
+from regard.cli import check, compare, learn, measure, pretrain, replace, rollback, sweep
 from regard.cli.options import is_first
 from regard.errors import UserError
 
-COMMANDS = {"measure": measure, "compare": compare, "replace": replace, "pretrain": pretrain, "sweep": sweep}
+COMMANDS = {
+    "measure": measure,
+    "compare": compare,
+    "replace": replace,
+    "pretrain": pretrain,
+    "learn": learn,
+    "check": check,
+    "rollback": rollback,
+    "sweep": sweep,
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,12 +56,12 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0, or 2 after one line that says what was wrong."""
+    """The exit code: 0, or what a command found (`regard check`: 1), or 2 after one line that says what was wrong."""
     given = parser().parse_args(arguments)
     given.line = shlex.join(["regard", *map(str, sys.argv[1:] if arguments is None else arguments)])
     try:
         with _interruptible():
-            COMMANDS[given.command].run(given)
+            code: int | None = COMMANDS[given.command].run(given)
     except UserError as error:
         _complain(f"regard {given.command}: {' '.join(str(error).split())}")
         return 2
@@ -62,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
-    return 0
+    return code or 0
 
 
 def _complain(line: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import re
+from collections.abc import Callable, Collection
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
 
@@ -27,6 +30,48 @@ def tell(summary: RenderableType, out: Path) -> None:
     console.print(summary)
     written = ", ".join(sorted(path.name for path in out.iterdir()))
     console.print(f"\nWritten to {out}: {written}", soft_wrap=True)
+
+
+def add_fields(
+    parser: argparse._ActionsContainer, record: type[Any], prefix: str, *, without: Collection[str] = ()
+) -> None:
+    """One option for each field of a record but those `without`, unset unless it is given; see `given_fields`."""
+    for one in fields(record):
+        shared: dict[str, Any] = {"dest": f"{prefix}_{one.name}", "default": argparse.SUPPRESS}
+        shared["help"] = one.metadata["help"].replace("%", "%%")
+        option = f"--{one.name.replace('_', '-')}"
+        if one.name in without:
+            continue
+        if isinstance(one.default, bool):
+            parser.add_argument(option, action=argparse.BooleanOptionalAction, **shared)
+        else:
+            several: dict[str, Any] = {"nargs": "+", "action": "extend"} if isinstance(one.default, tuple) else {}
+            parser.add_argument(option, metavar="X", **several, **shared)
+
+
+def given_fields(given: argparse.Namespace, prefix: str, parsed: Callable[[str, str], Any]) -> dict[str, Any]:
+    """The fields that were given as options, by name: `parsed(name, text)` is the value of a text. Raises UserError."""
+    changes = {}
+    for option, said in vars(given).items():
+        name = option.removeprefix(f"{prefix}_")
+        if option != name:
+            changes[name] = (
+                tuple(said) if isinstance(said, list) else said if said in (True, False) else parsed(name, said)
+            )
+    return changes
+
+
+def work_beside(out: Path) -> Path:
+    """The folder OUT.work, where a long run is kept until it is done. Raises UserError for one that has no name."""
+    if not out.resolve().name:
+        raise UserError(f"--out: expected a folder that can be made, got {out}")
+    return (out if out.name else out.resolve()).with_name(f"{out.resolve().name}.work")
+
+
+def check_work(work: Path, there: bool, given: argparse.Namespace) -> None:
+    """Nothing, or a UserError: there is what a run that was broken off has left, and it is not said what to do."""
+    if there and not (given.resume or given.overwrite):
+        raise UserError(f"--out: {work} is of a run that was broken off; go on with --resume, or allow --overwrite")
 
 
 def number(text: str, kind: type, option: str) -> float | int:

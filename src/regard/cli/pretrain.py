@@ -7,11 +7,11 @@ import datetime
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regard.cli.options import is_first, of_model, tell
+from regard.cli.options import add_fields, check_work, given_fields, is_first, of_model, tell, work_beside
 from regard.errors import UserError
 
 HELP = "Train a small decoder from nothing, and watch sinks while they emerge."
@@ -42,15 +42,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     """One option for each field of a recipe, unset unless it is given."""
     from regard.recipes import Recipe
 
-    group = parser.add_argument_group("recipe (defaults are those of NAME)")
-    for one in fields(Recipe):
-        shared: dict[str, Any] = {"dest": f"recipe_{one.name}", "default": argparse.SUPPRESS}
-        option = f"--{one.name.replace('_', '-')}"
-        if isinstance(one.default, bool):
-            group.add_argument(option, action=argparse.BooleanOptionalAction, help=one.metadata["help"], **shared)
-        else:
-            several: dict[str, Any] = {"nargs": "+"} if isinstance(one.default, tuple) else {}
-            group.add_argument(option, metavar="X", help=one.metadata["help"], **several, **shared)
+    add_fields(parser.add_argument_group("recipe (defaults are those of NAME)"), Recipe, "recipe")
 
 
 def given_recipe(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
@@ -60,13 +52,7 @@ def given_recipe(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     if given.name is not None and given.config is not None:
         raise UserError(f"--config: expected a recipe's name or a file, got both '{given.name}' and {given.config}")
     base = Recipe.from_file(given.config) if given.config is not None else given.name or NAMED
-    changes = {}
-    for option, said in vars(given).items():
-        name = option.removeprefix("recipe_")
-        if option != name:
-            changes[name] = (
-                tuple(said) if isinstance(said, list) else said if said in (True, False) else parsed(name, said)
-            )
+    changes = given_fields(given, "recipe", parsed)
     recipe(base, **changes)
     return base, changes
 
@@ -79,13 +65,10 @@ def run(given: argparse.Namespace) -> None:
 
     name = given.name or (of_model(Path(given.config).resolve().parent.name) if given.config else NAMED)
     out = given.out or Path("runs") / f"pretrain-{name}"
-    if not out.resolve().name:
-        raise UserError(f"--out: expected a folder that can be made, got {out}")
-    work = (out if out.name else out.resolve()).with_name(f"{out.resolve().name}.work")
+    work = work_beside(out)
     if is_first():
         check_free(out, overwrite=given.overwrite)
-        if can_go_on(work) and not (given.resume or given.overwrite):
-            raise UserError(f"--out: {work} is of a run that was broken off; go on with --resume, or allow --overwrite")
+        check_work(work, can_go_on(work), given)
     try:
         with _progress() as reports:
             found = pretrain(

@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from regard.cli.options import number, of_model, tell
+from regard.cli.options import check_work, number, of_model, tell, work_beside
 from regard.errors import UserError
 
 HELP = "Put constants or another operation where attention was; score a task."
@@ -102,11 +102,9 @@ def run(given: argparse.Namespace) -> None:
     from regard.slot.swapping import swappable
 
     out = given.out or Path("runs") / f"replace-{of_model(given.model)}-{of_model(Path(given.task).stem)}"
-    if not out.resolve().name:
-        raise UserError(f"--out: expected a folder that can be made, got {out}")
-    work = (out if out.name else out.resolve()).with_name(f"{out.resolve().name}.work")
+    work = work_beside(out)
     check_free(out, overwrite=given.overwrite)
-    _check_work(work, given)
+    check_work(work, work.exists(), given)
     for name in Settings(**settings).attention:
         swappable(name)
     data = given.data or os.environ.get("REGARD_DATA")
@@ -146,12 +144,6 @@ def run(given: argparse.Namespace) -> None:
         ) from None
     shutil.rmtree(work)
     tell(found.summary(), out)
-
-
-def _check_work(work: Path, given: argparse.Namespace) -> None:
-    """Nothing, or a UserError: there is what an interrupted run has found, and it is not said what to do with it."""
-    if work.exists() and not (given.resume or given.overwrite):
-        raise UserError(f"--out: {work} is of a run that was broken off; go on with --resume, or allow --overwrite")
 
 
 def _settings(given: argparse.Namespace) -> dict[str, Any]:

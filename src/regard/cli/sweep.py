@@ -21,8 +21,9 @@ EXAMPLES = """examples:
   regard sweep pretrain --vary attention=softmax,sigmoid --out runs/attention
   regard sweep pretrain nano --vary window=none,16,32 --workers 2 --out runs/w
   regard sweep pretrain --vary positions=rotary,alibi --on ray --out /shared/p
+  regard sweep learn --vary method=finetune,prescale --seeds 508,39 --out runs/s
 
-`regard sweep pretrain --help` lists the settings. The same command goes on with
+`regard sweep VERB --help` lists the settings. The same command goes on with
 a sweep that was broken off. Trials of other settings are added to what DIR has.
 """
 MOST_TOLD = 5
@@ -31,7 +32,7 @@ MOST_TOLD = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command. Those after the verb are read when it is known, with the verb's own among them."""
-    parser.add_argument("verb", metavar="VERB", help="what each trial runs: pretrain")
+    parser.add_argument("verb", metavar="VERB", help="what each trial runs: pretrain or learn")
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help="options of the sweep, and of the verb")
 
 

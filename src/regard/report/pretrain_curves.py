@@ -124,12 +124,12 @@ def panel(
 
 
 def specifications() -> dict[str, Any]:
-    """The charts by name: lines over `step`, `layer` or `position`, and `map`. The script adds data, inks and size."""
+    """The charts by name: lines over each of `_AXES`, and `map`. The script adds data, inks and size."""
     drawn = {axis: _over(axis, title) for axis, title in _AXES.items()}
     return {**drawn, "map": charts.specifications()["map"]}
 
 
-_AXES = {"step": "Step", "layer": "Layer", "position": "Position"}
+_AXES = {"step": "Step", "layer": "Layer", "position": "Position", "tasks": "Tasks learnt"}
 
 
 def _over(axis: str, title: str) -> dict[str, Any]:

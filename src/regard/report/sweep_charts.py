@@ -17,7 +17,11 @@ INKS, STROKES = 6, 3
 LINES = INKS * STROKES
 """The most combinations that are drawn: each has an ink and a stroke of its own."""
 
-_CURVES = ("valid_loss", "sink_rate", "alpha_first", "virtual_sink_rate", "norm_ratio")
+_CURVES = {
+    **dict.fromkeys(("valid_loss", "sink_rate", "alpha_first", "virtual_sink_rate", "norm_ratio"), "step"),
+    **dict.fromkeys(("ap_til", "ap_cil"), "tasks"),
+}
+"""The metrics that are drawn, each over its axis."""
 
 
 def curve_panels(found: Sequence[Combination], histories: Mapping[str, pd.DataFrame]) -> list[Panel]:
@@ -30,19 +34,21 @@ def curve_panels(found: Sequence[Combination], histories: Mapping[str, pd.DataFr
 def _panel(
     found: Sequence[Combination], histories: Mapping[str, pd.DataFrame], metric: str, title: str, unit: str
 ) -> list[Panel]:
-    drawn = found[:LINES]
+    drawn, axis = found[:LINES], _CURVES.get(metric, "step")
     points = []
     for one in drawn:
-        step, mean, error = over_seeds(_frames(one, histories), metric)
-        points += line("step", one.name, step, mean, unit, error)
+        places, mean, error = over_seeds(_frames(one, histories), metric, axis)
+        points += line(axis, one.name, places, mean, unit, error)
     styles = [(one.name, i % INKS, i // INKS) for i, one in enumerate(drawn)]
-    return panel(title, _note(found, histories, metric), "step", points, styles)
+    return panel(title, _note(found, histories, metric), axis, points, styles)
 
 
 def _note(found: Sequence[Combination], histories: Mapping[str, pd.DataFrame], metric: str) -> str:
     """The unit; for α_1 the value of uniform attention, where all runs have the same."""
     if metric in ("valid_loss", "loss"):
         return "nats per token"
+    if _CURVES[metric] == "tasks":
+        return "mean score of the tasks learnt so far, %"
     if metric != "alpha_first":
         return "% of heads × samples" if METRICS[metric][1] == "%" else "largest of all layers"
     every = [last(frame, "alpha_uniform") for one in found for frame in _frames(one, histories)]
@@ -55,9 +61,9 @@ def _frames(one: Combination, histories: Mapping[str, pd.DataFrame]) -> list[pd.
     return [histories[key] for key in keys if key in histories]
 
 
-def over_seeds(frames: Sequence[pd.DataFrame], metric: str) -> tuple[Floats, Floats, Floats]:
+def over_seeds(frames: Sequence[pd.DataFrame], metric: str, axis: str = "step") -> tuple[Floats, Floats, Floats]:
     """Steps at which every run that has the metric has a value; the mean over the runs; its standard error."""
-    runs = [_known(frame, metric) for frame in frames]
+    runs = [_known(frame, metric, axis) for frame in frames]
     runs = [run for run in runs if len(run)]
     if not runs:
         empty = np.empty(0)
@@ -69,8 +75,8 @@ def over_seeds(frames: Sequence[pd.DataFrame], metric: str) -> tuple[Floats, Flo
     return table.index.to_numpy(dtype=np.float64), values.mean(axis=1), np.asarray(error)
 
 
-def _known(frame: pd.DataFrame, metric: str) -> pd.Series:
-    values, steps = column(frame, metric), column(frame, "step")
+def _known(frame: pd.DataFrame, metric: str, axis: str) -> pd.Series:
+    values, steps = column(frame, metric), column(frame, axis)
     kept = np.isfinite(values) & np.isfinite(steps)
     run = pd.Series(values[kept], index=steps[kept])
     return run[~run.index.duplicated(keep="last")]

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from regard.errors import UserError
-from regard.report import labels, markup
+from regard.report import labels, learn_metrics, markup
 from regard.report.grid import Floats
+from regard.report.learn_tables import SETTINGS
 from regard.report.pretrain_curves import DOMAIN, column, domains
 from regard.report.replace_scores import quantile
 
@@ -23,6 +24,11 @@ METRICS = {
     "alpha_first": ("Mean α₁", ""),
     "norm_ratio": ("|h₁| / mean |hₜ|", ""),
     "tokens_per_second": ("Tokens per second", ""),
+    **{
+        f"{name}_{setting}": (f"{learn_metrics.metric(name).title} {words}", unit)
+        for setting, words in SETTINGS.items()
+        for name, unit in (("ap", "%"), ("fgt", ""), ("f_ra", ""), ("learning_accuracy", "%"), ("area", "%"))
+    },
 }
 """What is told of each combination: the column, its title, its unit."""
 

@@ -1,4 +1,4 @@
-"""A sweep over pre-training runs as one HTML file that needs nothing else."""
+"""A sweep over runs of training as one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sweep_page(trials: pd.DataFrame, record: dict[str, Any], histories: Mapping[
         [
             top,
             "<main>",
-            markup.section("means", "In numbers", _means(found, metrics), words.about_means(found)),
+            markup.section("means", "In numbers", _means(found, metrics), words.about_means(found, metrics)),
             markup.section(
                 "curves", "While training", markup.panels("panels", panels, fit=True), _about_curves(found, histories)
             ),

@@ -14,7 +14,7 @@ from regard.report import sweep_words as words
 from regard.report.sweep_means import Combination
 
 WIDTH, SEEDS, CELL = 80, 8, 18
-COLUMNS = ("valid_loss", "sink_rate", "alpha_first")
+COLUMNS = ("valid_loss", "sink_rate", "alpha_first", "ap_til", "fgt_til", "ap_cil")
 
 
 def sweep_summary(trials: pd.DataFrame, record: Mapping[str, Any]) -> Group:

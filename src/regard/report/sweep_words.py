@@ -24,13 +24,16 @@ def title(record: Mapping[str, Any]) -> str:
 def ledes(
     found: Sequence[Combination], metrics: _Metrics, record: Mapping[str, Any], trials: pd.DataFrame
 ) -> list[str]:
-    """How much was run, and how the combinations compare in validation loss and sinks."""
+    """How much was run, and how the combinations compare in validation loss and sinks, or in scores."""
     missing = len(sweep_means.unfinished(trials, record))
     seeds = trials["seed"].nunique() if len(trials) else 0
     run = [_count(len(found), "combination"), _count(seeds, "seed")]
     run.append(f"{len(trials)} of {_count(len(trials) + missing, 'trial')} finished")
-    told = [_told(found, metric, metrics[metric][0]) for metric in ("valid_loss", "sink_rate") if metric in metrics]
+    told = [_told(found, metric, metrics[metric][0]) for metric in _TOLD if metric in metrics]
     return [" · ".join(run), " ".join(part for part in told if part)]
+
+
+_TOLD = ("valid_loss", "sink_rate", "ap_til", "ap_cil")
 
 
 def _told(found: Sequence[Combination], metric: str, name: str) -> str:
@@ -55,11 +58,14 @@ def warnings(found: Sequence[Combination], trials: pd.DataFrame, record: Mapping
 
 
 def key_figures(found: Sequence[Combination], metrics: _Metrics) -> list[KeyFigure]:
-    """The lowest validation loss, the highest and the lowest sink rate, the highest mean α_1."""
+    """The best and worst of what was watched, or scored."""
     return [_extreme(found, metric, end, *metrics[metric]) for metric, end in _EXTREMES if metric in metrics]
 
 
-_EXTREMES = (("valid_loss", "lowest"), ("sink_rate", "highest"), ("sink_rate", "lowest"), ("alpha_first", "highest"))
+_EXTREMES = (
+    *(("valid_loss", "lowest"), ("sink_rate", "highest"), ("sink_rate", "lowest"), ("alpha_first", "highest")),
+    *(("ap_til", "highest"), ("fgt_til", "lowest"), ("ap_cil", "highest"), ("fgt_cil", "lowest")),
+)
 
 
 def _extreme(found: Sequence[Combination], metric: str, end: str, name: str, unit: str) -> KeyFigure:
@@ -87,11 +93,12 @@ def emerged(one: Combination) -> str:
     return f"{value.n} of {len(one.rows)}, step {value.value:,.0f}" if value.n else "none"
 
 
-def about_means(found: Sequence[Combination]) -> str:
+def about_means(found: Sequence[Combination], metrics: _Metrics) -> str:
     """What the numbers of the table are."""
     several = any(len(one.rows) > 1 for one in found)
     what = "Means over seeds ± standard error" if several else "One seed each"
-    return f"{what}, at the end of training; losses in nats per token."
+    unit = "losses in nats per token" if "valid_loss" in metrics else "scores in per cent, forgetting in points"
+    return f"{what}, at the end of training; {unit}."
 
 
 def about_differences(found: Sequence[Combination], metrics: _Metrics) -> str:

@@ -4,7 +4,7 @@
   const { show, panelLines, drawPanels, drawMap, redraw } = drawing(colours);
 
   // ---- lines ----
-  const TITLES = { step: "Step", layer: "Layer", position: "Position" };
+  const TITLES = { step: "Step", layer: "Layer", position: "Position", tasks: "Tasks learnt" };
   const lines = (panel) => panelLines(charts[panel.axis], panel);
   const drawLines = () => {
     for (const [id, group] of Object.entries(panels))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from regard.errors import UserError
 from regard.results import RECORD
 
 if TYPE_CHECKING:
@@ -52,13 +53,13 @@ class Verb:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-def whole(verb: str, folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether the folder holds a finished run of the verb with these settings."""
+def whole(verb: str, folder: Path, settings: Mapping[str, Any], *, field: str = "recipe") -> bool:
+    """Whether the folder holds a finished run of the verb with these settings, which its record has as `field`."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(record, dict) and record.get("verb") == verb and record.get("recipe") == dict(settings)
+    return isinstance(record, dict) and record.get("verb") == verb and record.get(field) == dict(settings)
 
 
 def finals(folder: Path) -> dict[str, Any]:
@@ -116,4 +117,67 @@ def pretraining() -> Verb:
     )
 
 
-VERBS: dict[str, Callable[[], Verb]] = {"pretrain": pretraining}
+def learning() -> Verb:
+    """`regard learn`, one method a trial; what each task has changed of the model is not kept."""
+    from regard import courses, report
+    from regard.data.stream_settings import STREAMS
+
+    helps = {one.name: one.metadata.get("help", "") for one in courses.Course.__dataclass_fields__.values()}
+
+    def base(name: str | None, file: Path | None) -> dict[str, Any]:
+        return courses.Course.from_file(file).said() if file else {"stream": name} if name else {}
+
+    readable = cache(courses.Course.read)
+
+    def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+        course = courses.Course.from_dict(settings)
+        if len(courses.each_method(course)) > 1:
+            raise UserError(f"method: expected one in each trial, got {course.method}; vary method={course.method}")
+        if course.stream not in STREAMS:
+            readable(replace(course, method="finetune", set=()))
+        return course.to_dict()
+
+    return Verb(
+        name="learn",
+        fields={
+            name: Field(partial(courses.parsed, name), helps[name], "many" if name == "set" else "value")
+            for name in courses.names()
+        },
+        base=base,
+        complete=complete,
+        command=lambda file, folder: [
+            *("-m", "regard", "learn", "--config", str(file), "--out", str(folder)),
+            *("--resume", "--overwrite", "--no-models"),
+        ],
+        finished=partial(whole, "learn", field="course"),
+        row=measures,
+        history=averages,
+        page=report.sweep_page,
+        summary=report.sweep_summary,
+        names=tuple(STREAMS),
+    )
+
+
+def measures(folder: Path) -> dict[str, Any]:
+    """The measures of a run of learning, as `ap_til`, and what it cost."""
+    from regard.learning import Learning
+
+    run = Learning.load(folder)
+    found = run.metrics.dropna(subset="value")
+    return {
+        **{f"{row.metric}_{row.setting}": float(row.value) for row in found.itertuples()},
+        "seconds": run.record["cost"]["seconds"],
+    }
+
+
+def averages(folder: Path) -> pd.DataFrame:
+    """The mean score of the tasks learnt so far, after each: `tasks` (how many), `ap_til` and `ap_cil`."""
+    from regard.learning import Learning
+
+    scores = Learning.load(folder).matrix
+    seen = scores[scores["position"] <= scores["after_task"]]
+    means = seen.groupby(["after_task", "setting"])["score"].mean().unstack()
+    return means.add_prefix("ap_").rename_axis("tasks").reset_index()
+
+
+VERBS: dict[str, Callable[[], Verb]] = {"pretrain": pretraining, "learn": learning}
