@@ -25,10 +25,11 @@ def rollback(
 ) -> Path:
     """Write the model of a run as it was after a task, given by its place (from 1) or name: the folder.
 
-    `AutoModelForSequenceClassification` loads it; its `config.lineage` says which tasks it has learnt, in which order,
-    from which base. `method` and `seed` choose where the run folder holds several. What the tasks have changed is put
-    on the model that the run began with, which is loaded by its name unless `model` is it. With `overwrite` it may take
-    the place of another such model. Raises UserError.
+    `AutoModelForSequenceClassification` loads it, or `regard.continual.models.load_network` where the method has a
+    network of its own; its `config.lineage` says which tasks it has learnt, in which order, from which base. `method`
+    and `seed` choose where the run folder holds several. What the tasks have changed is put on the model that the run
+    began with, which is loaded by its name unless `model` is it. With `overwrite` it may take the place of another such
+    model. Raises UserError.
     """
     check_free(out, overwrite=overwrite, sign=LINEAGE)
     record = read_record(run)

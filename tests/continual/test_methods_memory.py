@@ -366,6 +366,7 @@ def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
     "name, said, told",
     [
         ("der++", {"alpha": -1.0}, "alpha: expected a number of at least 0, got -1.0"),
+        ("der++", {"alpha": float("inf")}, "alpha: expected a number of at least 0, got inf"),
         ("der++", {"beta": "much"}, "beta: expected a number, got 'much'"),
         ("agem", {"store": "some"}, "store: expected one of reservoir, balanced, got 'some'"),
         ("mbpa++", {"adapt": "some"}, "adapt: expected one of all, head, got 'some'"),

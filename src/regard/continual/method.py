@@ -56,7 +56,8 @@ def _value(name: str, value: Any, kind: Any) -> Any:
 
 def check_number(name: str, value: Any, *, least: float, most: float = float("inf")) -> None:
     """Nothing, or a UserError: a setting is no number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and value < float("inf")
+    if not known or not least <= value <= most:
         upto = "" if most == float("inf") else f" and at most {most:g}"
         raise UserError(f"{name}: expected a number of at least {least:g}{upto}, got {value!r}")
 

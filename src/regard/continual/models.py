@@ -111,8 +111,17 @@ def rebuilt(folder: Path, learnt: int, loaded: Loaded) -> tuple[Network, dict[st
     network = network_of(classifier, about["method"], tasks=len(tasks), seed=about["seed"])
     for number in range(1, learnt + 1):
         load_tensors(network, _tensors(delta_of(folder, number)))
-    classifier.config.lineage = {**about["base"], "tasks": tasks[:learnt], "method": about["method"]}
+    known = _known(tasks, learnt, about["method"]["name"])
+    classifier.config.lineage = {**about["base"], "tasks": known, "method": about["method"]}
     return network.eval(), about
+
+
+def _known(tasks: list[dict[str, Any]], learnt: int, name: str) -> list[dict[str, Any]]:
+    """The tasks that a model has been trained on when `learnt` have come: models of their own on the last of them."""
+    evaluated = method_named(name).evaluated
+    if evaluated == "end":
+        return tasks if learnt == len(tasks) else []
+    return tasks[learnt - 1 : learnt] if evaluated == "own" else tasks[:learnt]
 
 
 def network_of(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
@@ -126,14 +135,21 @@ def export(
 ) -> Path:
     """Write a model that `AutoModelForSequenceClassification` loads, with its tokenizer; whole or not at all.
 
-    Where the method's network has more than the classifier, that is written beside it, for `load_network`. With
+    Where the method's network has more than the classifier, all of it is written as well, for `load_network`; and alone
+    where the classifier is nothing without it, as that of L2P without its prompts: then Transformers' loading is
+    refused. Of MbPA++ the classifier is what there is before it adapts, whose memory of texts is not written. With
     `overwrite` it may take the place of such a model: of a folder that has the file `LINEAGE`.
     """
     with writing(folder, overwrite=overwrite, sign=LINEAGE) as place:
         lineage = json.dumps(network.classifier.config.lineage, indent=1)
         (place / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
         with quiet():
-            network.classifier.save_pretrained(place)
+            if network.apart:
+                config = deepcopy(network.classifier.config)
+                config.part_of, config.architectures = about["method"]["name"], [Classifier.__name__]
+                config.save_pretrained(place)
+            else:
+                network.classifier.save_pretrained(place)
         tokenizer.save_pretrained(place)
         if type(network) is not Network:
             save_file(tensors_of(network), place / NETWORK)
@@ -145,17 +161,21 @@ def export(
 def load_network(folder: str | Path) -> nn.Module:
     """The network that `export` wrote: rows in, logits out, as its method computes them. Raises UserError."""
     folder = Path(folder)
+    whole = (folder / METHOD).is_file()
     try:
-        with quiet():
+        with quiet(), torch.random.fork_rng(devices=[]):
             config = ClassifierConfig.from_pretrained(folder)
-            classifier = Classifier.from_pretrained(folder, config=config)
+            classifier = Classifier(config) if whole else Classifier.from_pretrained(folder, config=config)
     except (OSError, ValueError) as error:
         raise UserError(f"model: {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
-    if not (folder / METHOD).is_file():
+    if not whole:
         return Network(classifier, tasks=1, settings=None, seed=0).eval()
     about = _read(folder / METHOD)
     network = network_of(classifier, about["method"], tasks=about["tasks"], seed=about["seed"])
-    load_tensors(network, _tensors(folder / NETWORK))
+    weights = _tensors(folder / NETWORK)
+    if weights.keys() != tensors_of(network).keys():
+        raise UserError(f"models: expected all weights of {about['method']['name']} in {folder / NETWORK}")
+    load_tensors(network, weights)
     return network.eval()
 
 

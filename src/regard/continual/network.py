@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -16,8 +16,10 @@ class Network(nn.Module):
 
     `tasks`: how many tasks there will be; `settings`: the method's. All weights that it will ever have are there from
     the start, so that saving and restoring needs to know nothing more; weights that a new network draws are drawn from
-    `seed`.
+    `seed`. `apart`: whether the classifier, without the rest of the network, does not answer as the network does.
     """
+
+    apart: ClassVar[bool] = False
 
     def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
         super().__init__()

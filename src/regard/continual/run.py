@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard import training
+from regard import processes, training
 from regard.continual import state
 from regard.continual.batches import Batches
 from regard.continual.learner import IGNORED, Budget, Learner, check_lengths, encode_stream, warmup_steps
@@ -96,7 +96,8 @@ def run(
     `folder` keeps the state after the last finished task, and with `checkpoint_every` a checkpoint every so many steps
     of the task at hand; with `resume` a run that was broken off goes on there, on one CPU process to the same numbers.
     `on_task(learner, learnt)` is called after each task, in every process, before its state is written; after a run was
-    resumed only for the tasks that were left, for one of them perhaps again. Raises UserError.
+    resumed only for the tasks that were left, for one of them perhaps again. The network of a run that was resumed when
+    all was learnt has its weights, and nothing else that hooks have shown it. Raises UserError.
     """
     ran, place = Ran(learner, method), None if folder is None else Path(folder)
     about = _about(learner, method)
@@ -106,8 +107,8 @@ def run(
     learner.network.to(learner.device)
     for task in range(learnt, len(learner.stream)):
         learner.task = task
-        _before(ran, diagnose)
         method.prepare(learner, task)
+        _before(ran, diagnose)
         cost = _train(ran, place, resume, checkpoint_every, on_progress)
         method.finish(learner, task)
         _check_bound(method)
@@ -174,12 +175,11 @@ def _resumed(ran: Ran, place: Path, about: Mapping[str, Any]) -> int:
 
 def _keep(ran: Ran, place: Path, about: Mapping[str, Any]) -> None:
     """Write the state after the task at hand, whose checkpoints are no longer needed."""
-    if _first():
-        learnt = ran.learner.task + 1
-        state.save(place, learnt, ran.learner.network, ran.method.kept, {**ran.found, "about": about})
-        shutil.rmtree(_stages(place, ran.learner.task), ignore_errors=True)
-    if dist.is_initialized():
-        dist.barrier()
+    with processes.together():
+        if _first():
+            learnt = ran.learner.task + 1
+            state.save(place, learnt, ran.learner.network, ran.method.kept, {**ran.found, "about": about})
+            shutil.rmtree(_stages(place, ran.learner.task), ignore_errors=True)
 
 
 def _stages(place: Path, task: int) -> Path:

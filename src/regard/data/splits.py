@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from regard.data.examples import Examples
-from regard.data.stream import Protocol, Split
+from regard.data.stream import Protocol, Split, Task
 from regard.errors import UserError
 
 HELD_OUT = 0.1
@@ -124,6 +124,14 @@ def check_selection(split: str) -> Split:
     if split == "train":
         return "train"
     raise UserError(f"selection: expected dev, got {split!r}")
+
+
+def check_apart(task: Task) -> None:
+    """Nothing, or a UserError: rows that are to choose something are among those that it is scored on."""
+    scored = {key_of(texts) for texts in task.test.texts}
+    same = sum(key_of(texts) in scored for texts in task.dev.texts)
+    if same:
+        raise UserError(f"selection: expected dev rows of {task.name!r} that are no test rows, got {same} that are")
 
 
 def balanced(rows: Samples, most: int | None, seed: int) -> Samples:

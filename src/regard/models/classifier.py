@@ -26,7 +26,8 @@ class ClassifierConfig(PreTrainedConfig):
     `classes`: their names. `reading`: the token that a linear head reads, `first`, `last` or `mean`; `auto` is the last
     of a causal model, the mean of an encoder–decoder's encoder, and the first else. `common`: ids of common tokens, for
     the head `sink`. `lora`: rank, alpha and targets of low-rank adapters beside frozen weights, or None. `lineage`: the
-    model that this one began as, and the tasks that it has learnt since, in order.
+    model that this one began as, and the tasks that it has learnt since, in order. `part_of`: the method whose network
+    this is a part of, which does not answer by itself; None where it does.
 
     Raises UserError where a choice is unknown.
     """
@@ -44,6 +45,7 @@ class ClassifierConfig(PreTrainedConfig):
         common: Sequence[int] = (),
         lora: Mapping[str, Any] | None = None,
         lineage: Mapping[str, Any] | None = None,
+        part_of: str | None = None,
         **others: Any,
     ) -> None:
         if head not in HEADS:
@@ -56,6 +58,7 @@ class ClassifierConfig(PreTrainedConfig):
         self.common = sorted(common)
         self.lora = dict(lora) if lora else None
         self.lineage = dict(lineage or {})
+        self.part_of = part_of
         others.setdefault("id2label", dict(enumerate(self.classes)))
         others.setdefault("label2id", {name: number for number, name in enumerate(self.classes)})
         super().__init__(**others)
@@ -100,7 +103,13 @@ class Classifier(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *given: Any, **options: Any) -> Any:
-        """As of every model; below adapters it is frozen again."""
+        """As of every model; below adapters it is frozen again. Raises UserError for a part of a network."""
+        config = options.get("config")
+        if isinstance(config, ClassifierConfig) and config.part_of is not None:
+            raise UserError(
+                f"model: expected a classifier, {given[0]} is the network of {config.part_of}; "
+                "regard.continual.models.load_network reads it"
+            )
         found = super().from_pretrained(*given, **options)
         model = found[0] if isinstance(found, tuple) else found
         for name, parameter in model.encoder.named_parameters() if model.config.lora else ():

@@ -26,6 +26,7 @@ class CtrNetwork(Network):
     Raises UserError for models without such layers, and for LoRA.
     """
 
+    apart = True
     latest: Tensor
 
     def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:

@@ -60,6 +60,8 @@ class IdbrNetwork(Network):
     replaced by a `SpacesHead`.
     """
 
+    apart = True
+
     def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
         before, size = cast(LinearHead, classifier.head), settings.size

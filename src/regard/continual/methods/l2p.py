@@ -69,6 +69,8 @@ class L2pNetwork(Network):
     embeddings as it reads their tokens.
     """
 
+    apart = True
+
     def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
         encoder = classifier.encoder
