@@ -30,7 +30,7 @@ from regard.learning import COLUMNS, TABLES, Learning
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("learn_runs.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-CLOCK = ["seconds", "examples_per_second", "peak_memory_mib"]
+CLOCK = ["seconds", "hook_seconds", "examples_per_second", "peak_memory_mib"]
 KILLS = {
     "in a task and between two": ["finetune:2:fine-tuning:3", f"finetune:2:{LEARNT}:0", "prescale:3:probing:1"],
     "before the first checkpoint": ["finetune:1:fine-tuning:1"],

@@ -27,7 +27,7 @@ _PLACE = ("position", "task")
 COLUMNS: dict[str, tuple[str, ...]] = {
     "matrix": metrics.COLUMNS,
     "cost": (
-        *("stream", "method", "seed", "order", *_PLACE, "seconds", "flops", "peak_memory_mib", "steps"),
+        *("stream", "method", "seed", "order", *_PLACE, "seconds", "hook_seconds", "flops", "peak_memory_mib", "steps"),
         *("examples_per_second", "bytes_stored", "examples_kept"),
     ),
     "diagnostics": (

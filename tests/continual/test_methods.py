@@ -36,7 +36,7 @@ FROZEN = {"probe", "l2p", "ctr"}
 NO_ADAPTERS = {"l2p", "ctr"}
 """Those that refuse adapters beside those of their own."""
 WITH_MEMORY = {"replay": 6, "agem": 6, "der++": 6, "mbpa++": 6}
-CLOCK = ("seconds", "examples_per_second", "peak_memory_mib")
+CLOCK = ("seconds", "hook_seconds", "examples_per_second", "peak_memory_mib")
 
 
 class Broken(Exception):
@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_flops_a_token", no_flops)
+    monkeypatch.setattr(running, "flops_a_token", no_flops)
 
 
 def learner_of(method: Method, *, of: Stream | None = None, **options: Any) -> Learner:
@@ -70,7 +70,7 @@ def outcome(ran: Ran, after: list[dict[str, Tensor]]) -> Outcome:
 def learnt(name: str, seed: int = 1) -> Outcome:
     """The stream learnt from beginning to end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "_flops_a_token", no_flops)
+        patch.setattr(running, "flops_a_token", no_flops)
         method, after = made(name), list[dict[str, Tensor]]()
 
         def on_task(learner: Learner, task: int) -> None:
@@ -219,7 +219,7 @@ def test_another_seed_draws_another_head(name: str) -> None:
 def whole(name: str) -> Ran:
     """A run without dropout in float64."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "_flops_a_token", no_flops)
+        patch.setattr(running, "flops_a_token", no_flops)
         return exact(name)
 
 

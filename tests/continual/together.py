@@ -71,7 +71,7 @@ def kept(ran: Ran) -> dict[str, Any]:
 def main(out: Path) -> None:
     """Learn the stream with each method; the numbers of this process go to `out`."""
     torch.set_num_threads(1)
-    running._flops_a_token = no_flops  # type: ignore[assignment]
+    running.flops_a_token = no_flops  # type: ignore[assignment]
     train(net(), Plan(steps=2, batch_size=8), batch=batch, loss=loss, count=count, device="cpu")  # the processes meet
     found = {}
     for name in METHODS:

@@ -23,6 +23,8 @@ EXAMPLES = """examples:
 Ends with code 1 if an old task has dropped by more than the margin: the whole
 95 % interval of its drop is over it. With 0 if none has, or there is none.
 """
+WIDTH = 120
+"""Columns of the table where it is not shown on a terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +51,8 @@ def run(given: argparse.Namespace) -> int:
     methods = list(scores["method"].unique())
     found = sorted(drops(scores, margin, setting=given.setting), key=lambda one: methods.index(one.method))
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDTH)  # a log has no edge, and a verdict must not be cut
     if not found:
         console.print(nothing_to_check(scores, setting=given.setting), soft_wrap=True)
         return 0
@@ -56,6 +60,10 @@ def run(given: argparse.Namespace) -> int:
     dropped = sum(one.verdict == "dropped" for one in found)
     told = f"{dropped} of {len(found)} old tasks" if len(found) > 1 else f"{dropped} of 1 old task"
     console.print(f"\n{told} dropped by more than {margin:g} points ({given.setting.upper()}, 95 % intervals)")
+    if any(one.verdict == "maybe" for one in found):
+        console.print(
+            "maybe: dropped by more, but the interval of the drop leaves that open", soft_wrap=True
+        )
     return int(dropped > 0)
 
 

@@ -13,7 +13,8 @@ EXAMPLES = """examples:
   regard rollback runs/db 3 --out models/db-3
   regard rollback runs/db athlete-village --method prescale --seed 508 --out m
 
-DIR is a model that AutoModelForSequenceClassification loads; lineage.json and
+AutoModelForSequenceClassification loads DIR; of methods with weights of their
+own (l2p, ctr, idbr) regard.continual.models.load_network does. lineage.json and
 its config say which tasks it has learnt, in which order, from which base.
 """
 

@@ -13,12 +13,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from regard import processes, training
 from regard.continual import state
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORED, Budget, Learner, check_lengths, encode_stream, warmup_steps
+from regard.continual.costs import Spent, count, flops_a_token, stored, timed, trimmed
+from regard.continual.learner import Budget, Learner, check_lengths, encode_stream, warmup_steps
 from regard.continual.method import Method, Stage
 from regard.continual.scoring import Score, score
 from regard.data.common_tokens import common_tokens
@@ -26,7 +26,6 @@ from regard.data.stream import Stream
 from regard.models.classifier import Classifier
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
-from regard.provenance import peak_memory
 from regard.training import Plan
 
 Row = dict[str, Any]
@@ -107,12 +106,12 @@ def run(
     learner.network.to(learner.device)
     for task in range(learnt, len(learner.stream)):
         learner.task = task
-        method.prepare(learner, task)
+        taken = timed(method.prepare, learner, task)
         _before(ran, diagnose)
         cost = _train(ran, place, resume, checkpoint_every, on_progress)
-        method.finish(learner, task)
+        taken += timed(method.finish, learner, task)
         _check_bound(method)
-        ran.found["cost"].append(cost | _stored(learner, method))
+        ran.found["cost"].append({**cost, "hook_seconds": taken, **stored(learner, method)})
         _after(ran, diagnose)
         if on_task is not None:
             on_task(learner, task + 1)
@@ -193,19 +192,19 @@ def _train(
     ran: Ran, place: Path | None, resume: bool, every: int | None, on_progress: Callable[[Told], None] | None
 ) -> Row:
     """Every stage of the task at hand; what it cost."""
-    learner, method, spent = ran.learner, ran.method, _Spent()
+    learner, method, spent = ran.learner, ran.method, Spent()
     for number, stage in enumerate(method.stages(learner, learner.task)):
         batches = method.batches(learner, learner.task, stage)
         if not batches.steps:
             continue
         with _only(learner, stage):
-            flops = _flops_a_token(ran, batches)
+            flops = flops_a_token(learner, method, batches)
             trained = training.train(
                 learner.network,
                 _plan(learner, stage, batches, every),
                 batch=spent.counting(batches),
                 loss=lambda network, rows: method.loss(learner, network, trimmed(rows)),
-                count=_count,
+                count=count,
                 folder=None if place is None or every is None else _stages(place, learner.task) / f"stage-{number}",
                 resume=resume and every is not None,
                 on_progress=_telling(learner, stage, on_progress),
@@ -213,7 +212,7 @@ def _train(
                 device="cpu" if learner.device.type == "cpu" else None,
             )
         spent.add(trained, batches, flops)
-    return spent.row(ran)
+    return {**_place(learner, learner.task), **spent.row(learner)}
 
 
 def _plan(learner: Learner, stage: Stage, batches: Batches, every: int | None) -> Plan:
@@ -258,74 +257,6 @@ class _only:
     def __exit__(self, *error: object) -> None:
         for parameter in self.frozen:
             parameter.requires_grad_(True)
-
-
-@dataclass
-class _Spent:
-    """What the stages of a task have cost."""
-
-    seconds: float = 0.0
-    steps: int = 0
-    flops: float = 0.0
-    examples: int = 0
-    tokens: dict[int, int] = field(default_factory=dict)
-
-    def counting(self, batches: Batches) -> Callable[[int], Rows]:
-        """The batches of a stage, the tokens of each noted."""
-        self.tokens = {}
-
-        def rows(step: int) -> Rows:
-            found = batches.rows(step)
-            self.tokens[step] = found["input_ids"].numel()
-            return found
-
-        return rows
-
-    def add(self, trained: training.Trained, batches: Batches, flops: float) -> None:
-        """A stage that is done; steps that were taken before the run was resumed count as the others."""
-        self.seconds += trained.seconds
-        self.steps += trained.steps
-        for step in set(range(batches.steps)) - self.tokens.keys():
-            self.tokens[step] = batches.rows(step)["input_ids"].numel()
-        self.flops += flops * sum(self.tokens.values())
-        self.examples += sum(int(row["items"]) for row in trained.history[-1:])
-
-    def row(self, ran: Ran) -> Row:
-        """The row of the table of costs."""
-        device = ran.learner.device
-        speed = self.examples / self.seconds if self.seconds else None
-        return {
-            **_place(ran.learner, ran.learner.task),
-            "seconds": self.seconds,
-            "flops": self.flops,
-            "peak_memory_mib": peak_memory(device),
-            "steps": self.steps,
-            "examples_per_second": speed,
-        }
-
-
-def trimmed(rows: Rows) -> Rows:
-    """The rows without the columns that are padding in all of them."""
-    mask = rows["attention_mask"]
-    width = int(mask.any(0).nonzero().max()) + 1
-    wide = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows]
-    return {**rows, **{name: rows[name][:, :width] for name in wide}}
-
-
-def _count(rows: Rows) -> int:
-    """How many rows have a loss."""
-    return int((rows["labels"] != IGNORED).sum())
-
-
-def _flops_a_token(ran: Ran, batches: Batches) -> float:
-    """Floating-point operations of training a token of a batch, padding included: of the first four rows of a stage."""
-    learner = ran.learner
-    learner.network.train()
-    rows = trimmed({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
-    with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
-        ran.method.loss(learner, learner.network, rows).backward()
-    learner.network.zero_grad(set_to_none=True)
-    return counter.get_total_flops() / rows["input_ids"].numel()
 
 
 def _telling(
@@ -388,11 +319,3 @@ def _add_diagnostics(ran: Ran, diagnose: Diagnose | None, *, learnt: int) -> Non
 def _check_bound(method: Method) -> None:
     """A method that keeps more than it says has a mistake."""
     assert len(method.kept.items) <= method.bound, f"{len(method.kept.items)} examples kept, {method.bound} declared"
-
-
-def _stored(learner: Learner, method: Method) -> Row:
-    """What the method keeps beside the network: bytes, and examples."""
-    kept = method.kept
-    tensors = sum(value.numel() * value.element_size() for value in kept.tensors.values())
-    texts = sum(4 * learner.length(item) + 4 for item in kept.items)
-    return {"bytes_stored": tensors + texts, "examples_kept": len(kept.items)}

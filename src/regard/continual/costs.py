@@ -1,0 +1,101 @@
+"""What a task costs: seconds, floating-point operations, memory, and what is kept of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.continual.batches import Batches
+from regard.continual.learner import IGNORED, Learner
+from regard.continual.method import Method
+from regard.provenance import peak_memory
+from regard.training import Trained
+
+Row = dict[str, Any]
+Rows = dict[str, Tensor]
+
+
+@dataclass
+class Spent:
+    """What the stages of a task have cost."""
+
+    seconds: float = 0.0
+    steps: int = 0
+    flops: float = 0.0
+    examples: int = 0
+    tokens: dict[int, int] = field(default_factory=dict)
+
+    def counting(self, batches: Batches) -> Callable[[int], Rows]:
+        """The batches of a stage, the tokens of each noted."""
+        self.tokens = {}
+
+        def rows(step: int) -> Rows:
+            found = batches.rows(step)
+            self.tokens[step] = found["input_ids"].numel()
+            return found
+
+        return rows
+
+    def add(self, trained: Trained, batches: Batches, flops: float) -> None:
+        """A stage that is done; steps that were taken before the run was resumed count as the others."""
+        self.seconds += trained.seconds
+        self.steps += trained.steps
+        for step in set(range(batches.steps)) - self.tokens.keys():
+            self.tokens[step] = batches.rows(step)["input_ids"].numel()
+        self.flops += flops * sum(self.tokens.values())
+        self.examples += sum(int(row["items"]) for row in trained.history[-1:])
+
+    def row(self, learner: Learner) -> Row:
+        """What a row of the table of costs says of them."""
+        speed = self.examples / self.seconds if self.seconds else None
+        return {
+            "seconds": self.seconds,
+            "flops": self.flops,
+            "peak_memory_mib": peak_memory(learner.device),
+            "steps": self.steps,
+            "examples_per_second": speed,
+        }
+
+
+def trimmed(rows: Rows) -> Rows:
+    """The rows without the columns that are padding in all of them."""
+    mask = rows["attention_mask"]
+    width = int(mask.any(0).nonzero().max()) + 1
+    wide = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows]
+    return {**rows, **{name: rows[name][:, :width] for name in wide}}
+
+
+def count(rows: Rows) -> int:
+    """How many rows have a loss."""
+    return int((rows["labels"] != IGNORED).sum())
+
+
+def flops_a_token(learner: Learner, method: Method, batches: Batches) -> float:
+    """Floating-point operations of training a token of a batch, padding included: of the first four rows of a stage."""
+    learner.network.train()
+    rows = trimmed({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
+    with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
+        method.loss(learner, learner.network, rows).backward()
+    learner.network.zero_grad(set_to_none=True)
+    return counter.get_total_flops() / rows["input_ids"].numel()
+
+
+def timed(hook: Callable[[Learner, int], None], learner: Learner, task: int) -> float:
+    """The seconds that a hook takes."""
+    began = time.perf_counter()
+    hook(learner, task)
+    return time.perf_counter() - began
+
+
+def stored(learner: Learner, method: Method) -> Row:
+    """What the method keeps beside the network: bytes, and examples."""
+    kept = method.kept
+    tensors = sum(value.numel() * value.element_size() for value in kept.tensors.values())
+    texts = sum(4 * learner.length(item) + 4 for item in kept.items)
+    return {"bytes_stored": tensors + texts, "examples_kept": len(kept.items)}
