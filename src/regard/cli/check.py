@@ -61,9 +61,7 @@ def run(given: argparse.Namespace) -> int:
     told = f"{dropped} of {len(found)} old tasks" if len(found) > 1 else f"{dropped} of 1 old task"
     console.print(f"\n{told} dropped by more than {margin:g} points ({given.setting.upper()}, 95 % intervals)")
     if any(one.verdict == "maybe" for one in found):
-        console.print(
-            "maybe: dropped by more, but the interval of the drop leaves that open", soft_wrap=True
-        )
+        console.print("maybe: dropped by more, but the interval of the drop leaves that open", soft_wrap=True)
     return int(dropped > 0)
 
 
