@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from regard import report
+from regard import report, results
 from regard.continual import comparing, guarding, metrics
 from regard.errors import UserError
 from regard.results import PAGE, RECORD, writing
@@ -130,16 +130,7 @@ def _linked(source: str, target: str) -> None:
 
 def read_record(folder: str | Path) -> dict[str, Any]:
     """The record of a finished run in a folder. Raises UserError if there is none."""
-    path = Path(folder) / RECORD
-    if not path.is_file():
-        raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard learn --out` writes it")
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(record, dict) or record.get("verb") != VERB:
-        raise UserError(f"the run in {folder} is not one of learning")
-    return record
+    return results.read_record(folder, verb=VERB, told="learning")
 
 
 def table(name: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from regard import report
+from regard import report, results
 from regard.errors import UserError
 from regard.quiet import quiet
 from regard.results import PAGE, RECORD, writing
@@ -90,16 +90,7 @@ class Pretraining:
 
 def read_record(folder: str | Path) -> dict[str, Any]:
     """The record of a finished run in a folder. Raises UserError if there is none."""
-    path = Path(folder) / RECORD
-    if not path.is_file():
-        raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard pretrain --out` writes it")
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(record, dict) or record.get("verb") != VERB:
-        raise UserError(f"the run in {folder} is not one of pre-training")
-    return record
+    return results.read_record(folder, verb=VERB, told="pre-training")
 
 
 def final(history: pd.DataFrame) -> dict[str, float | None]:

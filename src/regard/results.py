@@ -102,6 +102,20 @@ class Measurements:
         return cls(table, record, tokens, matrices)
 
 
+def read_record(folder: str | Path, *, verb: str, told: str) -> dict[str, Any]:
+    """The record of a finished run of a verb in a folder; `told` names what such a run is of. Raises UserError."""
+    path = Path(folder) / RECORD
+    if not path.is_file():
+        raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard {verb} --out` writes it")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(record, dict) or record.get("verb") != verb:
+        raise UserError(f"the run in {folder} is not one of {told}")
+    return record
+
+
 def compare(runs: Mapping[str, Measurements]) -> tuple[pd.DataFrame, str]:
     """Runs side by side: a table with one column each (its notes in `.attrs["notes"]`), and a page."""
     table = report.comparison({name: (run.table, run.record) for name, run in runs.items()})

@@ -118,6 +118,22 @@ def shares(sizes: Sequence[int], capacity: int) -> list[int]:
     return found
 
 
+class Remembering(method.Method):
+    """A method that stores examples of each task when it has been learnt."""
+
+    Settings = Settings
+
+    @property
+    def bound(self) -> int:
+        """The size of the memory."""
+        size: int = self.settings.memory
+        return size
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Store examples of the task."""
+        keep(learner, self.kept, self.settings, task)
+
+
 # -- what is drawn --------------------------------------------------------------------------------------
 
 

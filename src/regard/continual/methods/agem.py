@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory
-from regard.continual.method import Method, Stage
+from regard.continual.method import Stage
 from regard.training.placement import own_random_numbers, seed_step
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Settings(memory.Settings):
     store: memory.Store = "balanced"
 
 
-class AGem(Method):
+class AGem(memory.Remembering):
     """A-GEM (arXiv 1812.00420, equation 11): a gradient that points against the memory's is projected.
 
     The memory's gradient r is that of the mean loss of a batch drawn from it, new at each step, with respect to what
@@ -33,12 +33,6 @@ class AGem(Method):
     """
 
     Settings = Settings
-
-    @property
-    def bound(self) -> int:
-        """The size of the memory."""
-        size: int = self.settings.memory
-        return size
 
     def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
         """Fine-tuning, each gradient corrected once there is a memory."""
@@ -69,10 +63,6 @@ class AGem(Method):
                     if gradient is not None:
                         place += gradient
         return found
-
-    def finish(self, learner: Learner, task: int) -> None:
-        """Store examples of the task."""
-        memory.keep(learner, self.kept, self.settings, task)
 
 
 @torch.no_grad()

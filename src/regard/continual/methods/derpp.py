@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from regard.continual import memory, method
 from regard.continual.batches import Batches, Item
 from regard.continual.learner import IGNORED
-from regard.continual.method import Method
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -34,7 +33,7 @@ class Settings(memory.Settings):
         method.check_number("beta", self.beta, least=0)
 
 
-class DarkExperience(Method):
+class DarkExperience(memory.Remembering):
     """DER++ (arXiv 2004.07211, equation 6 and algorithm 2).
 
     The loss of a step is the mean cross-entropy of the new rows, plus alpha times the mean distance of the logits of a
@@ -48,12 +47,6 @@ class DarkExperience(Method):
     """
 
     Settings = Settings
-
-    @property
-    def bound(self) -> int:
-        """The size of the memory."""
-        size: int = self.settings.memory
-        return size
 
     def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
         """The task's batches, each with two of the memory beside it."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from regard.continual import memory, method
-from regard.continual.method import Method
 from regard.continual.network import INPUTS, Network
 from regard.models.heads import LinearHead, pooled
 
@@ -182,7 +181,7 @@ def _cut(rows: Rows, part: slice | Tensor) -> Rows:
     return {name: value[part] for name, value in rows.items()}
 
 
-class MbPA(Method):
+class MbPA(memory.Remembering):
     """MbPA++ (arXiv 1906.01076): sparse replay in training, local adaptation before each answer.
 
     For a text the weights w become argmin over w̃ of λ |w̃ − w|² − (1/K) Σ log p(y_k | x_k, w̃), over its K nearest
@@ -198,12 +197,6 @@ class MbPA(Method):
 
     Settings = Settings
     Network = AdaptingNetwork
-
-    @property
-    def bound(self) -> int:
-        """The size of the memory."""
-        size: int = self.settings.memory
-        return size
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Show the network its memory."""

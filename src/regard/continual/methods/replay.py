@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from regard.continual import memory
-from regard.continual.method import Method
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
@@ -34,7 +33,7 @@ class Settings(memory.Settings):
         memory.check_whole("interval", self.interval, least=1)
 
 
-class Replay(Method):
+class Replay(memory.Remembering):
     """Experience replay, ER: each new batch with one from a memory (arXiv 1902.10486); or sparse (arXiv 1906.01076).
 
     The memory takes in a task's examples when the task has been learnt, so that what is replayed is of earlier tasks.
@@ -43,12 +42,6 @@ class Replay(Method):
     """
 
     Settings = Settings
-
-    @property
-    def bound(self) -> int:
-        """The size of the memory."""
-        size: int = self.settings.memory
-        return size
 
     def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
         """The task's rows with those of the memory, as the settings mix them."""
@@ -60,7 +53,3 @@ class Replay(Method):
             interval = self.settings.interval
             return memory.interleaved(learner, self.kept, self.settings, task, stage, interval=interval)
         return memory.beside(learner, self.kept, self.settings, task, stage)
-
-    def finish(self, learner: Learner, task: int) -> None:
-        """Store examples of the task."""
-        memory.keep(learner, self.kept, self.settings, task)
