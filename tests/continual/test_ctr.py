@@ -392,7 +392,7 @@ def test_it_learns() -> None:
     budget = dataclasses.replace(BUDGET, epochs=EPOCHS, probing_epochs=EPOCHS, probing_rate=3e-2, batch=12)
     few = dataclasses.replace(stream(16), tasks=stream(16).tasks[1:2], order=(0,))
     losses: list[list[float]] = []
-    for method in (Probe(), Ctr(Settings(neurons=32, middle=8, filters=4, sparsity=0.0))):
+    for method in (Probe(), Ctr(Settings(neurons=32, middle=8, filters=4, sparsity=0.0, rate=0.0))):
         found: list[float] = []
         learner = begin(few, method, model, budget, seed=1)
         run(learner, method, on_progress=lambda told, found=found: found.append(told.numbers["loss"]))  # type: ignore[misc]

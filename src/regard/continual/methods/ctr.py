@@ -30,8 +30,8 @@ class Settings(method.Settings):
 
     `neurons`: of a task specific module. `capsule`: dimensions of one; `middle`: of the layer before it; `transfers`:
     how many transfer capsules; `filters`: of each width of convolution. `slope`: the largest s of the masks σ(s·e).
-    `sparsity`: weight of the share of free neurons that a task takes (HAT's c). `rate`: the learning rate; 0: that of
-    the budget for probing, where the encoder is frozen as well.
+    `sparsity`: weight of the share of free neurons that a task takes (HAT's c). `rate`: the learning rate, in place
+    of the budget's, which is meant for encoders; 0: that of the budget for probing, whose encoder is frozen as well.
     """
 
     neurons: int = 2000
@@ -41,7 +41,7 @@ class Settings(method.Settings):
     filters: int = 100
     slope: float = 140.0
     sparsity: float = 0.75
-    rate: float = 0.0
+    rate: float = 1e-3
 
     def __post_init__(self) -> None:
         """Check the numbers."""
