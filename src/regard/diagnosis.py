@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
@@ -17,7 +16,7 @@ from transformers import PreTrainedModel
 
 from regard.errors import UserError
 from regard.slot import watching
-from regard.slot.places import evaluating
+from regard.slot.places import undisturbed
 from regard.statistics import Average, ColumnMass, Key, Observation, PerLayer, Row, Sampled, SinkDeviation, Statistic
 from regard.statistics.layers import OverSmoothing, SpectralBound
 from regard.statistics.sinks import KnownCommon, standing, strongest
@@ -92,7 +91,7 @@ def _rows(encoder: PreTrainedModel, batches: Iterable[Batch], wanted: Sequence[S
         raise UserError(f"encoder: expected an encoder alone, got {type(encoder).__name__}; give its get_encoder()")
     device = next(encoder.parameters()).device
     options: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
-    with _undisturbed(encoder, device), watching(encoder, wanted) as seen:
+    with undisturbed(encoder, device), watching(encoder, wanted) as seen:
         for batch in batches:
             encoder(**{name: value.to(device) for name, value in batch.items()}, **options)
     if not seen.samples:
@@ -105,13 +104,6 @@ def _rows(encoder: PreTrainedModel, batches: Iterable[Batch], wanted: Sequence[S
     if len(sites) > 1:
         raise UserError(f"encoder: expected one stack of layers, got {', '.join(sorted(sites))}")
     return rows
-
-
-@contextmanager
-def _undisturbed(encoder: PreTrainedModel, device: torch.device) -> Iterator[None]:
-    """While it lasts nothing is dropped out and no gradient kept; afterwards modes and chance are as they were."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), evaluating(encoder):
-        yield
 
 
 class _Means(Average):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from regard.attention.call import Call, Wanted
 from regard.errors import UserError
 from regard.slot.interface import unwatched_by, watched_by
-from regard.slot.places import evaluating
+from regard.slot.places import undisturbed
 from regard.slot.watching import watching
 from regard.statistics import Row, SinkRate
 from regard.statistics.first import FirstAlpha, OfTokens, VirtualSink
@@ -117,7 +117,7 @@ class SinkWatch:
         columns = _Columns(length)
         first = (SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), HiddenNorm())
         wanted = [*(OfTokens(each, length) for each in first), VirtualSink(self.epsilon, length)]
-        with _undisturbed(model, device), watching(model, wanted) as watch, columns.attached(model):
+        with undisturbed(model, device), watching(model, wanted) as watch, columns.attached(model):
             for batch in self.samples.split(self.batch_size):
                 model(input_ids=batch.to(device), use_cache=False, **_few_logits(model))
         return [row for row in watch.rows() if row.site == SITE], columns.found
@@ -189,14 +189,6 @@ class _Columns:
         """Nothing: it never asks for anything."""
 
 
-@contextmanager
-def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """While it lasts the model keeps no gradients and drops nothing out; afterwards it is as it was, as is chance."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), evaluating(model):
-        yield
-
-
 class ValidationLoss:
     """Measures the mean negative log likelihood of held-out rows of each domain, every so many steps of training.
 
@@ -231,7 +223,7 @@ class ValidationLoss:
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         """The losses after a step."""
         device = next(model.parameters()).device
-        with _undisturbed(model, device):
+        with undisturbed(model, device):
             sums = {name: self._sum(model, rows, device) for name, rows in self.domains.items()}
         counts = {name: len(rows) * int(self._targets(rows).sum()) for name, rows in self.domains.items()}
         losses = {"valid_loss": math.fsum(sums.values()) / sum(counts.values())}

@@ -18,6 +18,7 @@ from regard.continual.network import Network
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, Split, Stream, Task
 from regard.errors import UserError
+from regard.training.states import evaluating
 
 IGNORED = -100
 _UNLIKELY = -1e30
@@ -125,7 +126,8 @@ class Learner:
     def _gathered(self, items: Sequence[Item], split: Split) -> dict[str, Tensor]:
         """The examples as a batch, those of one task read together."""
         tasks, rows = torch.tensor(items).unbind(1)
-        width = max(int(self._lengths(task, split)[rows[tasks == task]].max()) for task in set(tasks.tolist()))
+        masks = (self.encoded[task, split].attention_mask[rows[tasks == task]] for task in set(tasks.tolist()))
+        width = max(int(mask.sum(1).max()) for mask in masks)
         ids = torch.full((len(items), width), self.pad)
         mask, types = torch.zeros(len(items), width, dtype=torch.bool), torch.zeros(len(items), width, dtype=torch.long)
         labels, typed = torch.empty(len(items), dtype=torch.long), False
@@ -138,9 +140,6 @@ class Learner:
             labels[here] = torch.tensor(self.stream.class_numbers(task))[part.labels[chosen]]
         found = {"input_ids": ids, "attention_mask": mask, "labels": labels, "tasks": tasks, "rows": rows}
         return found | ({"token_type_ids": types} if typed else {})
-
-    def _lengths(self, task: int, split: Split) -> Tensor:
-        return self.encoded[task, split].attention_mask.sum(1)
 
     @property
     def pad(self) -> int:
@@ -175,15 +174,9 @@ class Learner:
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
         """The network in evaluation mode and the budget's precision; what was training goes on doing so afterwards."""
-        before = [module for module in self.network.modules() if module.training]
-        self.network.eval()
         low = self.budget.precision == "bfloat16"
-        try:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
-                yield self.network
-        finally:
-            for module in before:
-                module.training = True
+        with evaluating(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+            yield self.network
 
     def each(
         self, items: Iterable[Item], split: Split = "train", *, size: int | None = None

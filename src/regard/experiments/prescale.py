@@ -24,6 +24,7 @@ from rich.console import Console
 from regard import __version__
 from regard.continual.learner import Budget, Learner
 from regard.continual.methods import method_named
+from regard.continual.network import INPUTS
 from regard.continual.run import begin, run
 from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
@@ -100,7 +101,6 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
     }
 
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 LOOKED_AT = ("finetune", "probe-finetune", "prescale", "prescale uniform", "prescale sink")
 
 

@@ -26,12 +26,13 @@ from regard.continual.batches import Item
 from regard.continual.intervals import t_interval
 from regard.continual.learner import Learner
 from regard.continual.methods import method_named
+from regard.continual.network import INPUTS
 from regard.continual.run import begin, run
 from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
 from regard.diagnosis import diagnose
 from regard.errors import UserError
-from regard.experiments.prescale import DIAGNOSED, EVALUATED, INPUTS, ROWS, SEEDS, TRAIN, budget
+from regard.experiments.prescale import DIAGNOSED, EVALUATED, ROWS, SEEDS, TRAIN, budget
 from regard.experiments.prescale_tables import FOLDER, WHEN, Tables
 from regard.models.pretrained import Loaded, load
 from regard.report import colours

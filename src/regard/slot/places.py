@@ -176,6 +176,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+@contextmanager
+def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """While it lasts the model keeps no gradients and drops nothing out; afterwards it is as it was, as is chance."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), evaluating(model):
+        yield
+
+
 def _example(model: Any) -> dict[str, Any]:
     """The smallest input that goes through all layers."""
     inner = (

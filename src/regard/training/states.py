@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
@@ -260,7 +260,7 @@ def hidden_states(encoder: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 @contextlib.contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """While it lasts the model drops nothing out; afterwards its modes are as they were."""
     training = [module for module in model.modules() if module.training]
     try:
