@@ -1,0 +1,83 @@
+"""A model with a pool of LoRA blocks, a block a task: what methods that train blocks train."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.adapters.pool import LoraPool
+from regard.continual import method
+from regard.continual.network import Network
+from regard.models.classifier import Classifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSettings(method.Settings):
+    """`rank` and `alpha` of a block, whose part is scaled by alpha / rank; `targets`: names of layers, or "auto".
+
+    The defaults are SAPT's (arXiv 2401.08295) for T5 on the Long Sequence benchmark.
+    """
+
+    rank: int = 8
+    alpha: float = 32.0
+    targets: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        method.check_number("rank", self.rank, least=1)
+        method.check_number("alpha", self.alpha, least=0)
+
+
+class PoolNetwork(Network):
+    """A frozen model with blocks, and a head that is trained where it has anything to train.
+
+    `count` blocks are in use. Which of them a row gets, and how much, is for the method: `weights`.
+    """
+
+    apart = True
+    count: Tensor
+
+    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+        named = settings.targets
+        pool = LoraPool(
+            classifier.encoder,
+            rank=settings.rank,
+            alpha=settings.alpha,
+            targets=named if named == "auto" else [one.strip() for one in named.split(",")],
+            **self.options(settings),
+            seed=seed,
+        )
+        self._pool = (pool,)
+        pool.reserve(self.blocks_for(tasks))
+        self.register_buffer("count", torch.tensor(0))
+
+    @property
+    def pool(self) -> LoraPool:
+        """The blocks."""
+        return self._pool[0]
+
+    def options(self, settings: Any) -> dict[str, Any]:
+        """What else a pool is made with."""
+        return {}
+
+    def blocks_for(self, tasks: int) -> int:
+        """How many blocks so many tasks need."""
+        return tasks
+
+    def begin_block(self, block: int) -> None:
+        """Train this block from now on, and no other; it and those before it are in use."""
+        self.pool.open(block)
+        self.count.fill_(block + 1)
+
+    def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
+        """How much each row gets of each block in use, (row, block) or (block,): all of each."""
+        return torch.ones(int(self.count), device=self.count.device) if int(self.count) else None
+
+    def forward(self, rows: dict[str, Tensor]) -> Tensor:
+        """The logits, with the blocks weighed."""
+        with self.pool.weighing(self.weights(rows)):
+            return super().forward(rows)
