@@ -17,20 +17,28 @@ from typing import NamedTuple
 
 from regard.data.examples import Examples
 from regard.data.stream import Protocol, Split, Task
+from regard.data.text_task import Pairs, TextTask
 from regard.errors import UserError
 
 HELD_OUT = 0.1
 """The share of each class that is held out of training rows where there is no dev split."""
 
+FREE = "any answer"
+"""The class of all rows of a task whose answers are free."""
+
 _NO_WORD = re.compile(r"[\W_]+")
 
 
 class Sample(NamedTuple):
-    """One row: its texts, its class by name, and the key of its text, which rows with the same text share."""
+    """One row: its texts, its class by name, and the key of its text, which rows with the same text share.
+
+    `answers`: of a row from text to text, what may be answered.
+    """
 
     texts: tuple[str, ...]
     label: str
     key: str
+    answers: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, texts: Iterable[str], label: str) -> Sample:
@@ -44,7 +52,10 @@ Samples = tuple[Sample, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class RawTask:
-    """A task as read, before anything is drawn or dropped: `dev` is None where it has to be held out of train."""
+    """A task as read, before anything is drawn or dropped: `dev` is None where it has to be held out of train.
+
+    `free`: its answers are no classes, all rows are of the class `FREE`.
+    """
 
     name: str
     labels: tuple[str, ...]
@@ -52,10 +63,11 @@ class RawTask:
     dev: Samples | None
     test: Samples
     source: str
+    free: bool = False
 
     def __post_init__(self) -> None:
         """Check that there are two classes, rows of each to train on, and none of others."""
-        if len(self.labels) < 2:
+        if len(self.labels) < 2 and not self.free:
             found = ", ".join(self.labels) or "none"
             raise UserError(f"task: expected at least two classes in {self.name!r}, got {found} ({self.source})")
         for name, rows in (("train", self.train), ("dev", self.dev), ("test", self.test)):
@@ -126,10 +138,10 @@ def check_selection(split: str) -> Split:
     raise UserError(f"selection: expected dev, got {split!r}")
 
 
-def check_apart(task: Task) -> None:
+def check_apart(task: Task | TextTask) -> None:
     """Nothing, or a UserError: rows that are to choose something are among those that it is scored on."""
-    scored = {key_of(texts) for texts in task.test.texts}
-    same = sum(key_of(texts) in scored for texts in task.dev.texts)
+    scored = set(_keys(task.test))
+    same = sum(key in scored for key in _keys(task.dev))
     if same:
         raise UserError(f"selection: expected dev rows of {task.name!r} that are no test rows, got {same} that are")
 
@@ -201,6 +213,11 @@ def settle(tasks: Sequence[RawTask], protocol: Protocol, seed: int, *, dev_is_te
     return settled
 
 
+def pairs_of(rows: Samples) -> Pairs:
+    """The rows from text to text: their prompts and answers."""
+    return Pairs(inputs=tuple(row.texts[0] for row in rows), targets=tuple(row.answers for row in rows))
+
+
 def examples_of(rows: Samples, labels: Sequence[str]) -> Examples:
     """The rows with their classes as numbers into `labels`."""
     number = {label: at for at, label in enumerate(labels)}
@@ -208,11 +225,17 @@ def examples_of(rows: Samples, labels: Sequence[str]) -> Examples:
 
 
 def digest(rows: Samples) -> str:
-    """The sha256 over texts and classes of the rows, in their order."""
+    """The sha256 over texts and classes of the rows, or their answers, in their order."""
     found = hashlib.sha256()
     for row in rows:
-        found.update(json.dumps([row.texts, row.label]).encode() + b"\n")
+        found.update(json.dumps([row.texts, row.answers or row.label]).encode() + b"\n")
     return found.hexdigest()
+
+
+def _keys(rows: Examples | Pairs) -> list[str]:
+    """The key of each row's text."""
+    texts = rows.texts if isinstance(rows, Examples) else tuple((text,) for text in rows.inputs)
+    return [key_of(of) for of in texts]
 
 
 class _Owners:

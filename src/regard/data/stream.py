@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from regard.data.examples import Examples
+from regard.data.text_task import TextTask
 from regard.errors import UserError
 
 Split = Literal["train", "dev", "test"]
@@ -38,14 +39,14 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Tasks in the order in which they come.
+    """Tasks in the order in which they come, all of classification or all from text to text.
 
     `order`: for each task its number among the tasks as published; `seed`: what rows, and an order that is not given,
     were drawn with; `record`: what else is known of how it was made (rows dropped, overlaps, files).
     """
 
     name: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task | TextTask, ...]
     order: tuple[int, ...]
     seed: int
     protocol: Protocol = "clean"
@@ -59,19 +60,36 @@ class Stream:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise UserError(f"stream: expected tasks with names of their own, {twice!r} is there twice")
+        if len({isinstance(task, TextTask) for task in self.tasks}) > 1:
+            raise UserError("stream: expected tasks of one sort, got some of classification and some from text to text")
         if sorted(self.order) != list(range(len(names))):
             raise UserError(f"order: expected each number from 0 to {len(names) - 1} once, got {_told(self.order)}")
 
     def __len__(self) -> int:
         return len(self.tasks)
 
+    @property
+    def text(self) -> bool:
+        """Whether the tasks are from text to text."""
+        return isinstance(self.tasks[0], TextTask)
+
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """The classes of all tasks in the order in which they come; those with the same name are the same class."""
+        """The classes of all tasks in the order in which they come; those with the same name are the same class.
+
+        None of tasks from text to text, whose labels are answers.
+        """
+        if self.text:
+            return ()
         return tuple(dict.fromkeys(label for task in self.tasks for label in task.labels))
 
     def class_numbers(self, task: int) -> tuple[int, ...]:
-        """For each label of a task its number among the classes of the stream."""
+        """For each label of a task its number among the classes of the stream.
+
+        Raises UserError for tasks from text to text.
+        """
+        if self.text:
+            raise UserError(f"stream: expected tasks of classification, those of {self.name!r} are from text to text")
         return tuple(self.classes.index(label) for label in self.tasks[task].labels)
 
     def ordered(self, order: Sequence[int]) -> Stream:

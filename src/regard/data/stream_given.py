@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from regard.data.splits import Sample, digest
+from regard.data.splits import FREE, Sample, digest
 from regard.data.stream import SPLITS, Split, Stream, Task
+from regard.data.text_task import TextTask
 from regard.errors import UserError
 
 
@@ -15,7 +16,20 @@ def with_digests(stream: Stream) -> Stream:
 
     Raises UserError for texts that are none.
     """
-    return replace(stream, tasks=tuple(_with_digests(task) for task in stream.tasks))
+    tasks = tuple(
+        _text_with_digests(task) if isinstance(task, TextTask) else _with_digests(task) for task in stream.tasks
+    )
+    return replace(stream, tasks=tasks)
+
+
+def _text_with_digests(task: TextTask) -> TextTask:
+    return replace(task, sha256={split: task.sha256.get(split) or _text_digest(task, split) for split in SPLITS})
+
+
+def _text_digest(task: TextTask, split: Split) -> str:
+    """The hash of prompts and answers of a split."""
+    rows = task.split(split)
+    return digest(tuple(Sample((text,), FREE, "", of) for text, of in zip(rows.inputs, rows.targets, strict=True)))
 
 
 def _with_digests(task: Task) -> Task:

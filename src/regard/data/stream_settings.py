@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from regard.data.instruction_settings import LONG_ORDERS, LONG_SEQUENCE, SUPER_NI, SUPER_NI_ORDERS, Benchmark
 from regard.data.task_files import Columns
 
 Form = Literal["csv", "sentences", "instructions"]
@@ -57,7 +58,10 @@ class DataSet:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOf:
-    """A task of a stream: some classes of a data set, or all; `all_rows` where all of train was published."""
+    """A task of a stream: some classes of a data set, or all; `all_rows` where all of train was published.
+
+    Without labels: answers are free.
+    """
 
     name: str
     data: str
@@ -69,13 +73,17 @@ class TaskOf:
 class StreamSettings:
     """The tasks of a stream in their published order, the published numbers of rows, and who published it.
 
-    `rows`: for training, a class; `eval_rows`: to evaluate on, a task, None for all.
+    `rows`: for training, a class, or a task whose answers are free; `eval_rows`: to evaluate on, a task, None for all.
+    `orders`: published orders of the tasks by name, where there is more than one; the first is that of `tasks`.
+    `benchmark`: where the tasks have instructions.
     """
 
     tasks: tuple[TaskOf, ...]
     rows: int = ROWS
     eval_rows: int | None = None
     paper: str
+    orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    benchmark: Benchmark | None = None
 
 
 def _zhang(*folders: str, fields: tuple[int, ...], train: tuple[str, ...] = ("train.csv",)) -> Files:
@@ -310,5 +318,21 @@ STREAMS: Mapping[str, StreamSettings] = {
             "tarfile-ipaddress: tarfile, ipaddress",
         ),
         paper="none: the documentation of Python's standard library",
+    ),
+    "long-sequence": StreamSettings(
+        tasks=tuple(TaskOf(name=name, data=name, labels=LONG_SEQUENCE.tasks[name].labels) for name in LONG_ORDERS["3"]),
+        rows=1000,
+        eval_rows=7600,
+        orders=LONG_ORDERS,
+        benchmark=LONG_SEQUENCE,
+        paper="arXiv 2310.14152, in the files of arXiv 2401.08295",
+    ),
+    "superni": StreamSettings(
+        tasks=tuple(TaskOf(name=name, data=name, labels=()) for name in SUPER_NI_ORDERS["1"]),
+        rows=1000,
+        eval_rows=100,
+        orders=SUPER_NI_ORDERS,
+        benchmark=SUPER_NI,
+        paper="arXiv 2401.08295",
     ),
 }

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from regard.data import stdlib_texts, task_files
+from regard.data.instruction_settings import Benchmark, Form
+from regard.data.instructions import Info, Read, check_labels, files_of, read_hub_task, read_task, roots
 from regard.data.splits import (
     HELD_OUT,
     RawTask,
@@ -19,14 +23,17 @@ from regard.data.splits import (
     digest,
     divide,
     examples_of,
+    pairs_of,
     proportional,
     settle,
 )
 from regard.data.stream import SPLITS, Protocol, Stream, Task
 from regard.data.stream_files import Pool, read_data_set, read_own
 from regard.data.stream_settings import DATA_SETS, STREAMS, StreamSettings, TaskOf
+from regard.data.text_task import Metric, TextTask
 from regard.errors import UserError
 
+Missing = Literal["refuse", "skip"]
 STDLIB = "stdlib-split"
 _STDLIB_SHARES = (0.15, 0.25)
 _STDLIB_SEED = 0
@@ -42,57 +49,103 @@ def read_stream(
     order: str | Sequence[int] = "paper",
     seed: int = 0,
     protocol: Protocol = "clean",
+    form: Form | None = None,
+    missing: Missing = "refuse",
+    instructions: bool = False,
 ) -> Stream:
     """A stream by its name in `STREAMS`, or from a table or a folder of the user's own (`stream_files.read_own`).
 
     `folder`: where published files lie, in the forms of `stream_settings.DATA_SETS`; without it the hub is read.
     'stdlib-split' needs neither. `rows`: for training, at most so many a class (None: as published, 1245; all of a
-    user's own); `eval_rows`: at most so many test rows a task, and as many dev rows, classes in the shares they have
-    (None: all, or as published). Both are drawn by `seed`, fewer being a part of more. `order`: 'paper', 'random'
-    (drawn by the seed), or numbers of tasks as published, also as '2-0-1'.
+    user's own, and of the files of 'long-sequence'); `eval_rows`: at most so many test rows a task, and as many dev
+    rows, classes in the shares they have (None: all, or as published). Both are drawn by `seed`, fewer being a part of
+    more. `order`: 'paper', a published order by its name (`StreamSettings.orders`), 'random' (drawn by the seed), or
+    numbers of tasks as published, also as '2-0-1'.
 
     `protocol`: 'clean' drops rows of train that dev or test of any task has, rows of dev that a test has, and copies;
     dev is held out of train where none is published: a tenth of each class. 'paper' drops nothing; dev is the split
     that is evaluated on, as published. What the splits have in common is counted in `record["overlaps"]` either way.
+
+    For tasks with instructions, 'long-sequence' and 'superni': `form` is 'labels' (classification) or 'text' (from
+    text to text, with the published prompts), None for the first that the stream has; `instructions` puts the
+    definition of a task before the texts of classification. `missing`: 'refuse' tasks without any files, or 'skip'
+    them, which `record["missing"]` then names; orders are the published ones without them. What the files held, and
+    what was divided for want of one, is in `record["files"]`.
 
     Raises UserError for names, files, columns, classes, splits, orders and numbers that are not as they should be.
     """
     check_seed(seed)
     _check_rows("rows", rows)
     _check_rows("eval rows", eval_rows)
-    if protocol not in get_args(Protocol):
-        raise UserError(f"protocol: expected one of {', '.join(get_args(Protocol))}, got {protocol!r}")
+    check_one_of("protocol", protocol, get_args(Protocol))
+    check_one_of("missing", missing, get_args(Missing))
     name = str(name_or_path)
     settings = STREAMS.get(name)
-    if settings is None:
-        raw = _own(name, folder, seed)
-        numbers = _order(order, len(raw), seed)
+    if settings is not None and settings.benchmark is not None:
+        found = _with_instructions(settings, settings.benchmark, folder, form, missing, instructions)
     else:
-        numbers = _order(order, len(settings.tasks), seed)
-        raw = _built_in(name, settings, folder)
-    count = len(raw)
-    most = _published_rows(settings, count) if rows is None else [rows] * count
+        _check_plain(name, form, instructions)
+        found = _Found(raw=_own(name, folder, seed) if settings is None else _built_in(name, settings, folder))
+    numbers = _numbers(order, settings, [task.name for task in found.raw], seed)
     evaluated = eval_rows if eval_rows is not None or settings is None else settings.eval_rows
-    published_dev = settings is not None and name != STDLIB
-    settled = settle(raw, protocol, seed, dev_is_test=published_dev)
-    drawn = [_drawn(task, of, least, evaluated, seed) for task, of, least in zip(settled, raw, most, strict=True)]
-    stream = Stream(
-        name=name if settings else Path(name).resolve().name,
-        tasks=tuple(_task(of, task) for of, task in zip(raw, drawn, strict=True)),
-        order=tuple(range(count)),
+    most = _published_rows(settings, found) if rows is None else [rows] * len(found.raw)
+    stream = assembled(
+        name if settings else Path(name).resolve().name,
+        found.raw,
+        infos=found.infos,
+        metric=settings.benchmark.metric if settings and settings.benchmark else None,
+        rows=most,
+        eval_rows=evaluated,
+        seed=seed,
+        protocol=protocol,
+        dev_is_test=settings is not None and name != STDLIB,
+        record={"published": settings.paper if settings else None, **found.record},
+    )
+    return stream.ordered(numbers)
+
+
+def assembled(
+    name: str,
+    raw: Sequence[RawTask],
+    *,
+    infos: Mapping[str, Info] | None = None,
+    metric: Metric | None = None,
+    rows: Sequence[int | None],
+    eval_rows: int | None,
+    seed: int,
+    protocol: Protocol,
+    dev_is_test: bool = False,
+    record: Mapping[str, Any],
+) -> Stream:
+    """The stream of tasks as read: what splits have in common counted and dropped, rows drawn, in the order given.
+
+    From text to text where there are `infos` of the tasks, which then have a `metric`; `rows` is one number a task.
+    `dev_is_test` as in `splits.settle`. Raises UserError as that does.
+    """
+    settled = settle(raw, protocol, seed, dev_is_test=dev_is_test)
+    drawn = [_drawn(task, of, least, eval_rows, seed) for task, of, least in zip(settled, raw, rows, strict=True)]
+    made: Any
+    if infos is None:
+        made = tuple(_task(of, task) for of, task in zip(raw, drawn, strict=True))
+    else:
+        assert metric is not None, "tasks from text to text have a metric"
+        made = tuple(_text_task(of, task, infos[of.name], metric) for of, task in zip(raw, drawn, strict=True))
+    return Stream(
+        name=name,
+        tasks=made,
+        order=tuple(range(len(made))),
         seed=seed,
         protocol=protocol,
         record={
-            "published": settings.paper if settings else None,
-            "rows": {task.name: least for task, least in zip(raw, most, strict=True)},
-            "eval_rows": evaluated,
-            "dev": _said_of_dev(raw, protocol, published_dev),
+            **record,
+            "rows": {task.name: least for task, least in zip(raw, rows, strict=True)},
+            "eval_rows": eval_rows,
+            "dev": _said_of_dev(raw, protocol, dev_is_test),
             "available": {task.name: _sizes(task) for task in settled},
             "drawn": {task.name: _sizes(task) for task in drawn},
             "overlaps": {task.name: dict(task.common) for task in settled},
         },
     )
-    return stream.ordered(numbers)
 
 
 def parse_order(text: str, count: int, seed: int) -> tuple[int, ...]:
@@ -109,6 +162,27 @@ def parse_order(text: str, count: int, seed: int) -> tuple[int, ...]:
     if not all(part.isdecimal() for part in parts):
         raise UserError(f"order: expected paper, random or numbers of tasks as 2-0-1, got {text!r}")
     return _permutation([int(part) for part in parts], count)
+
+
+def _numbers(
+    order: str | Sequence[int], settings: StreamSettings | None, names: Sequence[str], seed: int
+) -> tuple[int, ...]:
+    """The order of the tasks by their numbers among `names`; a published order without the tasks that are not there."""
+    orders = settings.orders if settings is not None else {}
+    if isinstance(order, str) and (order in orders or (orders and order in ("paper", "1"))):
+        published = orders[order] if order in orders else next(iter(orders.values()))
+        return tuple(names.index(name) for name in published if name in names)
+    words = isinstance(order, str) and order != "random" and not re.fullmatch(r"[\d\s,-]+", order)
+    if orders and (words or (isinstance(order, str) and order.isdecimal())):
+        allowed = f"paper, {', '.join(orders)}, random or numbers of tasks as 2-0-1"
+        raise UserError(f"order: expected one of {allowed}, got {order!r}")
+    return _order(order, len(names), seed)
+
+
+def check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Nothing, or a UserError: a value is not among those allowed."""
+    if value not in allowed:
+        raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
 
 def check_seed(seed: Any) -> int:
@@ -159,6 +233,77 @@ def _built_in(name: str, settings: StreamSettings, folder: str | Path | None) ->
     return [_part(of, pools[of.data]) for of in settings.tasks]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """The tasks of a stream as read; `infos` of those from text to text, `all_rows` where all of train is published."""
+
+    raw: list[RawTask]
+    infos: Mapping[str, Info] | None = None
+    all_rows: bool = False
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _check_plain(name: str, form: Form | None, instructions: bool) -> None:
+    """Nothing, or a UserError: something is asked of a stream without instructions that only others have."""
+    with_them = ", ".join(name for name, settings in STREAMS.items() if settings.benchmark is not None)
+    if form not in (None, "labels"):
+        raise UserError(f"form: expected labels, or one of the streams {with_them}, got {form!r} with {name!r}")
+    if instructions:
+        raise UserError(f"instructions: expected none, or one of the streams {with_them}, got {name!r}")
+
+
+def _with_instructions(
+    settings: StreamSettings,
+    benchmark: Benchmark,
+    folder: str | Path | None,
+    form: Form | None,
+    missing: Missing,
+    instructions: bool,
+) -> _Found:
+    """The tasks of a benchmark from its files, or those of classification from the hub."""
+    form = form or benchmark.forms[0]
+    check_one_of("form", form, benchmark.forms)
+    if instructions and form == "text":
+        raise UserError("instructions: expected none with the form text, whose prompts have them anyway")
+    names = [of.name for of in settings.tasks]
+    if folder is None:
+        if form == "text" or instructions:
+            raise UserError("folder: expected one with the published files, the hub has no definitions of these tasks")
+        reads = [read_hub_task(benchmark.tasks[name]) for name in names]
+    else:
+        reads = _from_files(names, benchmark, Path(folder), form, missing, instructions)
+    for read in reads:
+        check_labels(read.raw.name, read.raw.labels)
+    there = {read.raw.name for read in reads}
+    record = {
+        "form": form,
+        "instructions": instructions or form == "text",
+        "missing": tuple(name for name in names if name not in there),
+        "files": {read.raw.name: read.files for read in reads},
+    }
+    infos = {read.raw.name: read.info for read in reads} if form == "text" else None
+    return _Found(raw=[read.raw for read in reads], infos=infos, all_rows=folder is not None, record=record)
+
+
+def _from_files(
+    names: Sequence[str], benchmark: Benchmark, folder: Path, form: Form, missing: Missing, instructions: bool
+) -> list[Read]:
+    """The tasks that have files. Raises UserError where one has none, unless those are to be skipped, or none has."""
+    files = {name: files_of(folder, benchmark, name) for name in names}
+    lacking = [name for name in names if not files[name]]
+    if len(lacking) == len(names):
+        looked = ", ".join(str(root) for root in roots(folder, benchmark))
+        raise UserError(f"stream: expected a folder of train.json and test.json for each task in one of {looked}")
+    if lacking and missing == "refuse":
+        raise UserError(
+            f"stream: expected files of every task in {folder}, got none of {', '.join(lacking)}; to leave them out, "
+            "say missing='skip'"
+        )
+    return [
+        read_task(name, files[name], benchmark, form=form, definitions=instructions) for name in names if files[name]
+    ]
+
+
 def _part(of: TaskOf, pool: Pool) -> RawTask:
     """The rows of a data set that are of a task's classes."""
     train, test = (tuple(row for row in rows if row.label in of.labels) for rows in (pool.train, pool.test))
@@ -178,10 +323,12 @@ def _standard_library(settings: StreamSettings) -> list[RawTask]:
     return raw
 
 
-def _published_rows(settings: StreamSettings | None, count: int) -> list[int | None]:
+def _published_rows(settings: StreamSettings | None, found: _Found) -> list[int | None]:
     """For each task how many rows a class were trained on; None for all, as of a user's own."""
     if settings is None:
-        return [None] * count
+        return [None] * len(found.raw)
+    if settings.benchmark is not None:
+        return [None if found.all_rows and not task.free else settings.rows for task in found.raw]
     return [None if of.all_rows else settings.rows for of in settings.tasks]
 
 
@@ -201,6 +348,21 @@ def _task(raw: RawTask, drawn: Settled) -> Task:
         source=raw.source,
         sha256={split: digest(part) for split, part in parts.items()},
         **{split: examples_of(part, raw.labels) for split, part in parts.items()},
+    )
+
+
+def _text_task(raw: RawTask, drawn: Settled, info: Info, metric: Metric) -> TextTask:
+    """The task from text to text."""
+    parts: dict[str, Samples] = {"train": drawn.train, "dev": drawn.dev, "test": drawn.test}
+    return TextTask(
+        name=raw.name,
+        metric=metric,
+        definition=info.definition,
+        labels=() if raw.free else raw.labels,
+        kind=info.kind,
+        source=raw.source,
+        sha256={split: digest(part) for split, part in parts.items()},
+        **{split: pairs_of(part) for split, part in parts.items()},
     )
 
 
