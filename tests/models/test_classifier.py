@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,23 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
+from tests.continual import small
 from tests.models.conftest import made, tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from regard.errors import UserError
 from regard.models.classifier import Classifier, ClassifierConfig, add_lora, without_decoder
-from regard.models.heads import HEADS, LinearHead
+from regard.models.heads import HEADS, LABEL_SCALE, LabelTextHead, LinearHead
+from regard.models.labels import background
 from regard.models.pretrained import Loaded
 from regard.slot import watching
 
 CLASSES = ("a", "b", "c")
 PAD = 1
+WORDS = {"a": "w3", "b": "w5 w4", "c": "w6"}
+"""Those of the classes, for the head that reads them: the tokenizer knows no others."""
 _SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 READING = {
     "bert": "first",
@@ -66,6 +72,8 @@ def rows() -> dict[str, Tensor]:
 
 def over(kind: str, **options: Any) -> Classifier:
     """In evaluation mode, the key map of its head not zero."""
+    if options.get("head") == "labels":
+        options = {"label_texts": WORDS, **options}
     model = Classifier.over(loaded(kind), CLASSES, **options).eval()
     key = getattr(model.head, "key", None)
     if key is not None:
@@ -92,7 +100,7 @@ def test_the_head_reads_the_last_hidden_states(kind: str) -> None:
     assert all(torch.equal(one, model.encoder.state_dict()[name]) for name, one in apart.state_dict().items())
 
 
-@pytest.mark.parametrize("head", ["linear", "full"])
+@pytest.mark.parametrize("head", ["linear", "full", "labels"])
 @pytest.mark.parametrize("kind", READING)
 def test_padding_never_counts(kind: str, head: Any) -> None:
     """A row alone has the logits that it has in a batch."""
@@ -136,7 +144,7 @@ def test_saved_and_loaded(kind: str, head: Any, tmp_path: Path) -> None:
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
 
 
-@pytest.mark.parametrize("head", ["linear", "full"])
+@pytest.mark.parametrize("head", ["linear", "full", "labels"])
 @pytest.mark.parametrize("kind", READING)
 def test_every_parameter_is_used(kind: str, head: Any) -> None:
     """As several processes that train together need it; a decoder or a pooler would not be."""
@@ -331,5 +339,167 @@ def test_a_model_without_hidden_states() -> None:
 
 
 def test_a_configuration_that_cannot_be() -> None:
-    with pytest.raises(UserError, match="head: expected one of linear, full, uniform, sink, got 'mean'"):
+    with pytest.raises(UserError, match="head: expected one of linear, full, uniform, sink, labels, got 'mean'"):
         ClassifierConfig(head="mean")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="reading: expected one of auto, first, last, mean, got 'second'"):
+        ClassifierConfig(reading="second")
+    for scale in (0, -1.0, float("inf"), float("nan"), "20"):
+        with pytest.raises(UserError, match="label_scale: expected a number over 0"):
+            ClassifierConfig(label_scale=scale)  # type: ignore[arg-type]
+
+
+# -- the words of labels --------------------------------------------------------------------------------
+
+
+def vectors_of(model: Classifier) -> Tensor:
+    assert isinstance(model.head, LabelTextHead)
+    return model.head.vectors
+
+
+def states_of(kind: str, model: Any, ids: list[int], reading: str) -> Tensor:
+    """What a model itself makes of some tokens, read as `reading` says."""
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else model
+    with torch.no_grad():
+        states = encoder(input_ids=torch.tensor([ids])).last_hidden_state[0].double()
+    return {"first": states[0], "last": states[-1], "mean": states.mean(0)}[reading]
+
+
+@pytest.mark.parametrize("kind", READING)
+def test_labels_are_read_as_texts_are(kind: str) -> None:
+    """As the mean of all tokens, or in causal models as the last of them; by the model that was given."""
+    model, batch, theirs = over(kind, head="labels"), rows(), below(kind).eval()
+    reading = "last" if READING[kind] == "last" else "mean"
+    labels = [states_of(kind, theirs, ids, reading) for ids in ([3], [5, 4], [6])]
+    torch.testing.assert_close(vectors_of(model).double(), torch.stack(labels), rtol=0, atol=1e-5)
+    with torch.no_grad():
+        found = model(**batch).logits
+    for row, count in enumerate((9, 5, 3)):
+        text = states_of(kind, theirs, batch["input_ids"][row, :count].tolist(), reading)
+        by_hand = [LABEL_SCALE * float(text @ label / (text.norm() * label.norm())) for label in labels]
+        assert found[row].tolist() == pytest.approx(by_hand, abs=1e-3)
+
+
+def named(classes: tuple[str, ...], **options: Any) -> Classifier:
+    """A BERT whose tokenizer puts [CLS] and [SEP] around words that it knows."""
+    return Classifier.over(small.loaded(), classes, head="labels", **options)
+
+
+def test_the_words_are_those_of_the_name_or_those_that_are_given() -> None:
+    model = named(("cat_dog", "red", "other"), label_texts={"other": "green blue"}, label_scale=5)
+    assert model.config.label_texts == {"cat_dog": "cat dog", "red": "red", "other": "green blue"}
+    expected = [
+        states_of("bert", small.loaded().model, [2, *map(small.WORDS.index, words), 3], "mean")
+        for words in (("cat", "dog"), ("red",), ("green", "blue"))
+    ]
+    torch.testing.assert_close(vectors_of(model).double(), torch.stack(expected), rtol=0, atol=1e-5)
+    assert model.head.scale == model.config.label_scale == 5.0
+
+
+@pytest.mark.parametrize("reading", ["first", "last", "mean"])
+def test_another_reading(reading: str) -> None:
+    model = named(("cat", "dog"), reading=reading)
+    expected = [
+        states_of("bert", small.loaded().model, [2, small.WORDS.index(word), 3], reading) for word in ("cat", "dog")
+    ]
+    torch.testing.assert_close(vectors_of(model).double(), torch.stack(expected), rtol=0, atol=1e-5)
+
+
+def test_labels_are_read_without_dropout_and_the_model_given_stays_in_training() -> None:
+    given = small.loaded(dropout=0.5)
+    given.model.train()
+    found = [vectors_of(Classifier.over(given, ("cat", "dog", "red"), head="labels")) for _ in range(2)]
+    assert torch.equal(*found)
+    assert all(module.training for module in given.model.modules())
+    apart = vectors_of(named(("red", "cat_dog", "dog")))
+    torch.testing.assert_close(found[0][[2, 1]], apart[[0, 2]], rtol=0, atol=1e-6)
+
+
+def test_the_encoder_learns_and_the_labels_stay() -> None:
+    """Gradients reach every weight below; there is no other; and what is learnt is what is asked for."""
+    model, drawn = named(("cat", "dog")), small.examples(("cat", "dog"), 8, random.Random(0))
+    batch = dict(small.tokenizer()([text for (text,) in drawn.texts], padding=True, return_tensors="pt"))
+    labels, before = torch.tensor(drawn.labels), vectors_of(model).clone()
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    assert all(name.startswith("encoder.") for name in trained)
+    optimizer = torch.optim.AdamW(list(trained.values()), 5e-3)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        losses.append(model(**batch, labels=labels).loss)
+        losses[-1].backward()
+        assert [name for name, one in trained.items() if one.grad is None] == []
+        optimizer.step()
+    assert torch.equal(vectors_of(model), before)
+    assert float(losses[-1].detach()) < 0.3 * float(losses[0].detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_saved_with_their_labels(dtype: torch.dtype, lora: Any, tmp_path: Path) -> None:
+    """In float32 at least, whatever the model is in; below adapters the same; read without a tokenizer."""
+    classes = ("cat", "dog", "red")
+    model = Classifier.over(small.loaded(dtype=dtype), classes, head="labels", lora=lora, label_scale=7).eval()
+    assert vectors_of(model).dtype == torch.promote_types(dtype, torch.float32)
+    assert torch.equal(
+        vectors_of(model), vectors_of(Classifier.over(small.loaded(dtype=dtype), classes, head="labels"))
+    )
+    model.save_pretrained(tmp_path)
+    back = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert back.config.label_texts == {name: name for name in classes}
+    assert torch.equal(vectors_of(back), vectors_of(model))
+    assert vectors_of(back).dtype == vectors_of(model).dtype
+    ids = torch.tensor([[2, 11, 5, 3], [2, 12, 13, 3]])
+    with torch.no_grad():
+        found, expected = back(ids).logits, model(ids).logits
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    assert torch.equal(found, expected)
+
+
+def test_labels_that_were_not_saved(tmp_path: Path) -> None:
+    named(("cat", "dog")).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["head.vectors"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"model: expected the states of the labels' words, head.vectors, in "):
+        Classifier.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "classes, options, told",
+    [
+        (
+            ("cat_dog", "red", "catDog"),
+            {"label_texts": {"catDog": "cat dog"}},
+            "labels collide: 'cat_dog' and 'catDog'",
+        ),
+        (("cat", "red", "cat"), {}, "labels collide: 'cat' and 'cat'"),
+        (("bird", "fish"), {}, "labels collide: 'bird' and 'fish'"),
+        (("cat", "dog"), {"label_texts": {"cow": "dog"}}, "label_texts: expected names out of cat, dog, got 'cow'"),
+        (("cat", "_"), {}, "label_texts: expected words for the class '_', got none"),
+        (("cat", "dog"), {"label_texts": {"dog": "cat " * 20}}, "label_texts: expected at most 16 tokens for a class,"),
+        (("cat", "dog"), {"reading": "middle"}, "reading: expected one of auto, first, last, mean, got 'middle'"),
+    ],
+)
+def test_labels_that_cannot_be(classes: tuple[str, ...], options: Any, told: str) -> None:
+    with pytest.raises(UserError) as raised:
+        named(classes, **options)
+    assert str(raised.value).startswith(told)
+
+
+def test_words_that_no_head_reads() -> None:
+    with pytest.raises(UserError, match="label_texts: expected none with the head linear, which does not read them"):
+        over("bert", label_texts=WORDS)
+
+
+def test_other_words_of_the_vocabulary_are_no_labels_and_are_saved(tmp_path: Path) -> None:
+    classifier = Classifier.over(small.loaded(), ["blue", "green"], head="labels", label_words=100)
+    words = background(small.loaded().tokenizer, ["blue", "green"], 100)
+    assert words == background(small.loaded().tokenizer, ["green", "blue"], 100)
+    assert classifier.config.label_words == len(words) == len(classifier.head.others) > 0
+    assert not {"blue", "green"} & set(words)
+    assert all(word.isalpha() for word in words)
+    classifier.save_pretrained(tmp_path)
+    again = Classifier.from_pretrained(tmp_path)
+    assert torch.equal(again.head.others, classifier.head.others)
+    with pytest.raises(UserError, match="expected none with the head linear"):
+        Classifier.over(small.loaded(), ["blue", "green"], label_words=3)

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.models.heads import HEADS, READINGS, LinearHead, PreScalingHead, make_head, pooled
+from regard.models.heads import (
+    HEADS,
+    LABEL_SCALE,
+    READINGS,
+    LabelTextHead,
+    LinearHead,
+    PreScalingHead,
+    make_head,
+    pooled,
+    words_of,
+)
 
 ROWS, TOKENS, WIDTH, CLASSES = 3, 7, 5, 4
 COUNTS = (7, 4, 1)
@@ -42,6 +52,15 @@ def scaling(kind: Any = "full", *, dropout: float = 0.0) -> PreScalingHead:
         head.bias.copy_(numbers(CLASSES, seed=2))
         if head.key is not None:
             head.key.copy_(numbers(WIDTH, WIDTH, seed=3))
+    return head
+
+
+def any_head(name: Any, *, reading: Any, dropout: float) -> Any:
+    """A new head of that name; one that reads labels has vectors for them."""
+    torch.manual_seed(0)
+    head = make_head(name, WIDTH, CLASSES, reading=reading, dropout=dropout)
+    if isinstance(head, LabelTextHead):
+        head.vectors = numbers(CLASSES, WIDTH, seed=1).float()
     return head
 
 
@@ -163,8 +182,7 @@ def test_sinks_need_to_be_known() -> None:
 )
 def test_padding_never_counts(name: Any, reading: Any, count: int, before: int, behind: int, size: float) -> None:
     """However much of it there is, on whichever side, and whatever stands in it."""
-    torch.manual_seed(0)
-    head = make_head(name, WIDTH, CLASSES, reading=reading, dropout=0.5).double().eval()
+    head = any_head(name, reading=reading, dropout=0.5).double().eval()
     states, marked = numbers(1, count, WIDTH, seed=count), torch.arange(count) % 2 == 1
     whole = torch.ones(1, count, dtype=torch.bool)
     expected = head(states, whole, marked[None])
@@ -206,17 +224,105 @@ def test_dropout_of_a_linear_head_is_of_what_it_reads() -> None:
 
 
 def test_a_head_that_is_not_known() -> None:
-    with pytest.raises(UserError, match="head: expected one of linear, full, uniform, sink, got 'mean'"):
+    with pytest.raises(UserError, match="head: expected one of linear, full, uniform, sink, labels, got 'mean'"):
         make_head("mean", WIDTH, CLASSES, reading="first", dropout=0.1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_bfloat16(name: Any) -> None:
     """Heads take what autocast makes of states, and softmax is of float32."""
-    torch.manual_seed(0)
-    head = make_head(name, WIDTH, CLASSES, reading="mean", dropout=0.0)
+    head = any_head(name, reading="mean", dropout=0.0)
     states = numbers(ROWS, TOKENS, WIDTH)
     whole = head(states.float(), real(), common())
     with torch.autocast("cpu", torch.bfloat16):
         low = head(states.bfloat16(), real(), common())
-    torch.testing.assert_close(low.float(), whole, rtol=0, atol=2e-2)
+    torch.testing.assert_close(low.float(), whole, rtol=0, atol=2e-2 * getattr(head, "scale", 1.0))
+
+
+# -- the words of labels --------------------------------------------------------------------------------
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    dot = sum(a * b for a, b in zip(one, other, strict=True))
+    return dot / math.sqrt(sum(a * a for a in one) * sum(b * b for b in other))
+
+
+@pytest.mark.parametrize("scale", [LABEL_SCALE, 3.0])
+@pytest.mark.parametrize("reading", READINGS)
+def test_logits_are_scaled_cosines(reading: Any, scale: float) -> None:
+    """Of a text's state with that of each label, written out number by number; vectors of any length."""
+    states, vectors = numbers(ROWS, TOKENS, WIDTH, seed=4), 7 * numbers(CLASSES, WIDTH, seed=1)
+    head = LabelTextHead(WIDTH, CLASSES, reading=reading, scale=scale).double()
+    head.vectors.copy_(vectors)
+    found = head(states, real())
+    assert found.dtype == torch.float64
+    for row, count in enumerate(COUNTS):
+        tokens = {"first": [0], "last": [count - 1], "mean": list(range(count))}[reading]
+        read = [sum(float(states[row, token, one]) for token in tokens) / len(tokens) for one in range(WIDTH)]
+        for number, vector in enumerate(vectors.tolist()):
+            assert float(found[row, number]) == pytest.approx(scale * cosine(read, vector), abs=1e-12)
+
+
+def test_a_head_that_reads_labels_has_nothing_to_train() -> None:
+    """Its vectors are saved all the same, and nothing of what it reads is dropped out."""
+    head = any_head("labels", reading="mean", dropout=0.5)
+    assert list(head.parameters()) == []
+    assert list(head.state_dict()) == ["vectors", "others"]
+    assert not head.vectors.requires_grad
+    states = numbers(ROWS, TOKENS, WIDTH).float()
+    assert torch.equal(head.train()(states, real()), head.eval()(states, real()))
+
+
+def test_states_have_the_gradient_of_the_cosines() -> None:
+    head = any_head("labels", reading="mean", dropout=0.0).double()
+    states = numbers(ROWS, TOKENS, WIDTH).requires_grad_()
+    assert torch.autograd.gradcheck(lambda given: head(given, real()), (states,))
+
+
+def test_cosines_are_of_float32_whatever_the_states_are() -> None:
+    head, states = any_head("labels", reading="mean", dropout=0.0), numbers(ROWS, TOKENS, WIDTH).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = head(states, real())
+    assert found.dtype == torch.float32
+    assert torch.equal(found, head(states.float(), real()))
+
+
+def test_labels_without_vectors_and_states_without_direction() -> None:
+    head, states = LabelTextHead(WIDTH, CLASSES), numbers(ROWS, TOKENS, WIDTH).float()
+    assert bool(head(states, real()).isnan().all())
+    assert not any_head("labels", reading="mean", dropout=0.0)(0 * states, real()).any()
+
+
+@pytest.mark.parametrize(
+    "label, words",
+    [
+        ("EducationalInstitution", "Educational Institution"),
+        ("not_entailment", "not entailment"),
+        ("very negative", "very negative"),
+        ("Sci/Tech", "Sci/Tech"),
+        ("NLPTask", "NLP Task"),
+        ("TV", "TV"),
+        ("top10List", "top10 List"),
+        ("__two__words ", "two words"),
+        ("straßeÜber", "straße Über"),
+        ("A", "A"),
+    ],
+)
+def test_the_words_of_a_label(label: str, words: str) -> None:
+    assert words_of(label) == words
+
+
+def test_other_words_are_one_more_class_in_training() -> None:
+    head = LabelTextHead(4, 2, scale=3.0, words=5).double()
+    random = torch.Generator().manual_seed(0)
+    head.vectors, head.others = (torch.randn(rows, 4, generator=random, dtype=torch.float64) for rows in (2, 5))
+    states, real = torch.randn(3, 6, 4, generator=random, dtype=torch.float64), torch.ones(3, 6, dtype=torch.bool)
+    every = torch.cat([head.vectors, head.others])
+    cosines = torch.stack(
+        [torch.stack([torch.cosine_similarity(row.mean(0), one, dim=0) for one in every]) for row in states]
+    )
+    whole = (3 * cosines).log_softmax(-1)
+    found = head.train()(states, real)
+    assert found.shape == (3, 3)
+    assert torch.allclose(found.log_softmax(-1)[:, :2], whole[:, :2])
+    assert torch.allclose(head.eval()(states, real), 3 * cosines[:, :2])

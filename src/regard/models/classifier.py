@@ -13,7 +13,18 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from regard.errors import UserError
-from regard.models.heads import HEADS, HeadName, LinearHead, PreScalingHead, Reading, make_head
+from regard.models import labels
+from regard.models.heads import (
+    HEADS,
+    LABEL_SCALE,
+    READINGS,
+    HeadName,
+    LabelTextHead,
+    LinearHead,
+    PreScalingHead,
+    Reading,
+    make_head,
+)
 from regard.models.pretrained import Loaded
 
 _UNSTATED = "auto"
@@ -23,11 +34,12 @@ class ClassifierConfig(PreTrainedConfig):
     """What a `Classifier` is made of.
 
     `base`: the configuration of the model below, as a dictionary. `head`: one of `regard.models.heads.HEADS`.
-    `classes`: their names. `reading`: the token that a linear head reads, `first`, `last` or `mean`; `auto` is the last
-    of a causal model, the mean of an encoder–decoder's encoder, and the first else. `common`: ids of common tokens, for
-    the head `sink`. `lora`: rank, alpha and targets of low-rank adapters beside frozen weights, or None. `lineage`: the
-    model that this one began as, and the tasks that it has learnt since, in order. `part_of`: the method whose network
-    this is a part of, which does not answer by itself; None where it does.
+    `classes`: their names. `reading`: the token that a head reads, `first`, `last` or `mean`; `auto` is the last of a
+    causal model, the mean of an encoder–decoder's encoder and for the head `labels`, and the first else. `common`: ids
+    of common tokens, for the head `sink`. `label_scale`, `label_texts`: what the head `labels` multiplies cosines by,
+    and the words of each class. `lora`: rank, alpha and targets of low-rank adapters beside frozen weights, or None.
+    `lineage`: the model that this one began as, and the tasks that it has learnt since, in order. `part_of`: the method
+    whose network this is a part of, which does not answer by itself; None where it does.
 
     Raises UserError where a choice is unknown.
     """
@@ -46,10 +58,17 @@ class ClassifierConfig(PreTrainedConfig):
         lora: Mapping[str, Any] | None = None,
         lineage: Mapping[str, Any] | None = None,
         part_of: str | None = None,
+        label_scale: float = LABEL_SCALE,
+        label_texts: Mapping[str, str] | None = None,
+        label_words: int = 0,
         **others: Any,
     ) -> None:
         if head not in HEADS:
             raise UserError(f"head: expected one of {', '.join(HEADS)}, got {head!r}")
+        if reading not in (_UNSTATED, *READINGS):
+            raise UserError(f"reading: expected one of {_UNSTATED}, {', '.join(READINGS)}, got {reading!r}")
+        if not isinstance(label_scale, (int, float)) or not 0 < label_scale < float("inf"):
+            raise UserError(f"label_scale: expected a number over 0, got {label_scale!r}")
         self.base = dict(base or {})
         self.head = head
         self.classes = list(classes)
@@ -59,6 +78,9 @@ class ClassifierConfig(PreTrainedConfig):
         self.lora = dict(lora) if lora else None
         self.lineage = dict(lineage or {})
         self.part_of = part_of
+        self.label_scale = float(label_scale)
+        self.label_texts = dict(label_texts or {})
+        self.label_words = int(label_words)
         others.setdefault("id2label", dict(enumerate(self.classes)))
         others.setdefault("label2id", {name: number for number, name in enumerate(self.classes)})
         super().__init__(**others)
@@ -87,9 +109,14 @@ class Classifier(PreTrainedModel):
         super().__init__(config)
         below = config.base_config()
         self.encoder = without_decoder(AutoModel.from_config(below)) if encoder is None else encoder
-        reading = _reading(below) if config.reading == _UNSTATED else cast(Reading, config.reading)
         self.head = make_head(
-            config.head, _width(below), len(config.classes), reading=reading, dropout=config.head_dropout
+            config.head,
+            _width(below),
+            len(config.classes),
+            reading=_reading(config, below),
+            dropout=config.head_dropout,
+            label_scale=config.label_scale,
+            label_words=config.label_words,
         )
         self.post_init()
         if config.lora:  # after the initial weights, which are drawn for layers that are there by then
@@ -98,12 +125,15 @@ class Classifier(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Only heads are drawn: what is below has its own initial weights."""
-        if isinstance(module, (LinearHead, PreScalingHead)):
+        if isinstance(module, (LinearHead, PreScalingHead, LabelTextHead)):
             module.reset()
 
     @classmethod
     def from_pretrained(cls, *given: Any, **options: Any) -> Any:
-        """As of every model; below adapters it is frozen again. Raises UserError for a part of a network."""
+        """As of every model; below adapters it is frozen again.
+
+        Raises UserError for a part of a network, and where the states of the labels' words are not there.
+        """
         config = options.get("config")
         if isinstance(config, ClassifierConfig) and config.part_of is not None:
             raise UserError(
@@ -114,6 +144,8 @@ class Classifier(PreTrainedModel):
         model = found[0] if isinstance(found, tuple) else found
         for name, parameter in model.encoder.named_parameters() if model.config.lora else ():
             parameter.requires_grad_("lora_" in name)
+        if isinstance(model.head, LabelTextHead) and not bool(model.head.vectors.isfinite().all()):
+            raise UserError(f"model: expected the states of the labels' words, head.vectors, in {given[0]}")
         return found
 
     def get_input_embeddings(self) -> nn.Module:
@@ -132,12 +164,24 @@ class Classifier(PreTrainedModel):
         common: Sequence[int] = (),
         lora: Mapping[str, Any] | None = None,
         seed: int = 0,
+        reading: str = _UNSTATED,
+        label_scale: float = LABEL_SCALE,
+        label_texts: Mapping[str, str] | None = None,
+        label_words: int = 0,
     ) -> Classifier:
         """A classifier over a copy of a pretrained model, with a new head drawn from the seed.
 
         `lora`: `rank`, and `alpha` and `targets` (names of layers, None for peft's choice), which freezes the model
-        below. Raises UserError where the model has no hidden states, or peft is not there.
+        below. `label_texts`: the words of classes for the head `labels`, where they are not those of their names;
+        `label_words`: so many other words of the vocabulary its classes are held against in training.
+
+        Raises UserError where the model has no hidden states, or peft is not there, and for labels that collide: that
+        are the same to the model's tokenizer.
         """
+        if (label_texts or label_words) and head != "labels":
+            raise UserError(f"label_texts: expected none with the head {head}, which does not read them")
+        texts = labels.label_texts(classes, label_texts or {}) if head == "labels" else {}
+        words = labels.background(loaded.tokenizer, list(texts.values()), label_words)
         config = ClassifierConfig(
             base=loaded.model.config.to_diff_dict() | {"model_type": loaded.model.config.model_type},
             head=head,
@@ -146,13 +190,23 @@ class Classifier(PreTrainedModel):
             common=common,
             lora=lora,
             lineage={"base": loaded.name, "sha256": loaded.sha256, "tasks": []},
+            reading=reading,
+            label_scale=label_scale,
+            label_texts=texts,
+            label_words=len(words),
         )
         encoder = without_decoder(deepcopy(loaded.model))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = cls(config, encoder)
             model._init_weights(model.head)
-        model.head.to(encoder.dtype)
+        if isinstance(model.head, LabelTextHead):
+            reading = model.head.reading
+            model.head.vectors = labels.label_states(loaded, encoder, texts, reading)
+            if words:
+                model.head.others = labels.states_of(loaded.tokenizer, encoder, words, reading)
+        else:
+            model.head.to(encoder.dtype)
         return model
 
     def forward(
@@ -229,11 +283,15 @@ def _width(config: Any) -> int:
     return width
 
 
-def _reading(config: Any) -> Reading:
-    """The token that a linear head reads of a model of this kind."""
-    if config.is_encoder_decoder:
+def _reading(config: ClassifierConfig, below: Any) -> Reading:
+    """The token that the head reads of a model of this kind."""
+    if config.reading != _UNSTATED:
+        return cast(Reading, config.reading)
+    if below.is_encoder_decoder:
         return "mean"
-    return "last" if _is_causal(config) else "first"
+    if _is_causal(below):
+        return "last"
+    return "mean" if config.head == "labels" else "first"
 
 
 def _is_causal(config: Any) -> bool:

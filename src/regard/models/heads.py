@@ -1,4 +1,4 @@
-"""Heads that read classes from hidden states: a linear layer, and pre-scaling, which weighs tokens class by class."""
+"""Heads that read classes from hidden states: a linear layer; pre-scaling, which weighs tokens; the labels' words."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 
-HeadName = Literal["linear", "full", "uniform", "sink"]
+HeadName = Literal["linear", "full", "uniform", "sink", "labels"]
 HEADS: tuple[HeadName, ...] = get_args(HeadName)
 Reading = Literal["first", "last", "mean"]
 READINGS: tuple[Reading, ...] = get_args(Reading)
+LABEL_SCALE = 20.0
+"""What cosines are multiplied by: the inverse temperature with which sentence models are usually trained."""
 _HIDDEN = -1e30
 
 
@@ -97,6 +99,65 @@ class PreScalingHead(nn.Module):
         return torch.where(among.any(-1, keepdim=True), among, real)
 
 
+class LabelTextHead(nn.Module):
+    """Classes by what their labels say: scale · cos(h, E_c) for a text's pooled state h, E_c that of the label's words.
+
+    `vectors` (class, width) are the states E of a model that nothing changes: a buffer, for no weight of this head is
+    trained. They are not a number until they are given. All is computed in float32 at least.
+
+    `others` (word, width) are the states of words that are no label. In training they are one more class, the last:
+    that a text says any of them, as a model that generates its answer is trained against all that it could say. So a
+    text comes to be near its label, and not only nearer than to the labels that are known by then.
+    """
+
+    vectors: Tensor
+    others: Tensor
+
+    def __init__(
+        self, width: int, classes: int, *, reading: Reading = "mean", scale: float = LABEL_SCALE, words: int = 0
+    ) -> None:
+        super().__init__()
+        self.reading, self.scale = reading, scale
+        exact = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.register_buffer("vectors", torch.empty(classes, width, dtype=exact))
+        self.register_buffer("others", torch.empty(words, width, dtype=exact))
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the vectors: they become what is no number."""
+        nn.init.constant_(self.vectors, math.nan)
+        nn.init.constant_(self.others, math.nan)
+
+    def forward(self, states: Tensor, real: Tensor, common: Tensor | None = None) -> Tensor:
+        """The logits (row, class), from −scale to scale, of states (row, token, width); `real` as of `LinearHead`.
+
+        In training that of all other words follows, log Σ exp of theirs, where there are any.
+        """
+        with torch.autocast(states.device.type, enabled=False):
+            exact = states.to(torch.promote_types(states.dtype, torch.float32))
+            read = nn.functional.normalize(pooled(exact, real, self.reading), dim=-1)
+            logits = self._against(read, self.vectors)
+            if not self.training or not len(self.others):
+                return logits
+            return torch.cat([logits, self._against(read, self.others).logsumexp(-1, keepdim=True)], dim=-1)
+
+    def _against(self, read: Tensor, vectors: Tensor) -> Tensor:
+        return self.scale * read @ nn.functional.normalize(vectors.to(read.dtype), dim=-1).T
+
+
+def words_of(label: str) -> str:
+    """The words of a label: underscores, and capitals within a word, are where one ends.
+
+    "EducationalInstitution" is "Educational Institution", "not_entailment" is "not entailment".
+    """
+    parts = []
+    for number, sign in enumerate(label):
+        before, behind = label[number - 1 : number], label[number + 1 : number + 2]
+        begins = before.islower() or before.isdigit() or (before.isupper() and behind.islower())
+        parts.append(f" {sign}" if sign.isupper() and begins else sign)
+    return " ".join("".join(parts).replace("_", " ").split())
+
+
 def pooled(states: Tensor, real: Tensor, reading: Reading) -> Tensor:
     """One state a row, (row, width), out of (row, token, width): of its first or last real token, or their mean."""
     if reading == "mean":
@@ -108,10 +169,21 @@ def pooled(states: Tensor, real: Tensor, reading: Reading) -> Tensor:
     return states[torch.arange(len(states), device=states.device), ends]
 
 
-def make_head(name: HeadName, width: int, classes: int, *, reading: Reading, dropout: float) -> nn.Module:
-    """The head of that name. Raises UserError."""
+def make_head(
+    name: HeadName,
+    width: int,
+    classes: int,
+    *,
+    reading: Reading,
+    dropout: float,
+    label_scale: float = LABEL_SCALE,
+    label_words: int = 0,
+) -> nn.Module:
+    """The head of that name; `label_scale` and `label_words` are of the head "labels". Raises UserError."""
     if name not in HEADS:
         raise UserError(f"head: expected one of {', '.join(HEADS)}, got {name!r}")
     if name == "linear":
         return LinearHead(width, classes, reading=reading, dropout=dropout)
+    if name == "labels":
+        return LabelTextHead(width, classes, reading=reading, scale=label_scale, words=label_words)
     return PreScalingHead(width, classes, kind=name, dropout=dropout)

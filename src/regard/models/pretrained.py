@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from regard.errors import UserError
 from regard.models.sources import check_tokenizer_files, folder_of, sha256_of, weight_files
@@ -68,7 +75,8 @@ def load(
 
     The model is the one without a head (`AutoModel`; both stacks of an encoder–decoder): every attention is in it, and
     logits over a vocabulary would cost more memory than all that is measured. A model whose own code offers no
-    `AutoModel` is loaded as a causal language model, and so is every model if `language_model` is asked for.
+    `AutoModel` is loaded as a causal language model. If `language_model` is asked for, every model is loaded with the
+    head of one: an encoder–decoder as a whole, all others as causal.
 
     `dtype` 'auto' is the checkpoint's on a GPU and float32 on a CPU. `device` 'auto' is the first of cuda, mps, cpu.
     `random_weights` builds the architecture with fresh weights drawn from `seed`; the caller's random state is kept.
@@ -87,7 +95,7 @@ def load(
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         with _as_user_error(f"model: the tokenizer of '{name}' cannot be read"):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        kind = AutoModelForCausalLM if language_model else _model_class(config)
+        kind = language_model_class(config) if language_model else _model_class(config)
         with _as_user_error(f"model: '{name}' cannot be built"):
             if random_weights:
                 model = _random(kind, config, numbers, seed, options)
@@ -130,6 +138,11 @@ def _trained(
             f"have another shape, the first is {key}"
         )
     return model
+
+
+def language_model_class(config: Any) -> Any:
+    """The auto class that loads a model with a language model's head."""
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 def _model_class(config: Any) -> Any:
