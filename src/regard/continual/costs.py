@@ -37,7 +37,7 @@ class Spent:
 
         def rows(step: int) -> Rows:
             found = batches.rows(step)
-            self.tokens[step] = found["input_ids"].numel()
+            self.tokens[step] = _tokens(found)
             return found
 
         return rows
@@ -47,7 +47,7 @@ class Spent:
         self.seconds += trained.seconds
         self.steps += trained.steps
         for step in set(range(batches.steps)) - self.tokens.keys():
-            self.tokens[step] = batches.rows(step)["input_ids"].numel()
+            self.tokens[step] = _tokens(batches.rows(step))
         self.flops += flops * sum(self.tokens.values())
         self.examples += sum(int(row["items"]) for row in trained.history[-1:])
 
@@ -64,15 +64,24 @@ class Spent:
 
 
 def trimmed(rows: Rows) -> Rows:
-    """The rows without the columns that are padding in all of them."""
+    """The rows without the columns that are padding in all of them, in texts and in answers."""
     mask = rows["attention_mask"]
     width = int(mask.any(0).nonzero().max()) + 1
     wide = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows]
-    return {**rows, **{name: rows[name][:, :width] for name in wide}}
+    found: Rows = {**rows, **{name: rows[name][:, :width] for name in wide}}
+    if rows["labels"].dim() > 1:
+        answered = (rows["labels"] != IGNORED).any(0).nonzero()
+        found["labels"] = rows["labels"][:, : int(answered.max()) + 1 if len(answered) else 1]
+    return found
+
+
+def _tokens(rows: Rows) -> int:
+    """How many tokens the rows have, padding included, in texts and in answers."""
+    return rows["input_ids"].numel() + (rows["labels"].numel() if rows["labels"].dim() > 1 else 0)
 
 
 def count(rows: Rows) -> int:
-    """How many rows have a loss."""
+    """How many losses there are: rows, or tokens of answers."""
     return int((rows["labels"] != IGNORED).sum())
 
 
@@ -83,7 +92,7 @@ def flops_a_token(learner: Learner, method: Method, batches: Batches) -> float:
     with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
         method.loss(learner, learner.network, rows).backward()
     learner.network.zero_grad(set_to_none=True)
-    return counter.get_total_flops() / rows["input_ids"].numel()
+    return counter.get_total_flops() / _tokens(rows)
 
 
 def timed(hook: Callable[[Learner, int], None], learner: Learner, task: int) -> float:

@@ -102,13 +102,15 @@ class Method:
     Attributes say the rest: `Settings`, the type of its settings; `Network`, what it trains; `head`, the head that it
     wants; `bound`, the largest number of examples that it keeps; `evaluated`, on which tasks it is scored: all `seen`;
     its `own` alone, where nothing of it is changed by later tasks; or all at the `end`, where it learns them at once;
-    `incremental`, whether classes of different tasks can be told apart (CIL).
+    `incremental`, whether classes of different tasks can be told apart (CIL); `texts`, whether it learns tasks from
+    text to text as well.
     """
 
     Settings: ClassVar[type[AnySettings]] = Settings
     Network: ClassVar[type[Network]] = Network
     evaluated: ClassVar[Evaluated] = "seen"
     incremental: ClassVar[bool] = True
+    texts: ClassVar[bool] = False
 
     def __init__(self, settings: AnySettings | None = None) -> None:
         self.settings: Any = self.Settings() if settings is None else settings

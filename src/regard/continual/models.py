@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import AutoConfig
 
 from regard.continual.learner import Learner
 from regard.continual.method import Method
@@ -21,6 +22,7 @@ from regard.continual.network import Network
 from regard.continual.state import load_tensors, tensors_of
 from regard.errors import UserError
 from regard.models.classifier import Classifier, ClassifierConfig, without_decoder
+from regard.models.generator import Generator, GeneratorConfig, generates
 from regard.models.pretrained import Loaded
 from regard.provenance import digest
 from regard.quiet import quiet
@@ -80,10 +82,15 @@ class Deltas:
 
 
 def identified(loaded: Loaded) -> Loaded:
-    """The model with a hash of the weights that are used, where no file tells of them."""
+    """The model with a hash of the weights that are used, where no file tells of them: of a language model all."""
     if loaded.sha256 is not None:
         return loaded
-    return replace(loaded, sha256=digest(without_decoder(deepcopy(loaded.model))))
+    return replace(loaded, sha256=digest(loaded.model) if generates(loaded.model) else _digest_below(loaded))
+
+
+def _digest_below(loaded: Loaded) -> str:
+    """The hash of what a classifier would read hidden states from."""
+    return digest(without_decoder(deepcopy(loaded.model)))
 
 
 def delta_of(folder: Path, learnt: int) -> Path:
@@ -100,20 +107,28 @@ def rebuilt(folder: Path, learnt: int, loaded: Loaded) -> tuple[Network, dict[st
     tasks = about["tasks"]
     if not 1 <= learnt <= len(tasks):
         raise UserError(f"task: expected a number from 1 to {len(tasks)}, got {learnt}")
-    if about["base"]["sha256"] not in (loaded.sha256, identified(replace(loaded, sha256=None)).sha256):
+    known_as = (loaded.sha256, identified(replace(loaded, sha256=None)).sha256, _digest_below(loaded))
+    if about["base"]["sha256"] not in (known_as[:2] if about["head"] == GeneratorConfig.head else known_as):
         raise UserError(
             f"model: expected the one that the run began with, {about['base']['base']} with weights "
             f"{str(about['base']['sha256'])[:12]}; got {loaded.name} with {str(loaded.sha256)[:12]}"
         )
-    classifier = Classifier.over(
-        loaded, about["classes"], head=about["head"], common=about["common"], lora=about["lora"], seed=about["seed"]
-    )
+    classifier = _classifier(loaded, about)
     network = network_of(classifier, about["method"], tasks=len(tasks), seed=about["seed"])
     for number in range(1, learnt + 1):
         load_tensors(network, _tensors(delta_of(folder, number)))
     known = _known(tasks, learnt, about["method"]["name"])
     classifier.config.lineage = {**about["base"], "tasks": known, "method": about["method"]}
     return network.eval(), about
+
+
+def _classifier(loaded: Loaded, about: Mapping[str, Any]) -> Classifier:
+    """What a run's network is built around, before its first task."""
+    if about["head"] == GeneratorConfig.head:
+        return cast(Classifier, cast(Any, Generator.over(loaded, lora=about["lora"], seed=about["seed"])))
+    return Classifier.over(
+        loaded, about["classes"], head=about["head"], common=about["common"], lora=about["lora"], seed=about["seed"]
+    )
 
 
 def _known(tasks: list[dict[str, Any]], learnt: int, name: str) -> list[dict[str, Any]]:
@@ -135,6 +150,9 @@ def export(
 ) -> Path:
     """Write a model that `AutoModelForSequenceClassification` loads, with its tokenizer; whole or not at all.
 
+    Of tasks from text to text it is the language model itself, which Transformers loads as such, with adapters added to
+    its weights.
+
     Where the method's network has more than the classifier, all of it is written as well, for `load_network`; and alone
     where the classifier is nothing without it, as that of L2P without its prompts: then Transformers' loading is
     refused. Of MbPA++ the classifier is what there is before it adapts, whose memory of texts is not written. With
@@ -144,7 +162,10 @@ def export(
         lineage = json.dumps(network.classifier.config.lineage, indent=1)
         (place / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
         with quiet():
-            if network.apart:
+            if isinstance(cast(nn.Module, network.classifier), Generator):
+                network.classifier.config.part_of = about["method"]["name"] if network.apart else None
+                network.classifier.save_pretrained(place)
+            elif network.apart:
                 config = deepcopy(network.classifier.config)
                 config.part_of, config.architectures = about["method"]["name"], [Classifier.__name__]
                 config.save_pretrained(place)
@@ -154,6 +175,7 @@ def export(
         if type(network) is not Network:
             save_file(tensors_of(network), place / NETWORK)
             told = {"method": about["method"], "tasks": len(about["tasks"]), "seed": about["seed"]}
+            told |= {"lora": network.classifier.config.lora}
             (place / METHOD).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     return Path(folder)
 
@@ -161,22 +183,31 @@ def export(
 def load_network(folder: str | Path) -> nn.Module:
     """The network that `export` wrote: rows in, logits out, as its method computes them. Raises UserError."""
     folder = Path(folder)
-    whole = (folder / METHOD).is_file()
+    about = _read(folder / METHOD) if (folder / METHOD).is_file() else None
     try:
         with quiet(), torch.random.fork_rng(devices=[]):
-            config = ClassifierConfig.from_pretrained(folder)
-            classifier = Classifier(config) if whole else Classifier.from_pretrained(folder, config=config)
+            classifier = _saved(folder, about)
     except (OSError, ValueError) as error:
         raise UserError(f"model: {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
-    if not whole:
+    if about is None:
         return Network(classifier, tasks=1, settings=None, seed=0).eval()
-    about = _read(folder / METHOD)
     network = network_of(classifier, about["method"], tasks=about["tasks"], seed=about["seed"])
     weights = _tensors(folder / NETWORK)
     if weights.keys() != tensors_of(network).keys():
         raise UserError(f"models: expected all weights of {about['method']['name']} in {folder / NETWORK}")
     load_tensors(network, weights)
     return network.eval()
+
+
+def _saved(folder: Path, about: Mapping[str, Any] | None) -> Classifier:
+    """The classifier or generator that `export` wrote; where there is a network around it, only how it is built."""
+    kind = AutoConfig.from_pretrained(folder).model_type
+    if kind != ClassifierConfig.model_type:
+        text = Generator.from_pretrained(folder) if about is None else Generator.empty(folder, lora=about.get("lora"))
+        return cast(Classifier, cast(Any, text))
+    config = ClassifierConfig.from_pretrained(folder)
+    found: Classifier = Classifier.from_pretrained(folder, config=config) if about is None else Classifier(config)
+    return found
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
 from regard.models.classifier import Classifier
+from regard.models.generator import Generator
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+TEXT_INPUTS = ("input_ids", "attention_mask", "labels")
 
 
 class Network(nn.Module):
     """A classifier, as methods train it; a method that needs more around it has a network of its own.
+
+    Of a stream of tasks from text to text the classifier is a `regard.models.generator.Generator`, a row's input its
+    prompt, and its labels the answer, token by token.
 
     `tasks`: how many tasks there will be; `settings`: the method's. All weights that it will ever have are there from
     the start, so that saving and restoring needs to know nothing more; weights that a new network draws are drawn from
@@ -26,9 +31,15 @@ class Network(nn.Module):
         self.classifier = classifier
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
-        """The logits (row, class) of rows as `Learner.rows` makes them."""
-        logits: Tensor = self.classifier(**{name: rows[name] for name in INPUTS if name in rows}).logits
+        """The logits (row, class), or (row, token, word) of answers, of rows as `Learner.rows` makes them."""
+        names = TEXT_INPUTS if isinstance(cast(nn.Module, self.classifier), Generator) else INPUTS
+        logits: Tensor = self.classifier(**{name: rows[name] for name in names if name in rows}).logits
         return logits
+
+    def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
+        """The answers (row, token) to prompts, of rows of a stream from text to text; at most so many tokens each."""
+        generator = cast(Generator, cast(nn.Module, self.classifier))
+        return generator.generate(rows["input_ids"], rows["attention_mask"], new_tokens)
 
     def in_head(self, name: str) -> bool:
         """Whether a parameter belongs to the head, which stages that train the `head` train."""

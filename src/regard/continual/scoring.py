@@ -1,23 +1,32 @@
-"""How many test rows of a task are classified right."""
+"""How many test rows of a task are classified right, or how well they are answered."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
 from regard.continual.batches import Item
+from regard.continual.generating import graded
 from regard.continual.learner import Learner
+from regard.continual.texts import TextLearner
 from regard.data.stream import Split
+from regard.data.text_task import TextTask
+from regard.errors import UserError
 
 
 @dataclass(frozen=True)
 class Score:
-    """Rows classified right: among the task's own classes (TIL), and among all classes seen so far (CIL)."""
+    """Rows classified right: among the task's own classes (TIL), and among all classes seen so far (CIL).
+
+    Of a task from text to text `til` is the mean grade of the answers, and there is no `cil`: a network is never told
+    which task a prompt is of but by the prompt.
+    """
 
     til: float
-    cil: float
+    cil: float | None
     n: int
 
 
@@ -25,8 +34,10 @@ def score(learner: Learner, task: int, *, learnt: int, split: Split = "test") ->
     """The accuracies, in per cent, on a split of a task, when `learnt` tasks have been learnt.
 
     TIL: the highest logit among the task's own classes. CIL: among those of the first `learnt` tasks. Every process
-    classifies its share and is told the whole.
+    classifies its share and is told the whole. Of tasks from text to text see `score_text`.
     """
+    if isinstance(learner, TextLearner):
+        return score_text(learner, cast(TextTask, learner.stream.tasks[task]), split=split)
     part = learner.encoded[task, split]
     order = part.attention_mask.sum(1).argsort(stable=True).tolist()
     mine = [Item(task, row) for row in order[_rank() :: _processes()]]
@@ -42,6 +53,20 @@ def score(learner: Learner, task: int, *, learnt: int, split: Split = "test") ->
         dist.all_reduce(right)
     til, cil = (100 * right / len(part)).tolist()
     return Score(til, cil, len(part))
+
+
+def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Score:
+    """The mean grade of the answers to a split of a task from text to text, 0 to 100, by the task's metric.
+
+    The task need not be one of the stream: so it is said how a network does on tasks that it has never seen. Raises
+    UserError where the run is one over tasks of classification.
+    """
+    if not isinstance(learner, TextLearner):
+        raise UserError(
+            f"task: expected a run over tasks from text to text, {learner.stream.name} is of classification"
+        )
+    mean, many = graded(learner, task, split)
+    return Score(mean, None, many)
 
 
 def _processes() -> int:
