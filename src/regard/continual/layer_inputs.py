@@ -1,0 +1,61 @@
+"""What adapted layers read while a network sees some rows: of real tokens alone, and of rows that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.continual.learner import IGNORED
+from regard.continual.pooled import PoolNetwork
+
+See = Callable[[str, Tensor], None]
+_CROSS = {"EncDecAttention", "encoder_attn", "crossattention"}
+_QUERIES = {"q", "q_proj", "query", "query_proj", "q_lin"}
+
+
+@contextmanager
+def reading(network: PoolNetwork, rows: dict[str, Tensor], see: See) -> Iterator[None]:
+    """While it lasts `see(name, states)` is called with what each adapted layer reads, (token, inputs), when it does.
+
+    The network must be called with these rows alone. Padding, and rows labelled −100, are left out, so that what is
+    added up over tokens does not depend on how rows are split into batches.
+    """
+    masks = _Masks(network, rows)
+
+    def seeing(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
+        mask = masks.of(name)
+        return lambda _, given: see(name, given[0].detach().reshape(*mask.shape, -1)[mask])
+
+    handles = [layer.register_forward_pre_hook(seeing(name)) for name, layer in network.pool.layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Masks:
+    """Which tokens (row, token) of what a layer reads are real and count."""
+
+    def __init__(self, network: PoolNetwork, rows: dict[str, Tensor]) -> None:
+        labels, real = rows["labels"], rows["attention_mask"].bool()
+        answered = (labels != IGNORED).reshape(len(labels), -1)
+        counted = answered.any(1, keepdim=True)
+        model: Any = network.classifier
+        self.read, self.written = real & counted, answered
+        self.apart = model.config.head == "text" and bool(model.reads_apart)
+        if model.config.head == "text" and not self.apart:
+            self.read = model.joined(rows["input_ids"], rows["attention_mask"], labels).attention_mask & counted
+
+    def of(self, name: str) -> Tensor:
+        """The mask of a layer by its name: only a decoder that stands beside an encoder reads answers apart.
+
+        There keys and values of the attention to the encoder read what the encoder gave.
+        """
+        parts = name.split(".")
+        if not self.apart or "decoder" not in parts:
+            return self.read
+        return self.written if parts[-1] in _QUERIES or not _CROSS.intersection(parts) else self.read

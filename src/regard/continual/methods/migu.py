@@ -1,0 +1,101 @@
+"""MIGU: of a block only those features are learnt that answer the batch at hand most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from regard.continual import method
+from regard.continual.batches import Batches
+from regard.continual.layer_inputs import reading
+from regard.continual.methods.sequential_lora import SequentialLora, network_of
+from regard.continual.pooled import PoolSettings
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+    from regard.continual.method import Stage
+    from regard.training.placement import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(PoolSettings):
+    """`threshold`: the share of a matrix's features that are left as they are at a step, those of least magnitude."""
+
+    threshold: float = 0.7
+
+    def __post_init__(self) -> None:
+        """Check the number."""
+        super().__post_init__()
+        method.check_number("threshold", self.threshold, least=0, most=1)
+
+
+class Migu(SequentialLora):
+    """Magnitude-based gradient updating (arXiv 2406.17245), of sequential LoRA.
+
+    The magnitudes of a matrix W are the means over a batch's tokens of |W x|, divided by their sum. Tasks differ in
+    which are large. So at each step the gradient of the rows of W whose magnitude is below the quantile `threshold` is
+    set to zero; W is A, and B, of each layer. Adam may move these rows yet, by earlier gradients, as it does in the
+    authors' code. The first task, from which there is nothing to keep, is learnt without: B begins at zero, and so do
+    its magnitudes.
+    """
+
+    Settings = Settings
+
+    def __init__(self, settings: method.Settings | None = None) -> None:
+        super().__init__(settings)
+        self.sums: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+        """Fine-tuning, each gradient masked from the second task on."""
+        return (learner.fine_tuning(correct=(lambda _, __: self._correct(learner)) if task else None),)
+
+    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+        """The task's rows; with each batch magnitudes are added up anew."""
+        found = super().batches(learner, task, stage)
+
+        def rows(step: int) -> Rows:
+            self.sums.clear()
+            return found.rows(step)
+
+        return Batches(found.steps, found.size, rows)
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The sum of the cross-entropies; the magnitudes of these rows are added to those of the batch."""
+        if not learner.task:
+            return learner.cross_entropy(network(rows), rows)
+        pool = network_of(learner).pool
+
+        @torch.no_grad()
+        def add(name: str, states: Tensor) -> None:
+            blocks = pool.layers[name].blocks
+            with torch.autocast(states.device.type, enabled=False):
+                here = magnitudes(states.to(blocks.A[0].dtype), blocks.A[0], blocks.B[0])
+            before = self.sums.get(name)
+            self.sums[name] = here if before is None else (before[0] + here[0], before[1] + here[1])
+
+        with reading(network_of(learner), rows, add):
+            return learner.cross_entropy(network(rows), rows)
+
+    def _correct(self, learner: Learner) -> None:
+        """Mask the gradient of a step in place."""
+        for name, layer in network_of(learner).pool.layers.items():
+            for part, sums in zip((layer.blocks.A[0], layer.blocks.B[0]), self.sums[name], strict=True):
+                if dist.is_initialized():
+                    dist.all_reduce(sums)
+                assert part.grad is not None
+                part.grad *= largest(sums, self.settings.threshold)[:, None]
+
+
+def magnitudes(states: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ |A x| (rank,) and Σ |B A x| (outputs,) over tokens x, of states (token, inputs)."""
+    hidden = states @ down.T
+    return hidden.abs().sum(0), (hidden @ up.T).abs().sum(0)
+
+
+def largest(sums: Tensor, threshold: float) -> Tensor:
+    """(feature,): whether a magnitude is at least the quantile; dividing all by one number changes nothing."""
+    return sums >= torch.quantile(sums, threshold)

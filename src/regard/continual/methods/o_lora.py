@@ -1,0 +1,72 @@
+"""O-LoRA: each task's block is learnt in a subspace orthogonal to those of earlier blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from regard.continual import method
+from regard.continual.learner import IGNORED
+from regard.continual.methods.incremental_lora import IncrementalLora
+from regard.continual.methods.sequential_lora import network_of
+from regard.continual.pooled import PoolSettings
+
+if TYPE_CHECKING:
+    from regard.adapters.pool import LoraPool
+    from regard.continual.learner import Learner
+    from regard.training.placement import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(PoolSettings):
+    """`orthogonality`: λ₁; `shrinkage`: λ₂, of the new block's norms, which the authors' scripts mostly leave out.
+
+    `squared`: penalise the squares of the overlaps, as the paper's equation has it, and not their sizes, as the code
+    behind its numbers does.
+    """
+
+    orthogonality: float = 0.5
+    shrinkage: float = 0.0
+    squared: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        super().__post_init__()
+        method.check_number("orthogonality", self.orthogonality, least=0)
+        method.check_number("shrinkage", self.shrinkage, least=0)
+
+
+class OLora(IncrementalLora):
+    """Orthogonal LoRA (arXiv 2310.14152): incremental LoRA and λ₁ Σ_layers Σ_{i<t} Σ_jk |A_i A_tᵀ|_jk beside the loss.
+
+    The rows of A span what a block reads; where those of the new block are orthogonal to all earlier ones, the blocks
+    read different parts of a layer's input. Earlier blocks are frozen. With λ₂ the Frobenius norms of the new A and B
+    are added. λ₁ = 0.5 and λ₂ = 0 are the authors' for T5-large, at a learning rate of 1e-3 and rank 8.
+    """
+
+    Settings = Settings
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
+        found = learner.cross_entropy(network(rows), rows)
+        counted, settings, pool = (rows["labels"] != IGNORED).sum(), self.settings, network_of(learner).pool
+        with torch.autocast(found.device.type, enabled=False):
+            if learner.task and settings.orthogonality:
+                apart = overlap(pool, learner.task, squared=settings.squared)
+                found = found + counted * (settings.orthogonality * apart)
+            if settings.shrinkage:
+                norms = torch.stack([one.norm() for one in pool.parameters_of(learner.task)])
+                found = found + counted * (settings.shrinkage * norms.sum())
+        return found
+
+
+def overlap(pool: LoraPool, block: int, *, squared: bool = False) -> Tensor:
+    """Σ |A_i A_blockᵀ| over entries, layers and blocks i before this one; or of the squares."""
+    parts = []
+    for blocks in pool.blocks:
+        inner = torch.cat([blocks.A[number] for number in range(block)]) @ blocks.A[block].T
+        parts.append(inner.square().sum() if squared else inner.abs().sum())
+    return torch.stack(parts).sum()

@@ -1,0 +1,35 @@
+"""Replay with LoRA: one block for all tasks, and examples of earlier tasks among those of the task at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from regard.continual.methods import replay
+from regard.continual.methods.sequential_lora import OneBlock, network_of
+from regard.continual.pooled import PoolSettings
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(replay.Settings, PoolSettings):
+    """Those of experience replay (`replay.Settings`), and what the block is made of (`PoolSettings`)."""
+
+    def __post_init__(self) -> None:
+        """Check both."""
+        replay.Settings.__post_init__(self)
+        PoolSettings.__post_init__(self)
+
+
+class ReplayLora(replay.Replay):
+    """Experience replay (arXiv 1902.10486) where one LoRA block is trained: a baseline of SAPT (arXiv 2401.08295)."""
+
+    Settings = Settings
+    Network = OneBlock
+    texts = True
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Train the block, on."""
+        network_of(learner).begin_block(0)

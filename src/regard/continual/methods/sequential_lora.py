@@ -1,0 +1,40 @@
+"""Sequential LoRA: one block for all tasks, fine-tuned on each as it comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regard.continual.method import Method
+from regard.continual.pooled import PoolNetwork, PoolSettings
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+
+
+class OneBlock(PoolNetwork):
+    """A frozen model with one block, whatever the number of tasks."""
+
+    def blocks_for(self, tasks: int) -> int:
+        """One."""
+        return 1
+
+
+class SequentialLora(Method):
+    """One LoRA block (arXiv 2106.09685) trained on every task in turn: SeqLoRA of SAPT (arXiv 2401.08295).
+
+    Nothing holds the block where an earlier task left it, so this is what methods with blocks are measured against.
+    """
+
+    Settings = PoolSettings
+    Network = OneBlock
+    texts = True
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Train the block, on."""
+        network_of(learner).begin_block(0)
+
+
+def network_of(learner: Learner) -> PoolNetwork:
+    """The network of a method with blocks, without what may be wrapped around it."""
+    assert isinstance(learner.network, PoolNetwork)
+    return learner.network

@@ -1,0 +1,250 @@
+"""InfLoRA: its A and its memory against the papers' procedure on the inputs themselves, and what they are for."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from tests.continual.methods.blocks import fill, learnt, made, moved, of_block, precise
+from torch import Tensor
+
+from regard.continual.learner import Learner
+from regard.continual.methods.inflora import Memory, Settings, designed, grown, outside, second_moments
+from regard.continual.methods.sequential_lora import network_of
+from regard.continual.run import run
+from regard.continual.state import restore, save
+from regard.errors import UserError
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def moment(inputs: Tensor) -> Tensor:
+    """Σ x xᵀ of inputs (feature, token)."""
+    return inputs @ inputs.T
+
+
+def spanned(basis: Tensor) -> Tensor:
+    """The projection on what an orthonormal basis spans."""
+    torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[1], dtype=basis.dtype), rtol=0, atol=1e-10)
+    return basis @ basis.T
+
+
+# -- by hand ----------------------------------------------------------------------------------------------
+
+HAND = torch.diag(torch.tensor([1.0, 3.0, 2.0, 0.0], dtype=torch.float64)).square()
+"""Inputs along the axes, with squares of 1, 9, 4 and 0 out of 14."""
+
+
+def axes(*numbers: int) -> Tensor:
+    return torch.eye(4, dtype=torch.float64)[:, list(numbers)]
+
+
+def test_without_a_memory_a_block_reads_the_largest_directions_first() -> None:
+    expected = torch.stack([axes(1)[:, 0], axes(2)[:, 0]]) / math.sqrt(3)
+    torch.testing.assert_close(designed(HAND, None, 2), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("memory", [Memory(axes(1), False), Memory(axes(0, 2, 3), True)])
+def test_a_block_reads_nothing_of_the_memory_and_is_smaller_where_no_more_is_left(memory: Memory) -> None:
+    found = designed(HAND, memory, 3)
+    expected = torch.zeros(3, 4, dtype=torch.float64)
+    expected[0, 2] = expected[1, 0] = 1 / math.sqrt(3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "share, taken", [(0.0, []), (0.5, [1]), (9 / 14 - 1e-9, [1]), (9 / 14 + 1e-9, [1, 2]), (0.92, [1, 2])]
+)
+def test_a_first_memory_is_as_small_as_the_share_allows(share: float, taken: list[int]) -> None:
+    found = grown(None, HAND, share)
+    assert not found.free
+    torch.testing.assert_close(spanned(found.basis), spanned(axes(*taken)), rtol=0, atol=1e-12)
+
+
+def test_a_memory_of_more_than_half_the_directions_stores_the_others() -> None:
+    for share in (0.99, 1.0):
+        found = grown(None, HAND, share)
+        assert found.free
+        torch.testing.assert_close(found.left(), spanned(axes(3)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("before", [Memory(axes(0), False), Memory(axes(1, 2, 3), True)])
+def test_a_memory_grows_by_what_it_lacks_of_the_new_inputs(before: Memory) -> None:
+    have = 1 / 14
+    assert torch.equal(grown(before, HAND, have - 1e-9).left(), before.left())
+    found = grown(before, HAND, have + 1e-9)
+    torch.testing.assert_close(found.left(), spanned(axes(2, 3)), rtol=0, atol=1e-12)
+
+
+# -- the papers' procedure, by singular values of the inputs ----------------------------------------------
+
+
+def with_singular_values(taken: Tensor, inputs: Tensor, share: float) -> Tensor:
+    """The memory (feature, direction) after one more task, by the inputs' own singular vectors."""
+    left = inputs - taken @ (taken.T @ inputs)
+    vectors, values, _ = torch.linalg.svd(left, full_matrices=False)
+    whole = float(inputs.square().sum())
+    have, more = float((taken.T @ inputs).square().sum()), 0
+    while have < share * whole:
+        have += float(values[more]) ** 2
+        more += 1
+    return torch.cat([taken, vectors[:, :more]], 1)
+
+
+def test_memories_and_blocks_of_a_series_of_tasks_are_those_of_singular_values() -> None:
+    taken, memory, kinds = drawn(12, 0), None, set()
+    scales = torch.linspace(0.2, 2, 12, dtype=torch.float64)
+    for task, share in enumerate((0.6, 0.7, 0.8, 0.9)):
+        turn = torch.linalg.qr(drawn(12, 12, seed=50 + task)).Q
+        inputs = turn @ (scales[:, None] * drawn(12, 40, seed=task))
+        left = inputs - taken @ (taken.T @ inputs)
+        vectors = torch.linalg.svd(left, full_matrices=False).U[:, :2].T / math.sqrt(3)
+        found = designed(moment(inputs), memory, 2)
+        signs = (found * vectors).sum(1, keepdim=True).sign()
+        torch.testing.assert_close(found, signs * vectors, rtol=0, atol=1e-9)
+        assert (found.gather(1, found.abs().argmax(1, keepdim=True)) > 0).all()
+        taken, memory = with_singular_values(taken, inputs, share), grown(memory, moment(inputs), share)
+        within = torch.eye(12, dtype=torch.float64) - memory.left()
+        torch.testing.assert_close(within, spanned(taken), rtol=0, atol=1e-9)
+        assert memory.basis.shape[1] <= 6
+        kinds.add(memory.free)
+    assert kinds == {False, True}
+
+
+def test_directions_outside_have_no_part_within_the_memory() -> None:
+    memory = grown(None, moment(drawn(8, 30)), 0.5)
+    squares, vectors = outside(moment(drawn(8, 3, seed=1)), memory)
+    assert len(squares) == 3
+    torch.testing.assert_close(memory.left() @ vectors, vectors, rtol=0, atol=1e-10)
+
+
+# -- in a model -------------------------------------------------------------------------------------------
+
+
+def read(learner: Learner, task: int) -> dict[str, Tensor]:
+    """What each layer reads of a task's rows, (feature, token), a row at a time."""
+    found: dict[str, list[Tensor]] = {}
+    layers = network_of(learner).pool.layers
+    handles = [
+        layer.register_forward_pre_hook(
+            lambda _, given, name=name: found.setdefault(name, []).append(given[0].flatten(0, -2).T)
+        )
+        for name, layer in layers.items()
+    ]
+    learner.network.eval()
+    with torch.no_grad():
+        for item in learner.items(task):
+            learner.network(learner.rows([item]))
+    for handle in handles:
+        handle.remove()
+    return {name: torch.cat(parts, 1) for name, parts in found.items()}
+
+
+def test_moments_are_of_the_tokens_that_rows_have_by_themselves() -> None:
+    method = made("inflora")
+    learner = precise(method)
+    method.prepare(learner, 1)
+    for name, inputs in read(learner, 1).items():
+        found = second_moments(learner, learner.items(1))[name]
+        torch.testing.assert_close(found, moment(inputs), rtol=1e-10, atol=1e-10)
+
+
+def test_the_shares_grow_with_the_tasks() -> None:
+    method = made("inflora", threshold=0.7)
+    learner = precise(method)
+    memories: dict[str, Tensor] = {}
+    for task, share in enumerate((0.7, 0.8, 0.9)):
+        method.finish(learner, task)
+        for name, inputs in read(learner, task).items():
+            taken = with_singular_values(memories.get(name, drawn(16, 0)), inputs, share)
+            memories[name] = taken
+            left = next(
+                Memory(value, key.startswith("free/"))
+                for key, value in method.kept.tensors.items()
+                if key.endswith(name)
+            ).left()
+            torch.testing.assert_close(torch.eye(16, dtype=torch.float64) - left, spanned(taken), rtol=0, atol=1e-8)
+    assert len(method.kept.tensors) == len(memories)
+
+
+def test_only_b_is_trained_and_a_is_as_it_was_designed() -> None:
+    ran, after = learnt("inflora", tasks=3, threshold=0.5)
+    for task, (before, behind) in enumerate(pairwise(after)):
+        changed = moved(before, behind) - {"count"}
+        own = of_block(changed, task)
+        assert {name.rsplit(".", 2)[1] for name in own} == {"A", "B"}
+        assert all(name.startswith("classifier.head.") for name in changed - own)
+    assert not any(one.requires_grad for blocks in network_of(ran.learner).pool.blocks for one in blocks.A)
+    assert all(blocks.B[2].requires_grad for blocks in network_of(ran.learner).pool.blocks)
+
+
+def test_a_later_block_answers_nothing_to_what_the_memory_has() -> None:
+    method = made("inflora", threshold=0.6)
+    learner = precise(method)
+    method.prepare(learner, 0)
+    method.finish(learner, 0)
+    memories = {name: grown(None, one, 0.6) for name, one in second_moments(learner, learner.items(0)).items()}
+    method.prepare(learner, 1)
+    for name, layer in network_of(learner).pool.layers.items():
+        down = layer.blocks.A[1]
+        within = torch.eye(16, dtype=torch.float64) - memories[name].left()
+        assert float(down.norm()) == pytest.approx(math.sqrt(2 / 3))
+        assert float((layer.blocks.delta(1) @ within).norm()) < 1e-10 < float(layer.blocks.delta(1).norm())
+        assert float((layer.blocks.delta(0) @ within).norm()) > 1e-2
+
+
+def test_when_all_is_kept_later_tasks_change_no_answer_to_the_first() -> None:
+    method = made("inflora", threshold=1.0)
+    learner = precise(method, tasks=2, task=0)
+    method.prepare(learner, 0)
+    few = learner.items(0)[:1]
+    memories = {name: grown(None, one, 1.0) for name, one in second_moments(learner, few).items()}
+    for name, memory in memories.items():
+        method.kept.tensors[("free/" if memory.free else "taken/") + name] = memory.basis
+    rows = learner.rows(few)
+    learner.network.eval()
+    with torch.no_grad():
+        before = learner.network(rows)
+        method.prepare(learner, 1)
+        fill_b(learner)
+        after, others = learner.network(rows), learner.network(learner.rows(learner.items(1)))
+        network_of(learner).count.fill_(1)
+        torch.testing.assert_close(after, before, rtol=0, atol=1e-9)
+        assert (others - learner.network(learner.rows(learner.items(1)))).abs().max() > 1e-3
+
+
+def fill_b(learner: Learner) -> None:
+    """Draw B of the second block."""
+    with torch.no_grad():
+        for place, blocks in enumerate(network_of(learner).pool.blocks):
+            blocks.B[1].copy_(drawn(*blocks.B[1].shape, seed=place))
+
+
+def test_a_memory_without_directions_left_is_saved_and_restored(tmp_path: Path) -> None:
+    method = made("inflora")
+    learner = precise(method)
+    method.kept.tensors["free/empty"] = drawn(4, 0)
+    save(tmp_path, 1, learner.network, method.kept, {"about": {}})
+    kept, _ = restore(tmp_path, 1, learner.network, {})
+    assert kept.tensors["free/empty"].shape == (4, 0)
+    found = designed(HAND, Memory(kept.tensors["free/empty"], True), 2)
+    assert torch.equal(found, torch.zeros(2, 4, dtype=torch.float64))
+    assert grown(Memory(drawn(4, 0), True), HAND, 1.0).basis.shape == (4, 0)
+
+
+def test_a_run_in_which_nothing_is_left_ends() -> None:
+    method = made("inflora", threshold=1.0)
+    learner = precise(method, tasks=2, task=0)
+    fill(network_of(learner), size=0.0)
+    ran = run(learner, method)
+    assert not any(blocks.A[1].any() for blocks in network_of(ran.learner).pool.blocks)
+    assert not any(blocks.B[1].any() for blocks in network_of(ran.learner).pool.blocks)
+
+
+def test_settings_that_cannot_be() -> None:
+    assert Settings().threshold == 0.95
+    with pytest.raises(UserError, match="threshold: expected a number of at least 0 and at most 1"):
+        Settings.parsed({"threshold": 1.5})

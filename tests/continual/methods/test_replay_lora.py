@@ -1,0 +1,55 @@
+"""Replay with LoRA: what replay trains on, with a block in the place of the model."""
+
+import pytest
+import torch
+from tests.continual.methods.blocks import learnt, made, moved, of_block
+from tests.continual.small import BUDGET, loaded, stream
+
+from regard.continual.method import Stage
+from regard.continual.methods import METHODS
+from regard.continual.methods.replay_lora import Settings
+from regard.continual.methods.sequential_lora import network_of
+from regard.continual.run import begin
+from regard.errors import UserError
+
+STAGE = Stage(name="fine-tuning", epochs=2, learning_rate=1e-3)
+
+
+@pytest.mark.parametrize("mixing", ["batch", "merge", "interval"])
+def test_it_trains_on_the_batches_of_replay(mixing: str) -> None:
+    said = {"memory": 5, "mixing": mixing, "interval": 2}
+    ours, theirs = made("replay-lora", **said), METHODS["replay"](METHODS["replay"].Settings.parsed(said))
+    found = []
+    for method in (ours, theirs):
+        learner = begin(stream(4), method, loaded(), BUDGET, seed=1)
+        method.finish(learner, 0)
+        learner.task = 1
+        found.append(method.batches(learner, 1, STAGE))
+    assert ours.kept.items == theirs.kept.items
+    assert found[0].steps == found[1].steps
+    old = 0
+    for step in range(found[0].steps):
+        one, other = found[0].rows(step), found[1].rows(step)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+        old += int((one["tasks"] == 0).sum())
+    assert old
+
+
+def test_one_block_is_all_that_is_trained_below_the_head() -> None:
+    ran, after = learnt("replay-lora", memory=5)
+    assert len(network_of(ran.learner).pool) == 1
+    changed = moved(after[1], after[2]) - {"count"}
+    assert of_block(changed, 0)
+    assert all(name.startswith("classifier.head.") for name in changed - of_block(changed, 0))
+    _, plain = learnt("sequential-lora")
+    assert not moved(after[1], plain[1])
+    assert moved(after[2], plain[2])
+
+
+@pytest.mark.parametrize(
+    "said, told", [({"rank": 0}, "rank: "), ({"memory": 0}, "memory: "), ({"mixing": "none"}, "mixing: ")]
+)
+def test_settings_of_both_are_checked(said: dict[str, object], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        Settings.parsed(said)
