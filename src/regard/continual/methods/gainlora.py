@@ -1,0 +1,224 @@
+"""GainLoRA: a block a task, each with a gate that is held shut for what earlier tasks look like."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.continual import method
+from regard.continual.learner import IGNORED
+from regard.continual.method import Method
+from regard.continual.methods.o_lora import overlap
+from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.models.classifier import Classifier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from regard.continual.learner import Learner
+    from regard.training.placement import Rows
+
+SHARPNESS = 4.0
+"""What the cosine of key and state is multiplied by, as in the authors' code: an open gate is at most 0.96."""
+LAYERS = ("down", "up", "key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(PoolSettings):
+    """What a pool is made of (`PoolSettings`), and the gates.
+
+    `inner`: features between a gate's first two layers. `threshold`: ε, the share of the inputs' squares that the
+    directions kept of the first task have; it grows to 1 in a straight line over the tasks. `orthogonality`: λ of
+    O-LoRA's penalty. The defaults are the papers'.
+    """
+
+    inner: int = 100
+    threshold: float = 0.995
+    orthogonality: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        super().__post_init__()
+        method.check_number("inner", self.inner, least=1)
+        method.check_number("threshold", self.threshold, least=0, most=1)
+        method.check_number("orthogonality", self.orthogonality, least=0)
+
+
+class GainNetwork(PoolNetwork):
+    """A model with a block and a gate for each task.
+
+    A gate has three layers without bias. From the mean p₀ of a text's input embeddings come p₁ = SiLU(G₁ p₀) and
+    p₂ = SiLU(G₂ p₁); the block's weight is |2σ(4 cos(G₃, p₂)) − 1|, which is 0 where G₃ and p₂ are orthogonal.
+
+    `down`, `up` and `key` hold G₁, G₂ and G₃ of every task. The gate of the task at hand has `change` Pₗ added to
+    them, where Pₗ (`free_…`) projects on what is orthogonal to the inputs that layer l had in earlier tasks: so
+    nothing that is trained changes what it makes of these, whatever the optimiser does.
+    """
+
+    down: Tensor
+    up: Tensor
+    key: Tensor
+
+    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+        table: Any = classifier.encoder.get_input_embeddings()
+        width, inner = table.weight.shape[1], settings.inner
+        random, device = torch.Generator().manual_seed(seed), table.weight.device
+        self.change = nn.ParameterDict()
+        for name, shape in zip(LAYERS, ((inner, width), (width, inner), (1, width)), strict=True):
+            drawn = (2 * torch.rand(shape, generator=random) - 1) / math.sqrt(shape[1])
+            self.register_buffer(name, drawn.repeat(tasks, 1, 1).to(device))
+            self.register_buffer(f"free_{name}", torch.eye(shape[1], device=device))
+            self.change[name] = nn.Parameter(torch.zeros(shape, device=device))
+
+    def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
+        """How far each row opens the gate of each block in use, (row, block)."""
+        if not int(self.count):
+            return None
+        with torch.autocast(rows["input_ids"].device.type, enabled=False):
+            read = self.read(rows)
+            return torch.stack([self.gate(read, block) for block in range(int(self.count))], dim=-1)
+
+    def read(self, rows: dict[str, Tensor]) -> Tensor:
+        """p₀ (row, width): the mean input embedding of each row's tokens; of a causal model's, those of its prompt."""
+        real = rows.get("prompt_mask", rows["attention_mask"]).bool()
+        with torch.no_grad():
+            embedded = self.classifier.encoder.get_input_embeddings()(rows["input_ids"]).to(self.down.dtype)
+            share = real.to(embedded) / real.sum(-1, keepdim=True)
+            return (share[:, None] @ embedded).squeeze(1)
+
+    def gate(self, read: Tensor, block: int) -> Tensor:
+        """How far p₀ (row, width) opens a block's gate: (row,), from 0 to 0.96."""
+        state, key = self.inputs(read, block)[-1], self.layer("key", block)
+        turned = nn.functional.cosine_similarity(state, key, dim=-1)
+        return (2 * torch.sigmoid(SHARPNESS * turned) - 1).abs()
+
+    def inputs(self, read: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What the layers of a block's gate read: p₀, p₁ and p₂, each (row, features)."""
+        first = nn.functional.silu(read @ self.layer("down", block).T)
+        return read, first, nn.functional.silu(first @ self.layer("up", block).T)
+
+    def layer(self, name: str, block: int) -> Tensor:
+        """The matrix (outputs, inputs) of a layer of a block's gate."""
+        found: Tensor = getattr(self, name)[block]
+        return found + self.change[name] @ self.free(name) if block == int(self.count) - 1 else found
+
+    def free(self, name: str) -> Tensor:
+        """The projection (inputs, inputs) on what no earlier task has given a layer."""
+        found: Tensor = getattr(self, f"free_{name}")
+        return found
+
+    @torch.no_grad()
+    def begin_gate(self, block: int) -> None:
+        """Begin a block's gate with the first two layers of the one before it, and nothing changed."""
+        for name in LAYERS[:2]:
+            getattr(self, name)[block].copy_(getattr(self, name)[max(block - 1, 0)])
+        for change in self.change.values():
+            change.zero_()
+
+    @torch.no_grad()
+    def point(self, block: int, states: Tensor) -> None:
+        """Let a gate's last layer be the direction that states p₂ (row, width) have most of, and no earlier ones have.
+
+        It is as long as a draw from U(−1, 1) is, on average; where no such direction is left it is 0: shut for good.
+        """
+        free, width = self.free("key").double(), states.shape[1]
+        values, directions = torch.linalg.eigh(free @ gram(states) @ free)
+        found = directions[:, -1] @ free
+        enough = bool(values[-1] > 1e-12 * states.double().square().sum()) and bool(found.norm() > 1e-3)
+        length = math.sqrt(width / 3) / found.norm() if enough else 0.0
+        self.key[block, 0].copy_(length * found)
+
+    @torch.no_grad()
+    def settle(self, block: int, squares: Sequence[Tensor], threshold: float) -> None:
+        """Make the changes of a block's gate part of it, and what its layers have read, (inputs, inputs), taken."""
+        for name in LAYERS:
+            getattr(self, name)[block].copy_(self.layer(name, block))
+            self.change[name].zero_()
+        for name, square in zip(LAYERS, squares, strict=True):
+            self.free(name).copy_(reserved(self.free(name), square, threshold))
+
+
+class GainLora(Method):
+    """GainLoRA (arXiv 2505.15424) over blocks that O-LoRA keeps apart (arXiv 2310.14152).
+
+    Each task has a block and a gate; those of earlier tasks are frozen. A new gate begins with the first two layers of
+    the one before it, and with a last layer that is orthogonal to what those make of earlier tasks' texts; what
+    training changes of its layers is orthogonal to what these read in earlier tasks. So a new block's weight on texts
+    of earlier tasks stays near 0, as near as the directions kept (`threshold`, after arXiv 2103.09762) span them.
+
+    The last layer begins as in the authors' code: the direction that the new task's states have most of outside of
+    what is kept. They project the weights after each step; here the change is projected where it is used, which gives
+    the same directions. The paper offers the gates over O-LoRA and over InfLoRA; here it is O-LoRA, whose penalty
+    λ Σ_i Σ_jk |A_i Aᵀ|_jk over the blocks of earlier tasks is added to the mean loss.
+    """
+
+    Settings = Settings
+    Network = GainNetwork
+    texts = True
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Put the next block and its gate in place."""
+        network = _network(learner)
+        network.to(learner.device)
+        network.begin_block(task)
+        network.begin_gate(task)
+        network.point(task, self._inputs(learner, task)[-1])
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The sum of the rows' losses, and O-LoRA's penalty for each that counts."""
+        found = learner.cross_entropy(network(rows), rows)
+        if not learner.task or not self.settings.orthogonality:
+            return found
+        with torch.autocast(found.device.type, enabled=False):
+            penalty = self.settings.orthogonality * overlap(_network(learner).pool, learner.task)
+        return found + (rows["labels"] != IGNORED).sum() * penalty
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Keep free of later changes what the gate's layers have read."""
+        first: float = self.settings.threshold
+        threshold = first + (1 - first) * task / len(learner.stream)
+        squares = [gram(inputs) for inputs in self._inputs(learner, task)]
+        _network(learner).settle(task, squares, threshold)
+
+    def _inputs(self, learner: Learner, task: int) -> list[Tensor]:
+        """What the layers of a task's gate read of all its training rows, each (row, features)."""
+        network = _network(learner)
+        with learner.evaluating(), torch.no_grad(), torch.autocast(learner.device.type, enabled=False):
+            parts = [network.inputs(network.read(rows), task) for rows in learner.each(learner.items(task))]
+        return [torch.cat(each) for each in zip(*parts, strict=True)]
+
+
+def gram(inputs: Tensor) -> Tensor:
+    """HᵀH (features, features) of inputs H (row, features), in float64."""
+    exact = inputs.double()
+    return exact.T @ exact
+
+
+def reserved(free: Tensor, square: Tensor, threshold: float) -> Tensor:
+    """The projection on what is still free when a task has given a layer inputs with these squares HᵀH.
+
+    As few directions are taken as have, with those taken before, the share `threshold` of the sum of squares, those
+    with the largest squares first (arXiv 2103.09762, equations 8 and 9).
+    """
+    exact, total = free.double(), float(square.trace())
+    left = exact @ square @ exact
+    values, directions = torch.linalg.eigh((left + left.T) / 2)
+    values, directions = values.flip(0).clamp(min=0), directions.flip(1)
+    reached = torch.cat([values.new_zeros(1), values.cumsum(0)]) + total - float(left.trace())
+    enough = (reached >= threshold * total).nonzero()
+    many = int(enough[0]) if len(enough) else int((values > 1e-12 * total).sum())
+    taken = exact @ directions[:, :many]
+    basis = torch.linalg.qr(taken)[0] if many else taken
+    found = exact - basis @ basis.T
+    return found.to(free.dtype)
+
+
+def _network(learner: Learner) -> GainNetwork:
+    """What is trained, without what may be wrapped around it."""
+    assert isinstance(learner.network, GainNetwork)
+    return learner.network

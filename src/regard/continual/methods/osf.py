@@ -1,0 +1,191 @@
+"""OSF: full matrices are trained, but for the directions in which they are strong, of which each task holds more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapters.lora import is_linear, shape_of
+from regard.adapters.pool import target_layers
+from regard.continual import method
+from regard.continual.method import Method
+from regard.continual.network import Network
+from regard.errors import UserError
+from regard.models.classifier import Classifier
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from regard.continual.learner import Learner
+
+ALL = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(method.Settings):
+    """`targets`: names of layers, "auto" (queries and values), or "all-linear", all but that which predicts words.
+
+    `held`: the share of a matrix's directions that is held from the last task's beginning on. `held_first`: that of the
+    first task; between them it grows in a straight line. With 0 and 1 − 1/n this is what peft's guide advises for n
+    tasks: hold (t − 1)/n of them in task t. `held` 0 means that 1 − 1/n.
+    """
+
+    targets: str = ALL
+    held: float = 0.0
+    held_first: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        method.check_number("held", self.held, least=0, most=1)
+        method.check_number("held_first", self.held_first, least=0, most=1)
+
+    def share(self, task: int, tasks: int) -> float:
+        """The share of directions held while a task is learnt, counted from 0."""
+        last = self.held or 1 - 1 / tasks
+        return self.held_first + (last - self.held_first) * task / max(tasks - 1, 1)
+
+
+class SubspaceLayer(nn.Module):
+    """A linear layer whose matrix is W = K + Û diag(S) V̂, of which K is held and U, S and V are trained.
+
+    K = Σ_{i<k} σ_i u_i v_iᵀ are the k strongest directions that the matrix had when it was last decomposed, and U, S, V
+    (outputs, n), (n,), (n, inputs) begin as the others. Û and V̂ are U and V without what they have of the u_i and v_i
+    that are held: so the gradients of U and V are orthogonal to these, as in peft's OSF, and so is, whatever an
+    optimiser makes of the gradients, what is added to K. Columns in the place of what is held are 0, and stay so.
+    """
+
+    kept: Tensor
+    U_held: Tensor
+    V_held: Tensor
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        inputs, outputs = shape_of(layer)
+        self.base_layer, narrow = layer, min(inputs, outputs)
+        weight = self._begin().detach()
+        made: dict[str, Any] = {"device": weight.device, "dtype": torch.promote_types(weight.dtype, torch.float32)}
+        self.register_buffer("kept", weight.to(made["dtype"], copy=True))
+        self.register_buffer("U_held", torch.zeros(outputs, narrow, **made))
+        self.register_buffer("V_held", torch.zeros(narrow, inputs, **made))
+        self.U = nn.Parameter(torch.zeros(outputs, narrow, **made))
+        self.S = nn.Parameter(torch.zeros(narrow, **made))
+        self.V = nn.Parameter(torch.zeros(narrow, inputs, **made))
+
+    @property
+    @torch.no_grad()
+    def weight(self) -> Tensor:
+        """The matrix (outputs, inputs) as it is now, without a gradient."""
+        left, right = self.low()
+        return self.kept + (left * self.S) @ right
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of the layer, which nothing changes."""
+        found: Tensor | None = self.base_layer.bias  # type: ignore[assignment]
+        return found
+
+    def low(self) -> tuple[Tensor, Tensor]:
+        """Û (outputs, n) and V̂ (n, inputs): U and V without what they have of directions that are held."""
+        left = self.U - self.U_held @ (self.U_held.T @ self.U)
+        right = self.V - (self.V @ self.V_held.T) @ self.V_held
+        return left, right
+
+    def forward(self, states: Tensor) -> Tensor:
+        """What the layer gives."""
+        left, right = self.low()
+        bias = None if self.bias is None else self.bias.to(self.kept.dtype)
+        read = states if torch.is_autocast_enabled(states.device.type) else states.to(self.kept.dtype)
+        low = nn.functional.linear(nn.functional.linear(read, right) * self.S, left)
+        found = nn.functional.linear(read, self.kept, bias) + low
+        return found if torch.is_autocast_enabled(states.device.type) else found.to(states.dtype)
+
+    @torch.no_grad()
+    def decompose(self, held: int) -> None:
+        """Decompose the matrix as it is now, and hold its strongest directions, so many; the others are trained."""
+        exact = self.weight.double()
+        left, values, right = torch.linalg.svd(exact, full_matrices=False)
+        for one, of_held, of_low in ((self.U, self.U_held, left), (self.V.T, self.V_held.T, right.T)):
+            of_held.zero_()
+            of_held[:, :held] = of_low[:, :held]
+            one.zero_()
+            one[:, held:] = of_low[:, held:]
+        self.S.zero_()
+        self.S[held:] = values[held:]
+        self.kept.copy_((left[:, :held] * values[:held]) @ right[:held])
+
+    def _begin(self) -> Tensor:
+        """The matrix of the layer below, (outputs, inputs)."""
+        weight: Tensor = self.base_layer.weight  # type: ignore[assignment]  # as linear layers have
+        return weight if isinstance(self.base_layer, nn.Linear) else weight.T
+
+
+class OsfNetwork(Network):
+    """A model whose linear layers are held in their strong directions; the rest of it, but for its head, is frozen.
+
+    Raises UserError for adapters in the encoder, and for names of layers that it does not have.
+    """
+
+    apart = True
+
+    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+        encoder = classifier.encoder
+        if any("lora_" in name for name, _ in encoder.named_parameters()):
+            raise UserError("lora: expected none with osf, which trains the model's own matrices")
+        names = _targets(encoder, settings.targets)
+        encoder.requires_grad_(False)
+        found = []
+        for name in names:
+            parent, _, own = name.rpartition(".")
+            layer = SubspaceLayer(encoder.get_submodule(name))
+            setattr(encoder.get_submodule(parent), own, layer.train(encoder.training))
+            found.append(layer)
+        self._layers = tuple(found)
+
+    @property
+    def layers(self) -> Sequence[SubspaceLayer]:
+        """The layers that are trained."""
+        return self._layers
+
+    def hold(self, share: float) -> None:
+        """Decompose each matrix as it is now, and hold this share of its directions, the strongest."""
+        for layer in self.layers:
+            layer.decompose(round(share * len(layer.S)))
+
+
+class Osf(Method):
+    """Orthogonal subspace fine-tuning (arXiv 2504.07097), which peft has as OSF.
+
+    Before each task every matrix is decomposed as it is by then, W = U diag(S) V; its strongest directions are held,
+    and in the rest U, S and V are trained with gradients that are orthogonal to these. The more tasks have been, the
+    more directions are held, by a straight line over tasks (peft's guide). The paper's other schedule, by how little a
+    layer turns its input, is not here.
+
+    The parametrisation and its gradients are peft's, whose layers cannot be used as they are: the shapes of their
+    parameters change with what is held. They project gradients alone, after which AdamW's steps leave the subspace a
+    little; here what has left it has no effect.
+    """
+
+    Settings = Settings
+    Network = OsfNetwork
+    texts = True
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Decompose what there is by now, and hold more of it."""
+        network = learner.network
+        assert isinstance(network, OsfNetwork)
+        network.hold(self.settings.share(task, len(learner.stream)))
+
+
+def _targets(encoder: nn.Module, targets: str) -> list[str]:
+    """The full names of the layers that are meant. Raises UserError."""
+    if targets != ALL:
+        return target_layers(encoder, targets if targets == "auto" else [one.strip() for one in targets.split(",")])
+    words = getattr(encoder, "get_output_embeddings", lambda: None)()
+    found = [name for name, module in encoder.named_modules() if is_linear(module) and module is not words]
+    if not found:
+        raise UserError("targets: expected a model with linear layers, got none")
+    return found

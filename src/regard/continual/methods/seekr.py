@@ -1,0 +1,283 @@
+"""SEEKR: examples of earlier tasks are replayed, and the heads that matter most attend on them as they did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from regard.continual import memory, method
+from regard.continual.batches import Item
+from regard.continual.learner import IGNORED
+from regard.continual.method import Kept
+from regard.continual.methods.sequential_lora import OneBlock
+from regard.continual.pooled import PoolSettings
+from regard.slot.places import Place, places
+from regard.slot.reading import Read, reading
+
+if TYPE_CHECKING:
+    from regard.continual.batches import Batches
+    from regard.continual.learner import Learner
+    from regard.continual.method import Stage
+    from regard.training.placement import Rows
+
+IMPORTANCE, LOGITS, ATTENTION, HEADS = "importance", "logits/", "attention/", "heads"
+_TINY = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(memory.Settings, PoolSettings):
+    """Those of a memory, what the block is made of (`PoolSettings`), and what is held on what is replayed.
+
+    `layers`, `heads`: the shares of the model's layers, and of all its heads, whose attention is held. `distilled`: the
+    share of the stored answers in a replayed row's loss, that of its label being the rest. `attention`: what the
+    divergence of the attention is multiplied by. The defaults are the paper's, for a Llama of 32 layers and 1024 heads.
+    """
+
+    layers: float = 0.75
+    heads: float = 0.125
+    distilled: float = 0.5
+    attention: float = 1000.0
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        memory.Settings.__post_init__(self)
+        PoolSettings.__post_init__(self)
+        for name in ("layers", "heads", "distilled"):
+            method.check_number(name, getattr(self, name), least=0, most=1)
+        method.check_number("attention", self.attention, least=0)
+
+
+class SeekrNetwork(OneBlock):
+    """A frozen model with one block, whose attention can be read, `places` being its layers."""
+
+    _places: tuple[Place, ...] = ()
+    _reads: list[Read] | None = None
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The attention layers, in the order of a forward."""
+        if not self._places:
+            self._places = tuple(places(self.classifier.encoder))
+        return self._places
+
+    @contextmanager
+    def reading(self) -> Iterator[list[Read]]:
+        """While it lasts, the list has what each layer was asked for in the last forward."""
+        before, self._reads = self._reads, []
+        try:
+            yield self._reads
+        finally:
+            self._reads = before
+
+    def forward(self, rows: dict[str, Tensor]) -> Tensor:
+        """The logits."""
+        if self._reads is None:
+            return super().forward(rows)
+        with reading(self.classifier.encoder, self.places) as found:
+            logits = super().forward(rows)
+        self._reads[:] = found
+        return logits
+
+
+class Seekr(memory.Remembering):
+    """SEEKR (arXiv 2411.06171): attention distillation on selected heads, beside replay and distillation of answers.
+
+    Of each task's examples in the memory the attention A is noted before the task is learnt and after. A head's
+    importance is the sum over tasks of how much it forgets, the mean of (A_after − A_before)², times how much the task
+    depends on it, the mean of (∂loss/∂A)², divided by the sum of these in its layer. The layers with the most
+    importance are selected, and among their heads those with the most; of these the weights are stored with the
+    examples, as are the logits.
+
+    A replayed row's loss is (1 − w) cross-entropy + w distillation + β D. The distillation is the cross-entropy with
+    the stored answer over the classes that the row is held against. D is the mean over the layers with selected heads
+    of the mean of KL(stored ‖ present) over heads and queries, of real tokens alone and before anything is dropped out.
+
+    In the paper the whole model is trained, and a batch of the memory follows every few of the new task; here it is one
+    LoRA block, and each batch has rows of the memory beside the new ones, as `replay-lora` has: so that budgets and
+    memories of a comparison are equal.
+    """
+
+    Settings = Settings
+    Network = SeekrNetwork
+
+    def __init__(self, settings: method.Settings | None = None) -> None:
+        super().__init__(settings)
+        self.before: dict[Item, Tensor] = {}
+
+    # -- hooks ------------------------------------------------------------------------------------------
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Train the block, on; note how the examples that will be stored are attended to so far."""
+        _network(learner).begin_block(0)
+        _network(learner).to(learner.device)
+        coming = self._after(learner, task)
+        self.before = {item: seen for item, (seen, *_) in self._looked(learner, coming, slopes=False)}
+
+    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+        """The task's rows, each batch with some of the memory beside it."""
+        if not self.kept.items:
+            return super().batches(learner, task, stage)
+        return memory.beside(learner, self.kept, self.settings, task, stage)
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The sum of the rows' losses."""
+        old = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORED)).nonzero().flatten()
+        if not len(old):
+            return learner.cross_entropy(network(rows), rows)
+        with _network(learner).reading() as reads:
+            logits = learner.of_task(network(rows), rows["tasks"])
+        entropy = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORED, reduction="none")
+        share = torch.ones_like(entropy).index_fill(0, old, 1 - self.settings.distilled)
+        items = [Item(int(rows["tasks"][row]), int(rows["rows"][row])) for row in old]
+        stored = torch.stack([self._stored(LOGITS, item) for item in items]).to(logits)
+        answers = distillation(logits[old], learner.of_task(stored, rows["tasks"][old]))
+        held = self._divergence(reads, rows["attention_mask"].bool(), old, items)
+        return (share * entropy).sum() + self.settings.distilled * answers.sum() + self.settings.attention * held
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Add what the task says of the heads, and store its examples with their answers and their attention."""
+        coming = self._after(learner, task)
+        looked = self._looked(learner, coming, slopes=True)
+        if looked:
+            self._weigh(looked)
+        memory.keep(learner, self.kept, self.settings, task)
+        chosen = select(self._importance(learner), self.settings.layers, self.settings.heads)
+        self.kept.values.setdefault(HEADS, {})[str(task)] = chosen
+        for item, (seen, logits, _) in looked:
+            self.kept.tensors[_name(LOGITS, item)] = logits
+            self.kept.tensors[_name(ATTENTION, item)] = torch.stack([seen[layer, head] for layer, head in chosen])
+        self._forget()
+
+    # -- the memory -------------------------------------------------------------------------------------
+
+    def _after(self, learner: Learner, task: int) -> list[Item]:
+        """The examples of a task that are in the memory when it has been learnt."""
+        kept = Kept(list(self.kept.items), {}, dict(self.kept.values))
+        memory.keep(learner, kept, self.settings, task)
+        return [item for item in kept.items if item.task == task]
+
+    def _forget(self) -> None:
+        """Drop what was stored with examples that are in the memory no more."""
+        names = {_name(kind, item) for item in self.kept.items for kind in (LOGITS, ATTENTION)} | {IMPORTANCE}
+        self.kept.tensors = {name: value for name, value in self.kept.tensors.items() if name in names}
+
+    def _stored(self, kind: str, item: Item) -> Tensor:
+        return self.kept.tensors[_name(kind, item)]
+
+    # -- the heads --------------------------------------------------------------------------------------
+
+    def _looked(
+        self, learner: Learner, items: Sequence[Item], *, slopes: bool
+    ) -> list[tuple[Item, tuple[Tensor, Tensor, Tensor]]]:
+        """Of each example its attention (layer, head, query, key), its logits (class,), and the loss's slopes in it.
+
+        All on the CPU, in evaluation; the slopes are the means (layer, head) of their squares.
+        """
+        found = []
+        network = _network(learner)
+        table = network.classifier.get_input_embeddings()
+        with learner.evaluating(), torch.set_grad_enabled(slopes), _in_graph(table):
+            for item, rows in zip(items, learner.each(items, size=1), strict=True):
+                with network.reading() as reads:
+                    logits = network(rows)
+                squares = torch.empty(0)
+                if slopes:
+                    loss = learner.cross_entropy(logits, rows)
+                    parts = torch.autograd.grad(loss, [read.output for read in reads])
+                    each = [read.slopes(part)[0] for read, part in zip(reads, parts, strict=True)]
+                    squares = torch.stack([_whole(one).square().mean((-1, -2)) for one in each])
+                seen = torch.stack([_whole(read.weights())[0] for read in reads])
+                found.append((item, (seen.detach().cpu(), _whole(logits)[0].detach().cpu(), squares.cpu())))
+        return found
+
+    def _weigh(self, looked: Sequence[tuple[Item, tuple[Tensor, Tensor, Tensor]]]) -> None:
+        """Add to the heads' importance what examples say of it, which `before` has the earlier attention of."""
+        moved = torch.stack([(seen - self.before[item]).square().mean((-1, -2)) for item, (seen, *_) in looked])
+        steep = torch.stack([squares for _, (*_, squares) in looked])
+        found = importance(moved.mean(0), steep.mean(0))
+        self.kept.tensors[IMPORTANCE] = self.kept.tensors.get(IMPORTANCE, torch.zeros_like(found)) + found
+
+    def _importance(self, learner: Learner) -> Tensor:
+        """(layer, head): 0 where no example has said anything yet."""
+        here = _network(learner).places
+        return self.kept.tensors.get(IMPORTANCE, torch.zeros(len(here), max(place.heads for place in here)))
+
+    def _divergence(self, reads: Sequence[Read], real: Tensor, old: Tensor, items: Sequence[Item]) -> Tensor:
+        """The sum over rows `old`, which are those examples, of D."""
+        wanted = {layer for item in items for layer, _ in self.kept.values[HEADS][str(item.task)]}
+        present = {layer: reads[layer].weights(old) for layer in sorted(wanted)}
+        total = real.new_zeros((), dtype=torch.promote_types(reads[0].output.dtype, torch.float32))
+        for place, item in enumerate(items):
+            chosen, here = self.kept.values[HEADS][str(item.task)], real[old[place]]
+            now = torch.stack([present[layer][place, head][here][:, here] for layer, head in chosen])
+            each = divergence(self._stored(ATTENTION, item).to(now), now)
+            total = total + by_layer(each, [layer for layer, _ in chosen])
+        return total
+
+
+def distillation(logits: Tensor, stored: Tensor) -> Tensor:
+    """The cross-entropy (row,) of answers with stored ones, of logits (row, class)."""
+    return -(stored.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+
+
+def importance(moved: Tensor, steep: Tensor) -> Tensor:
+    """How much heads matter, (layer, head): how far they moved times their share of their layer's squared slopes."""
+    return moved * steep / steep.sum(1, keepdim=True).clamp_min(torch.finfo(steep.dtype).tiny)
+
+
+def select(weights: Tensor, layers: float, heads: float) -> list[list[int]]:
+    """The (layer, head) pairs with the most importance, in order: a share of all heads, in a share of the layers.
+
+    At least one of each; among equals the first.
+    """
+    count, each = weights.shape
+    most = weights.sum(1).argsort(descending=True, stable=True)[: max(1, round(layers * count))].sort().values
+    many = min(max(1, round(heads * count * each)), len(most) * each)
+    best = weights[most].flatten().argsort(descending=True, stable=True)[:many].sort().values
+    return [[int(most[number // each]), number % each] for number in best.tolist()]
+
+
+def divergence(stored: Tensor, present: Tensor) -> Tensor:
+    """The mean over queries of KL(stored ‖ present), (head,), of weights (head, query, key)."""
+    present = present.to(torch.promote_types(present.dtype, torch.float32))
+    stored = stored.to(present.dtype)
+    return (torch.xlogy(stored, stored) - stored * (present + _TINY).log()).sum(-1).mean(-1)
+
+
+def by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
+    """The mean over layers of the mean of the values (head,) of heads in each."""
+    among = torch.tensor(layers, device=values.device)
+    means = [values[among == layer].mean() for layer in dict.fromkeys(layers)]
+    return torch.stack(means).mean()
+
+
+@contextmanager
+def _in_graph(table: nn.Module) -> Iterator[None]:
+    """While it lasts what the table gives has a gradient, where any has: so has the attention of every layer."""
+    handle = table.register_forward_hook(
+        lambda module, args, found: found.requires_grad_() if torch.is_grad_enabled() else found
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _name(kind: str, item: Item) -> str:
+    return f"{kind}{item.task}/{item.row}"
+
+
+def _whole(values: Tensor) -> Tensor:
+    """The values in float32 at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _network(learner: Learner) -> SeekrNetwork:
+    """What is trained, without what may be wrapped around it."""
+    assert isinstance(learner.network, SeekrNetwork)
+    return learner.network

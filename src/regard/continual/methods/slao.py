@@ -1,0 +1,102 @@
+"""SLAO: one LoRA block, into which what each task has learnt is merged."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from regard.continual.method import Method
+from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.errors import UserError
+from regard.models.classifier import Classifier
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+
+TUNED, MERGED = 0, 1
+"""The block that is trained, and the one that answers."""
+
+
+class SlaoNetwork(PoolNetwork):
+    """A model with two blocks: in training it computes with the one that is `TUNED`, in evaluation with the `MERGED`.
+
+    So it keeps as much whatever the number of tasks. Raises UserError for a rank that no layer's A can have in full.
+    """
+
+    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+        narrowest = min(one.inputs for one in self.pool.blocks)
+        if settings.rank > narrowest:
+            raise UserError(f"rank: expected at most {narrowest}, the inputs of a layer, got {settings.rank}")
+
+    def blocks_for(self, tasks: int) -> int:
+        """Two, however many tasks there are."""
+        return 2
+
+    def begin(self) -> None:
+        """Train the block that is to be tuned; both are in use."""
+        self.pool.open(TUNED)
+        self.count.fill_(2)
+
+    def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
+        """All of one block, (block,): of the tuned one in training, of the merged one in evaluation."""
+        if self.training:
+            return torch.ones(1, device=self.count.device)
+        return torch.tensor([0.0, 1.0], device=self.count.device)
+
+    @torch.no_grad()
+    def turn(self) -> None:
+        """Give the tuned block's A orthonormal rows that span what it spans."""
+        for blocks in self.pool.blocks:
+            blocks.A[TUNED].copy_(orthonormal(blocks.A[TUNED]))
+
+    @torch.no_grad()
+    def merge(self, share: float) -> None:
+        """The merged block's A becomes the tuned one's; its B goes that share of the way to the tuned one's."""
+        for blocks in self.pool.blocks:
+            blocks.A[MERGED].copy_(blocks.A[TUNED])
+            blocks.B[MERGED].lerp_(blocks.B[TUNED], share)
+
+
+class Slao(Method):
+    """SLAO, continual merging into a single LoRA (arXiv 2512.23017).
+
+    Task i, counted from 1, begins from what task i − 1 was tuned to: its B, and an orthonormal basis of its A, Qᵀ of
+    Aᵀ = Q R, so that A Aᵀ = I. What task i is tuned to is merged: A takes the place of the merged A, and
+    B_merged ← B_merged + λ(i) (B_i − B_merged) with λ(i) = 1/√i. The merged block answers.
+    """
+
+    Settings = PoolSettings
+    Network = SlaoNetwork
+    texts = True
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Begin from what the task before was tuned to, its A made orthonormal."""
+        network = _network(learner)
+        network.begin()
+        if task:
+            network.turn()
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Merge what the task was tuned to."""
+        _network(learner).merge(1 / math.sqrt(task + 1))
+
+
+def orthonormal(matrix: Tensor) -> Tensor:
+    """Orthonormal rows (rank, inputs) that span what those of a matrix do: Qᵀ of its transpose's Q R.
+
+    Of all these the one whose R has no negative number on its diagonal, which makes it unique where the rank is full.
+    """
+    exact = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+    basis, triangle = torch.linalg.qr(exact.T)
+    signs = torch.where(triangle.diagonal() < 0, -1.0, 1.0).to(basis)
+    return (basis * signs).T.to(matrix.dtype)
+
+
+def _network(learner: Learner) -> SlaoNetwork:
+    """What is trained, without what may be wrapped around it."""
+    assert isinstance(learner.network, SlaoNetwork)
+    return learner.network

@@ -1,0 +1,53 @@
+"""SLAO, GainLoRA and OSF on tasks from text to text: they learn, and nothing but what is theirs changes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.continual.methods.blocks import copied, moved
+from tests.continual.small_text import BUDGET, lively, stream
+from torch import Tensor
+
+from regard.continual import run as running
+from regard.continual.methods import METHODS
+from regard.continual.run import begin, run
+from regard.continual.state import tensors_of
+
+OWN = {
+    "slao": (".blocks.", "count"),
+    "gainlora": (".blocks.", "count", "change.", "free_", "down", "up", "key"),
+    "osf": (".kept", ".U", ".S", ".V"),
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "slao": {"rank": 2, "alpha": 4.0},
+    "gainlora": {"rank": 2, "alpha": 4.0, "inner": 5, "threshold": 0.5},
+    "osf": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+
+
+def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights before and after two tasks, in float64."""
+    method = METHODS[name](METHODS[name].Settings.parsed(SMALL[name]))
+    learner = begin(stream(2, 2), method, lively(kind), replace(BUDGET, epochs=1, micro_batch=micro_batch), seed=1)
+    learner.network.double()
+    before = copied(learner)
+    return before, tensors_of(run(learner, method).network)
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+@pytest.mark.parametrize("name", OWN)
+def test_texts_are_learnt_by_what_is_theirs_however_batches_are_split(name: str, kind: Any) -> None:
+    assert METHODS[name].texts
+    before, after = learnt(name, kind)
+    changed = moved({key: before[key] for key in after}, after)
+    assert changed
+    assert all(any(part in one for part in OWN[name]) for one in changed)
+    _, split = learnt(name, kind, micro_batch=3)
+    for key, value in after.items():
+        torch.testing.assert_close(split[key], value, rtol=0, atol=1e-9)

@@ -1,0 +1,141 @@
+"""OSF against numpy and peft, and what holding directions is for."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import OSFConfig, get_peft_model
+from tests.continual.methods.blocks import copied, short
+from tests.continual.small import BUDGET, loaded
+from torch import Tensor, nn
+from transformers import Conv1D
+
+from regard.continual import run as running
+from regard.continual.learner import Learner
+from regard.continual.methods import METHODS
+from regard.continual.methods.osf import OsfNetwork, Settings, SubspaceLayer
+from regard.continual.run import begin, run
+from regard.errors import UserError
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def layer_of(outputs: int, inputs: int, *, seed: int = 0) -> tuple[nn.Linear, SubspaceLayer]:
+    plain = nn.Linear(inputs, outputs).double()
+    with torch.no_grad():
+        plain.weight.copy_(draw(outputs, inputs, seed=seed))
+    return plain, SubspaceLayer(plain)
+
+
+@pytest.mark.parametrize("outputs, inputs", [(6, 9), (9, 6), (7, 7)])
+@pytest.mark.parametrize("held", [0, 3, 6])
+def test_a_decomposition_changes_nothing_and_splits_as_numpy_does(outputs: int, inputs: int, held: int) -> None:
+    plain, layer = layer_of(outputs, inputs)
+    layer.decompose(held)
+    states = draw(4, inputs, seed=1)
+    torch.testing.assert_close(layer(states), plain(states), rtol=0, atol=1e-12)
+    torch.testing.assert_close(layer.weight, plain.weight.detach(), rtol=0, atol=1e-12)
+    left, values, right = np.linalg.svd(plain.weight.detach().numpy(), full_matrices=False)
+    strong = (left[:, :held] * values[:held]) @ right[:held]
+    np.testing.assert_allclose(layer.kept.numpy(), strong, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(layer.S.detach().numpy(), [0.0] * held + values[held:].tolist(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("outputs, inputs", [(6, 9), (9, 6), (7, 7)])
+def test_it_is_trained_as_peft_trains_it(outputs: int, inputs: int) -> None:
+    plain, layer = layer_of(outputs, inputs)
+    layer.decompose(3)
+    host = nn.Sequential(nn.Linear(inputs, outputs).double())
+    host.load_state_dict({f"0.{name}": value for name, value in plain.state_dict().items()})
+    theirs: Any = get_peft_model(host, OSFConfig(target_modules=["0"], effective_rank=3))
+    states, aim = draw(5, inputs, seed=1), draw(5, outputs, seed=2)
+    for model in (layer, theirs):
+        optimiser = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.01)
+        for name, one in model.named_parameters():
+            one.requires_grad_(name in ("U", "S", "V") or "osf_svd_params" in name)
+        for _ in range(4):
+            optimiser.zero_grad()
+            (model(states) - aim).square().sum().backward()
+            optimiser.step()
+    found = theirs.merge_and_unload()[0].weight.detach()
+    torch.testing.assert_close(layer.weight, found, rtol=0, atol=1e-5)
+    assert float((found - plain.weight).abs().max()) > 1e-3
+
+
+def test_what_is_held_stays_whatever_the_optimiser_does() -> None:
+    plain, layer = layer_of(6, 9)
+    layer.decompose(4)
+    left, values, right = np.linalg.svd(plain.weight.detach().numpy(), full_matrices=False)
+    optimiser = torch.optim.AdamW([layer.U, layer.S, layer.V], lr=0.1, weight_decay=0.1)
+    for step in range(5):
+        optimiser.zero_grad()
+        (layer(draw(5, 9, seed=step)) - 1).square().sum().backward()
+        optimiser.step()
+    found = layer.weight.numpy()
+    assert np.abs(found - plain.weight.detach().numpy()).max() > 0.05
+    np.testing.assert_allclose(left[:, :4].T @ found, values[:4, None] * right[:4], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found @ right[:4].T, left[:, :4] * values[:4], rtol=0, atol=1e-10)
+
+
+def test_layers_that_are_stored_the_other_way_round() -> None:
+    plain = Conv1D(5, 7).double()
+    with torch.no_grad():
+        plain.weight.copy_(draw(7, 5))
+    layer = SubspaceLayer(plain)
+    layer.decompose(2)
+    states = draw(3, 7, seed=1)
+    torch.testing.assert_close(layer(states), plain(states), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings, shares",
+    [
+        (Settings(), [0, 1 / 4, 2 / 4, 3 / 4]),
+        (Settings(held_first=0.5, held=0.8), [0.5, 0.6, 0.7, 0.8]),
+    ],
+)
+def test_more_is_held_the_more_tasks_have_been(settings: Settings, shares: list[float]) -> None:
+    assert [settings.share(task, 4) for task in range(4)] == pytest.approx(shares)
+
+
+def begun(**said: Any) -> tuple[Any, Learner]:
+    method = METHODS["osf"](METHODS["osf"].Settings.parsed(said))
+    return method, begin(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
+
+
+def test_a_second_task_leaves_the_strong_directions_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    method, learner = begun()
+    network = learner.network
+    assert isinstance(network, OsfNetwork)
+    assert len(network.layers) == 12
+    after: list[list[Tensor]] = []
+    before = copied(learner)
+    run(learner, method, on_task=lambda *_: after.append([layer.weight for layer in network.layers]))
+    for first, second in zip(*after, strict=True):
+        left, values, right = torch.linalg.svd(first.double(), full_matrices=False)
+        half = len(values) // 2
+        change = (second - first).double()
+        assert float(change.norm()) > 1e-3
+        torch.testing.assert_close(
+            left[:, :half].T @ second.double(), values[:half, None] * right[:half], rtol=0, atol=1e-4
+        )
+        assert float((left[:, :half].T @ change).norm()) < 1e-3 * float(change.norm()) + 1e-4
+    now = copied(learner)
+    own = [name for name in now if not torch.equal(now[name], before[name])]
+    parts = {name.rsplit(".", 1)[-1] for name in own if ".encoder.layer." in name}
+    assert parts == {"kept", "U_held", "V_held", "U", "S", "V"}
+    assert all(".encoder.layer." in name or ".head." in name for name in own)
+
+
+def test_the_layers_that_are_meant() -> None:
+    _, learner = begun(targets="auto")
+    assert isinstance(learner.network, OsfNetwork)
+    assert len(learner.network.layers) == 4
+    with pytest.raises(UserError, match="targets: expected names of linear layers, got 'elsewhere'"):
+        begun(targets="elsewhere")
+    with pytest.raises(UserError, match="held_first"):
+        begun(held_first=1.5)
