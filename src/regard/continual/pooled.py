@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +56,7 @@ class PoolNetwork(Network):
         self._pool = (pool,)
         pool.reserve(self.blocks_for(tasks))
         self.register_buffer("count", torch.tensor(0))
+        self._forced: int | None = None
 
     @property
     def pool(self) -> LoraPool:
@@ -77,7 +80,28 @@ class PoolNetwork(Network):
         """How much each row gets of each block in use, (row, block) or (block,): all of each."""
         return torch.ones(int(self.count), device=self.count.device) if int(self.count) else None
 
+    @contextmanager
+    def forcing(self, block: int) -> Iterator[None]:
+        """While it lasts every row gets this block alone."""
+        before, self._forced = self._forced, block
+        try:
+            yield
+        finally:
+            self._forced = before
+
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         """The logits, with the blocks weighed."""
-        with self.pool.weighing(self.weights(rows)):
+        with self.pool.weighing(self._weights(rows)):
             return super().forward(rows)
+
+    def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
+        """The answers to prompts, with the blocks weighed by the prompt, once for all tokens of an answer."""
+        with self.pool.weighing(self._weights(rows)):
+            return super().generate(rows, new_tokens)
+
+    def _weights(self, rows: dict[str, Tensor]) -> Tensor | None:
+        if self._forced is None:
+            return self.weights(rows)
+        chosen = torch.zeros(int(self.count), device=self.count.device)
+        chosen[self._forced] = 1.0
+        return chosen

@@ -1,0 +1,91 @@
+"""Whether a method's gate does what it is for: which blocks the rows of each task get, and what that costs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from regard.adapters.reflection import divergence
+from regard.continual.methods.sapt import TARGET, SaptNetwork
+from regard.continual.scoring import score
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+    from regard.continual.method import Method
+
+Row = dict[str, Any]
+SHUT = 0.1
+"""A gate that gives less than this share of what all blocks alike would get, or of the whole, to a task's own block."""
+
+
+def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100, scored: bool = True) -> list[Row]:
+    """What the gate of a model does after `learnt` tasks, on at most so many dev rows of each; none without a gate.
+
+    Rows of `statistic`, `block` (its position, from 1; None where it is of none) and `value`:
+
+    - weight: the mean weight of each block, of the task's rows;
+    - own_weight: that of the task's own block;
+    - entropy: the mean entropy of a row's weights, in nats;
+    - reflection: the divergence of the rows' weights from the mean that was kept when the task was learnt, in nats;
+    - routed_score, forced_score, other_score: per cent right (TIL, test rows) with the weights as they are; with the
+      task's own block alone; and with the block alone that was learnt last, or before it where that is the own one.
+    """
+    network = learner.network
+    if not isinstance(network, SaptNetwork):
+        return []
+    found: list[Row] = []
+    for task in range(learnt):
+        place = {"after_task": learnt, "position": task + 1, "task": learner.stream.tasks[task].name}
+        told = _weights(learner, method, task, rows)
+        if scored:
+            told += _scores(learner, task, learnt)
+        found += [{**place, "statistic": name, "block": block, "value": value} for name, block, value in told]
+    return found
+
+
+def shut(rows: Sequence[Row], learnt: int) -> list[str]:
+    """The tasks whose own block got less than `SHUT` of an equal share when they had just been learnt."""
+    own = {row["task"]: row["value"] for row in rows if row["statistic"] == "own_weight" and _fresh(row)}
+    return [task for task, value in own.items() if value < SHUT / max(1, learnt)]
+
+
+def _fresh(row: Row) -> bool:
+    return bool(row["after_task"] == row["position"])
+
+
+def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tuple[str, int | None, float]]:
+    """What the gate gives the rows of a task."""
+    network = learner.network
+    assert isinstance(network, SaptNetwork)
+    with learner.evaluating(), torch.no_grad():
+        vectors = torch.cat([network.vectors(one) for one in learner.each(learner.sampled(task, "dev", most), "dev")])
+        scores = network.attention.scores(vectors)
+    shares: Tensor = scores.softmax(-1)
+    mean = shares.mean(0).tolist()
+    entropy = float(-(shares * scores.log_softmax(-1)).sum(-1).mean())
+    found = [("weight", block + 1, value) for block, value in enumerate(mean)]
+    told: list[tuple[str, int | None, float]] = [
+        *found,
+        ("own_weight", task + 1, mean[task]),
+        ("entropy", None, entropy),
+    ]
+    target = method.kept.tensors.get(f"{TARGET}{task}")
+    if target is not None:
+        told.append(("reflection", None, float(divergence(target.to(scores), scores))))
+    return told
+
+
+def _scores(learner: Learner, task: int, learnt: int) -> list[tuple[str, int | None, float]]:
+    """How right a task's rows are with other weights than the gate's."""
+    network = learner.network
+    assert isinstance(network, SaptNetwork)
+    other = learnt - 1 if task != learnt - 1 else learnt - 2
+    found: list[tuple[str, int | None, float]] = [("routed_score", None, score(learner, task, learnt=learnt).til)]
+    for name, block in (("forced_score", task), ("other_score", other)):
+        if block >= 0:
+            with network.forcing(block):
+                found.append((name, block + 1, score(learner, task, learnt=learnt).til))
+    return found

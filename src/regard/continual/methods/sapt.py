@@ -1,0 +1,310 @@
+"""SAPT: a block a task, mixed by one attention that is learnt with it and kept as it was for earlier tasks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapters.attention import ORDERS, Order, SharedAttention, query_vectors
+from regard.adapters.opening import Earlier, divergences, open_gate
+from regard.adapters.reflection import Density, target_of
+from regard.continual import method
+from regard.continual.batches import Batches
+from regard.continual.learner import IGNORED
+from regard.continual.method import Method
+from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.continual.pseudo import stand_ins
+from regard.errors import UserError
+from regard.models.classifier import Classifier
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+    from regard.continual.method import Stage
+    from regard.training.placement import Rows
+
+Gate = Literal["open", "published"]
+Reflects = Literal["real", "generated", "density", "none"]
+TARGET, VECTORS = "target/", "vectors/"
+MEAN, DIRECTIONS, SPREAD = "mean/", "directions/", "spread/"
+STRENGTH = "strength/"
+FLOOR = "floor"
+MEASURED = 4
+"""Batches on which `balanced` measures gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(PoolSettings):
+    """What a pool is made of (`PoolSettings`), and the attention.
+
+    `inner`, `order`: see `SharedAttention`; `top_k`: blocks that a row uses of those of earlier tasks, 0: all;
+    `detach_old`: no gradient through blocks of earlier tasks, as in the authors' code.
+
+    `gate`: "published", or "open": before a task's block is trained, the attention is taught for `ahead` steps at
+    `ahead_rate` to know the task's rows (`regard.adapters.opening`); and while it is, `opening` times what it was
+    taught by is in the loss, in place of the reflection. For the first `warming` of the steps the own block's weight is
+    at least a floor, which falls from `floor` to 0. `entropy` times that of a row's weights is added as well. `held`:
+    the attention is not trained with the block. `aligned`: whether blocks are learnt under the weights that select
+    them; without, a task's own block is learnt alone.
+
+    `reflects`: what stands for earlier tasks: query vectors of `stored` of their rows ("real"; 0: a `share` of them),
+    as many drawn from a density over them with so many `directions` ("density"), those of as many texts that a block
+    trained to write inputs of the task has written ("generated": `generator_steps` at `generator_rate` of
+    `generator_batch` rows; or texts of files in the folder `pseudo`), or nothing. `strength`: λ of the
+    published gate, of the mean over tasks of their divergence; with `balanced` over 0 instead what makes the norm of
+    its gradient in the maps that many times that of the task's.
+    """
+
+    inner: int = 100
+    order: Order = "published"
+    top_k: int = 0
+    detach_old: bool = False
+    gate: Gate = "open"
+    ahead: int = 300
+    ahead_rate: float = 2e-3
+    opening: float = 1.0
+    floor: float = 0.0
+    warming: float = 0.5
+    entropy: float = 0.0
+    held: bool = False
+    aligned: bool = True
+    reflects: Reflects = "real"
+    stored: int = 0
+    share: float = 0.02
+    directions: int = 16
+    generator_steps: int = 5000
+    generator_rate: float = 1e-3
+    generator_batch: int = 16
+    pseudo: str = ""
+    strength: float = 0.1
+    balanced: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers and the choices."""
+        super().__post_init__()
+        for name in ("inner", "generator_steps", "generator_batch"):
+            method.check_number(name, getattr(self, name), least=1)
+        method.check_number("generator_rate", self.generator_rate, least=0)
+        for name in ("top_k", "ahead", "ahead_rate", "opening", "stored", "directions", "strength", "balanced"):
+            method.check_number(name, getattr(self, name), least=0)
+        for name in ("floor", "warming", "share"):
+            method.check_number(name, getattr(self, name), least=0, most=1)
+        method.check_number("entropy", self.entropy, least=-1e6)
+        for name, allowed in (("order", ORDERS), ("gate", get_args(Gate)), ("reflects", get_args(Reflects))):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+
+    @property
+    def opens(self) -> bool:
+        """Whether something is done to open the gate."""
+        return self.gate == "open"
+
+
+class SaptNetwork(PoolNetwork):
+    """A model with a pool, and the attention that says how each row mixes it.
+
+    `mixed`: the weights (row, block) that the last rows were given.
+    """
+
+    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+        table: Any = classifier.encoder.get_input_embeddings()
+        self.attention = SharedAttention(table.weight.shape[1], inner=settings.inner, order=settings.order, seed=seed)
+        self.attention.reserve(tasks)
+        self.settings = settings
+        self.mixed: Tensor | None = None
+
+    def options(self, settings: Settings) -> dict[str, Any]:
+        """What else a pool is made with."""
+        return {"detach_old": settings.detach_old, "top_k": settings.top_k or None}
+
+    def begin_block(self, block: int) -> None:
+        """Train this block, its key, and the maps."""
+        super().begin_block(block)
+        self.attention.use(block + 1)
+        self.attention.open(block)
+
+    def vectors(self, rows: dict[str, Tensor]) -> Tensor:
+        """The query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
+        real = rows.get("prompt_mask", rows["attention_mask"])
+        with torch.no_grad():
+            embedded = self.classifier.encoder.get_input_embeddings()(rows["input_ids"])
+            return query_vectors(embedded, real).float()
+
+    def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
+        """How much each row gets of each block (row, block); all of the task's own in training that is not aligned."""
+        self.mixed = None
+        if not int(self.count):
+            return None
+        with torch.autocast(rows["input_ids"].device.type, enabled=False):
+            found: Tensor = self.attention(self.vectors(rows))
+            own = torch.nn.functional.one_hot(torch.full((len(found),), found.shape[1] - 1), found.shape[1])
+            if FLOOR in rows:
+                floor = rows[FLOOR][:, None].to(found)
+                found = (1 - floor) * found + floor * own.to(found)
+        self.mixed = found
+        return own.to(found) if self.training and not self.settings.aligned else found
+
+
+class Sapt(Method):
+    """SAPT (arXiv 2401.08295): shared attentive learning and selection, and their reflection.
+
+    A new block and key come with each task and are trained, with the maps that make queries; blocks and keys of earlier
+    tasks are frozen. Of each task are kept the mean of its training rows' weights, and vectors that stand for its rows:
+    on these the weights are held where they were.
+
+    The paper adds the divergences of all earlier tasks up, for each forward of an accumulated batch; here it is their
+    mean, once a batch, so that λ means the same whatever the number of tasks, rows and processes.
+    """
+
+    Settings = Settings
+    Network = SaptNetwork
+    texts = True
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        super().__init__(settings)
+        self.seen: dict[int, Tensor] = {}
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Put the next block in place."""
+        network, settings = _network(learner), self.settings
+        if settings.reflects == "generated":
+            stand_ins.check(learner, settings)
+        network.begin_block(task)
+        kept = self.kept.tensors
+        kept.update({name: value.to(learner.device) for name, value in kept.items()})
+        if task and settings.opens and settings.ahead:
+            network.to(learner.device)
+            open_gate(
+                network.attention,
+                self._vectors_of(learner, task),
+                self.earlier(learner, task),
+                steps=int(settings.ahead),
+                rate=settings.ahead_rate,
+                seed=learner.seed_for("gate", task),
+            )
+        if settings.opens and settings.held:
+            network.attention.open(None)
+        if task and settings.balanced and not settings.opens and f"{STRENGTH}{task}" not in self.kept.values:
+            network.to(learner.device)
+            self.kept.values[f"{STRENGTH}{task}"] = self._balance(learner, task)
+
+    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+        """The task's rows; with the floor under their own block's weight while it warms up."""
+        found = super().batches(learner, task, stage)
+        settings = self.settings
+        last = math.ceil(settings.warming * found.steps)
+        if not settings.opens or not settings.floor or not last:
+            return found
+
+        def rows(step: int) -> Rows:
+            made = found.rows(step)
+            floor = settings.floor * max(0.0, 1 - step / last)
+            return {**made, FLOOR: torch.full((len(made["input_ids"]),), floor)}
+
+        return Batches(found.steps, found.size, rows)
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The sum of the rows' losses, and of what opens the gate; and λ times the divergence for each that counts."""
+        found = learner.cross_entropy(network(rows), rows)
+        mixed = _network(learner).mixed
+        assert mixed is not None
+        counted = (rows["labels"] != IGNORED).reshape(len(mixed), -1).sum(1)
+        if self.settings.opens:
+            shares = mixed.clamp_min(torch.finfo(mixed.dtype).tiny)
+            found = found - self.settings.opening * (counted * shares[:, -1].log()).sum()
+            found = found - self.settings.entropy * (counted * (shares * shares.log()).sum(-1)).sum()
+        return found + counted.sum() * self.reflection(learner)
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Keep the mean weights of the task's rows, and what stands for them."""
+        if self.settings.reflects == "none":
+            return
+        found = self._vectors_of(learner, task)
+        with torch.no_grad():
+            weights = _network(learner).attention(found)
+        kept, settings = self.kept.tensors, self.settings
+        kept[f"{TARGET}{task}"] = target_of(weights)
+        if settings.reflects == "density":
+            density = Density.of(found, int(settings.directions))
+            kept[f"{MEAN}{task}"], kept[f"{DIRECTIONS}{task}"], kept[f"{SPREAD}{task}"] = density
+        elif settings.reflects == "generated":
+            stand_ins.keep(learner, self.kept, task, self.stored(len(found)), settings)
+        else:
+            random = torch.Generator().manual_seed(learner.seed_for("memory", task))
+            chosen = torch.randperm(len(found), generator=random)[: self.stored(len(found))]
+            kept[f"{VECTORS}{task}"] = found[chosen.sort().values.to(found.device)].clone()
+
+    def stored(self, rows: int) -> int:
+        """How many vectors stand for a task of so many rows."""
+        wanted = int(self.settings.stored) or math.ceil(self.settings.share * rows)
+        return max(1, min(wanted, rows))
+
+    def strength(self, task: int) -> float:
+        """λ of a task's training: of the mean of the earlier tasks' divergences."""
+        if self.settings.opens:
+            return float(self.settings.opening * task)
+        return float(self.kept.values.get(f"{STRENGTH}{task}", self.settings.strength))
+
+    def reflection(self, learner: Learner) -> Tensor:
+        """λ times the mean of the earlier tasks' divergences; 0 where there is nothing to reflect on."""
+        earlier = self.earlier(learner, learner.task)
+        if not earlier:
+            return torch.zeros((), device=learner.device)
+        with torch.autocast(learner.device.type, enabled=False):
+            apart = torch.stack(divergences(_network(learner).attention, earlier)).mean()
+        return self.strength(learner.task) * apart
+
+    def earlier(self, learner: Learner, task: int) -> list[Earlier]:
+        """What stands for the tasks before one."""
+        kept = self.kept.tensors
+        there = [number for number in range(task) if f"{TARGET}{number}" in kept]
+        return [Earlier(kept[f"{TARGET}{number}"], self.vectors(learner, number)) for number in there]
+
+    def vectors(self, learner: Learner, task: int) -> Tensor:
+        """The query vectors (row, width) that stand for a task."""
+        kept = self.kept.tensors
+        if self.settings.reflects == "real":
+            return kept[f"{VECTORS}{task}"]
+        if self.settings.reflects == "generated":
+            if task not in self.seen:
+                self.seen[task] = stand_ins.query_vectors(learner, task, stand_ins.inputs(self.kept, task) or ())
+            return self.seen[task]
+        density = Density(*(kept[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
+        return density.draw(self.stored(len(learner.items(task))), learner.seed_for("memory", task))
+
+    def _vectors_of(self, learner: Learner, task: int) -> Tensor:
+        """The query vectors (row, width) of a task's training rows."""
+        with torch.no_grad():
+            return torch.cat([_network(learner).vectors(rows) for rows in learner.each(learner.items(task))])
+
+    def _balance(self, learner: Learner, task: int) -> float:
+        """λ that makes the gradient of the divergence in the maps `balanced` times as long as that of the task."""
+        network, earlier = _network(learner), learner.task
+        learner.task = task
+        maps = [network.attention.down, network.attention.up]
+        items = learner.sampled(task, "train", MEASURED * learner.budget.batch)
+        total = [torch.zeros_like(one) for one in maps]
+        count = 0
+        with learner.evaluating(), torch.enable_grad():
+            for rows in learner.each(items):
+                counted = int((rows["labels"] != IGNORED).sum())
+                loss = self.loss(learner, network, rows) - counted * self.reflection(learner)
+                for sum_, part in zip(total, torch.autograd.grad(loss, maps), strict=True):
+                    sum_ += part
+                count += counted
+            apart = torch.autograd.grad(self.reflection(learner) / self.strength(task), maps)
+        learner.task = earlier
+        ours, theirs = (torch.cat([one.flatten() for one in parts]).norm() for parts in (total, apart))
+        if not float(theirs):
+            return float(self.settings.strength)
+        return float(self.settings.balanced * ours / count / theirs)
+
+
+def _network(learner: Learner) -> SaptNetwork:
+    """What is trained, without what may be wrapped around it."""
+    assert isinstance(learner.network, SaptNetwork)
+    return learner.network

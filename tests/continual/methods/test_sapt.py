@@ -1,0 +1,281 @@
+"""SAPT against its definition, written out; and what its remedies do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.continual.small import BUDGET, loaded, stream
+from torch import Tensor, nn
+
+from regard.continual import run as running
+from regard.continual.gate import gate_rows, shut
+from regard.continual.learner import Learner
+from regard.continual.method import Method
+from regard.continual.methods.sapt import FLOOR, Sapt, SaptNetwork, Settings
+from regard.continual.run import begin, run
+from regard.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+
+
+def begun(**settings: Any) -> tuple[Learner, Sapt]:
+    """A run before its first task, in float64 and without dropout."""
+    method = Sapt(Settings(rank=2, **settings))
+    learner = begin(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
+    learner.network.double()
+    for module in learner.network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return learner, method
+
+
+def after_two(**settings: Any) -> tuple[Learner, Sapt]:
+    """The third task about to be learnt, with blocks that do something."""
+    learner, method = begun(**settings)
+    for task in range(2):
+        learner.task = task
+        method.prepare(learner, task)
+        _stir(network_of(learner), task)
+        method.finish(learner, task)
+    learner.task = 2
+    method.prepare(learner, 2)
+    _stir(network_of(learner), 2)
+    return learner, method
+
+
+def network_of(learner: Learner) -> SaptNetwork:
+    assert isinstance(learner.network, SaptNetwork)
+    return learner.network
+
+
+@torch.no_grad()
+def _stir(network: SaptNetwork, block: int) -> None:
+    """Give a block weights, and change the maps."""
+    random = torch.Generator().manual_seed(block)
+    for part in network.pool.parameters_of(block):
+        part += 0.3 * torch.randn(part.shape, generator=random, dtype=torch.float64)
+    for part in (network.attention.down, network.attention.up):
+        part += 0.1 * torch.randn(part.shape, generator=random, dtype=torch.float64)
+
+
+@torch.no_grad()
+def weights_written_out(network: SaptNetwork, rows: dict[str, Tensor]) -> Tensor:
+    """(row, block): equations 4 to 6, a row and a block at a time."""
+    table, attention = network.classifier.encoder.get_input_embeddings().weight, network.attention
+    found = []
+    for ids, mask in zip(rows["input_ids"], rows["attention_mask"], strict=True):
+        e = torch.stack([table[token] for token, real in zip(ids, mask, strict=True) if real]).max(0).values
+        e = e.float().double()  # vectors are kept in float32
+        mapped = attention.up @ (attention.down @ e)
+        mapped = mapped * torch.sigmoid(mapped)
+        centred = mapped - mapped.mean()
+        q = centred / (centred.square().mean() + 1e-5).sqrt() * attention.norm.weight + attention.norm.bias
+        scores = [float(q @ attention.keys[block]) / math.sqrt(len(e)) for block in range(int(network.count))]
+        whole = sum(math.exp(score) for score in scores)
+        found.append([math.exp(score) / whole for score in scores])
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def test_the_weights_are_those_of_the_paper() -> None:
+    learner, _ = after_two()
+    rows = learner.rows(learner.items(1)[:5])
+    found = network_of(learner).weights(rows)
+    assert found is not None
+    assert found.shape == (5, 3)
+    assert torch.allclose(found, weights_written_out(network_of(learner), rows), atol=1e-6)
+
+
+def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
+    learner, method = begun()
+    learner.task = 0
+    method.prepare(learner, 0)
+    method.finish(learner, 0)
+    method.prepare(learner, 1)
+    _stir(network_of(learner), 1)
+    method.finish(learner, 1)
+    expected = weights_written_out(network_of(learner), learner.rows(learner.items(1))).mean(0)
+    assert torch.allclose(method.kept.tensors["target/1"].double(), expected, atol=1e-6)
+    assert torch.equal(method.kept.tensors["target/0"], torch.ones(1).to(method.kept.tensors["target/0"]))
+
+
+@pytest.mark.parametrize("gate", ["open", "published"])
+def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
+    learner, method = after_two(gate=gate, opening=2.0, strength=0.7, stored=3, entropy=0.5)
+    network = network_of(learner)
+    rows = learner.rows(learner.items(2)[:3], size=4)
+    found = method.loss(learner, network, rows)
+    mixed = network.weights(rows)
+    assert mixed is not None
+    counted = mixed[:3]
+    expected = learner.cross_entropy(network(rows), rows)
+    if gate == "open":
+        expected = expected - 2.0 * counted[:, 2].log().sum() - 0.5 * (counted * counted.log()).sum()
+    apart = []
+    for task in range(2):
+        target, vectors = method.kept.tensors[f"target/{task}"], method.kept.tensors[f"vectors/{task}"]
+        assert vectors.shape[0] == 3
+        told = network.attention(vectors)
+        apart.append(sum(target[block] * (target[block].log() - told[:, block].log()) for block in range(task + 1)))
+    strength = 2 * 2.0 if gate == "open" else 0.7  # the open gate counts each earlier task as the one at hand
+    expected = expected + 3 * strength * (apart[0].mean() + apart[1].mean()) / 2  # type: ignore[union-attr]
+    assert torch.allclose(found, expected, rtol=1e-6)
+
+
+def test_what_is_trained_is_the_new_block_its_key_and_the_maps() -> None:
+    learner, method = after_two()
+    method.loss(learner, learner.network, learner.rows(learner.items(2)[:3])).backward()
+    moved = {name for name, one in learner.network.named_parameters() if one.grad is not None and one.grad.any()}
+    blocks = {name for name in moved if ".blocks." in name}
+    assert blocks
+    assert all(name.endswith(".2") for name in blocks)
+    shared = {"attention.down", "attention.up", "attention.norm.weight", "attention.norm.bias", "attention.keys.2"}
+    assert moved - blocks - {name for name in moved if name.startswith("classifier.head.")} == shared
+
+
+def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
+    """B = 0 at first: what the block is given changes nothing, so nothing says that it should be given more."""
+    for gate, moves in (("published", False), ("open", True)):
+        learner, method = begun(gate=gate, reflects="none")
+        method.prepare(learner, 0)
+        _stir(network_of(learner), 0)
+        learner.task = 1
+        method.prepare(learner, 1)
+        with torch.no_grad():
+            for layer in network_of(learner).pool.blocks:
+                layer.B[0].zero_()
+                layer.A[0].normal_()
+        method.loss(learner, learner.network, learner.rows(learner.items(1)[:3])).backward()
+        gradient = network_of(learner).attention.keys[1].grad
+        assert gradient is not None
+        assert bool(gradient.abs().max() > 1e-9) is moves
+
+
+def test_the_gate_is_opened_before_the_block_is_trained() -> None:
+    own = []
+    for ahead in (0, 300):
+        learner, method = begun(ahead=ahead, stored=8)
+        for task in range(3):
+            learner.task = task
+            method.prepare(learner, task)
+            method.finish(learner, task)
+        rows = gate_rows(learner, method, 3, scored=False)
+        own.append([row["value"] for row in rows if row["statistic"] == "own_weight"])
+    assert min(own[1]) > 0.6
+    assert max(own[0]) < 0.6
+
+
+def test_a_gate_that_is_held_is_not_trained_with_the_block() -> None:
+    learner, method = after_two(held=True)
+    method.loss(learner, learner.network, learner.rows(learner.items(2)[:3])).backward()
+    assert all(one.grad is None for one in network_of(learner).attention.parameters())
+    assert network_of(learner).pool.blocks[0].A[2].grad is not None
+
+
+def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
+    learner, method = begun(floor=0.8, warming=0.5)
+    learner.task = 1
+    method.prepare(learner, 0)
+    method.prepare(learner, 1)
+    made = method.batches(learner, 1, method.stages(learner, 1)[0])
+    floors = [made.rows(step)[FLOOR] for step in range(made.steps)]
+    half = math.ceil(made.steps / 2)
+    expected = [0.8 * max(0.0, 1 - step / half) for step in range(made.steps)]
+    assert all(torch.allclose(floor, torch.tensor(value)) for floor, value in zip(floors, expected, strict=True))
+    rows = made.rows(0)
+    learner.network.train()
+    with_floor, without = (network_of(learner).weights(one) for one in (rows, {**rows, FLOOR: torch.zeros(4)}))
+    assert with_floor is not None
+    assert without is not None
+    assert torch.allclose(with_floor[:, 1], 0.2 * without[:, 1] + 0.8)
+    assert torch.allclose(with_floor.sum(1), torch.ones(4, dtype=torch.float64))
+
+
+def test_unaligned_blocks_are_learnt_alone_and_mixed_when_they_answer() -> None:
+    learner, method = after_two(aligned=False)
+    rows = learner.rows(learner.items(2)[:2])
+    network = network_of(learner).train()
+    assert torch.equal(network.weights(rows), torch.tensor([[0.0, 0.0, 1.0]] * 2, dtype=torch.float64))  # type: ignore[arg-type]
+    alone, _ = network(rows), method
+    with network.forcing(2):
+        assert torch.allclose(network(rows), alone)
+    mixed = network.eval().weights(rows)
+    assert mixed is not None
+    assert bool((mixed > 0).all())
+
+
+def test_a_density_stands_for_rows_and_none_is_kept() -> None:
+    learner, method = after_two(reflects="density", stored=5, directions=2)
+    names = set(method.kept.tensors)
+    assert not any(name.startswith("vectors/") for name in names)
+    assert method.vectors(learner, 1).shape == (5, 16)
+    assert torch.equal(method.vectors(learner, 1), method.vectors(learner, 1))
+    assert float(method.reflection(learner).detach()) > 0
+
+
+def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says() -> None:
+    learner, method = after_two(gate="published", balanced=0.5, stored=4)
+    network = network_of(learner).eval()
+    maps = [network.attention.down, network.attention.up]
+    rows = learner.rows(learner.items(2)[: 4 * BUDGET.batch])
+    method.kept.values["strength/2"] = method._balance(learner, 2)
+    many = len(rows["labels"])
+    own = (method.loss(learner, network, rows) - many * method.reflection(learner)) / many
+    lengths = [
+        torch.cat([one.flatten() for one in torch.autograd.grad(loss, maps)]).norm()
+        for loss in (own, method.reflection(learner))
+    ]
+    assert float(lengths[1] / lengths[0]) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
+    learner, method = after_two(stored=3)
+    found = gate_rows(learner, method, 3, rows=6)
+    by = {(row["position"], row["statistic"], row["block"]): row["value"] for row in found}
+    for place in (1, 2, 3):
+        shares = [by[place, "weight", block] for block in (1, 2, 3)]
+        assert sum(shares) == pytest.approx(1, abs=1e-6)
+        assert by[place, "own_weight", place] == shares[place - 1]
+        assert 0 <= by[place, "entropy", None] <= math.log(3) + 1e-6
+        assert 0 <= by[place, "forced_score", place] <= 100
+    assert {row["position"] for row in found if row["statistic"] == "reflection"} == {1, 2}
+    with torch.no_grad():
+        network_of(learner).attention.keys[2].fill_(0)
+        network_of(learner).attention.norm.bias.copy_(20 * network_of(learner).attention.keys[0])
+    assert shut(gate_rows(learner, method, 3, scored=False), 3) == [learner.stream.tasks[2].name]
+
+
+def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
+    plain = Method()
+    learner = begin(stream(4), plain, loaded(), BUDGET, seed=1)
+    assert gate_rows(learner, plain, 1) == []
+
+
+def test_the_open_gate_learns_the_words() -> None:
+    method = Sapt(Settings(rank=4, stored=8, strength=1.0))
+    learner = begin(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
+    found = run(learner, method).found["matrix"]
+    at_once = [row["score"] for row in found if row["after_task"] == row["position"] and row["setting"] == "til"]
+    assert len(at_once) == 3
+    rows = gate_rows(learner, method, 3, scored=False)
+    own = [row["value"] for row in rows if row["statistic"] == "own_weight"]
+    assert min(own) > 0.2
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        ({"gate": "ajar"}, "gate: expected one of open, published, got 'ajar'"),
+        ({"reflects": "mirrors"}, "reflects: expected one of real, generated, density, none, got 'mirrors'"),
+        ({"order": "mine"}, "order: expected one of published, paper, got 'mine'"),
+        ({"floor": 2.0}, "floor: expected a number of at least 0 and at most 1, got 2.0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told.replace("(", r"\(")):
+        Settings(**settings)
