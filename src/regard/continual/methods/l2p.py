@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.embedded import positions_of, reads_embeddings
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method, Stage
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
-from regard.models.heads import LinearHead, pooled
+from regard.models.heads import LabelTextHead, LinearHead, pooled
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from regard.continual.learner import Learner
     from regard.training.placement import Rows
 
@@ -85,14 +83,14 @@ class L2pNetwork(Network):
         self.prompts = nn.Parameter(weights[tokens.to(weights.device)].clone())
         self.keys = nn.Parameter(keys.to(weights))
         self.added = settings.chosen * settings.length
-        limit = _positions(encoder)
+        limit = positions_of(encoder)
         self.room = None if limit is None else limit - self.added
 
     @property
-    def head(self) -> LinearHead:
+    def head(self) -> LinearHead | LabelTextHead:
         """The classifier's."""
         head = self.classifier.head
-        assert isinstance(head, LinearHead)
+        assert isinstance(head, (LinearHead, LabelTextHead))
         return head
 
     def train(self, mode: bool = True) -> L2pNetwork:
@@ -211,39 +209,8 @@ def _check(classifier: Classifier) -> None:
     encoder = classifier.encoder
     if classifier.config.lora:
         raise UserError("lora: expected none with l2p, which leaves the encoder as it is")
-    if not _reads_embeddings(encoder):
+    if not reads_embeddings(encoder):
         raise UserError(
             f"model: expected one that reads embeddings in place of tokens (inputs_embeds), which l2p puts its prompts "
             f"among, got {type(encoder).__name__}"
         )
-
-
-def _reads_embeddings(encoder: PreTrainedModel) -> bool:
-    """Whether four tokens and their embeddings give the same states."""
-    if "inputs_embeds" not in inspect.signature(encoder.forward).parameters:
-        return False
-    encoder.eval()
-    table: Any = encoder.get_input_embeddings()
-    known = [number for number in range(6) if number != encoder.config.pad_token_id]
-    ids = torch.tensor([known[:4]], device=table.weight.device) % table.num_embeddings
-    given = {"attention_mask": torch.ones_like(ids), "return_dict": True}
-    plain = encoder(input_ids=ids, **given).last_hidden_state
-    try:
-        embedded = encoder(inputs_embeds=table(ids), **given).last_hidden_state
-    except (NotImplementedError, ValueError):
-        return False
-    return torch.allclose(plain, embedded, rtol=1e-3, atol=1e-3)
-
-
-def _positions(encoder: PreTrainedModel) -> int | None:
-    """How many tokens the model has positions for: a table of positions may begin behind that of padding (RoBERTa)."""
-    most = getattr(encoder.config, "max_position_embeddings", None)
-    if most is None:
-        return None
-    tables = [
-        module
-        for name, module in encoder.named_modules()
-        if isinstance(module, nn.Embedding) and name.endswith("position_embeddings")
-    ]
-    before = [1 + table.padding_idx for table in tables if table.padding_idx is not None]
-    return int(most) - max(before, default=0)

@@ -1,0 +1,381 @@
+"""Soft prompts: vectors that are learnt in place of words, one block of them a task, and stand before what is read."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapters.embedded import first_position, positions_of, reader_of, reads_embeddings
+from regard.adapters.lora import Mixture
+from regard.errors import UserError
+
+_NAME = "soft_prompts"
+
+
+class PromptBlocks(nn.Module):
+    """Soft prompts, `P[i]` (length, width) each, and what re-parametrises those that are trained.
+
+    P' = MLP(P) + P with an MLP of `hidden` features, ReLU, and a layer norm behind it (arXiv 2305.03937, section 3),
+    the sum without P where `residual` is false; with `hidden` 0 prompts are what they are. `live` says which blocks
+    have not been folded yet, so that a block closed is a plain tensor, and the MLP is that of the next one.
+
+    A prompt begins as rows of `words` (word, width) that the seed and its number choose, or as a draw from
+    U(−0.5, 0.5); it has the precision of the words, and that of float32 at least.
+    """
+
+    live: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        length: int = 10,
+        hidden: int = 800,
+        residual: bool = True,
+        *,
+        words: Tensor | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (("width", width, 1), ("length", length, 1), ("hidden", hidden, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise UserError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+        self.width, self.length, self.residual, self.seed = width, length, residual, seed
+        self._words = (words,)
+        self._like = torch.empty(0)
+        if words is not None:
+            exact = torch.promote_types(words.dtype, torch.float32)
+            self._like = torch.empty(0, dtype=exact, device=words.device)
+        self.P = nn.ParameterList()
+        self.mlp: nn.Sequential | None = None
+        if hidden:
+            parts = nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.LayerNorm(width)
+            self.mlp = nn.Sequential(*parts).to(self._like)
+            self.mlp.requires_grad_(False)
+            self._redraw(0)
+        self.register_buffer("live", torch.zeros(0, dtype=torch.bool, device=self._like.device))
+
+    def __len__(self) -> int:
+        return len(self.P)
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        """The blocks that are trained."""
+        return tuple(number for number, one in enumerate(self.P) if one.requires_grad)
+
+    def reserve(self, blocks: int) -> None:
+        """Have so many blocks, each drawn by the seed and its number."""
+        for block in range(len(self), blocks):
+            random = torch.Generator().manual_seed(self.seed + 104729 * (block + 1))
+            self.P.append(nn.Parameter(self._begun(random), requires_grad=False))
+        self.live = torch.cat([self.live, self.live.new_zeros(len(self) - len(self.live))])
+
+    def open(self, *blocks: int) -> None:
+        """Let these blocks be trained, and no others, which are folded; the MLP begins anew unless it is theirs."""
+        unknown = [number for number in blocks if number not in range(len(self))]
+        if unknown:
+            raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")
+        new = torch.zeros_like(self.live)
+        new[list(blocks)] = True
+        if self.mlp is not None and not torch.equal(new, self.live):
+            self.close()
+            self._redraw(min(blocks, default=0))
+            self.live.copy_(new)
+        for number, one in enumerate(self.P):
+            one.requires_grad_(number in blocks)
+        if self.mlp is not None:
+            self.mlp.requires_grad_(bool(blocks))
+
+    @torch.no_grad()
+    def close(self) -> None:
+        """Fold what is open: each prompt becomes P', and needs no MLP."""
+        for number in self.live.nonzero().flatten().tolist():
+            self.P[number].copy_(self.prompt(number))
+        self.live.zero_()
+        self.requires_grad_(False)
+
+    def drop(self, block: int) -> None:
+        """Take a block away; those after it move up."""
+        kept = [number for number in range(len(self)) if number != block]
+        self.P = nn.ParameterList([self.P[number] for number in kept])
+        self.live = self.live[kept]
+
+    def prompt(self, block: int) -> Tensor:
+        """(length, width): a block as it is read."""
+        return self.joined([block])
+
+    def mixed(self, weights: Tensor) -> Tensor:
+        """Σ_i a_i P'_i of the first blocks: (row, length, width) by weights (row, block), one row by (block,)."""
+        shares = weights[None] if weights.dim() == 1 else weights
+        if not 0 < shares.shape[1] <= len(self):
+            raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {shares.shape[1]}")
+        prompts = self.joined(range(shares.shape[1])).unflatten(0, (-1, self.length))
+        with torch.autocast(prompts.device.type, enabled=False):
+            return torch.einsum("rb,blw->rlw", shares.to(prompts.dtype), prompts)
+
+    def joined(self, blocks: Sequence[int]) -> Tensor:
+        """(blocks · length, width): blocks as they are read, one behind the other."""
+        live = self.live.tolist()
+        return torch.cat([self._made(number) if live[number] else self.P[number] for number in blocks])
+
+    def _made(self, block: int) -> Tensor:
+        """What the MLP makes of a block."""
+        plain: Tensor = self.P[block]
+        made: Tensor = plain if self.mlp is None else self.mlp(plain)
+        return made + plain if self.residual and self.mlp is not None else made
+
+    def _begun(self, random: torch.Generator) -> Tensor:
+        words = self._words[0]
+        device = self.live.device
+        if words is None:
+            return (torch.rand(self.length, self.width, generator=random) - 0.5).to(device)
+        chosen = torch.randint(len(words), (self.length,), generator=random)
+        return words.detach()[chosen.to(words.device)].to(self._like.dtype).to(device, copy=True)
+
+    @torch.no_grad()
+    def _redraw(self, block: int) -> None:
+        """Begin with a new MLP: maps from U(−1, 1) / √inputs, as linear layers are drawn."""
+        random = torch.Generator().manual_seed(self.seed + 15485863 * (block + 1))
+        for part in self.mlp or ():
+            if isinstance(part, nn.Linear):
+                for weights in (part.weight, part.bias):
+                    drawn = 2 * torch.rand(weights.shape, generator=random) - 1
+                    weights.copy_(drawn / math.sqrt(part.in_features))
+            elif isinstance(part, nn.LayerNorm):
+                part.reset_parameters()
+
+
+class _Given(NamedTuple):
+    """Prompts (row, token, width) that are not mixed, and which of their tokens are real, None: all."""
+
+    prompts: Tensor
+    real: Tensor | None
+
+
+class PromptPool:
+    """Soft prompts before what any Transformers model reads, in place: the mix of blocks that `mixture` says.
+
+    An encoder, or a decoder alone, gives the states of what it was given and no others: those of the prompt are cut
+    off (not so attention maps, if they are asked for). In an encoder–decoder the prompt stays among the states that the
+    decoder looks at, and in its mask. In a cache the prompt is read once, with the first tokens; it has the first
+    positions, and those of the text begin behind it. Padding on the left needs a model that takes `position_ids`.
+
+    The model's own weights are frozen; the blocks are a part of it, under the name `soft_prompts`. Raises UserError
+    for a model that does not read embeddings as it reads their tokens.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        length: int = 10,
+        hidden: int = 800,
+        residual: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.model: Any = model
+        self.reader, decoder = reader_of(model)
+        if hasattr(model, _NAME):
+            raise UserError(f"model: expected one without soft prompts, {type(model).__name__} has some")
+        if not reads_embeddings(self.reader):
+            raise UserError(
+                "model: expected one that reads embeddings in place of tokens (inputs_embeds), among which soft "
+                f"prompts are put, got {type(self.reader).__name__}"
+            )
+        model.requires_grad_(False)
+        words = self.reader.get_input_embeddings().weight
+        self.prompts = PromptBlocks(words.shape[1], length, hidden, residual, words=words, seed=seed)
+        model.add_module(_NAME, self.prompts)
+        self.limit = positions_of(self.reader)
+        self.mixture = Mixture()
+        self._given: _Given | None = None
+        self._takes = frozenset(inspect.signature(self.reader.forward).parameters)
+        self._keeps, self._cut = decoder is not None, 0
+        self._handles = [
+            self.reader.register_forward_pre_hook(self._enter, with_kwargs=True),
+            self.reader.register_forward_hook(self._leave),
+        ]
+        if decoder is not None:
+            self._handles.append(decoder.register_forward_pre_hook(self._attend, with_kwargs=True))
+
+    def __len__(self) -> int:
+        """How many blocks there are, in use or reserved."""
+        return len(self.prompts)
+
+    @property
+    def blocks(self) -> tuple[PromptBlocks, ...]:
+        """The blocks: of one place, before the text."""
+        return (self.prompts,)
+
+    def reserve(self, blocks: int) -> None:
+        """Have so many blocks."""
+        self.prompts.reserve(blocks)
+
+    def open(self, *blocks: int) -> None:
+        """Let these blocks be trained, and no others."""
+        self.prompts.open(*blocks)
+
+    def close(self) -> None:
+        """Fold the blocks that were trained, so that they need no MLP."""
+        self.prompts.close()
+
+    def drop(self, block: int) -> None:
+        """Take a block away; those after it move up."""
+        self.prompts.drop(block)
+
+    def parameters_of(self, block: int) -> list[nn.Parameter]:
+        """A block's prompt, and the MLP where it is this block's."""
+        mlp = self.prompts.mlp
+        own = list(mlp.parameters()) if mlp is not None and bool(self.prompts.live[block]) else []
+        return [self.prompts.P[block], *own]
+
+    @contextmanager
+    def weighing(self, weights: Tensor | None) -> Iterator[None]:
+        """While it lasts texts have a mix of blocks before them, by weights (row, block) or (block,); None: nothing."""
+        before, given = self.mixture.weights, self._given
+        self.mixture.weights, self._given = weights, None
+        try:
+            yield
+        finally:
+            self.mixture.weights, self._given = before, given
+
+    @contextmanager
+    def prepending(self, prompts: Tensor, real: Tensor | None = None) -> Iterator[None]:
+        """While it lasts texts have these prompts before them: (row, token, width), or (1, token, width) for all alike.
+
+        `real` (row, token): those of their tokens that are no padding.
+        """
+        before, self._given = self._given, _Given(prompts, real)
+        try:
+            yield
+        finally:
+            self._given = before
+
+    def remove(self) -> None:
+        """Leave the model as it was found."""
+        for handle in self._handles:
+            handle.remove()
+        delattr(self.model, _NAME)
+
+    # -- what is done to a model that reads ---------------------------------------------------------------
+
+    def _prompts(self, rows: int) -> _Given | None:
+        """What stands before so many rows; None where nothing does."""
+        if self._given is not None:
+            real = self._given.real
+            return _Given(_repeated(self._given.prompts, rows), None if real is None else _repeated(real, rows))
+        weights = self.mixture.weights
+        return None if weights is None else _Given(_repeated(self.prompts.mixed(weights), rows), None)
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Put the prompts before what a model is given."""
+        self._cut = 0
+        given = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
+        read = given["input_ids"] if given.get("inputs_embeds") is None else given["inputs_embeds"]
+        prompts = self._prompts(len(read))
+        if prompts is None:
+            return None
+        cache = given.get("past_key_values")
+        seen = 0 if cache is None else int(cache.get_seq_length())
+        self._check(given, prompts, seen, read.shape[1])
+        if not seen:
+            self._put(given, prompts)
+        return (), given | self._around(given, prompts, read.shape[1], seen)
+
+    def _put(self, given: dict[str, Any], prompts: _Given) -> None:
+        """Embed the text, with the prompts before it."""
+        many, ids = prompts.prompts.shape[1], given.pop("input_ids", None)
+        embedded = given.get("inputs_embeds")
+        embedded = self.reader.get_input_embeddings()(ids) if embedded is None else embedded
+        given["inputs_embeds"] = torch.cat([prompts.prompts.to(embedded), embedded], 1)
+        types = given.get("token_type_ids")
+        if types is not None:
+            given["token_type_ids"] = torch.cat([types.new_zeros(len(types), many), types], 1)
+        self._cut = 0 if self._keeps else many
+
+    def _around(self, given: dict[str, Any], prompts: _Given, tokens: int, seen: int) -> dict[str, Any]:
+        """The mask and the positions, where they are not what the model makes them by itself."""
+        many, mask, positions = prompts.prompts.shape[1], given.get("attention_mask"), given.get("position_ids")
+        real = prompts.real
+        if mask is None and real is None and positions is None:
+            return {}
+        rows, device = len(prompts.prompts), prompts.prompts.device
+        before = torch.ones(rows, many, dtype=torch.long, device=device) if real is None else real.long()
+        found: dict[str, Any] = {}
+        if mask is not None or real is not None:
+            behind = torch.ones(rows, seen + tokens - (many if seen else 0), device=device) if mask is None else mask
+            found["attention_mask"] = torch.cat([before.to(behind.dtype), behind], 1)
+        if positions is not None:
+            moved = positions + before.sum(1, keepdim=True)
+            found["position_ids"] = moved if seen else torch.cat([self._counted(before), moved], 1)
+        elif "position_ids" in self._takes and (real is not None or _is_padded_before(mask)):
+            last = tokens + (0 if seen else many)
+            found["position_ids"] = self._counted(found["attention_mask"])[:, -last:]
+        return found
+
+    def _counted(self, mask: Tensor) -> Tensor:
+        """(row, token): positions counted from each row's first real token."""
+        return (mask.long().cumsum(1) - 1).clamp(min=0) + first_position(self.reader)
+
+    def _check(self, given: dict[str, Any], prompts: _Given, seen: int, tokens: int) -> None:
+        """Nothing, or a UserError: what the model is given cannot have prompts before it."""
+        many, mask, kind = prompts.prompts.shape[1], given.get("attention_mask"), type(self.reader).__name__
+        if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
+            raise UserError("attention_mask: expected (row, token) beside soft prompts, got another shape")
+        if given.get("drop_first") or given.get("cache_params") is not None:
+            raise UserError(f"model: expected one whose first token is the text's own, and a usual cache, got {kind}")
+        if seen and mask is not None and mask.shape[1] + many != seen + tokens:
+            raise UserError("past_key_values: expected those of a text behind the same soft prompts, got others")
+        if not seen and self.limit is not None and many + tokens > self.limit:
+            room = self.limit - many
+            raise UserError(f"length: expected texts of at most {room} tokens behind {many} of prompts, got {tokens}")
+        if "position_ids" in self._takes:
+            return
+        if _is_padded_before(mask):
+            raise UserError(f"attention_mask: expected padding on the right, since {kind} counts it as well")
+        if self.limit is not None and prompts.real is not None:
+            raise UserError(f"prompts: expected as many for each row, since {kind} counts those that are none")
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Cut off the states of the prompts."""
+        many, self._cut = self._cut, 0
+        if not many:
+            return output
+        if isinstance(output, tuple):
+            return (output[0][:, many:], *output[1:])
+        output.last_hidden_state = output.last_hidden_state[:, many:]
+        if getattr(output, "hidden_states", None) is not None:
+            output.hidden_states = tuple(states[:, many:] for states in output.hidden_states)
+        if getattr(output, "pooler_output", None) is not None:
+            output.pooler_output = module.pooler(output.last_hidden_state)  # type: ignore[operator]
+        return output
+
+    def _attend(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the decoder look at the prompts' states too."""
+        states, mask = kwargs.get("encoder_hidden_states"), kwargs.get("encoder_attention_mask")
+        if states is None or mask is None or mask.dim() != 2:
+            return None
+        prompts = self._prompts(len(states))
+        if prompts is None or states.shape[1] != mask.shape[1] + prompts.prompts.shape[1]:
+            return None
+        before = mask.new_ones(prompts.prompts.shape[:2]) if prompts.real is None else prompts.real.to(mask.dtype)
+        return args, {**kwargs, "encoder_attention_mask": torch.cat([before, mask], 1)}
+
+
+def _is_padded_before(mask: Tensor | None) -> bool:
+    """Whether a row of a mask (row, token) begins with padding."""
+    return mask is not None and not bool(mask[:, 0].all())
+
+
+def _repeated(found: Tensor, rows: int) -> Tensor:
+    """One for each of so many rows, repeated where a row has become several (beams)."""
+    if len(found) == 1:
+        return found.expand(rows, *found.shape[1:])
+    if rows % len(found):
+        raise UserError(f"prompts: expected one for each of {rows} rows, or for several, got {len(found)}")
+    return found if rows == len(found) else found.repeat_interleave(rows // len(found), 0)

@@ -1,0 +1,189 @@
+"""EPI: a block a task, and at test the block of the task whose training rows a text is nearest to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from regard.adapters.embedded import reader_of
+from regard.continual import method
+from regard.continual.method import Method
+from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.continual.prompted import class_vectors, put_back
+from regard.models.classifier import Classifier
+from regard.models.heads import pooled
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+
+FAR = 1e3
+"""What is taken off the logits of classes of tasks that a text is not thought to be of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(PoolSettings):
+    """What blocks are made of (`PoolSettings`), and how tasks are told apart.
+
+    `shrinkage`: how far the shared covariance is moved towards the identity times its mean variance, from 0, which is
+    the paper's, to 1. Of few rows with many features a covariance says nothing in most directions.
+    """
+
+    shrinkage: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        super().__post_init__()
+        method.check_number("shrinkage", self.shrinkage, least=0, most=1)
+
+
+class EpiNetwork(PoolNetwork):
+    """A frozen model with a block for each task, and what is known of each task's texts.
+
+    `means` (task, class, width) of the frozen model's mean states, of those (task, class) that are `known`;
+    `covariance` (width, width), the mean of the tasks'; `whitening` W with W Wᵀ = its pseudo-inverse; `owned`
+    (task, class): which classes a task has. A task from text to text counts as one class.
+    """
+
+    means: Tensor
+    known: Tensor
+    covariance: Tensor
+    whitening: Tensor
+    owned: Tensor
+
+    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+        self.reader = (reader_of(classifier.encoder)[0],)
+        width, classes = self.reader[0].config.hidden_size, len(getattr(classifier.config, "classes", ()))
+        self.register_buffer("means", torch.zeros(tasks, max(classes, 1), width))
+        self.register_buffer("known", torch.zeros(tasks, max(classes, 1), dtype=torch.bool))
+        self.register_buffer("covariance", torch.zeros(width, width))
+        self.register_buffer("whitening", torch.zeros(width, width))
+        self.register_buffer("owned", torch.zeros(tasks, classes, dtype=torch.bool))
+        self.shrinkage: float = settings.shrinkage
+        self.chosen: Tensor | None = None
+
+    def states(self, rows: dict[str, Tensor]) -> Tensor:
+        """(row, width): the mean of a text's last states in the frozen model, which has no block."""
+        names = ("input_ids", "token_type_ids")
+        given = {name: rows[name] for name in names if name in rows}
+        real = rows["attention_mask"].bool()
+        with self.pool.weighing(None), torch.no_grad():
+            found = self.reader[0](**given, attention_mask=real.long(), return_dict=True).last_hidden_state
+        return pooled(found.to(torch.promote_types(found.dtype, torch.float32)), real, "mean")
+
+    def distances(self, states: Tensor) -> Tensor:
+        """(row, task): the squared Mahalanobis distance to the nearest class of each task that is known."""
+        many = int(self.known.any(1).sum())
+        whitening = self.whitening.double()
+        gaps = (states.double()[:, None, None] - self.means[:many].double()) @ whitening
+        return gaps.square().sum(-1).masked_fill(~self.known[:many], torch.inf).amin(-1)
+
+    def identify(self, rows: dict[str, Tensor]) -> Tensor:
+        """(row,): the task, among those learnt, that each row is nearest to."""
+        with torch.autocast(rows["input_ids"].device.type, enabled=False):
+            return self.distances(self.states(rows)).argmin(-1)
+
+    def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
+        """One block a row (row, block): its task's in training, and else that of the task that it is nearest to."""
+        count = int(self.count)
+        if not count:
+            return None
+        self.chosen = self._chosen(rows, count)
+        return torch.nn.functional.one_hot(self.chosen, count).float()
+
+    def _chosen(self, rows: dict[str, Tensor], count: int) -> Tensor:
+        if not self.training and bool(self.known.any()):
+            return self.identify(rows)
+        return torch.full_like(rows["input_ids"][:, 0], count - 1)
+
+    def _taken(self) -> Tensor | None:
+        """The tasks that the last rows were taken to be of."""
+        found, self.chosen = self.chosen, None
+        return found
+
+    def forward(self, rows: dict[str, Tensor]) -> Tensor:
+        """The logits; of classes that the text's task, as it was found, does not have, `FAR` less."""
+        logits, chosen = super().forward(rows), self._taken()
+        if self.training or chosen is None or not self.owned.shape[1]:
+            return logits
+        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return exact - FAR * ~self.owned[chosen]
+
+    def learn(self, states: Tensor, labels: Tensor, task: int) -> None:
+        """Take in what a task's training rows are: states (row, width), and the class of each (row,)."""
+        means, covariance = statistics(states.double(), labels)
+        for number, mean in means.items():
+            self.means[task, number], self.known[task, number] = mean.to(self.means), True
+        shared = (self.covariance.double() * task + covariance) / (task + 1)
+        self.covariance.copy_(shared)
+        self.whitening.copy_(whitened(shared, self.shrinkage))
+
+
+class Epi(Method):
+    """Efficient parameter isolation (EPI; Wang et al., ACL 2023, 2023.acl-long.612): private blocks, tasks identified.
+
+    Each task trains a block of its own. Afterwards the mean state of its training texts in the frozen model is noted
+    for each class, with their covariance within classes, which is averaged over classes, and then over tasks. A text
+    is of the task that has the class with the smallest Mahalanobis distance, (e − μ)ᵀ Σ⁺ (e − μ), and is answered with
+    that task's block, among its classes. No task need be known at test.
+
+    The paper's blocks are prefixes; these are LoRA's. What other tasks' classes have of the head is given back after
+    each task, since weight decay moves it; a class that two tasks share is trained by both.
+    """
+
+    Settings = Settings
+    Network = EpiNetwork
+    texts = True
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Open the task's block, and note what the head has of classes."""
+        network = _network(learner)
+        network.begin_block(task)
+        network.owned.copy_(learner.own)
+        self.head_before = class_vectors(learner)
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Take in what the task's texts are, and put back what other tasks' classes have of the head."""
+        put_back(learner, self.head_before, task)
+        network, states, labels = _network(learner), list[Tensor](), list[Tensor]()
+        with learner.evaluating(), torch.autocast(learner.device.type, enabled=False):
+            for rows in learner.each(learner.items(task)):
+                states.append(network.states(rows))
+                labels.append(rows["labels"] if network.owned.shape[1] else torch.zeros_like(rows["tasks"]))
+        network.learn(torch.cat(states), torch.cat(labels), task)
+
+
+def statistics(states: Tensor, labels: Tensor) -> tuple[dict[int, Tensor], Tensor]:
+    """The mean (width,) of each class by its number, and the mean over classes of their covariances (width, width).
+
+    Covariances are over n − 1; a class of one row has none, and no part in the mean.
+    """
+    means, covariances = dict[int, Tensor](), list[Tensor]()
+    for number in labels.unique().tolist():
+        own = states[labels == number]
+        means[number] = own.mean(0)
+        if len(own) > 1:
+            gaps = own - means[number]
+            covariances.append(gaps.T @ gaps / (len(own) - 1))
+    width = states.shape[1]
+    return means, torch.stack(covariances).mean(0) if covariances else states.new_zeros(width, width)
+
+
+def whitened(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
+    """W (width, width) with W Wᵀ the pseudo-inverse of a covariance; without any variance the identity."""
+    width = len(covariance)
+    spread = covariance.diagonal().mean()
+    identity = torch.eye(width, dtype=covariance.dtype, device=covariance.device)
+    if not spread > 0:
+        return identity
+    values, vectors = torch.linalg.eigh((1 - shrinkage) * covariance + shrinkage * spread * identity)
+    real = values > width * torch.finfo(torch.float32).eps * values[-1]
+    return vectors * torch.where(real, values.clamp(min=0).rsqrt(), 0.0)
+
+
+def _network(learner: Learner) -> EpiNetwork:
+    assert isinstance(learner.network, EpiNetwork)
+    return learner.network

@@ -1,0 +1,271 @@
+"""LFPT5: one prompt that answers tasks and writes rows of them, from which earlier tasks are learnt again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from regard.continual import method
+from regard.continual.batches import Batches, Epochs, Item
+from regard.continual.generating import texts_of
+from regard.continual.method import Method, Stage
+from regard.continual.prompted import Before, PromptNetwork, PromptSettings, check_room
+from regard.continual.texts import TextLearner, batch, encode_pairs
+from regard.data.text_task import Pairs
+from regard.errors import UserError
+from regard.models.classifier import Classifier
+from regard.models.generator import IGNORED, Generator
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+    from regard.training.placement import Rows
+
+PROMPT = "prompt"
+WRITTEN = "written"
+_OLD = -1
+_TRIES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(PromptSettings):
+    """What the prompt is made of (`PromptSettings`), what it is trained for, and the rows that it writes.
+
+    `writing`: λ of the loss of writing rows; `holding`: λ of the divergence from the answers of the prompt before.
+    `share`: rows written of each earlier task, as a share of those that it has; `top_k` and `repetition`: how they are
+    drawn. `separator`: what stands between the input and the answer of a row that is written.
+
+    λ's, length, rate and sampling are the paper's for classification; the share is that of SAPT's comparison.
+    """
+
+    length: int = 300
+    hidden: int = 0
+    rate: float = 0.5
+    writing: float = 0.25
+    holding: float = 0.05
+    share: float = 0.02
+    top_k: int = 64
+    repetition: float = 2.5
+    separator: str = "__ans__"
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        super().__post_init__()
+        for name in ("writing", "holding"):
+            method.check_number(name, getattr(self, name), least=0)
+        method.check_number("share", self.share, least=0, most=1)
+        method.check_number("top_k", self.top_k, least=1)
+        method.check_number("repetition", self.repetition, least=1)
+        if not self.separator.strip():
+            raise UserError(f"separator: expected a word, got {self.separator!r}")
+
+
+class Lfpt5Network(PromptNetwork):
+    """A frozen language model with one prompt for all tasks."""
+
+    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
+        if not isinstance(cast(nn.Module, classifier), Generator):
+            raise UserError("method: lfpt5 expects tasks from text to text, whose rows it writes; got classes")
+        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+
+    def blocks_for(self, tasks: int) -> int:
+        """One, however many tasks."""
+        return 1
+
+    def before(self, rows: dict[str, Tensor]) -> Before | None:
+        """The prompt, once it is trained."""
+        return Before(self.pool.prompts.prompt(0)[None]) if int(self.count) else None
+
+
+class _Row(NamedTuple):
+    """A row to train on: its input and answer as token ids, and the same as what is to be written of its task."""
+
+    task: int
+    input: Tensor
+    answer: Tensor
+    asked: Tensor
+    said: Tensor
+
+
+class Lfpt5(Method):
+    """LFPT5 (arXiv 2110.07298): L_task + λ_writing L_writing + λ_holding KL(before ‖ now), for one prompt of a model.
+
+    The prompt answers inputs, and behind a task's name it writes rows of that task, an input and its answer. When a
+    task has been learnt rows of it and of all before it are drawn; they are learnt beside those of the next task, and
+    on them the answers' distributions are held where the prompt at the end of the task before has them.
+
+    L_task and the divergence are means over all answers' tokens of a batch, L_writing the mean of each row's own mean,
+    weighed by its answer's tokens. The paper's prompt stands behind a text and is trained by Adafactor, this one stands
+    before it and is trained as everything here is.
+    """
+
+    Settings = Settings
+    Network = Lfpt5Network
+    texts = True
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Open the prompt, and make what is trained on: the task's rows and those that were written."""
+        network, one = _network(learner), _texts(learner)
+        check_room(learner, self.settings.length)
+        network.begin_block(0)
+        given = cast(Pairs, one.stream.tasks[task].split("train"))
+        self.new = self._encoded(one, task, given)
+        self.old = [
+            row
+            for number, pairs in enumerate(self._written(task))
+            if pairs
+            for row in self._encoded(one, number, Pairs(inputs=pairs[0], targets=tuple((said,) for said in pairs[1])))
+        ]
+        for name, value in self.kept.tensors.items():
+            self.kept.tensors[name] = value.to(learner.device)
+
+    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+        """The prompt, for the budget's epochs."""
+        return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
+
+    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+        """The task's rows and those that were written, as one set."""
+        items = [Item(task, row) for row in range(len(self.new))] + [Item(_OLD, row) for row in range(len(self.old))]
+        lengths = [len(one.input) + len(one.answer) for one in (*self.new, *self.old)]
+        size, seed = learner.budget.batch, learner.seed_for("batches", task, stage.name)
+        drawn = Epochs(items, lengths, size=size, epochs=stage.epochs, seed=seed)
+        return Batches(drawn.steps, size, lambda step: self._rows(_texts(learner), drawn.at(step), size))
+
+    def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
+        """The sum over answers' tokens of the cross-entropies, with what is said of writing and holding."""
+        logits = network(rows)
+        found = learner.cross_entropy(logits, rows)
+        counted = (rows["labels"] != IGNORED).sum(1)
+        asked = {"input_ids": "asked_ids", "attention_mask": "asked_mask", "labels": "said"}
+        writing = {name: rows[source] for name, source in asked.items()} | {"tasks": rows["tasks"]}
+        found = found + self.settings.writing * (counted * means(network(writing), writing["labels"])).sum()
+        old = rows["old"] & (counted > 0)
+        if PROMPT in self.kept.tensors and bool(old.any()):
+            found = found + self.settings.holding * self._divergence(learner, logits[old], rows, old)
+        return found
+
+    def _divergence(self, learner: Learner, logits: Tensor, rows: Rows, old: Tensor) -> Tensor:
+        """The sum over tokens of KL(before ‖ now) on rows that were written."""
+        network = _network(learner)
+        given = {name: rows[name][old] for name in ("input_ids", "attention_mask", "labels")}
+        with torch.no_grad(), network.pool.prepending(self.kept.tensors[PROMPT][None]):
+            before = cast(Any, network.classifier)(**given).logits
+        return divergence(before, logits, given["labels"])
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Keep the prompt, and write rows of all tasks so far; after the last there is nothing to do."""
+        if task + 1 == len(learner.stream):
+            return
+        network, one = _network(learner), _texts(learner)
+        self.kept.tensors[PROMPT] = network.pool.prompts.prompt(0).detach().clone()
+        found = [self._write(one, number) for number in range(task + 1)]
+        self.kept.values[WRITTEN] = [list(map(list, zip(*pairs, strict=True))) for pairs in found]
+
+    def _written(self, task: int) -> list[tuple[tuple[str, ...], tuple[str, ...]] | None]:
+        """The inputs and answers that were written of each earlier task; None for one of which there are none."""
+        said = self.kept.values.get(WRITTEN, []) if task else []
+        return [(tuple(pairs[0]), tuple(pairs[1])) if pairs else None for pairs in said]
+
+    def _write(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
+        """Rows of a task that the prompt writes, each once: input and answer."""
+        many = round(self.settings.share * len(learner.items(task)))
+        if not many:
+            return []
+        asked = learner.tokenizer(self._name(learner, task), return_tensors="pt")["input_ids"].to(learner.device)
+        network, generator = _network(learner), cast(Generator, cast(Any, learner.network.classifier))
+        found: dict[tuple[str, str], None] = {}
+        devices = [learner.device] if learner.device.type == "cuda" else []
+        with learner.evaluating(), torch.no_grad(), torch.random.fork_rng(devices=devices):
+            torch.manual_seed(learner.seed_for("written", learner.task, task) % 2**63)
+            prompt = network.pool.prompts.prompt(0)[None]
+            for _ in range(_TRIES):
+                ids = asked.expand(many, -1)
+                with network.pool.prepending(prompt):
+                    said = generator.encoder.generate(  # type: ignore[operator]  # every language model has it
+                        input_ids=ids,
+                        attention_mask=torch.ones_like(ids),
+                        do_sample=True,
+                        top_k=self.settings.top_k,
+                        repetition_penalty=self.settings.repetition,
+                        max_new_tokens=learner.budget.length + learner.budget.target_length,
+                    )
+                begun = 1 if generator.reads_apart else ids.shape[1]
+                told = (row_of(text, self.settings.separator) for text in texts_of(learner, said[:, begun:]))
+                found |= dict.fromkeys(row for row in told if row is not None)
+        return list(found)[:many]
+
+    # -- rows -------------------------------------------------------------------------------------------
+
+    def _name(self, learner: Learner, task: int) -> str:
+        """What the prompt is asked with for rows of a task."""
+        return f"__{learner.stream.tasks[task].name}__"
+
+    def _encoded(self, learner: TextLearner, task: int, pairs: Pairs) -> list[_Row]:
+        """Rows as token ids."""
+        budget, apart = learner.budget, cast(Any, learner.network.classifier).reads_apart
+        told = [f"{one} {self.settings.separator} {said[0]}" for one, said in zip(*_both(pairs), strict=True)]
+        saying = Pairs(inputs=(self._name(learner, task),) * len(pairs), targets=tuple((one,) for one in told))
+        whole = replace(budget, target_length=budget.length + budget.target_length)
+        plain = encode_pairs(pairs, learner.tokenizer, budget, apart=apart)
+        said = encode_pairs(saying, learner.tokenizer, whole, apart=apart)
+        parts = [
+            part
+            for one in (plain, said)
+            for part in ((one.input_ids, one.attention_mask), (one.answers, one.answers != IGNORED))
+        ]
+        return [_Row(task, *(ids[row][real[row]] for ids, real in parts)) for row in range(len(pairs))]
+
+    def _rows(self, learner: TextLearner, items: Sequence[Item], size: int) -> Rows:
+        """Rows as a batch, filled up with the first of them, which then count for nothing."""
+        every = [items[number % len(items)] for number in range(size)]
+        chosen = [(self.old if item.task == _OLD else self.new)[item.row] for item in every]
+        found = batch([one.input for one in chosen], [one.answer for one in chosen], learner.pad)
+        asked = batch([one.asked for one in chosen], [one.said for one in chosen], learner.pad)
+        found["labels"][len(items) :] = IGNORED
+        return {
+            **found,
+            "asked_ids": asked["input_ids"],
+            "asked_mask": asked["attention_mask"],
+            "said": asked["labels"],
+            "old": torch.tensor([item.task == _OLD for item in every]),
+            "tasks": torch.tensor([one.task for one in chosen]),
+            "rows": torch.tensor([item.row for item in every]),
+        }
+
+
+def means(logits: Tensor, labels: Tensor) -> Tensor:
+    """(row,): the mean cross-entropy of each row's tokens, those that are −100 left out; each row has one."""
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    each = nn.functional.cross_entropy(exact.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+    return each.sum(1) / (labels != IGNORED).sum(1)
+
+
+def divergence(before: Tensor, now: Tensor, labels: Tensor) -> Tensor:
+    """Σ KL(before ‖ now) over the tokens of labels (row, token) that count, of logits (row, token, word)."""
+    exact = torch.promote_types(now.dtype, torch.float32)
+    old, new = (one.to(exact).log_softmax(-1) for one in (before, now))
+    found: Tensor = ((old.exp() * (old - new)).sum(-1) * (labels != IGNORED)).sum()
+    return found
+
+
+def row_of(text: str, separator: str) -> tuple[str, str] | None:
+    """The input and the answer that a text consists of; None where it does not."""
+    parts = tuple(part.strip() for part in text.split(separator))
+    return (parts[0], parts[1]) if len(parts) == 2 and all(parts) else None
+
+
+def _both(pairs: Pairs) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    return pairs.inputs, pairs.targets
+
+
+def _texts(learner: Learner) -> TextLearner:
+    assert isinstance(learner, TextLearner)
+    return learner
+
+
+def _network(learner: Learner) -> Lfpt5Network:
+    assert isinstance(learner.network, Lfpt5Network)
+    return learner.network

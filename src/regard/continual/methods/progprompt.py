@@ -1,0 +1,76 @@
+"""Progressive prompts: each task's prompt stands before those of all tasks before it, which stay as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from regard.continual.method import Method, Stage
+from regard.continual.prompted import Before, PromptNetwork, PromptSettings, check_room, class_vectors, put_back
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+
+
+class ProgressiveNetwork(PromptNetwork):
+    """A frozen model that is told the task of a row, and has its prompt and those of earlier tasks before the text.
+
+    A row of a task that is not learnt yet, or of none in the stream (−1), has all prompts that there are.
+    """
+
+    def before(self, rows: dict[str, Tensor]) -> Before | None:
+        """The prompts of a row's task and those before it, the newest first; rows with fewer have padding."""
+        last = int(self.count) - 1
+        if last < 0:
+            return None
+        if "tasks" not in rows:
+            raise UserError("tasks: expected the task of each row, which progressive prompts are to be told, got none")
+        own = rows["tasks"]
+        own = torch.where((own < 0) | (own > last), last, own)
+        newest, oldest = int(own.max()), int(own.min())
+        prompts = self.pool.prompts.joined(range(newest, -1, -1))[None]
+        if newest == oldest:
+            return Before(prompts)
+        blocks = torch.arange(newest, -1, -1, device=own.device).repeat_interleave(self.pool.prompts.length)
+        return Before(prompts.expand(len(own), -1, -1), blocks <= own[:, None])
+
+
+class ProgPrompt(Method):
+    """Progressive prompts (arXiv 2301.12314): prompts P_t, …, P_1 stand before a text of task t, and P_t is trained.
+
+    The task of a text has to be known, also at test. Prompts begin as the embeddings of drawn words and are
+    re-parametrised while they are trained, P' = MLP(P) + P, and put down as plain vectors afterwards. The paper trains
+    T5 with a rate of 0.3 and BERT with 1e-4; the defaults are the former.
+
+    What an earlier task's rows become is never changed. Where the head has vectors of classes, those of other tasks are
+    given back what they were, since weight decay moves them; a class that two tasks share is trained by both.
+    """
+
+    Settings = PromptSettings
+    Network = ProgressiveNetwork
+    incremental = False
+    texts = True
+
+    def prepare(self, learner: Learner, task: int) -> None:
+        """Open the task's prompt, and note what the head has of classes."""
+        network = _network(learner)
+        check_room(learner, len(network.pool) * self.settings.length)
+        network.begin_block(task)
+        self.head_before = class_vectors(learner)
+
+    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+        """The prompt, and the head, for the budget's epochs."""
+        return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
+
+    def finish(self, learner: Learner, task: int) -> None:
+        """Put the prompt down, and what other tasks' classes have back."""
+        _network(learner).pool.close()
+        put_back(learner, self.head_before, task)
+
+
+def _network(learner: Learner) -> ProgressiveNetwork:
+    assert isinstance(learner.network, ProgressiveNetwork)
+    return learner.network

@@ -1,0 +1,209 @@
+"""Blocks that are told apart by the distances of texts, against distances that are written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.continual import small_text
+from tests.continual.small import BUDGET, loaded, stream
+from torch import Tensor
+
+from regard.continual import run as running
+from regard.continual.batches import Item
+from regard.continual.learner import Learner
+from regard.continual.methods.epi import FAR, Epi, EpiNetwork, Settings, statistics, whitened
+from regard.continual.run import begin, run
+from regard.continual.state import load_tensors, tensors_of
+from regard.continual.texts import begin_texts
+from regard.errors import UserError
+
+SMALL = Settings(rank=2)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+
+
+def made(settings: Settings = SMALL) -> tuple[Learner, Epi]:
+    """A run in float64."""
+    method = Epi(settings)
+    learner = begin(stream(), method, loaded(dtype=torch.float64), BUDGET, seed=1)
+    learner.network.double()
+    return learner, method
+
+
+def network_of(learner: Learner) -> EpiNetwork:
+    assert isinstance(learner.network, EpiNetwork)
+    return learner.network
+
+
+def rows_of(learner: Learner, *items: tuple[int, int]) -> dict[str, Tensor]:
+    return learner.rows([Item(*one) for one in items])
+
+
+def drawn(rows: int, width: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# -- formulas ---------------------------------------------------------------------------------------------
+
+
+def test_statistics_are_means_and_the_mean_covariance_of_classes() -> None:
+    states, labels = drawn(12, 3), torch.tensor([4] * 5 + [2] * 6 + [7])
+    means, covariance = statistics(states, labels)
+    assert set(means) == {2, 4, 7}
+    for number, mean in means.items():
+        np.testing.assert_allclose(mean.numpy(), states[labels == number].numpy().mean(0))
+    both = [np.cov(states[labels == number].numpy().T) for number in (2, 4)]
+    np.testing.assert_allclose(covariance.numpy(), (both[0] + both[1]) / 2)
+
+
+def test_statistics_of_classes_of_one_row() -> None:
+    means, covariance = statistics(drawn(2, 3), torch.tensor([0, 1]))
+    assert set(means) == {0, 1}
+    assert not covariance.any()
+    assert torch.equal(whitened(covariance), torch.eye(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3])
+def test_whitening_is_half_of_a_pseudo_inverse(rows: int, shrinkage: float) -> None:
+    _, covariance = statistics(drawn(rows, 5), torch.zeros(rows))
+    spread = float(covariance.diagonal().mean())
+    moved = (1 - shrinkage) * covariance.numpy() + shrinkage * spread * np.eye(5)
+    whitening = whitened(covariance, shrinkage)
+    np.testing.assert_allclose((whitening @ whitening.T).numpy(), np.linalg.pinv(moved, rcond=1e-6), atol=1e-9)
+
+
+def test_distances_are_to_the_nearest_class_by_the_mean_covariance_of_tasks() -> None:
+    learner, _ = made()
+    network = network_of(learner)
+    sets = [drawn(30, 16, 1), drawn(40, 16, 2) + 1]
+    labels = [torch.arange(30) % 2, 2 + torch.arange(40) % 3]
+    for task in range(2):
+        network.learn(sets[task], labels[task], task)
+    classes = [[sets[task][labels[task] == one].numpy() for one in labels[task].unique()] for task in range(2)]
+    shared = np.mean([np.mean([np.cov(one.T) for one in task], axis=0) for task in classes], axis=0)
+    inverse = np.linalg.inv(shared)
+    texts = drawn(4, 16, 3)
+    found = network.distances(texts)
+    assert found.shape == (4, 2)
+    for row in range(4):
+        for task in range(2):
+            gaps = [texts[row].numpy() - one.mean(0) for one in classes[task]]
+            expected = min(float(gap @ inverse @ gap) for gap in gaps)
+            assert float(found[row, task]) == pytest.approx(expected)
+
+
+# -- the network ------------------------------------------------------------------------------------------
+
+
+def test_a_text_is_what_the_frozen_model_makes_of_it() -> None:
+    learner, method = made()
+    run(learner, method)
+    rows, plain = rows_of(learner, (0, 1), (2, 4)), loaded(dtype=torch.float64).model
+    states = plain(rows["input_ids"], rows["attention_mask"]).last_hidden_state
+    real = rows["attention_mask"][..., None]
+    expected = (states * real).sum(1) / real.sum(1)
+    torch.testing.assert_close(network_of(learner).eval().states(rows), expected.detach())
+
+
+def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
+    learner, method = made()
+    run(learner, method)
+    network = network_of(learner).eval()
+    rows = rows_of(learner, *[(task, row) for task in range(3) for row in (0, 3, 7)])
+    with torch.no_grad():
+        tasks, found = network.identify(rows), network(rows)
+        assert not torch.equal(tasks, torch.full_like(tasks, 2))
+        for row, task in enumerate(tasks.tolist()):
+            with network.pool.weighing(torch.nn.functional.one_hot(torch.tensor(task), 3).double()):
+                alone = network.classifier(rows["input_ids"][[row]], rows["attention_mask"][[row]]).logits[0]
+            own = learner.own[task]
+            torch.testing.assert_close(found[row][own], alone[own])
+            torch.testing.assert_close(found[row][~own], alone[~own] - FAR)
+    network.train()
+    assert torch.equal(network.weights(rows), torch.tensor([[0.0, 0.0, 1.0]]).expand(9, 3))  # type: ignore[arg-type]
+
+
+def test_tasks_of_other_words_are_told_apart() -> None:
+    learner, method = made()
+    run(learner, method)
+    network = network_of(learner).eval()
+    right = sum(
+        int((network.identify(rows) == rows["tasks"]).sum())
+        for task in range(3)
+        for rows in learner.each(learner.items(task))
+    )
+    assert right >= 0.8 * sum(len(learner.items(task)) for task in range(3))
+
+
+def test_old_tasks_stay_as_they_are_where_they_are_recognised() -> None:
+    learner, method = made()
+    blocks, vectors = list[Tensor](), list[Tensor]()
+
+    def note(learner: Learner, learnt: int) -> None:
+        head: Any = learner.network.classifier.head
+        blocks.append(network_of(learner).pool.blocks[0].B[0].detach().clone())
+        vectors.append(head.vectors[learner.own[0]].detach().clone())
+
+    run(learner, method, on_task=note)
+    assert all(torch.equal(one, blocks[0]) for one in blocks)
+    assert all(torch.equal(one, vectors[0]) for one in vectors)
+    assert blocks[0].any()
+
+
+def test_what_tells_tasks_apart_is_saved_with_the_network() -> None:
+    learner, method = made()
+    run(learner, method)
+    other, _ = made()
+    load_tensors(other.network, tensors_of(learner.network))
+    rows = rows_of(learner, (0, 1), (1, 5), (2, 4))
+    with torch.no_grad():
+        assert torch.equal(other.network.eval()(rows), learner.network.eval()(rows))
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(UserError, match="shrinkage: expected a number of at least 0 and at most 1, got 2"):
+        Settings(shrinkage=2)
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text.Kind) -> None:
+    method = Epi(Settings(rank=2, shrinkage=0.1))
+    learner = begin_texts(small_text.stream(many=2), method, small_text.loaded(kind), small_text.BUDGET, seed=1)
+    run(learner, method)
+    network = learner.network
+    assert isinstance(network, EpiNetwork)
+    assert network.known.tolist() == [[True], [True]]
+    network.eval()
+    for task in range(2):
+        for rows in learner.each(learner.items(task)):
+            assert (network.identify(rows) == task).double().mean() >= 0.75
+            inputs = {name: rows[name] for name in ("input_ids", "attention_mask")}
+            logits = network(rows)
+            for row, chosen in enumerate(network.identify(rows).tolist()):
+                with network.pool.weighing(torch.nn.functional.one_hot(torch.tensor(chosen), 2).float()):
+                    alone = network.classifier(**inputs, labels=rows["labels"]).logits[row]
+                torch.testing.assert_close(logits[row], alone)
+
+
+def test_answers_are_written_with_the_block_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = Epi(Settings(rank=2, shrinkage=0.1))
+    learner = begin_texts(small_text.stream(many=2), method, small_text.loaded(), small_text.BUDGET, seed=1)
+    run(learner, method)
+    network, rows = network_of(learner).eval(), rows_of(learner, (0, 1), (1, 4), (0, 7))
+    seen = list[Any]()
+
+    def generate(*_: Any) -> Tensor:
+        seen.append(network.pool.mixture.weights)
+        return rows["input_ids"]
+
+    monkeypatch.setattr(network.classifier, "generate", generate)
+    network.generate(rows, 3)
+    assert torch.equal(seen[0].argmax(1), network.identify(rows))
+    assert torch.equal(seen[0].sum(1), torch.ones(3))

@@ -1,0 +1,219 @@
+"""One prompt that writes what it is trained on, against losses that are written out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from tests.continual import small
+from tests.continual.small_text import BUDGET, Kind, loaded, stream
+from torch import Tensor
+
+from regard.continual import run as running
+from regard.continual.learner import Learner
+from regard.continual.methods.lfpt5 import (
+    PROMPT,
+    WRITTEN,
+    Lfpt5,
+    Lfpt5Network,
+    Settings,
+    divergence,
+    means,
+    row_of,
+)
+from regard.continual.run import begin, run
+from regard.continual.state import tensors_of
+from regard.continual.texts import begin_texts
+from regard.errors import UserError
+
+SMALL = Settings(length=3, rate=0.05, share=0.5, separator="quick", top_k=5, repetition=1.0)
+SAID = [[["animals : cat the say :", "animals : dog say :"], ["a cat", "a dog"]]]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+
+
+def made(kind: Kind = "t5", settings: Settings = SMALL, **changes: Any) -> tuple[Learner, Lfpt5]:
+    """A run in float64."""
+    method, model = Lfpt5(settings), loaded(kind, dtype=torch.float64)
+    learner = begin_texts(stream(2, 2), method, model, replace(BUDGET, epochs=1, **changes), seed=1)
+    learner.network.double()
+    return learner, method
+
+
+def second(kind: Kind = "t5") -> tuple[Learner, Lfpt5, dict[str, Tensor]]:
+    """A run in its second task, with rows that were written of the first, and a batch of all rows."""
+    learner, method = made(kind)
+    learner.network.eval()
+    method.prepare(learner, 0)
+    random = torch.Generator().manual_seed(0)
+    method.kept.tensors[PROMPT] = torch.randn(3, 16, generator=random, dtype=torch.float64)
+    method.kept.values[WRITTEN] = SAID
+    learner.task = 1
+    method.prepare(learner, 1)
+    (stage,) = method.stages(learner, 1)
+    return learner, method, method.batches(learner, 1, replace(stage, epochs=1)).rows(0)
+
+
+def network_of(learner: Learner) -> Lfpt5Network:
+    assert isinstance(learner.network, Lfpt5Network)
+    return learner.network
+
+
+# -- formulas ---------------------------------------------------------------------------------------------
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_mean_of_each_row_is_over_its_own_tokens() -> None:
+    logits, labels = drawn(2, 3, 5), torch.tensor([[1, 4, -100], [2, -100, -100]])
+    told = logits.softmax(-1).log()
+    expected = torch.stack([-(told[0, 0, 1] + told[0, 1, 4]) / 2, -told[1, 0, 2]])
+    torch.testing.assert_close(means(logits, labels), expected)
+
+
+def test_the_divergence_is_from_the_answers_before() -> None:
+    before, now, labels = drawn(2, 2, 4), drawn(2, 2, 4, seed=1), torch.tensor([[1, -100], [0, 3]])
+    old, new = before.softmax(-1), now.softmax(-1)
+    each = (old * (old / new).log()).sum(-1)
+    torch.testing.assert_close(divergence(before, now, labels), each[0, 0] + each[1, 0] + each[1, 1])
+    assert float(divergence(now, now, labels)) == 0
+
+
+def test_rows_are_an_input_and_an_answer() -> None:
+    assert row_of("the cat __ans__ a cat", "__ans__") == ("the cat", "a cat")
+    for text in ("the cat", "the cat __ans__ ", "__ans__ a cat", "one __ans__ two __ans__ three"):
+        assert row_of(text, "__ans__") is None
+
+
+# -- what is trained --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_the_loss_is_of_answers_of_rows_as_they_are_written_and_of_what_was_said_before(kind: Kind) -> None:
+    learner, method, _ = second(kind)
+    (stage,) = method.stages(learner, 1)
+    batches = method.batches(learner, 1, stage)
+    every = [batches.rows(step) for step in range(batches.steps)]
+    assert sum(int(rows["old"].sum()) for rows in every) >= 2
+    network, model = network_of(learner), cast(Any, learner.network.classifier)
+    prompt = network.pool.prompts.prompt(0)[None]
+    for rows in every:
+        expected = torch.tensor(0.0, dtype=torch.float64)
+        for row in range(len(rows["labels"])):
+            labels, mask = rows["labels"][[row]], rows["attention_mask"][[row]]
+            many = int((labels != -100).sum())
+            if not many:
+                continue
+            with network.pool.prepending(prompt):
+                now = model(rows["input_ids"][[row]], mask, labels).logits[0, :many].log_softmax(-1)
+                said = rows["said"][[row]]
+                asked = model(rows["asked_ids"][[row]], rows["asked_mask"][[row]], said).logits[0].log_softmax(-1)
+            with network.pool.prepending(method.kept.tensors[PROMPT][None]):
+                before = model(rows["input_ids"][[row]], mask, labels).logits[0, :many].log_softmax(-1)
+            told = said[0, said[0] != -100]
+            expected = expected - now[range(many), labels[0, :many]].sum()
+            expected = expected - 0.25 * many * asked[range(len(told)), told].mean()
+            if bool(rows["old"][row]):
+                expected = expected + 0.05 * (before.exp() * (before - now)).sum()
+        torch.testing.assert_close(method.loss(learner, network, rows), expected)
+
+
+def test_rows_that_were_written_are_learnt_beside_those_of_the_task() -> None:
+    learner, method, _ = second()
+    (stage,) = method.stages(learner, 1)
+    batches = method.batches(learner, 1, stage)
+    seen = [
+        (int(rows["tasks"][row]), int(rows["rows"][row]), bool(rows["old"][row]))
+        for rows in map(batches.rows, range(batches.steps))
+        for row in range(len(rows["rows"]))
+        if (rows["labels"][row] != -100).any()
+    ]
+    new = [(1, row, False) for row in range(len(learner.items(1)))]
+    assert sorted(seen) == [(0, 0, True), (0, 1, True), *new]
+    texts = [learner.tokenizer.decode(one.said, skip_special_tokens=True) for one in method.old]
+    assert texts == ["animals : cat the say : quick a cat", "animals : dog say : quick a dog"]
+
+
+def test_only_the_prompt_is_trained_and_how_batches_are_split_does_not_matter() -> None:
+    learner, method = made()
+    before = {key: value.clone() for key, value in tensors_of(learner.network).items()}
+    after = tensors_of(run(learner, method).network)
+    changed = {key for key, value in after.items() if not torch.equal(value, before[key])}
+    assert changed == {"classifier.encoder.soft_prompts.P.0", "classifier.encoder.soft_prompts.live", "count"} & changed
+    assert "classifier.encoder.soft_prompts.P.0" in changed
+    learner, method = made(micro_batch=3)
+    split = tensors_of(run(learner, method).network)
+    for key, value in after.items():
+        torch.testing.assert_close(split[key], value, rtol=0, atol=1e-9)
+
+
+def test_what_is_written_and_kept_is_there_again_when_a_run_goes_on(tmp_path: Path) -> None:
+    class Broken(Exception):
+        pass
+
+    def stop(_: Learner, learnt: int) -> None:
+        if learnt == 2:
+            raise Broken
+
+    with_mlp = replace(SMALL, hidden=4)
+    learner, method = made(settings=with_mlp)
+    expected = tensors_of(run(learner, method).network)
+    learner, method = made(settings=with_mlp)
+    with pytest.raises(Broken):
+        run(learner, method, folder=tmp_path, on_task=stop)
+    learner, method = made(settings=with_mlp)
+    found = tensors_of(run(learner, method, folder=tmp_path, resume=True).network)
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    assert method.kept.tensors[PROMPT].shape == (3, 16)
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_the_prompt_writes_rows_of_a_task(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, method = made(kind)
+    method.prepare(learner, 0)
+    asked: dict[str, Any] = {}
+    ids = learner.tokenizer("animals : cat say : quick a cat")["input_ids"]
+
+    def generate(input_ids: Tensor, **options: Any) -> Tensor:
+        asked.update(options)
+        said = torch.tensor([[*ids, 2], [*ids[:-1], *ids[:1], 2]])[:, -len(ids) - 1 :]
+        first = torch.zeros(2, 1, dtype=torch.long) if kind == "t5" else input_ids
+        return torch.cat([first, said], 1)
+
+    monkeypatch.setattr(cast(Any, learner.network.classifier).encoder, "generate", generate)
+    method.finish(learner, 0)
+    inputs, answers = method.kept.values[WRITTEN][0]
+    assert inputs[0] == "animals : cat say :"
+    assert answers[0] == "a cat"
+    assert (asked["do_sample"], asked["top_k"], asked["repetition_penalty"]) == (True, 5, 1.0)
+    assert torch.equal(method.kept.tensors[PROMPT], network_of(learner).pool.prompts.prompt(0))
+
+
+def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:
+    found = []
+    for _ in range(2):
+        learner, method = made(settings=replace(SMALL, separator="the", share=1.0))
+        method.prepare(learner, 0)
+        before = torch.random.get_rng_state()
+        method.finish(learner, 0)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        found.append(method.kept.values[WRITTEN])
+    assert found[0] == found[1]
+    assert found[0][0]
+
+
+def test_classes_are_refused_and_settings_that_cannot_be() -> None:
+    with pytest.raises(UserError, match="method: lfpt5 expects tasks from text to text"):
+        begin(small.stream(), Lfpt5(), small.loaded(), small.BUDGET, seed=1)
+    with pytest.raises(UserError, match="separator: expected a word, got ' '"):
+        Settings(separator=" ")
+    with pytest.raises(UserError, match="share: expected a number of at least 0 and at most 1, got 2"):
+        Settings(share=2)

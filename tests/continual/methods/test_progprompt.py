@@ -1,0 +1,154 @@
+"""Progressive prompts, against models that are given the embeddings, and old tasks that stay as they are."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from tests.continual import small_text
+from tests.continual.small import BUDGET, loaded, stream
+from torch import Tensor, nn
+
+from regard.continual import run as running
+from regard.continual.batches import Item
+from regard.continual.generating import answers
+from regard.continual.learner import Learner
+from regard.continual.methods.progprompt import ProgPrompt, ProgressiveNetwork
+from regard.continual.prompted import PromptSettings
+from regard.continual.run import begin, run
+from regard.continual.texts import begin_texts
+from regard.data.text_task import TextTask
+from regard.errors import UserError
+
+SMALL = PromptSettings(length=2, hidden=4, rate=0.01)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+
+
+def made(settings: PromptSettings = SMALL) -> tuple[Learner, ProgPrompt]:
+    """A run in float64."""
+    method = ProgPrompt(settings)
+    learner = begin(stream(), method, loaded(dtype=torch.float64), BUDGET, seed=1)
+    learner.network.double()
+    return learner, method
+
+
+def network_of(learner: Learner) -> ProgressiveNetwork:
+    assert isinstance(learner.network, ProgressiveNetwork)
+    return learner.network
+
+
+def rows_of(learner: Learner, *items: tuple[int, int]) -> dict[str, Tensor]:
+    return learner.rows([Item(*one) for one in items])
+
+
+@torch.no_grad()
+def logits(learner: Learner, *items: tuple[int, int]) -> Tensor:
+    found: Tensor = learner.network.eval()(rows_of(learner, *items))
+    return found
+
+
+def test_a_task_reads_its_prompt_and_those_before_it() -> None:
+    learner, method = made()
+    run(learner, method)
+    plain: Any = loaded(dtype=torch.float64).model
+    network = network_of(learner)
+    assert not network.pool.prompts.live.any()
+    prompts = [one.detach() for one in network.pool.prompts.P]
+    for task in range(3):
+        rows = rows_of(learner, (task, 0), (task, 4))
+        before = torch.cat(prompts[: task + 1][::-1])[None].expand(2, -1, -1)
+        real = torch.cat([torch.ones(2, 2 * (task + 1)), rows["attention_mask"]], 1)
+        words = plain.embeddings.word_embeddings(rows["input_ids"])
+        states = plain(inputs_embeds=torch.cat([before, words], 1), attention_mask=real).last_hidden_state
+        first = states[:, 2 * (task + 1)]
+        head: Any = network.classifier.head
+        expected = first @ head.vectors.T + head.bias
+        torch.testing.assert_close(logits(learner, (task, 0), (task, 4)), expected.detach())
+
+
+def test_what_is_learnt_stays_as_it_is() -> None:
+    learner, method = made()
+    seen: list[list[Tensor]] = []
+
+    def note(learner: Learner, learnt: int) -> None:
+        seen.append([logits(learner, (task, 0), (task, 3))[:, learner.own[task]] for task in range(learnt)])
+
+    run(learner, method, on_task=note)
+    for task in range(3):
+        for later in seen[task + 1 :]:
+            assert torch.equal(later[task], seen[task][task])
+    before = [one.clone() for one in network_of(learner).pool.prompts.P]
+    assert not torch.equal(before[0], before[1])
+
+
+def test_rows_of_several_tasks_together_are_what_they_are_alone() -> None:
+    learner, method = made()
+    run(learner, method)
+    together = logits(learner, (0, 1), (2, 5), (1, 7))
+    for place, item in enumerate([(0, 1), (2, 5), (1, 7)]):
+        torch.testing.assert_close(together[place], logits(learner, item)[0])
+
+
+def test_a_row_of_no_task_has_all_prompts_and_one_that_is_not_told_none() -> None:
+    learner, method = made()
+    run(learner, method)
+    rows = rows_of(learner, (0, 1))
+    network = network_of(learner).eval()
+    with torch.no_grad():
+        unknown = network({**rows, "tasks": torch.tensor([-1])})
+        last = network({**rows, "tasks": torch.tensor([2])})
+        assert torch.equal(unknown, last)
+        assert not torch.allclose(last, network(rows))
+    del rows["tasks"]
+    with pytest.raises(UserError, match="tasks: expected the task of each row"):
+        network(rows)
+
+
+def test_before_the_first_task_there_is_no_prompt() -> None:
+    learner, _ = made()
+    rows = rows_of(learner, (0, 1))
+    plain = learner.network.classifier.eval()(rows["input_ids"], rows["attention_mask"]).logits
+    assert torch.equal(logits(learner, (0, 1)), plain.detach())
+
+
+def test_prompts_leave_room_for_the_texts() -> None:
+    learner, method = made(PromptSettings(length=4, hidden=0))
+    with pytest.raises(UserError, match="length: expected texts of at most 4 tokens behind 12 of prompts, got"):
+        run(learner, method)
+
+
+def test_only_the_task_s_prompt_its_mlp_and_the_head_are_trained() -> None:
+    learner, method = made()
+    method.prepare(learner, 0)
+    method.finish(learner, 0)
+    learner.task = 1
+    method.prepare(learner, 1)
+    named = {name for name, one in learner.network.named_parameters() if one.requires_grad}
+    inside = "classifier.encoder.soft_prompts."
+    mlp = {f"{inside}mlp.{part}.{kind}" for part in (0, 2, 3) for kind in ("weight", "bias")}
+    assert named == {f"{inside}P.1", *mlp, "classifier.head.vectors", "classifier.head.bias"}
+    for module in learner.network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    loss = method.loss(learner, learner.network, rows_of(learner, (1, 0), (1, 9)))
+    loss.backward()
+    assert all(bool(one.grad.any()) for one in learner.network.parameters() if one.grad is not None)
+
+
+@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+def test_answers_to_old_tasks_stay_as_they_are(kind: small_text.Kind) -> None:
+    method = ProgPrompt(SMALL)
+    learner = begin_texts(small_text.stream(many=2), method, small_text.loaded(kind), small_text.BUDGET, seed=1)
+    seen = []
+
+    def note(_: Learner, learnt: int) -> None:
+        seen.append([answers(learner, cast(TextTask, learner.stream.tasks[task]), "test") for task in range(learnt)])
+
+    found = run(learner, method, on_task=note).found["matrix"]
+    assert seen[0][0] == seen[1][0]
+    assert {row["score"] for row in found if row["position"] == 1 and row["after_task"]} == {found[1]["score"]}
