@@ -38,7 +38,7 @@ check: .venv/.developing
 
 bench: .venv/.benching
 	@set -e; for name in attention_function long_sequences whole_model gpu_kernels constant_attention \
-			structured_constants cached_probe operators loss_layer training_step learning; do \
+			structured_constants cached_probe operators loss_layer training_step learning adapters; do \
 		echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 	@$(BIN)/python -m benchmarks.tables
 	@echo "== done. The figures are in docs/benchmarks.md"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import adapters_section
 from benchmarks.learning_section import section
 from benchmarks.timing import RESULTS
 from regard.experiments.markdown import table
@@ -147,6 +148,7 @@ Regard's. Memory in MiB, beside what the logits in float32 would take once.
 def _training() -> str:
     """What was measured of training so far: a section for each result that is there."""
     parts = {"operators": _operators, "training_step": _steps, "loss_layer": _loss, "learning": section}
+    parts |= {"adapters": adapters_section.section}
     return "".join(make(_read(name)["rows"]) for name, make in parts.items() if (RESULTS / f"{name}.json").exists())
 
 

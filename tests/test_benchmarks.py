@@ -21,6 +21,7 @@ from benchmarks.timing import RESULTS, extra_memory, race
         ("cached_probe", "recomputed"),
         ("operators", "sdpa"),
         ("learning", "regard"),
+        ("adapters", "regard"),
     ],
 )
 def test_a_benchmark_runs_and_says_what_it_measured(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import UserError
 
 if TYPE_CHECKING:
+    from regard.adapters.shared import SharedAdapters
     from regard.attention.spec import AttentionSpec
     from regard.callback import SinkCallback
     from regard.constants import Constants
@@ -50,6 +51,7 @@ __all__ = [
     "RegardForCausalLM",
     "ReplacedModel",
     "Replacements",
+    "SharedAdapters",
     "SinkCallback",
     "UserError",
     "__version__",
@@ -77,6 +79,7 @@ _WHERE = {
     "RegardForCausalLM": "regard.models",
     "ReplacedModel": "regard.slot",
     "Replacements": "regard.replacements",
+    "SharedAdapters": "regard.adapters.shared",
     "SinkCallback": "regard.callback",
     "average_attention": "regard.slot",
     "mixing": "regard.slot",

@@ -81,10 +81,12 @@ class SharedAttention(nn.Module):
             shared.requires_grad_(block is not None)
 
     def drop(self, block: int) -> None:
-        """Take a key away; those after it move up."""
+        """Take a key away; those after it move up. Raises UserError."""
+        if block not in range(len(self.keys)):
+            raise UserError(f"block: expected a number from 0 to {len(self.keys) - 1}, got {block}")
         kept = [key for number, key in enumerate(self.keys) if number != block]
+        self.count -= (self.count > block).to(self.count.dtype)
         self.keys = nn.ParameterList(kept)
-        self.count -= 1
 
     def query(self, vectors: Tensor) -> Tensor:
         """The queries q (row, width) of query vectors e (row, width)."""

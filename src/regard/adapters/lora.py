@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,25 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 
+GATHERED = 50
+"""About what it costs a row to gather a block, in products of a token with it: reckoned for a CPU, not measured."""
 
-@dataclass(eq=False)
+
+@dataclass(frozen=True)
+class Shares:
+    """How much a layer's blocks add: (group, 1, block · rank), for groups of rows that follow one another.
+
+    `own`: of the blocks that are trained and in use, `trained`; `old`: of the first `frozen` that are not, or of those
+    of them that `chosen` (group, block) names.
+    """
+
+    trained: tuple[int, ...]
+    own: Tensor | None
+    frozen: int
+    old: Tensor | None
+    chosen: Tensor | None
+
+
 class Mixture:
     """How the layers of a pool mix their blocks at the moment.
 
@@ -20,8 +38,36 @@ class Mixture:
     `top_k`: of the blocks that are not trained each row uses those that it weighs most, None: all.
     """
 
-    weights: Tensor | None = None
-    top_k: int | None = None
+    def __init__(self, weights: Tensor | None = None, top_k: int | None = None) -> None:
+        self.weights, self.top_k = weights, top_k
+
+    @property
+    def weights(self) -> Tensor | None:
+        """(row, block) or (block,)."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Tensor | None) -> None:
+        self._weights = weights
+        self._made: dict[Any, Shares] = {}
+
+    def shares(self, rows: int, tokens: int, rank: int, scale: float, trained: tuple[int, ...]) -> Shares:
+        """The weights as a layer of that rank and scale uses them: made once for all layers, but where they train."""
+        assert self._weights is not None
+        weights = self._weights if self._weights.dim() > 1 else self._weights[None]
+        groups, used = weights.shape
+        if rows % groups:
+            raise UserError(f"weights: expected a row for each of {rows} rows, or one for several, got {groups}")
+        frozen = used - sum(number < used for number in trained)
+        sparse = self.top_k is not None and self.top_k < frozen
+        gathers = sparse and (self.top_k or 0) * (tokens + GATHERED * groups) < frozen * (tokens + GATHERED // 2)
+        if torch.is_grad_enabled() and weights.requires_grad:
+            return _shares(weights, rank, scale, trained, self.top_k if sparse else None, gathers)
+        changes = None if weights.is_inference() else weights._version
+        key = (rank, scale, trained, self.top_k, gathers, changes, torch.is_inference_mode_enabled())
+        if key not in self._made:
+            self._made[key] = _shares(weights, rank, scale, trained, self.top_k if sparse else None, gathers)
+        return self._made[key]
 
 
 class LoraBlocks(nn.Module):
@@ -31,6 +77,8 @@ class LoraBlocks(nn.Module):
     are not trained lie one after the other in memory, so that mixing them is two products whatever their number. With
     `detach_old` no gradient flows through these to what the layer reads, as in the authors' code.
     """
+
+    like: Tensor
 
     def __init__(
         self,
@@ -50,7 +98,8 @@ class LoraBlocks(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.A, self.B = nn.ParameterList(), nn.ParameterList()
         self.trained: tuple[int, ...] = ()
-        self._like = torch.empty(0) if like is None else like.new_empty(0)
+        place = None if like is None else like.device
+        self.register_buffer("like", torch.empty(0, device=place), persistent=False)
         self._stack: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -58,12 +107,11 @@ class LoraBlocks(nn.Module):
 
     def reserve(self, blocks: int) -> None:
         """Have so many blocks, each drawn by the seed and its number."""
-        device = self.A[0].device if len(self.A) else self._like.device
         for block in range(len(self), blocks):
             random = torch.Generator().manual_seed(self.seed + 104729 * (block + 1))
             drawn = (2 * torch.rand(self.rank, self.inputs, generator=random) - 1) / math.sqrt(self.inputs)
-            self.A.append(nn.Parameter(drawn.to(device), requires_grad=False))
-            self.B.append(nn.Parameter(torch.zeros(self.outputs, self.rank, device=device), requires_grad=False))
+            self.A.append(nn.Parameter(drawn.to(self.like), requires_grad=False))
+            self.B.append(nn.Parameter(self.like.new_zeros(self.outputs, self.rank), requires_grad=False))
             self._stack = None
 
     def open(self, *blocks: int) -> None:
@@ -76,7 +124,9 @@ class LoraBlocks(nn.Module):
         self._stack = None
 
     def drop(self, block: int) -> None:
-        """Take a block away; those after it move up."""
+        """Take a block away; those after it move up. Raises UserError."""
+        if block not in range(len(self)):
+            raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {block}")
         self.A = nn.ParameterList([one for number, one in enumerate(self.A) if number != block])
         self.B = nn.ParameterList([one for number, one in enumerate(self.B) if number != block])
         self.open(*(number - (number > block) for number in self.trained if number != block))
@@ -87,40 +137,34 @@ class LoraBlocks(nn.Module):
 
     def forward(self, states: Tensor, out: Tensor, mixture: Mixture) -> Tensor:
         """What the layer gives, (row, token, outputs) or (row, outputs), with the blocks' mix added to `out`."""
-        if mixture.weights is None:
+        weights = mixture.weights
+        if weights is None:
             return out
-        weights = _for_rows(mixture.weights, len(states)) * self.scale
-        blocks = weights.shape[1]
-        if blocks > len(self):
-            raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {blocks}")
-        read = self.dropout(states)
-        flat = read.flatten(1, -2) if read.dim() > 2 else read[:, None]
-        found = out.reshape(len(out), -1, self.outputs)
-        for number in self.trained:
-            if number < blocks:
-                hidden = nn.functional.linear(_cast(flat, self.A[number]), self.A[number])
-                mixed = hidden * weights[:, number, None, None].to(hidden.dtype)
-                found = found + nn.functional.linear(mixed, self.B[number]).to(found.dtype)
-        frozen = [number for number in range(blocks) if number not in self.trained]
-        if frozen:
-            found = self._add_frozen(flat.detach() if self.detach_old else flat, found, weights[:, frozen], mixture)
+        if weights.shape[-1] > len(self):
+            raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {weights.shape[-1]}")
+        tokens = states.numel() // self.inputs
+        shares = mixture.shares(len(states), tokens, self.rank, self.scale, self.trained)
+        groups = 1 if weights.dim() == 1 else len(weights)
+        read = (self.dropout(states) if self.training else states).reshape(groups, -1, self.inputs)
+        found = out.reshape(groups, -1, self.outputs)
+        if shares.own is not None:
+            found = _add(read, found, *self._own(shares.trained), shares.own)
+        if shares.old is not None:
+            down, up = self.stacked()
+            read = read.detach() if self.detach_old else read
+            if shares.chosen is None:
+                rows = shares.frozen * self.rank
+                found = _add(read, found, down[:rows], up[:rows], shares.old)
+            else:
+                down, up = (part.unflatten(0, (-1, self.rank))[shares.chosen].flatten(1, 2) for part in (down, up))
+                found = _add_gathered(read, found, down, up, shares.old)
         return found.reshape(out.shape)
 
-    def _add_frozen(self, flat: Tensor, out: Tensor, weights: Tensor, mixture: Mixture) -> Tensor:
-        """The mix of the first blocks that are not trained, weighed (row, block), added to `out`."""
-        count, width = weights.shape[1], self.rank
-        down, up = self.stacked()
-        if mixture.top_k is not None and mixture.top_k < count:
-            best = weights.topk(mixture.top_k, dim=-1)
-            down = down.unflatten(0, (-1, width))[best.indices].flatten(1, 2)
-            up = up.unflatten(0, (-1, width))[best.indices].flatten(1, 2)
-            shares, many = best.values, mixture.top_k
-            hidden = _cast(flat, down) @ down.transpose(1, 2)
-        else:
-            down, up, shares, many = down[: count * width], up[: count * width], weights, count
-            hidden = nn.functional.linear(_cast(flat, down), down)
-        mixed = (hidden.unflatten(-1, (many, width)) * shares[:, None, :, None].to(hidden.dtype)).flatten(-2)
-        return out + (mixed @ _cast(up, mixed)).to(out.dtype)
+    def _own(self, trained: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """A and Bᵀ of blocks that are trained."""
+        if len(trained) == 1:
+            return self.A[trained[0]], self.B[trained[0]].T
+        return torch.cat([self.A[number] for number in trained]), torch.cat([self.B[number].T for number in trained])
 
     def stacked(self) -> tuple[Tensor, Tensor]:
         """A (block · rank, inputs) and Bᵀ (block · rank, outputs) of the blocks that are not trained, in their order.
@@ -129,17 +173,22 @@ class LoraBlocks(nn.Module):
         """
         if self._stack is None:
             frozen = [number for number in range(len(self)) if number not in self.trained]
-            down = torch.cat([self.A[number].detach() for number in frozen])
-            up = torch.cat([self.B[number].detach().T for number in frozen])
-            for place, number in enumerate(frozen):
-                here = slice(place * self.rank, (place + 1) * self.rank)
-                self.A[number].data, self.B[number].data = down[here], up[here].T
+            with torch.inference_mode(False):  # parameters that were made under it could never be trained
+                down = torch.cat([self.A[number].detach() for number in frozen])
+                up = torch.cat([self.B[number].detach().T for number in frozen])
+                for place, number in enumerate(frozen):
+                    here = slice(place * self.rank, (place + 1) * self.rank)
+                    self.A[number].data, self.B[number].data = down[here], up[here].T
             self._stack = down, up
         return self._stack
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         self._stack = None
         return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        self._stack = None
+        super()._load_from_state_dict(*given)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stack": None}
@@ -187,13 +236,60 @@ def shape_of(layer: nn.Module) -> tuple[int, int]:
 
 def _cast(states: Tensor, like: Tensor) -> Tensor:
     """The states in the precision of the blocks; under autocast, which chooses one itself, as they are."""
-    return states if torch.is_autocast_enabled(states.device.type) else states.to(like.dtype)
+    kind = states.device.type
+    chosen = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return states if chosen else states.to(like.dtype)
 
 
-def _for_rows(weights: Tensor, rows: int) -> Tensor:
-    """(row, block): the weights for so many rows, each repeated where a row has become several (beams)."""
-    if weights.dim() == 1:
-        return weights.expand(rows, -1)
-    if rows % len(weights):
-        raise UserError(f"weights: expected a row for each of {rows} rows, or one for several, got {len(weights)}")
-    return weights if rows == len(weights) else weights.repeat_interleave(rows // len(weights), 0)
+def _add(read: Tensor, out: Tensor, down: Tensor, up: Tensor, shares: Tensor) -> Tensor:
+    """`out` (group, token, outputs) and what the blocks A (hidden, inputs) and Bᵀ (hidden, outputs) add to it."""
+    hidden = nn.functional.linear(_cast(read, down), down)
+    mixed = hidden * shares.to(hidden.dtype)
+    if out.dtype == mixed.dtype == up.dtype:
+        return torch.addmm(out.flatten(0, 1), mixed.flatten(0, 1), up).view(out.shape)
+    return out + (mixed @ _cast(up, mixed)).to(out.dtype)
+
+
+def _add_gathered(read: Tensor, out: Tensor, down: Tensor, up: Tensor, shares: Tensor) -> Tensor:
+    """The same with blocks of each group's own, A (group, hidden, inputs) and Bᵀ (group, hidden, outputs)."""
+    hidden = _cast(read, down) @ down.transpose(1, 2)
+    mixed = hidden * shares.to(hidden.dtype)
+    if out.dtype == mixed.dtype == up.dtype:
+        return torch.baddbmm(out, mixed, up)
+    return out + (mixed @ _cast(up, mixed)).to(out.dtype)
+
+
+def _shares(
+    weights: Tensor, rank: int, scale: float, trained: tuple[int, ...], top_k: int | None, gathers: bool
+) -> Shares:
+    """The shares that weights (group, block) give, of `top_k` blocks that are not trained or of all of them."""
+    used = weights.shape[1]
+    own = tuple(number for number in trained if number < used)
+    rest = [number for number in range(used) if number not in own]
+    scaled = weights * scale
+    old, chosen = _columns(scaled, rest) if rest else None, None
+    if old is not None and top_k is not None:
+        best = _columns(weights, rest).topk(top_k, dim=-1, sorted=False).indices
+        chosen = best if gathers else None
+        kept = old.gather(1, best)
+        old = kept if gathers else torch.zeros_like(old).scatter(1, best, kept)
+    return Shares(
+        trained=own,
+        own=_spread(_columns(scaled, own), rank) if own else None,
+        frozen=len(rest),
+        old=None if old is None else _spread(old, rank),
+        chosen=chosen,
+    )
+
+
+def _spread(shares: Tensor, rank: int) -> Tensor:
+    """(group, 1, block · rank): each block's share for all of its hidden features."""
+    return shares[..., None].expand(-1, -1, rank).reshape(len(shares), 1, -1)
+
+
+def _columns(shares: Tensor, blocks: Sequence[int]) -> Tensor:
+    """(group, block): of these blocks alone."""
+    first, last = blocks[0], blocks[-1]
+    if last - first == len(blocks) - 1:
+        return shares[:, first : last + 1]
+    return torch.cat([shares[:, number : number + 1] for number in blocks], 1)

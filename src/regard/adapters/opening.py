@@ -24,13 +24,13 @@ class Earlier(NamedTuple):
     vectors: Tensor
 
 
-def knowing(attention: SharedAttention, vectors: Tensor, earlier: Sequence[Earlier]) -> Tensor:
-    """−log a_own, the mean over vectors of the newest block's task, and the divergences of earlier tasks, added up.
+def knowing(attention: SharedAttention, vectors: Tensor, earlier: Sequence[Earlier], own: int = -1) -> Tensor:
+    """−log a_own, the mean over vectors of the own block's task, and the divergences of other tasks, added up.
 
     Each task counts the same, as in a classification of rows by their task.
     """
-    own = -attention.scores(vectors).log_softmax(-1)[:, -1].mean()
-    return own + sum(divergences(attention, earlier), torch.zeros_like(own))
+    known = -attention.scores(vectors).log_softmax(-1)[:, own].mean()
+    return known + sum(divergences(attention, earlier), torch.zeros_like(known))
 
 
 def divergences(attention: SharedAttention, earlier: Sequence[Earlier]) -> list[Tensor]:
@@ -48,8 +48,11 @@ def open_gate(
     batch: int = 64,
     warmup: float = 0.06,
     seed: int = 0,
+    own: int = -1,
 ) -> float:
-    """Teach the newest key and the maps to know a task's rows by their vectors (row, width); the loss at the end.
+    """Teach a key and the maps to know a task's rows by their vectors (row, width); the loss at the end.
+
+    `own`: the task's block, the newest unless it is said.
 
     AdamW without decay, its rate rising for a share of `steps` and falling linearly to 0, on at most `batch` vectors of
     each task a step, drawn by `seed`. Nothing else of a model is needed, or changed.
@@ -63,7 +66,7 @@ def open_gate(
         for group in optimizer.param_groups:
             group["lr"] = rate * share
         some = [Earlier(one.target, _drawn(one.vectors, batch, random)) for one in earlier]
-        loss = knowing(attention, _drawn(vectors, batch, random), some)
+        loss = knowing(attention, _drawn(vectors, batch, random), some, own)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

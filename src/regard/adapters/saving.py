@@ -1,0 +1,265 @@
+"""Blocks, their attention and what is told of them, to and from a folder: safetensors and JSON, nothing of training."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import safetensors
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from regard.adapters import pruning
+from regard.adapters.base import base_sha256
+from regard.adapters.lora import MixedLayer
+from regard.adapters.pool import LoraPool
+from regard.adapters.prompts import PromptPool
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.adapters.shared import SharedAdapters
+
+TENSORS, ABOUT, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
+A = TypeVar("A", bound="SharedAdapters")
+
+
+def save(adapters: SharedAdapters, folder: Path, *, overwrite: bool) -> Path:
+    """Where everything was written: the folder."""
+    if not adapters.names and not adapters.merged:
+        raise UserError("adapters: expected at least one block to save, got none; add one")
+    base = {**_base(adapters.model), "sha256": adapters.base_sha256 or base_sha256(adapters.model)}
+    with writing(folder, sign=ABOUT, overwrite=overwrite) as place:
+        save_file(_tensors(adapters), place / TENSORS, {"format": "pt"})
+        about = {
+            "format": FORMAT,
+            "settings": adapters.settings,
+            "base": base,
+            "layers": list(_layers(adapters)),
+            "blocks": [{"name": name, "lineage": _of(base, told)} for name, told in adapters.lineages.items()],
+            "merged": [
+                {"name": one.name, "weight": one.weight, "lineage": _of(base, one.lineage)} for one in adapters.merged
+            ],
+            "added": adapters.added,
+            "sha256": _sha256(place / TENSORS),
+        }
+        (place / ABOUT).write_text(json.dumps(about, indent=2), encoding="utf-8")
+    return folder
+
+
+def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
+    """The blocks of a folder in a model."""
+    about, tensors = _read(folder)
+    try:
+        base = about["base"]
+        layers = [str(name) for name in about["layers"]]
+        settings = {**about["settings"], **({"targets": layers} if layers else {})}
+        blocks = [(str(one["name"]), dict(one["lineage"])) for one in about["blocks"]]
+        merged = [(str(one["name"]), float(one["weight"]), dict(one["lineage"])) for one in about["merged"]]
+        added = int(about["added"])
+        if isinstance(model, (str, Path)):
+            model = _model(model, str(base["architecture"]))
+        _check_base(model, base, layers, tensors)
+        if len(dict(blocks)) != len(blocks):
+            raise ValueError("two blocks of one name")
+        adapters = cls(model, **settings)
+        adapters.settings = dict(about["settings"])
+        adapters.restore(blocks, added)
+        _fill(adapters, tensors)
+        if merged:
+            adapters.base_sha256 = base["sha256"]
+        for number, (name, weight, told) in enumerate(merged):
+            parts = {
+                layer: (tensors[f"merged.{number}.{layer}.A"], tensors[f"merged.{number}.{layer}.B"])
+                for layer in layers
+            }
+            pruning.fold(adapters, pruning.Merged(name, weight, told, parts))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{folder}: expected blocks as `save_pretrained` leaves them, got {_line(error)}") from error
+    return adapters
+
+
+@contextlib.contextmanager
+def writing(folder: Path, *, sign: str, overwrite: bool) -> Iterator[Path]:
+    """A folder beside `folder` to write to, which takes its name at the end, or vanishes if anything goes wrong.
+
+    What stands there is replaced only where that is allowed, and where it is such a folder itself: it holds `sign`.
+    """
+    folder = folder.resolve()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        if not (folder / sign).is_file():
+            raise UserError(f"folder: expected a new one, or one with {sign}, got {folder}")
+        if not overwrite:
+            raise UserError(f"folder: expected a new one, got {folder}, which holds {sign}; allow it with overwrite")
+    place, old = (folder.with_name(f".{folder.name[:100]}-{kind}-{secrets.token_hex(4)}") for kind in ("new", "old"))
+    try:
+        place.mkdir(parents=True)
+        yield place
+        if folder.exists():
+            folder.rename(old)
+        place.rename(folder)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"folder: cannot write {folder}: {_line(error)}") from error
+    finally:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        for left in (place, old):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def attention_tensors(adapters: SharedAdapters) -> dict[str, Tensor]:
+    """The keys of the blocks, (block, width), and the shared maps, as a file holds them."""
+    found = {f"attention.{name}": value for name, value in adapters.attention.state_dict().items()}
+    kept = {name: value for name, value in found.items() if ".keys." not in name and not name.endswith(".count")}
+    if adapters.names:
+        kept["attention.keys"] = torch.stack([key.detach() for key in adapters.attention.keys])
+    return {name: value.detach().cpu().contiguous().clone() for name, value in kept.items()}
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """What a file of JSON holds. Raises UserError if there is none, or not by name."""
+    if not path.is_file():
+        raise UserError(f"folder: expected {what}, a folder with {path.name}, got {path.parent}")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: expected {what}, got a file that cannot be read: {_line(error)}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: expected {what}, got {type(found).__name__}")
+    return found
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """What a file of safetensors holds, by name. Raises UserError."""
+    try:
+        found: dict[str, Tensor] = load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{path}: expected a whole file of safetensors, got {_line(error)}") from error
+    return found
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What is told, and the tensors, both whole."""
+    about = read_json(folder / ABOUT, "blocks as `save_pretrained` leaves them")
+    if about.get("format") != FORMAT:
+        raise UserError(f"{folder / ABOUT}: expected the format {FORMAT!r}, got {about.get('format')!r}")
+    if not (folder / TENSORS).is_file() or _sha256(folder / TENSORS) != about.get("sha256"):
+        raise UserError(f"{folder / TENSORS}: expected the file that {ABOUT} tells of, got another, or none")
+    return about, read_tensors(folder / TENSORS)
+
+
+def _tensors(adapters: SharedAdapters) -> dict[str, Tensor]:
+    """All that a file holds: A (block, rank, inputs) and B (block, outputs, rank) of each layer, and the attention."""
+    found = attention_tensors(adapters)
+    for name, layer in _layers(adapters).items() if adapters.names else ():
+        for part, values in (("A", layer.blocks.A), ("B", layer.blocks.B)):
+            found[f"layers.{name}.{part}"] = torch.stack([value.detach() for value in values]).cpu().contiguous()
+    if isinstance(adapters.pool, PromptPool):
+        prompts = [adapters.pool.prompts.prompt(number).detach() for number in range(len(adapters.names))]
+        found["prompts"] = torch.stack(prompts).cpu().contiguous()
+    for number, one in enumerate(adapters.merged):
+        for name, (down, up) in one.parts.items():
+            found |= {f"merged.{number}.{name}.A": down.contiguous(), f"merged.{number}.{name}.B": up.contiguous()}
+    return found
+
+
+def _layers(adapters: SharedAdapters) -> dict[str, MixedLayer]:
+    """The layers that have blocks beside them, by name; none where blocks are prompts."""
+    return adapters.pool.layers if isinstance(adapters.pool, LoraPool) else {}
+
+
+def _fill(adapters: SharedAdapters, tensors: Mapping[str, Tensor]) -> None:
+    """Put what a file holds into blocks and attention."""
+    own = adapters.attention.state_dict()
+    parts = {f"attention.{name}": value for name, value in own.items() if name in ("down", "up") or "norm" in name}
+    stacks: dict[str, list[Tensor]] = {"attention.keys": list(adapters.attention.keys)}
+    if isinstance(adapters.pool, PromptPool):
+        stacks["prompts"] = list(adapters.pool.prompts.P)
+    for name, layer in _layers(adapters).items():
+        stacks |= {f"layers.{name}.A": list(layer.blocks.A), f"layers.{name}.B": list(layer.blocks.B)}
+    for name, place in parts.items():
+        _put(tensors[name], place, name)
+    for name, places in stacks.items() if adapters.names else ():
+        if len(tensors[name]) != len(places):
+            raise ValueError(f"{len(tensors[name])} of {name} for {len(places)} blocks")
+        for value, place in zip(tensors[name], places, strict=True):
+            _put(value, place, name)
+
+
+@torch.no_grad()
+def _put(value: Tensor, place: Tensor, name: str) -> None:
+    """Put a tensor where one of its shape is."""
+    if value.shape != place.shape:
+        raise ValueError(f"{name} of the shape {tuple(value.shape)} in the place of {tuple(place.shape)}")
+    place.copy_(value)
+
+
+def _check_base(
+    model: PreTrainedModel, base: Mapping[str, Any], layers: list[str], tensors: Mapping[str, Tensor]
+) -> None:
+    """Nothing, or a UserError: the blocks are of another base."""
+    wanted = f"the base of the blocks, {base['architecture']} {base['name'] or 'without a name'}"
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"model: expected {wanted}, got {type(model).__name__}")
+    modules = dict(model.named_modules())
+    missing = [name for name in layers if name not in modules]
+    if missing:
+        raise UserError(f"model: expected {wanted}, got {type(model).__name__}, which has no layer {missing[0]}")
+    for name in layers:
+        shape = tensors[f"layers.{name}.B"].shape[1] * tensors[f"layers.{name}.A"].shape[2] if _in(tensors, name) else 0
+        weight: Any = modules[name].weight
+        if shape and weight.numel() != shape:
+            raise UserError(f"model: expected {wanted}, got a {type(model).__name__} with {name} of another shape")
+    found = base_sha256(model)
+    if found != base["sha256"]:
+        raise UserError(
+            f"model: expected {wanted} with the weights {base['sha256'][:12]}, got the weights {found[:12]}"
+        )
+
+
+def _in(tensors: Mapping[str, Tensor], layer: str) -> bool:
+    return f"layers.{layer}.A" in tensors
+
+
+def _model(name: str | Path, architecture: str) -> PreTrainedModel:
+    """The model of a name, of the class that the blocks were made in."""
+    known: Any = getattr(transformers, architecture, None)
+    if known is None:
+        raise UserError(f"model: expected the {architecture} itself, which Transformers does not have, got {name}")
+    try:
+        found: PreTrainedModel = known.from_pretrained(str(name))
+    except (OSError, ValueError) as error:
+        raise UserError(f"model: expected a {architecture}, got {name}: {_line(error)}") from error
+    return found.eval()
+
+
+def _base(model: PreTrainedModel) -> dict[str, Any]:
+    return {"name": model.name_or_path or None, "architecture": type(model).__name__}
+
+
+def _of(base: Mapping[str, Any], lineage: Mapping[str, Any]) -> dict[str, Any]:
+    """A lineage with the base that a block belongs to."""
+    return {**lineage, "base": {"name": base["name"], "sha256": base["sha256"]}}
+
+
+def _sha256(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            found.update(part)
+    return found.hexdigest()
+
+
+def _line(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,248 @@
+"""Blocks beside a layer, against blocks added one after another, and whatever happens to their parameters meanwhile."""
+
+import pytest
+import torch
+from tests.adapters import plain
+from tests.adapters.mixing import ALPHA, INPUTS, OUTPUTS, RANK, drawn, filled, layer, run, weights_of
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from regard.adapters.lora import LoraBlocks, MixedLayer, Mixture, is_linear, shape_of
+from regard.errors import UserError
+
+
+def compare(made: MixedLayer, states: Tensor, weights: Tensor) -> None:
+    """Outputs, and gradients to the states, the weights and the parts of trained blocks, are those of the loop."""
+    states = states.requires_grad_()
+    options = {"top_k": made.mixture.top_k, "detach_old": made.blocks.detach_old}
+    parts = [part for number in made.blocks.trained for part in (made.blocks.A[number], made.blocks.B[number])]
+    found = run(made, states, weights)
+    expected = plain.mixed(made.blocks, states, made.base_layer(states), weights, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    towards = drawn(*found.shape, seed=7)
+    wanted = [states, weights, *parts]
+    mine = torch.autograd.grad((found * towards).sum(), wanted, materialize_grads=True, allow_unused=True)
+    theirs = torch.autograd.grad((expected * towards).sum(), wanted, materialize_grads=True, allow_unused=True)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("detach_old", [False, True])
+@pytest.mark.parametrize("top_k", [None, 1, 2, 9])
+@pytest.mark.parametrize(
+    "count, trained, used",
+    [
+        (1, (0,), 1),
+        (4, (3,), 4),
+        (4, (1,), 4),
+        (5, (0, 3), 5),
+        (4, (0, 1, 2, 3), 4),
+        (4, (), 4),
+        (6, (2,), 3),  # reserved blocks behind the one that is trained
+        (6, (4,), 3),  # the one that is trained is not in use
+    ],
+)
+def test_a_mix_is_the_sum_over_blocks(
+    count: int, trained: tuple[int, ...], used: int, top_k: int | None, detach_old: bool
+) -> None:
+    compare(layer(count, *trained, top_k=top_k, detach_old=detach_old), drawn(3, 4, INPUTS), weights_of(3, used))
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+@pytest.mark.parametrize("shape", [(3, INPUTS), (1, INPUTS), (1, 4, INPUTS), (3, 1, INPUTS), (3, 2, 4, INPUTS)])
+def test_states_of_any_shape(shape: tuple[int, ...], top_k: int | None) -> None:
+    compare(layer(4, 3, top_k=top_k), drawn(*shape), weights_of(shape[0], 4))
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_weights_that_all_rows_share(top_k: int | None) -> None:
+    compare(layer(4, 3, top_k=top_k), drawn(3, 4, INPUTS), drawn(4, seed=2).softmax(0).requires_grad_())
+
+
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_rows_that_have_become_several_keep_their_weights(top_k: int | None) -> None:
+    """As beam search repeats them: each row's beams one after another."""
+    compare(layer(4, 3, top_k=top_k), drawn(6, 4, INPUTS), weights_of(2, 4))
+
+
+def test_rows_that_no_weights_are_for() -> None:
+    made = layer(3, 2)
+    with pytest.raises(UserError, match="weights: expected a row for each of 5 rows, or one for several, got 2"):
+        run(made, drawn(5, 4, INPUTS), weights_of(2, 3))
+    with pytest.raises(UserError, match="weights: expected one for each of at most 3 blocks, got 4"):
+        run(made, drawn(2, 4, INPUTS), weights_of(2, 4))
+
+
+def test_a_layer_of_gpt2() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        base = Conv1D(OUTPUTS, INPUTS)
+    assert shape_of(base) == (INPUTS, OUTPUTS)
+    assert is_linear(base)
+    assert not is_linear(nn.Embedding(3, 3))
+    compare(layer(4, 2, base=base), drawn(3, 4, INPUTS), weights_of(3, 4))
+
+
+def test_states_that_are_not_contiguous() -> None:
+    compare(layer(4, 3), drawn(4, 3, INPUTS).transpose(0, 1), weights_of(3, 4))
+    compare(layer(4, 3), drawn(3, 4, 2 * INPUTS)[..., ::2], weights_of(3, 4))
+
+
+def test_with_top_k_of_all_blocks_a_mix_is_dense() -> None:
+    states, weights = drawn(3, 4, INPUTS), weights_of(3, 5)
+    dense, all_of_them = layer(5, 4), layer(5, 4, top_k=4)
+    assert torch.equal(run(dense, states, weights), run(all_of_them, states, weights))
+
+
+def test_old_blocks_that_are_detached_run_as_under_no_grad() -> None:
+    """The authors' code: what old blocks give is computed without gradients, its weights have theirs."""
+    detached, states, weights = layer(4, 3, detach_old=True), drawn(3, 4, INPUTS).requires_grad_(), weights_of(3, 4)
+    blocks = detached.blocks
+    with torch.no_grad():
+        old = [blocks.scale * states @ blocks.A[number].T @ blocks.B[number].T for number in range(3)]
+    own = blocks.scale * states @ blocks.A[3].T @ blocks.B[3].T
+    stacked = torch.stack([*old, own], 1)
+    expected = detached.base_layer(states) + (weights[:, :, None, None] * stacked).sum(1)
+    wanted = [states, weights, blocks.A[3], blocks.B[3]]
+    towards = drawn(3, 4, OUTPUTS, seed=5)
+    theirs = torch.autograd.grad((expected * towards).sum(), wanted)
+    mine = torch.autograd.grad((run(detached, states, weights) * towards).sum(), wanted)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    whole = torch.autograd.grad((run(layer(4, 3), states, weights) * towards).sum(), [states, weights])
+    assert (whole[0] - mine[0]).abs().max() > 1e-3
+    torch.testing.assert_close(whole[1], mine[1])
+
+
+@pytest.mark.parametrize("rows, tokens, count", [(8, 1, 16), (2, 400, 16)])
+def test_top_k_of_few_tokens_and_of_many(rows: int, tokens: int, count: int) -> None:
+    """Few are not worth gathering blocks for: the same comes out."""
+    weights = weights_of(rows, count)
+    chosen = Mixture(weights, top_k=2).shares(rows, rows * tokens, RANK, 1.0, (count - 1,)).chosen
+    assert (chosen is None) == (tokens == 1)
+    compare(layer(count, count - 1, top_k=2), drawn(rows, tokens, INPUTS), weights)
+
+
+def test_a_block_that_is_not_there_is_not_dropped() -> None:
+    made = layer(3, 2)
+    with pytest.raises(UserError, match="block: expected a number from 0 to 2, got 3"):
+        made.blocks.drop(3)
+    assert len(made.blocks) == 3
+
+
+def test_without_weights_a_layer_is_as_it_was() -> None:
+    made, states = layer(3, 2), drawn(3, 4, INPUTS)
+    assert torch.equal(run(made, states, None), made.base_layer(states))
+
+
+def test_a_new_block_adds_nothing_and_can_learn() -> None:
+    made, states = layer(2, 1), drawn(3, 4, INPUTS)
+    made.blocks.reserve(3)
+    made.blocks.open(2)
+    made.double()
+    weights = weights_of(3, 3)
+    only = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    assert torch.equal(run(made, states, only), made.base_layer(states))
+    down, up = torch.autograd.grad(run(made, states, weights).square().sum(), [made.blocks.A[2], made.blocks.B[2]])
+    assert not down.any()
+    assert up.abs().max() > 0
+
+
+def test_delta_is_what_a_block_adds_to_the_matrix() -> None:
+    made, states = layer(3, 2), drawn(3, 4, INPUTS)
+    for number in range(3):
+        alone = torch.eye(3, dtype=torch.float64)[number]
+        added = run(made, states, alone) - made.base_layer(states)
+        torch.testing.assert_close(added, states @ made.blocks.delta(number).T)
+
+
+def test_blocks_are_drawn_by_their_number() -> None:
+    at_once, growing, others = (LoraBlocks(INPUTS, OUTPUTS, rank=2, alpha=1, seed=seed) for seed in (1, 1, 2))
+    for one in (at_once, others):
+        one.reserve(3)
+    for count in (1, 2, 3):
+        growing.reserve(count)
+        growing.open(count - 1)
+    for one, other, apart in zip(at_once.A, growing.A, others.A, strict=True):
+        assert torch.equal(one, other)
+        assert not torch.equal(one, apart)
+        assert one.abs().max() <= INPUTS**-0.5
+    assert not torch.equal(at_once.A[0], at_once.A[1])
+
+
+def test_dropout_is_of_training_alone() -> None:
+    made, states = layer(3, 2, dropout=0.5), drawn(3, 4, INPUTS)
+    weights = weights_of(3, 3)
+    still = run(made.eval(), states, weights)
+    assert torch.equal(still, run(layer(3, 2), states, weights))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first, second = run(made.train(), states, weights), run(made, states, weights)
+    assert not torch.equal(first, second)
+
+
+def test_half_precision_layers_have_blocks_in_single_precision() -> None:
+    base = nn.Linear(INPUTS, OUTPUTS).to(torch.bfloat16).requires_grad_(False)
+    made = MixedLayer(base, Mixture(), rank=RANK, alpha=ALPHA)
+    filled(made.blocks, 3, 2)
+    states = drawn(2, 4, INPUTS).to(torch.bfloat16)
+    found = run(made, states, weights_of(2, 3).float())
+    assert found.dtype == torch.bfloat16
+    assert made.blocks.A[2].dtype == torch.float32
+    plainly = plain.mixed(made.blocks, states.float(), base(states).float(), weights_of(2, 3).float())
+    torch.testing.assert_close(found.float(), plainly, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("top_k", [None, 1])
+def test_under_autocast(top_k: int | None) -> None:
+    made = layer(3, 2, top_k=top_k).float()
+    states, weights = drawn(2, 4, INPUTS).float().requires_grad_(), weights_of(2, 3).float()
+    exact = run(made, states, weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run(made, states, weights)
+    assert found.dtype == torch.bfloat16
+    found.float().sum().backward()
+    assert made.blocks.A[2].grad is not None
+    assert made.blocks.A[2].grad.dtype == torch.float32
+    torch.testing.assert_close(found.float(), exact, rtol=0.05, atol=0.05)
+
+
+def test_nothing_in_a_mix_waits_for_a_device() -> None:
+    """On the meta device a number cannot be read: a mix that asks for one fails there."""
+    made = layer(6, 5, top_k=2).to("meta")
+    states = torch.empty(3, 4, INPUTS, device="meta", dtype=torch.float64, requires_grad=True)
+    weights = torch.empty(3, 6, device="meta", dtype=torch.float64, requires_grad=True)
+    for top_k in (None, 2):
+        made.mixture.top_k = top_k
+        found = run(made, states, weights)
+        assert found.shape == (3, 4, OUTPUTS)
+        found.sum().backward()
+
+
+def test_blocks_follow_their_layer_to_another_device() -> None:
+    made = MixedLayer(nn.Linear(INPUTS, OUTPUTS), Mixture(), rank=RANK, alpha=ALPHA).to("meta")
+    made.blocks.reserve(1)
+    assert made.blocks.A[0].device.type == "meta"
+
+
+def test_activations_that_are_kept_do_not_grow_by_whole_outputs() -> None:
+    """For the backward pass a mix keeps its small hidden states, and not what each block gives."""
+
+    def kept(count: int) -> int:
+        blocks = filled(LoraBlocks(64, 64, rank=2, alpha=2), count, count - 1)
+        states, weights = torch.randn(4, 32, 64, requires_grad=True), torch.rand(4, count, requires_grad=True)
+        out = states * 1
+        seen: dict[int, int] = {}
+
+        def keep(part: Tensor) -> Tensor:
+            seen[part.untyped_storage().data_ptr()] = part.untyped_storage().nbytes()
+            return part
+
+        down, up = blocks.stacked() if count > 1 else (states, states)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda part: part):
+            blocks(states, out, Mixture(weights))
+        own = {part.untyped_storage().data_ptr() for part in (down, up, states, out)}
+        return sum(size for place, size in seen.items() if place not in own)
+
+    rows, rank, floats = 4 * 32, 2, 4
+    assert kept(17) - kept(1) <= 2 * rows * rank * 16 * floats + 4096

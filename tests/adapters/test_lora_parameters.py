@@ -1,0 +1,163 @@
+"""Whatever happens to the parameters of blocks, the mix is made of them as they are."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.adapters import plain
+from tests.adapters.mixing import INPUTS, OUTPUTS, RANK, drawn, layer, run, weights_of
+
+from regard.adapters.lora import MixedLayer
+
+
+def agree(made: MixedLayer) -> None:
+    """The stack holds what the parameters do."""
+    if not len(made.blocks):
+        return
+    dtype = made.blocks.A[0].dtype
+    count = len(made.blocks)
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    states, weights = drawn(2, 3, INPUTS).to(dtype), weights_of(2, count).detach().to(dtype)
+    with torch.no_grad():
+        found = run(made.eval(), states, weights)
+        expected = plain.mixed(made.blocks, states, made.base_layer(states), weights)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    assert all(part.requires_grad == (n in made.blocks.trained) for n, part in enumerate(made.blocks.A))
+    assert all(part.requires_grad == (n in made.blocks.trained) for n, part in enumerate(made.blocks.B))
+
+
+def reserve(made: MixedLayer, number: int) -> MixedLayer:
+    made.blocks.reserve(min(len(made.blocks) + number % 3, 6))
+    return made
+
+
+def open_one(made: MixedLayer, number: int) -> MixedLayer:
+    made.blocks.open(*([number % len(made.blocks)] if len(made.blocks) else []))
+    return made
+
+
+def open_all(made: MixedLayer, number: int) -> MixedLayer:
+    made.blocks.open(*range(len(made.blocks)))
+    return made
+
+
+def step(made: MixedLayer, number: int) -> MixedLayer:
+    """Two steps of AdamW, the second after the stack has been used."""
+    parts = [part for part in made.parameters() if part.requires_grad]
+    if not parts:
+        return made
+    optimizer = torch.optim.AdamW(parts, lr=0.1, weight_decay=0.1)
+    dtype = made.blocks.A[0].dtype
+    for turn in range(2):
+        weights = weights_of(2, len(made.blocks), seed=number).detach().to(dtype)
+        run(made, drawn(2, 3, INPUTS, seed=turn).to(dtype), weights).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return made
+
+
+def drop(made: MixedLayer, number: int) -> MixedLayer:
+    if len(made.blocks):
+        made.blocks.drop(number % len(made.blocks))
+    return made
+
+
+def double(made: MixedLayer, number: int) -> MixedLayer:
+    return made.double() if number % 2 else made.float()
+
+
+def copied(made: MixedLayer, number: int) -> MixedLayer:
+    """A copy; what becomes of the one that was copied is nothing to it."""
+    run(made, drawn(1, INPUTS).to(made.weight), None)
+    made.mixture.weights = None
+    other = copy.deepcopy(made)
+    with torch.no_grad():
+        for part in made.blocks.parameters():
+            part.add_(1)
+    return other
+
+
+def load(made: MixedLayer, number: int) -> MixedLayer:
+    random = torch.Generator().manual_seed(number)
+    state = {
+        name: torch.randn(value.shape, generator=random).to(value.dtype) for name, value in made.state_dict().items()
+    }
+    made.load_state_dict(state, assign=bool(number % 2))
+    for one, part in enumerate(made.blocks.A):  # an assigned parameter is as trained as the one before it
+        assert part.requires_grad == (one in made.blocks.trained)
+    return made
+
+
+def change(made: MixedLayer, number: int) -> MixedLayer:
+    """As methods do that merge blocks."""
+    if len(made.blocks):
+        with torch.no_grad():
+            made.blocks.A[number % len(made.blocks)].mul_(0.5)
+            made.blocks.B[number % len(made.blocks)].copy_(torch.ones(OUTPUTS, RANK))
+    return made
+
+
+Operation = Callable[[MixedLayer, int], MixedLayer]
+OPERATIONS: tuple[Operation, ...] = (reserve, open_one, open_all, step, drop, double, copied, load, change)
+
+
+@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 30)), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_whatever_happens_the_mix_is_that_of_the_parameters(doings: list[tuple[Operation, int]]) -> None:
+    made = layer(2, 1)
+    agree(made)
+    for doing, number in doings:
+        made = doing(made, number)
+        agree(made)
+
+
+def test_a_step_moves_the_open_block_alone() -> None:
+    made = layer(3, 1)
+    agree(made)
+    before = [part.detach().clone() for part in made.blocks.parameters()]
+    step(made, 0)
+    moved = [not torch.equal(one, part) for one, part in zip(before, made.blocks.parameters(), strict=True)]
+    assert moved == [False, True, False, False, True, False]
+
+
+def test_optimizer_state_stays_with_a_block_through_reserving() -> None:
+    """The parameter objects are the same ones all the while."""
+    made = layer(2, 1)
+    before = [id(part) for part in made.blocks.parameters()]
+    agree(made)
+    made.blocks.reserve(2)
+    made.blocks.open(0)
+    agree(made)
+    made.blocks.open(1)
+    made.float().double()
+    assert [id(part) for part in made.blocks.parameters()] == before
+
+
+def test_dropping_keeps_the_others() -> None:
+    made = layer(4, 2)
+    kept = [made.blocks.delta(number) for number in (0, 2, 3)]
+    made.blocks.drop(1)
+    assert made.blocks.trained == (1,)
+    for number, expected in enumerate(kept):
+        torch.testing.assert_close(made.blocks.delta(number), expected)
+    agree(made)
+
+
+def test_a_state_restores_the_mix_in_another_layer() -> None:
+    one, other = layer(3, 2), layer(3, 2)
+    step(one, 4)
+    agree(other)
+    other.load_state_dict(one.state_dict())
+    states, weights = drawn(2, 3, INPUTS), weights_of(2, 3)
+    assert torch.equal(run(one, states, weights), run(other, states, weights))
+
+
+def test_what_is_read_under_inference_mode_can_be_trained_later() -> None:
+    made = layer(3, 2)
+    with torch.inference_mode():
+        agree(made)
+    made.blocks.open(0)
+    step(made, 0)
+    agree(made)

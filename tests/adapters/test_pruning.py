@@ -1,0 +1,160 @@
+"""Which blocks are used, and that taking out those that are not is measured."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.adapters.families import fill, filled, logits, made, rows
+from torch import Tensor
+from torch.testing import assert_close
+
+from regard.adapters.shared import SharedAdapters
+from regard.errors import UserError
+
+FAMILIES = ("bert", "t5", "gpt2", "llama")
+
+
+def ignored(family: str, name: str = "task1") -> SharedAdapters:
+    """Blocks of which no row selects one."""
+    adapters = filled(family)
+    adapters.close()
+    batch = rows(family)
+    with torch.no_grad():
+        query = adapters.attention.query(adapters.vectors(**batch)).mean(0)
+        adapters.attention.keys[adapters.number(name)].copy_(-20 * query)
+    return adapters
+
+
+def batches(family: str) -> list[dict[str, Tensor]]:
+    found = [rows(family), {name: value[:2] for name, value in rows(family).items()}]
+    for one in found:
+        if family == "t5":
+            one["labels"] = one.pop("decoder_input_ids")
+        elif family != "bert":
+            one["labels"] = torch.where(torch.arange(7) < 3, -100, one["input_ids"])
+        else:
+            one["labels"] = torch.arange(len(one["input_ids"])) % 2
+    return found
+
+
+def test_usage_is_the_mean_over_rows_not_over_batches() -> None:
+    adapters = filled("bert")
+    found = adapters.usage(batches("bert"))
+    weights = torch.cat([adapters.weights(**batch) for batch in batches("bert")]).detach()
+    assert_close(found, weights.double().mean(0))
+    assert not torch.allclose(found, (weights[:3].mean(0) + weights[3:].mean(0)).double() / 2, atol=1e-6)
+
+
+def test_looking_leaves_the_model_as_it_was() -> None:
+    adapters = filled("bert").train()
+    adapters.model.bert.eval()
+    before = [module.training for module in adapters.modules()]
+    adapters.usage(batches("bert"))
+    assert [module.training for module in adapters.modules()] == before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_merged_block_is_part_of_the_model(family: str) -> None:
+    adapters, batch = filled(family), rows(family)
+    weights = torch.tensor([0.5, 0.3, 0.2])
+    with adapters.given(weights):
+        expected = logits(adapters, batch)
+    adapters.merge("task1", 0.3)
+    assert adapters.names == ("task0", "task2")
+    with adapters.given(torch.tensor([0.5, 0.2])):
+        assert_close(logits(adapters, batch), expected, atol=1e-4, rtol=1e-3)
+    with adapters.given(None):
+        alone = logits(adapters, batch)
+    other = filled(family)
+    with other.given(torch.tensor([0.0, 0.3, 0.0])):
+        assert_close(alone, logits(other, batch), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("merge", [False, True])
+def test_what_no_row_selects_goes_and_the_loss_is_measured(family: str, merge: bool) -> None:
+    adapters = ignored(family)
+    given = batches(family)
+    usage = adapters.usage(given)
+    with torch.no_grad():
+        before = sum(float(adapters(**one).loss) * len(one["input_ids"]) for one in given) / 5
+    found = adapters.prune(given, merge=merge)
+    with torch.no_grad():
+        after = sum(float(adapters(**one).loss) * len(one["input_ids"]) for one in given) / 5
+    assert found.gone == ("task1",)
+    assert adapters.names == ("task0", "task2")
+    assert found.usage == pytest.approx(dict(zip(("task0", "task1", "task2"), usage.tolist(), strict=True)))
+    assert (found.loss_before, found.loss_after) == pytest.approx((before, after))
+    assert found.loss_after == pytest.approx(found.loss_before, abs=0.02)
+    assert len(adapters.merged) == merge
+
+
+def test_a_loss_of_ones_own_is_used() -> None:
+    adapters = ignored("bert")
+    seen: list[int] = []
+
+    def loss(batch: Any) -> float:
+        seen.append(len(batch["input_ids"]))
+        return float(len(adapters.names))
+
+    found = adapters.prune(batches("bert"), loss)
+    assert (found.loss_before, found.loss_after) == (3.0, 2.0)
+    assert seen == [3, 2, 3, 2]
+
+
+def test_what_one_row_selects_stays() -> None:
+    adapters = filled("bert")
+    most = torch.cat([adapters.weights(**batch) for batch in batches("bert")]).detach().amax(0)
+    adapters.close()
+    found = adapters.prune(batches("bert"), least=float(most.min()) - 1e-4)
+    assert found.gone == ()
+    assert found.loss_before == found.loss_after
+    assert adapters.prune(batches("bert"), least=float(most.min()) + 1e-4).gone == (f"task{int(most.argmin())}",)
+
+
+def test_the_block_that_is_trained_stays() -> None:
+    adapters = ignored("bert")
+    adapters.open("task1")
+    assert adapters.prune(batches("bert")).gone == ()
+
+
+def test_a_merged_block_is_saved_and_merged_again(tmp_path: Path) -> None:
+    adapters, batch = filled("gpt2"), rows("gpt2")
+    adapters.merge("task1", 0.4)
+    expected = logits(adapters, batch)
+    adapters.save_pretrained(tmp_path / "saved")
+    loaded = SharedAdapters.from_pretrained(made("gpt2"), tmp_path / "saved")
+    assert loaded.names == ("task0", "task2")
+    assert_close(logits(loaded, batch), expected, atol=1e-5, rtol=1e-4)
+    assert [(one.name, one.weight) for one in loaded.merged] == [("task1", 0.4)]
+    loaded.save_pretrained(tmp_path / "again")
+    again = SharedAdapters.from_pretrained(made("gpt2"), tmp_path / "again")
+    assert_close(logits(again, batch), expected, atol=1e-5, rtol=1e-4)
+    loaded.merge("task0")
+    loaded.merge("task2")
+    loaded.save_pretrained(tmp_path / "all")
+    nothing = SharedAdapters.from_pretrained(made("gpt2"), tmp_path / "all")
+    assert nothing.names == ()
+    assert_close(logits(nothing, batch), logits(loaded, batch), atol=1e-5, rtol=1e-4)
+
+
+def test_mistakes_are_refused() -> None:
+    adapters = filled("bert")
+    with pytest.raises(UserError, match=r"batches: expected at least one, got none"):
+        adapters.usage([])
+    with pytest.raises(UserError, match=r"least: expected a number between 0 and 1, got 0"):
+        adapters.prune(batches("bert"), least=0)
+    with pytest.raises(UserError, match=r"loss: expected batches with labels, or a function of a batch, got neither"):
+        adapters.prune([rows("bert")])
+    adapters.close()
+    with pytest.raises(UserError, match=r"least: expected a share that a block reaches, got 0.99"):
+        adapters.prune(batches("bert"), least=0.99)
+    with pytest.raises(UserError, match=r"name: expected one of task0, task1, task2, got 'other'"):
+        adapters.merge("other")
+    prompts = SharedAdapters(made("bert"), block="prompt", length=2, hidden=4)
+    prompts.add("one")
+    with pytest.raises(UserError, match=r"block: expected 'lora' to merge, got 'prompt'"):
+        prompts.merge("one")
+    fill(adapters)
+    assert len(adapters.names) == 3

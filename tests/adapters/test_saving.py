@@ -1,0 +1,225 @@
+"""Blocks to a folder and back: the same answers, without anything of training, and no folder that is half there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tests.adapters.families import FAMILIES, blocks_of, filled, logits, made, rows
+from torch.testing import assert_close
+
+from regard.adapters import saving
+from regard.adapters.base import base_sha256
+from regard.adapters.shared import SharedAdapters
+from regard.errors import UserError
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_was_saved_answers_the_same(family: str, tmp_path: Path) -> None:
+    adapters, batch = filled(family), rows(family)
+    assert adapters.save_pretrained(tmp_path / "saved") == tmp_path / "saved"
+    loaded = SharedAdapters.from_pretrained(made(family), tmp_path / "saved")
+    assert loaded.names == adapters.names
+    assert torch.equal(loaded.weights(**batch), adapters.weights(**batch))
+    assert_close(logits(loaded, batch), logits(adapters, batch))
+    assert not any(value.requires_grad for value in loaded.parameters())
+
+
+@pytest.mark.parametrize("settings", [{"order": "paper", "temperature": 2.0, "inner": 5}, {"top_k": 1, "alpha": 7.0}])
+def test_settings_come_back(settings: dict[str, Any], tmp_path: Path) -> None:
+    adapters, batch = filled("bert", targets=["query", "key"], **settings), rows("bert")
+    adapters.save_pretrained(tmp_path / "saved")
+    loaded = SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
+    assert loaded.settings == adapters.settings
+    adapters.close()
+    assert_close(logits(loaded, batch), logits(adapters, batch))
+
+
+def test_the_file_holds_blocks_stacked_and_nothing_of_the_base(tmp_path: Path) -> None:
+    adapters = filled("llama")
+    adapters.save_pretrained(tmp_path / "saved")
+    found = load_file(tmp_path / "saved" / "adapters.safetensors")
+    layers = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qv"]
+    expected = {f"layers.{name}.{part}" for name in layers for part in "AB"}
+    assert set(found) == expected | {f"attention.{name}" for name in ("down", "up", "norm.weight", "norm.bias", "keys")}
+    assert found["layers.model.layers.0.self_attn.v_proj.A"].shape == (3, 4, 16)
+    assert found["layers.model.layers.0.self_attn.v_proj.B"].shape == (3, 12, 4)
+    assert found["attention.keys"].shape == (3, 16)
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["adapters.json", "adapters.safetensors"]
+
+
+def test_the_lineage_of_each_block_is_kept(tmp_path: Path) -> None:
+    adapters = SharedAdapters(made("bert"), rank=2)
+    adapters.add("first", lineage={"task": "sst2", "data": {"train": "ab12"}})
+    adapters.add("second")
+    adapters.remove("first")
+    adapters.add("third", lineage={"task": "agnews"})
+    adapters.save_pretrained(tmp_path / "saved")
+    about = json.loads((tmp_path / "saved" / "adapters.json").read_text())
+    base = {"name": None, "sha256": base_sha256(made("bert"))}
+    assert [(one["name"], one["lineage"]) for one in about["blocks"]] == [
+        ("second", {"order": 1, "base": base}),
+        ("third", {"order": 2, "task": "agnews", "base": base}),
+    ]
+    loaded = SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
+    assert loaded.lineages["third"] == {"order": 2, "task": "agnews", "base": base}
+    loaded.add("fourth")
+    adapters.add("fourth")
+    assert loaded.lineages["fourth"]["order"] == 3
+    assert torch.equal(loaded.attention.keys[2], adapters.attention.keys[2])
+    assert all(torch.equal(one.A[2], two.A[2]) for one, two in zip(blocks_of(loaded), blocks_of(adapters), strict=True))
+
+
+def test_it_grows_on_after_it_was_loaded(tmp_path: Path) -> None:
+    adapters, batch = filled("t5"), rows("t5")
+    adapters.save_pretrained(tmp_path / "saved")
+    loaded = SharedAdapters.from_pretrained(made("t5"), tmp_path / "saved")
+    loaded.add("new")
+    adapters.add("new")
+    loaded(**batch).logits.sum().backward()
+    assert blocks_of(loaded)[0].B[3].grad is not None
+    assert_close(logits(loaded, batch), logits(adapters, batch))
+
+
+def test_a_name_is_enough_for_a_model_on_disk(tmp_path: Path) -> None:
+    made("bert").save_pretrained(tmp_path / "model")
+    adapters = SharedAdapters(transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model"), rank=2)
+    adapters.add("one")
+    adapters.save_pretrained(tmp_path / "saved")
+    loaded = SharedAdapters.from_pretrained(tmp_path / "model", tmp_path / "saved")
+    assert type(loaded.model) is transformers.BertForSequenceClassification
+    assert loaded.lineages["one"]["base"]["name"] == str(tmp_path / "model")
+    assert_close(logits(loaded, rows("bert")), logits(made("bert"), rows("bert")))
+    with pytest.raises(UserError, match=r"model: expected a BertForSequenceClassification, got") as refused:
+        SharedAdapters.from_pretrained(str(tmp_path / "nowhere"), tmp_path / "saved")
+    assert "\n" not in str(refused.value)
+
+
+def test_the_digest_is_of_the_base_alone() -> None:
+    plain = base_sha256(made("t5"))
+    adapters = filled("t5")
+    assert base_sha256(adapters.model) == plain
+    assert base_sha256(adapters.unload()) == plain
+    assert base_sha256(made("t5").bfloat16()) == plain
+    assert base_sha256(made("t5", seed=1)) != plain
+    headed = made("bert")
+    with torch.no_grad():
+        headed.classifier.weight.zero_()
+    assert base_sha256(headed) == base_sha256(made("bert"))
+
+
+def test_a_block_of_another_base_is_refused(tmp_path: Path) -> None:
+    filled("llama").save_pretrained(tmp_path / "saved")
+    with pytest.raises(
+        UserError, match=r"model: expected the base of the blocks, LlamaForCausalLM without a name with "
+    ):
+        SharedAdapters.from_pretrained(made("llama", seed=1), tmp_path / "saved")
+    with pytest.raises(UserError, match=r"got GPT2LMHeadModel, which has no layer model\.layers\.0"):
+        SharedAdapters.from_pretrained(made("gpt2"), tmp_path / "saved")
+    with pytest.raises(UserError, match=r"with model\.layers\.0\.self_attn\.q_proj of another shape"):
+        SharedAdapters.from_pretrained(made("qwen"), tmp_path / "saved")
+    with pytest.raises(UserError, match=r"model: expected the base of the blocks, .* got Linear"):
+        SharedAdapters.from_pretrained(torch.nn.Linear(1, 1), tmp_path / "saved")  # type: ignore[arg-type]
+    other = made("llama")
+    with pytest.raises(UserError):
+        SharedAdapters.from_pretrained(made("llama", seed=1), tmp_path / "saved")
+    assert_close(logits(other, rows("llama")), logits(made("llama"), rows("llama")))
+
+
+def test_a_base_in_another_precision_is_the_same_base(tmp_path: Path) -> None:
+    filled("llama").save_pretrained(tmp_path / "saved")
+    loaded = SharedAdapters.from_pretrained(made("llama").bfloat16(), tmp_path / "saved")
+    assert logits(loaded, rows("llama")).dtype == torch.bfloat16
+
+
+def test_soft_prompts_are_saved_as_they_are_read(tmp_path: Path) -> None:
+    adapters, batch = SharedAdapters(made("bert"), block="prompt", length=3, hidden=8), rows("bert")
+    adapters.add("one")
+    adapters.add("two")
+    adapters.save_pretrained(tmp_path / "saved")
+    found = load_file(tmp_path / "saved" / "adapters.safetensors")
+    assert found["prompts"].shape == (2, 3, 16)
+    loaded = SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
+    assert_close(logits(loaded, batch), logits(adapters, batch))
+    assert not torch.allclose(logits(loaded, batch), logits(made("bert"), batch), atol=1e-4)
+
+
+def test_what_is_no_folder_of_blocks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"folder: expected blocks as `save_pretrained` leaves them, a folder with adap"
+    ):
+        SharedAdapters.from_pretrained(made("bert"), tmp_path)
+    (tmp_path / "adapters.json").write_text("{")
+    with pytest.raises(UserError, match=r"got a file that cannot be read"):
+        SharedAdapters.from_pretrained(made("bert"), tmp_path)
+    (tmp_path / "adapters.json").write_text("[]")
+    with pytest.raises(UserError, match=r"got list"):
+        SharedAdapters.from_pretrained(made("bert"), tmp_path)
+    (tmp_path / "adapters.json").write_text('{"format": "other"}')
+    with pytest.raises(UserError, match=r"expected the format 'regard shared adapters 1', got 'other'"):
+        SharedAdapters.from_pretrained(made("bert"), tmp_path)
+
+
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+    filled("bert").save_pretrained(tmp_path / "saved")
+    about, tensors = tmp_path / "saved" / "adapters.json", tmp_path / "saved" / "adapters.safetensors"
+    told, whole = json.loads(about.read_text()), tensors.read_bytes()
+    for damage in (whole[:-4], whole[:-1] + bytes([whole[-1] ^ 1])):
+        tensors.write_bytes(damage)
+        with pytest.raises(UserError, match=r"expected the file that adapters.json tells of, got another, or none"):
+            SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
+    tensors.write_bytes(whole)
+    for key in ("base", "settings", "blocks", "layers"):
+        about.write_text(json.dumps({name: value for name, value in told.items() if name != key}))
+        with pytest.raises(UserError, match=r"expected blocks as `save_pretrained` leaves them"):
+            SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
+    about.write_text(json.dumps({**told, "blocks": told["blocks"] + told["blocks"][:1]}))
+    with pytest.raises(UserError, match=r"expected blocks as `save_pretrained` leaves them"):
+        SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
+    tensors.unlink()
+    with pytest.raises(UserError, match=r"got another, or none"):
+        SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
+
+
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters = filled("bert")
+    adapters.save_pretrained(tmp_path / "saved")
+    before = (tmp_path / "saved" / "adapters.json").read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saving, "save_file", full)
+        with pytest.raises(UserError, match=r"cannot write .*: no space left"):
+            adapters.save_pretrained(tmp_path / "saved", overwrite=True)
+        with pytest.raises(UserError, match=r"cannot write"):
+            adapters.save_pretrained(tmp_path / "new")
+    assert (tmp_path / "saved" / "adapters.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_only_a_folder_of_blocks_is_replaced_and_only_if_allowed(tmp_path: Path) -> None:
+    adapters = filled("bert")
+    adapters.save_pretrained(tmp_path / "saved")
+    with pytest.raises(UserError, match=r"which holds adapters\.json; allow it with overwrite"):
+        adapters.save_pretrained(tmp_path / "saved")
+    adapters.remove("task0")
+    adapters.save_pretrained(tmp_path / "saved", overwrite=True)
+    assert SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved").names == ("task1", "task2")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match=r"folder: expected a new one, or one with adapters\.json, got"):
+        adapters.save_pretrained(tmp_path / "mine", overwrite=True)
+    (tmp_path / "empty").mkdir()
+    adapters.save_pretrained(tmp_path / "empty")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_nothing_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"adapters: expected at least one block to save, got none; add one"):
+        SharedAdapters(made("bert")).save_pretrained(tmp_path / "saved")
+    assert not list(tmp_path.iterdir())

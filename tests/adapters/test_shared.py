@@ -1,0 +1,319 @@
+"""One model, many blocks: what is trained, how they come and go, copies, precisions, refusals."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tests.adapters.families import (
+    FAMILIES,
+    blocks_of,
+    fill,
+    filled,
+    logits,
+    loss_of,
+    made,
+    plain_vectors,
+    rows,
+)
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import regard
+from regard.adapters.lora import MixedLayer
+from regard.adapters.shared import SharedAdapters
+from regard.errors import UserError
+
+# -- training -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_new_block_its_key_and_the_projection_train_and_nothing_else(family: str) -> None:
+    adapters = filled(family)
+    before = {name: value.clone() for name, value in adapters.state_dict().items()}
+    trained = {name for name, value in adapters.named_parameters() if value.requires_grad}
+    blocks = {f"model.{name}.blocks.{part}.2" for name in adapters.layers("look") for part in "AB"}
+    maps = {f"attention.{name}" for name in ("down", "up", "norm.weight", "norm.bias", "keys.2")}
+    assert trained == blocks | maps
+    optimizer = torch.optim.SGD([value for value in adapters.parameters() if value.requires_grad], lr=1.0)
+    loss_of(adapters.train(), family).backward()
+    assert {name for name, value in adapters.named_parameters() if value.grad is not None} == trained
+    optimizer.step()
+    changed = {name for name, value in adapters.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == trained
+
+
+def test_with_one_block_all_that_trains_takes_part() -> None:
+    adapters = SharedAdapters(made("t5"), rank=2)
+    adapters.add("one")
+    loss_of(adapters.train(), "t5").backward()
+    assert all(value.grad is not None for value in adapters.parameters() if value.requires_grad)
+
+
+def test_training_lowers_the_loss_and_close_freezes_all() -> None:
+    adapters = SharedAdapters(made("llama"), rank=4)
+    for name in ("one", "two"):
+        adapters.add(name)
+        optimizer = torch.optim.Adam([value for value in adapters.parameters() if value.requires_grad], lr=0.02)
+        first = loss_of(adapters, "llama").item()
+        for _ in range(15):
+            optimizer.zero_grad()
+            loss_of(adapters, "llama").backward()
+            optimizer.step()
+        assert loss_of(adapters, "llama").item() < first - 0.01
+    adapters.close()
+    assert not any(value.requires_grad for value in adapters.parameters())
+    assert adapters.opened is None
+    adapters.open("one")
+    assert blocks_of(adapters)[0].trained == (0,)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "bart", "llama", "gpt2"])
+def test_gradient_checkpointing_gives_the_same_gradients(family: str) -> None:
+    adapters = filled(family).train()
+
+    def gradients() -> dict[str, Tensor]:
+        adapters.zero_grad()
+        (loss_of(adapters, family) + 2 * loss_of(adapters, family, seed=5)).backward()
+        return {name: value.grad.clone() for name, value in adapters.named_parameters() if value.grad is not None}
+
+    expected = gradients()
+    adapters.model.config.use_cache = False
+    adapters.model.activation_checkpointing_enable({"use_reentrant": False})
+    found = gradients()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (found[name] - value).norm() <= 1e-4 * value.norm()
+    assert expected["attention.keys.2"].any()
+
+
+def test_checkpointing_that_cuts_the_graph_is_refused() -> None:
+    adapters = filled("bert").train()
+    adapters.model.activation_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(UserError, match=r"use_reentrant=False"):
+        adapters(**rows("bert"))
+
+
+# -- growing and shrinking --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "gpt2"])
+@pytest.mark.parametrize("gone", ["task0", "task1", "task2"])
+def test_a_block_that_is_removed_was_never_in_the_softmax(family: str, gone: str) -> None:
+    adapters, batch = filled(family), rows(family)
+    kept = [number for number, name in enumerate(adapters.names) if name != gone]
+    scores = adapters.attention.scores(adapters.vectors(**batch))[:, kept]
+    weights = torch.zeros(3, 3)
+    weights[:, kept] = scores.softmax(1).detach()
+    with adapters.given(weights):
+        expected = logits(adapters, batch)
+    adapters.remove(gone)
+    assert adapters.names == tuple(f"task{number}" for number in kept)
+    assert adapters.opened == (None if gone == "task2" else "task2")
+    assert_close(adapters.weights(**batch), scores.softmax(1))
+    assert_close(logits(adapters, batch), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_what_comes_after_a_removal_is_drawn_anew_and_trains() -> None:
+    adapters = filled("bert")
+    keys = [key.detach().clone() for key in adapters.attention.keys]
+    blocks = [down.detach().clone() for down in blocks_of(adapters)[0].A]
+    adapters.remove("task0")
+    assert adapters.add("task3") == 2
+    assert adapters.lineages["task3"]["order"] == 3
+    assert not any(torch.allclose(adapters.attention.keys[2], key) for key in keys)
+    assert not any(torch.allclose(blocks_of(adapters)[0].A[2], down) for down in blocks)
+    loss_of(adapters, "bert").backward()
+    assert blocks_of(adapters)[0].B[2].grad is not None
+
+
+def test_all_blocks_may_go_and_come_again() -> None:
+    adapters, batch = filled("bert", blocks=1), rows("bert")
+    adapters.remove("task0")
+    assert adapters.names == ()
+    assert_close(logits(adapters, batch), logits(made("bert"), batch))
+    assert adapters.add("task0") == 0
+    loss_of(adapters, "bert").backward()
+
+
+def test_unload_gives_the_model_back() -> None:
+    adapters, batch = filled("llama"), rows("llama")
+    model = adapters.unload()
+    assert model is adapters.model
+    assert not any(isinstance(module, MixedLayer) for module in model.modules())
+    assert_close(logits(model, batch), logits(made("llama"), batch))
+
+
+# -- copies, devices, precisions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "llama"])
+def test_a_copy_is_another(family: str) -> None:
+    adapters, batch = filled(family), rows(family)
+    expected = logits(adapters, batch)
+    twin = copy.deepcopy(adapters)
+    assert_close(logits(twin, batch), expected)
+    assert_close(logits(twin.model, batch), expected)
+    twin.remove("task0")
+    with torch.no_grad():
+        twin.attention.down.zero_()
+    assert_close(logits(adapters, batch), expected)
+    with adapters.forced("task1"):
+        assert not torch.allclose(logits(twin, batch), logits(adapters, batch), atol=1e-3)
+    assert_close(twin.weights(**batch), torch.full((3, 2), 0.5), atol=0.5, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "llama", "gpt2"])
+def test_a_base_in_bfloat16_has_weights_in_full_precision(family: str) -> None:
+    adapters = SharedAdapters(made(family).bfloat16(), rank=4)
+    for name in ("one", "two"):
+        adapters.add(name)
+    fill(adapters, 0.02)
+    batch = rows(family)
+    loss_of(adapters, family).backward()
+    assert adapters.weights(**batch).dtype == torch.float32
+    assert all(value.dtype == torch.float32 for value in adapters.pool.parameters_of(0))
+    found = logits(adapters, batch)
+    assert found.dtype == torch.bfloat16
+    full = SharedAdapters(made(family), rank=4)
+    for name in ("one", "two"):
+        full.add(name)
+    fill(full, 0.02)
+    assert_close(found.float(), logits(full, batch), atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "llama"])
+def test_under_autocast_the_weights_are_the_same(family: str) -> None:
+    adapters, batch = filled(family), rows(family)
+    expected = adapters.weights(**batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(adapters.weights(**batch), expected)
+        loss = loss_of(adapters, family)
+    loss.backward()
+    assert_close(loss.float(), loss_of(adapters, family), atol=0.05, rtol=0.05)
+
+
+def test_it_moves_to_another_precision_as_a_whole() -> None:
+    adapters, batch = filled("bert"), rows("bert")
+    expected = logits(adapters, batch)
+    assert_close(logits(adapters.to(torch.float64), batch).float(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_options_reach_what_they_are_of() -> None:
+    adapters = filled("bert", order="paper", inner=5, temperature=2.0, top_k=1, detach_old=True, dropout=0.1, seed=3)
+    assert (adapters.attention.order, adapters.attention.temperature) == ("paper", 2.0)
+    assert adapters.attention.down.shape == (5, 16)
+    assert adapters.pool.mixture.top_k == 1
+    assert blocks_of(adapters)[0].detach_old
+    assert blocks_of(adapters)[0].dropout.p == 0.1
+    only = filled("bert", targets=["layer.1.attention.self.key"])
+    assert list(only.layers("look")) == ["bert.encoder.layer.1.attention.self.key"]
+
+
+def test_the_name_is_exported() -> None:
+    assert regard.SharedAdapters is SharedAdapters
+
+
+# -- prompts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "llama"])
+def test_soft_prompts_are_mixed_as_blocks_are(family: str) -> None:
+    adapters = SharedAdapters(made(family), block="prompt", length=3, hidden=8)
+    batch = rows(family)
+    expected = logits(made(family), batch)
+    assert_close(logits(adapters, batch), expected)
+    adapters.add("one")
+    adapters.add("two")
+    weights = adapters.weights(**batch).detach()
+    assert_close(weights, adapters.attention(plain_vectors(made(family), batch, batch["attention_mask"])))
+    found = logits(adapters, batch)
+    with adapters.given(weights):
+        assert_close(logits(adapters, batch), found)
+    assert not torch.allclose(found, expected, atol=1e-4)
+    loss_of(adapters.train(), family).backward()
+    trained = [value for value in adapters.parameters() if value.requires_grad]
+    assert trained
+    assert all(value.grad is not None for value in trained)
+    adapters.eval().remove("one")
+    assert_close(adapters.weights(**batch), torch.ones(3, 1))
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_soft_prompts_are_read_once_when_words_are_generated(family: str) -> None:
+    adapters = SharedAdapters(made(family), block="prompt", length=3, hidden=8)
+    adapters.add("one")
+    adapters.add("two")
+    batch = rows(family)
+    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
+    found = adapters.generate(**given, **options)
+    assert torch.equal(adapters.model.generate(**given, **options), found)
+    assert torch.equal(adapters.generate(**given, **options, use_cache=False), found)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"targets": "nothing"},
+            "targets: expected names of linear layers, got 'nothing'; the model has query, key, value",
+        ),
+        ({"block": "prefix"}, "block: expected one of lora, prompt, got 'prefix'"),
+        ({"rank": 0}, "rank: expected a whole number of at least 1, got 0"),
+        ({"alpha": 0}, "alpha: expected a number above 0, got 0"),
+        ({"alpha": float("nan")}, "alpha: expected a number above 0, got nan"),
+        ({"inner": 0}, "inner: expected a whole number of at least 1, got 0"),
+        ({"temperature": -1.0}, "temperature: expected a number above 0, got -1.0"),
+        ({"dropout": 1.0}, "dropout: expected a number from 0 to below 1, got 1.0"),
+        ({"order": "other"}, "order: expected one of published, paper, got 'other'"),
+        ({"block": "prompt", "top_k": 2}, "top_k: expected None with block='prompt', got 2"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        SharedAdapters(made("bert"), **options)
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model: expected a PreTrainedModel of Transformers, got Linear"):
+        SharedAdapters(nn.Linear(2, 2))  # type: ignore[arg-type]
+    adapters = filled("bert")
+    with pytest.raises(UserError, match=r"model: expected one without blocks"):
+        SharedAdapters(adapters.model)
+
+
+def test_wrong_names_are_refused() -> None:
+    adapters = filled("bert", blocks=2)
+    with pytest.raises(UserError, match=r"name: expected a new one, got 'task0'; the blocks are task0, task1"):
+        adapters.add("task0")
+    with pytest.raises(UserError, match=r"name: expected a text, got ''"):
+        adapters.add("")
+    for use in (adapters.remove, adapters.open, adapters.forced, adapters.number):
+        with pytest.raises(UserError, match=r"name: expected one of task0, task1, got 'other'"):
+            use("other")
+    with pytest.raises(UserError, match=r"lineage: expected names with values that JSON holds"):
+        adapters.add("new", lineage={"data": object()})
+    assert adapters.names == ("task0", "task1")
+
+
+def test_wrong_inputs_are_refused() -> None:
+    adapters, batch = filled("llama"), rows("llama")
+    with pytest.raises(UserError, match=r"weights: expected a shape \(row, 3\) or \(3,\), got \(2,\)"):
+        adapters.given(torch.ones(2))
+    with pytest.raises(UserError, match=r"labels: expected at least one token of the prompt in each row"):
+        adapters(**batch, labels=batch["input_ids"])
+    with pytest.raises(UserError, match=r"attention_mask: expected at least one token"):
+        adapters.weights(input_ids=batch["input_ids"], attention_mask=torch.zeros(3, 7))
+    with pytest.raises(UserError, match=r"prompt_mask: expected a mask \(row, token\) of \(3, 7\), got \(3, 2\)"):
+        adapters(**batch, prompt_mask=torch.ones(3, 2))
+    with pytest.raises(UserError, match=r"input_ids: expected the tokens"):
+        adapters.weights()
+    with pytest.raises(UserError, match=r"blocks: expected at least one"):
+        SharedAdapters(made("llama")).weights(**batch)
+    assert_close(logits(adapters, batch), logits(filled("llama"), batch))
