@@ -11,6 +11,7 @@ from tests.continual.small import BUDGET, loaded, stream
 from torch import Tensor, nn
 
 from regard.continual import run as running
+from regard.continual.beginning import begin_with_best, losses
 from regard.continual.gate import gate_rows, shut
 from regard.continual.learner import Learner
 from regard.continual.method import Method
@@ -279,3 +280,43 @@ def test_the_open_gate_learns_the_words() -> None:
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told.replace("(", r"\(")):
         Settings(**settings)
+
+
+def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> None:
+    learner, method = begun(tried=64, ahead=0, reflects="none")
+    learner.task = 0
+    method.prepare(learner, 0)
+    network = network_of(learner)
+    _stir(network, 0)
+    for task in (1, 2):
+        learner.task = task
+        method.prepare(learner, task)
+        found = losses(learner, task, list(range(task + 1)), 64)
+        rows = learner.rows(learner.items(task))
+        assert len(found) == task + 1
+        for block, value in found.items():
+            with network.eval().forcing(block), torch.no_grad():
+                expected = learner.cross_entropy(network(rows), rows) / len(rows["labels"])
+            assert value == pytest.approx(float(expected), rel=1e-6)
+        assert found[task] == pytest.approx(min(found.values()))
+        _stir(network, task)
+
+
+def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
+    learner, method = begun(ahead=0, reflects="none")
+    method.prepare(learner, 0)
+    with torch.no_grad():
+        for part in network_of(learner).pool.parameters_of(0):
+            part.copy_(50 * torch.randn(part.shape, generator=torch.Generator().manual_seed(1)))
+    learner.task = 1
+    network_of(learner).begin_block(1)
+    found = losses(learner, 1, [0, 1], 64)
+    begun_with = begin_with_best(learner, 1, 1, 64)
+    assert (begun_with is None) is (found[1] <= found[0])
+    copied = all(
+        torch.equal(*pair)
+        for pair in zip(
+            network_of(learner).pool.parameters_of(1), network_of(learner).pool.parameters_of(0), strict=True
+        )
+    )
+    assert copied is (begun_with == 0)

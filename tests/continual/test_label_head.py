@@ -1,0 +1,86 @@
+"""Learning with the head that reads the labels' words: what a row is held against, and what comes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.continual.small import BUDGET, loaded, stream
+
+from regard.continual import run as running
+from regard.continual.methods import METHODS
+from regard.continual.models import Deltas, rebuilt
+from regard.continual.run import begin, run
+from regard.errors import UserError
+from regard.models.heads import LabelTextHead
+
+TAKE_IT = ("finetune", "ewc", "lwf", "replay", "agem", "der++", "separate", "joint", "sapt", "o-lora", "l2p", "epi")
+REFUSE_IT = ("probe", "idbr", "ctr")
+LORA = ("sapt", "o-lora", "epi")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+
+
+def test_a_row_is_held_against_all_classes_that_were_seen_and_against_other_words() -> None:
+    learner = begin(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1, head="labels")
+    learner.task = 1
+    logits, tasks = torch.randn(2, 8), torch.tensor([1, 0])
+    found = learner.of_task(logits, tasks)
+    assert torch.equal(found[:, [0, 1, 2, 3, 4, 7]], logits[:, [0, 1, 2, 3, 4, 7]])
+    assert bool((found[:, 5:7] < -1e20).all())
+    plain = begin(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1).of_task(logits[:, :7], tasks)
+    assert plain.exp().gt(0).sum(-1).tolist() == [3, 2]
+
+
+def test_the_other_words_are_none_of_the_labels_and_are_trained_against() -> None:
+    learner = begin(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1, head="labels")
+    head = learner.network.classifier.head
+    assert isinstance(head, LabelTextHead)
+    assert len(head.others) > 0
+    rows = learner.rows(learner.items(0)[:3])
+    assert learner.network.train()(rows).shape == (3, 8)
+    assert learner.network.eval()(rows).shape == (3, 7)
+
+
+@pytest.mark.parametrize("name", TAKE_IT)
+def test_methods_learn_with_it(name: str) -> None:
+    kind = METHODS[name]
+    settings: dict[str, Any] = {"l2p": {"pool": 3, "length": 1, "chosen": 2}}.get(name, {})
+    method = kind(kind.Settings.parsed(settings))
+    learner = begin(stream(), method, loaded(), BUDGET, seed=1, head="labels")
+    vectors = learner.network.classifier.head.vectors.clone()
+    ran = run(learner, method)
+    last = [row["score"] for row in ran.found["matrix"] if row["after_task"] == 3 and row["setting"] == "til"]
+    assert len(last) == 3
+    assert torch.equal(learner.network.classifier.head.vectors, vectors)
+
+
+@pytest.mark.parametrize("name", REFUSE_IT)
+def test_methods_that_train_a_head_refuse_it(name: str) -> None:
+    method = METHODS[name]()
+    with pytest.raises(UserError, match="head: expected"):
+        run(begin(stream(), method, loaded(), BUDGET, seed=1, head="labels"), method)
+
+
+@pytest.mark.parametrize("name", ["finetune", "sapt"])
+def test_the_model_of_a_task_is_put_together_again(name: str, tmp_path: Path) -> None:
+    method, deltas, seen = METHODS[name](), Deltas(tmp_path), []
+    learner = begin(stream(), method, loaded(), BUDGET, seed=1, head="labels")
+    deltas.begin(learner, method, name)
+    rows = learner.rows(learner.items(0)[:3])
+
+    def done(learner: Any, learnt: int) -> None:
+        deltas.keep(learner, learnt)
+        with learner.evaluating() as network, torch.no_grad():
+            seen.append(network(rows))
+
+    run(learner, method, on_task=done)
+    for learnt in (1, 3):
+        network, _ = rebuilt(tmp_path, learnt, loaded())
+        with torch.no_grad():
+            assert torch.equal(network(rows), seen[learnt - 1])
