@@ -14,6 +14,7 @@ from regard.adapters.opening import Earlier, divergences, open_gate
 from regard.adapters.reflection import Density, target_of
 from regard.continual import method
 from regard.continual.batches import Batches
+from regard.continual.beginning import begin_with_best
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.pooled import PoolNetwork, PoolSettings
@@ -43,7 +44,8 @@ class Settings(PoolSettings):
     `inner`, `order`: see `SharedAttention`; `top_k`: blocks that a row uses of those of earlier tasks, 0: all;
     `detach_old`: no gradient through blocks of earlier tasks, as in the authors' code.
 
-    `gate`: "published", or "open": before a task's block is trained, the attention is taught for `ahead` steps at
+    `gate`: "published", or "open": the new block begins as a copy of that under which `tried` of the task's rows lose
+    least (0: at nothing, as published); before it is trained, the attention is taught for `ahead` steps at
     `ahead_rate` to know the task's rows (`regard.adapters.opening`); and while it is, `opening` times what it was
     taught by is in the loss, in place of the reflection. For the first `warming` of the steps the own block's weight is
     at least a floor, which falls from `floor` to 0. `entropy` times that of a row's weights is added as well. `held`:
@@ -63,6 +65,7 @@ class Settings(PoolSettings):
     top_k: int = 0
     detach_old: bool = False
     gate: Gate = "open"
+    tried: int = 64
     ahead: int = 300
     ahead_rate: float = 2e-3
     opening: float = 1.0
@@ -88,7 +91,17 @@ class Settings(PoolSettings):
         for name in ("inner", "generator_steps", "generator_batch"):
             method.check_number(name, getattr(self, name), least=1)
         method.check_number("generator_rate", self.generator_rate, least=0)
-        for name in ("top_k", "ahead", "ahead_rate", "opening", "stored", "directions", "strength", "balanced"):
+        for name in (
+            "top_k",
+            "tried",
+            "ahead",
+            "ahead_rate",
+            "opening",
+            "stored",
+            "directions",
+            "strength",
+            "balanced",
+        ):
             method.check_number(name, getattr(self, name), least=0)
         for name in ("floor", "warming", "share"):
             method.check_number(name, getattr(self, name), least=0, most=1)
@@ -106,7 +119,7 @@ class Settings(PoolSettings):
 class SaptNetwork(PoolNetwork):
     """A model with a pool, and the attention that says how each row mixes it.
 
-    `mixed`: the weights (row, block) that the last rows were given.
+    `mixed`: the weights (row, block) that the last rows were given; `own`: the block that is trained.
     """
 
     def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
@@ -116,6 +129,11 @@ class SaptNetwork(PoolNetwork):
         self.attention.reserve(tasks)
         self.settings = settings
         self.mixed: Tensor | None = None
+        self.own = 0
+
+    def block_of(self, task: int) -> int:
+        """The block that a task was given."""
+        return task
 
     def options(self, settings: Settings) -> dict[str, Any]:
         """What else a pool is made with."""
@@ -126,6 +144,7 @@ class SaptNetwork(PoolNetwork):
         super().begin_block(block)
         self.attention.use(block + 1)
         self.attention.open(block)
+        self.own = block
 
     def vectors(self, rows: dict[str, Tensor]) -> Tensor:
         """The query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
@@ -141,7 +160,7 @@ class SaptNetwork(PoolNetwork):
             return None
         with torch.autocast(rows["input_ids"].device.type, enabled=False):
             found: Tensor = self.attention(self.vectors(rows))
-            own = torch.nn.functional.one_hot(torch.full((len(found),), found.shape[1] - 1), found.shape[1])
+            own = torch.nn.functional.one_hot(torch.full((len(found),), self.own), found.shape[1])
             if FLOOR in rows:
                 floor = rows[FLOOR][:, None].to(found)
                 found = (1 - floor) * found + floor * own.to(found)
@@ -164,7 +183,7 @@ class Sapt(Method):
     Network = SaptNetwork
     texts = True
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(self, settings: method.Settings | None = None) -> None:
         super().__init__(settings)
         self.seen: dict[int, Tensor] = {}
 
@@ -173,7 +192,11 @@ class Sapt(Method):
         network, settings = _network(learner), self.settings
         if settings.reflects == "generated":
             stand_ins.check(learner, settings)
-        network.begin_block(task)
+        block = self.block(learner, task)
+        network.begin_block(block)
+        if task and settings.opens and settings.tried and block == task:
+            network.to(learner.device)
+            begin_with_best(learner, task, block, int(settings.tried))
         kept = self.kept.tensors
         kept.update({name: value.to(learner.device) for name, value in kept.items()})
         if task and settings.opens and settings.ahead:
@@ -185,10 +208,12 @@ class Sapt(Method):
                 steps=int(settings.ahead),
                 rate=settings.ahead_rate,
                 seed=learner.seed_for("gate", task),
+                own=network.own,
             )
         if settings.opens and settings.held:
             network.attention.open(None)
-        if task and settings.balanced and not settings.opens and f"{STRENGTH}{task}" not in self.kept.values:
+        measured = settings.balanced and not settings.opens and f"{STRENGTH}{task}" not in self.kept.values
+        if measured and self.earlier(learner, task):
             network.to(learner.device)
             self.kept.values[f"{STRENGTH}{task}"] = self._balance(learner, task)
 
@@ -215,7 +240,7 @@ class Sapt(Method):
         counted = (rows["labels"] != IGNORED).reshape(len(mixed), -1).sum(1)
         if self.settings.opens:
             shares = mixed.clamp_min(torch.finfo(mixed.dtype).tiny)
-            found = found - self.settings.opening * (counted * shares[:, -1].log()).sum()
+            found = found - self.settings.opening * (counted * shares[:, _network(learner).own].log()).sum()
             found = found - self.settings.entropy * (counted * (shares * shares.log()).sum(-1)).sum()
         return found + counted.sum() * self.reflection(learner)
 
@@ -237,6 +262,10 @@ class Sapt(Method):
             random = torch.Generator().manual_seed(learner.seed_for("memory", task))
             chosen = torch.randperm(len(found), generator=random)[: self.stored(len(found))]
             kept[f"{VECTORS}{task}"] = found[chosen.sort().values.to(found.device)].clone()
+
+    def block(self, learner: Learner, task: int) -> int:
+        """The block that a task is about to be given."""
+        return task
 
     def stored(self, rows: int) -> int:
         """How many vectors stand for a task of so many rows."""

@@ -1,0 +1,106 @@
+"""How much of some texts is a copy: of one another, and of the texts that their generator was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.continual.pseudo.parsing import plain
+
+ALIKE = 0.8
+"""The Jaccard similarity of two texts that are nearly the same."""
+SHINGLE = 3
+_Numbers = NDArray[np.int64]
+
+
+def duplicates(texts: Sequence[str]) -> float:
+    """The share of texts that another before them is the same as, but for white space."""
+    return 1 - len({plain(one) for one in texts}) / len(texts)
+
+
+def near_duplicates(texts: Sequence[str]) -> float:
+    """The share of texts that another before them is nearly the same as, or the same.
+
+    Two are where the runs of three words that are in both are at least 80 % of those in one of them (Broder 1997).
+    """
+    sets = [shingles(one) for one in texts]
+    return sum(
+        any(len(one & other) >= ALIKE * len(one | other) for other in sets[:at]) for at, one in enumerate(sets)
+    ) / len(texts)
+
+
+def shingles(text: str) -> frozenset[tuple[str, ...]]:
+    """The runs of three words in a text; of a shorter one the whole."""
+    words = text.split()
+    last = max(1, len(words) - SHINGLE + 1)
+    return frozenset(tuple(words[at : at + SHINGLE]) for at in range(last))
+
+
+def copied_whole(texts: Sequence[str], trained: Sequence[str]) -> float:
+    """The share of texts that are texts trained on, but for white space."""
+    known = {plain(one) for one in trained}
+    return sum(plain(one) in known for one in texts) / len(texts)
+
+
+class Copied:
+    """Runs of words of some texts that are in texts trained on.
+
+    All words lie in one row, as numbers, with a number of its own between two texts. A run of n words is known by those
+    of its first and its last 2^k, which is exact and takes as long for any n.
+    """
+
+    def __init__(self, texts: Sequence[str], trained: Sequence[str]) -> None:
+        numbers: dict[str, int] = {}
+        words: list[int] = []
+        left: list[int] = []
+        border = 0
+        for at, text in enumerate((*trained, *texts)):
+            border = len(words) if at == len(trained) else border
+            own = [numbers.setdefault(word, len(numbers)) for word in text.split()]
+            words += [*own, -1 - at]
+            left += [*range(len(own), 0, -1), 0]
+        self._border = border if texts else len(words)
+        self._left = np.array(left, dtype=np.int64)
+        self._ranks = [_ranked(np.array(words, dtype=np.int64))]
+
+    def share(self, words: int) -> float | None:
+        """The share of the texts' runs of so many words that are in a text trained on; None where there is no run."""
+        runs, known = self._runs(words)
+        return float(np.isin(runs, known).mean()) if len(runs) else None
+
+    def longest(self) -> int:
+        """The most words of a run that is in a text trained on."""
+        least, most = 0, int(self._left.max(initial=0))
+        while least < most:
+            middle = (least + most + 1) // 2
+            runs, known = self._runs(middle)
+            least, most = (middle, most) if bool(np.isin(runs, known).any()) else (least, middle - 1)
+        return least
+
+    def _runs(self, words: int) -> tuple[_Numbers, _Numbers]:
+        """The runs of so many words of the texts, and of those trained on, as numbers."""
+        level = words.bit_length() - 1
+        while len(self._ranks) <= level:
+            last, step = self._ranks[-1], 2 ** (len(self._ranks) - 1)
+            self._ranks.append(_ranked(_paired(last[:-step], last[step:])))
+        ranks, behind = self._ranks[level], words - 2**level
+        many = len(ranks) - behind
+        if many <= 0:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        codes = _paired(ranks[:many], ranks[behind : behind + many])
+        whole = self._left[:many] >= words
+        ours = np.arange(many) >= self._border
+        return codes[whole & ours], codes[whole & ~ours]
+
+
+def _ranked(values: _Numbers) -> _Numbers:
+    """Each value as its place among those that there are."""
+    found: _Numbers = np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return found
+
+
+def _paired(first: _Numbers, second: _Numbers) -> _Numbers:
+    """Two ranks as one number."""
+    return first * (max(int(first.max(initial=0)), int(second.max(initial=0))) + 1) + second

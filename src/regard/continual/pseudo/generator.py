@@ -1,0 +1,235 @@
+"""A generator of pseudo samples: a block beside the frozen model, trained on a task's inputs, and sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from regard import training
+from regard.adapters.pool import LoraPool
+from regard.continual.batches import Epochs, Item
+from regard.continual.generating import texts_of
+from regard.continual.pooled import PoolNetwork
+from regard.continual.pseudo.packing import told_by_the_first
+from regard.continual.pseudo.parsing import ASKED, INPUT, Frame, distinct, frame_of
+from regard.continual.texts import EncodedTexts, TextLearner, batch, encode_pairs
+from regard.data.text_task import Pairs, TextTask
+from regard.errors import UserError
+from regard.models.generator import IGNORED, Generator
+from regard.models.limits import maximum_length
+from regard.quiet import quiet
+from regard.training import Plan
+from regard.training.placement import Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a generator is made and sampled; the defaults are those of SAPT's (arXiv 2401.08295).
+
+    `steps` of `batch` rows at a constant `rate`; `rank`, `alpha` and `dropout` of the block; `top_k` and `repetition`
+    of sampling. `tries`: how many samples are drawn at most, as a multiple of those that are wanted.
+    """
+
+    steps: int = 5000
+    rate: float = 1e-3
+    batch: int = 16
+    rank: int = 8
+    alpha: float = 32.0
+    dropout: float = 0.1
+    top_k: int = 20
+    repetition: float = 2.5
+    tries: int = 10
+
+
+class Written(NamedTuple):
+    """Inputs that a generator has written, and of how many samples: `drawn`, those that `parsed`, and no two alike."""
+
+    inputs: tuple[str, ...]
+    drawn: int
+    parsed: int
+    distinct: int
+
+
+class Writing(nn.Module):
+    """A model with the block of a generator: rows in, logits of what it is to say out."""
+
+    def __init__(self, generator: Generator, pool: LoraPool) -> None:
+        super().__init__()
+        self.generator, self._pool = generator, (pool,)
+
+    @contextmanager
+    def alone(self, device: torch.device) -> Iterator[None]:
+        """While it lasts the model has this block, and no other."""
+        with self._pool[0].weighing(torch.ones(1, device=device)):
+            yield
+
+    def forward(self, rows: Rows) -> Tensor:
+        """The logits (row, token, word)."""
+        with self.alone(rows["input_ids"].device):
+            found: Tensor = self.generator(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")})
+        return cast(Any, found).logits
+
+
+def write(learner: TextLearner, task: int, wanted: int, recipe: Recipe) -> Written:
+    """At most so many inputs of a task, no two alike, by a generator that is trained for them and then forgotten.
+
+    The generator is a block at the layers that the network's blocks are at, on the same weights; the network is as it
+    was afterwards. The same in every process: what the first has drawn counts. `inputs` is empty where no sample
+    parses.
+    """
+    frame = frame_of(cast(TextTask, learner.stream.tasks[task]))
+    seed = learner.seed_for("generator", task)
+    with beside(cast(PoolNetwork, learner.network), recipe, seed) as writing:
+        rows = rows_to_say(learner, task, frame)
+        _train(learner, writing, rows, recipe, seed % 2**31)
+        with learner.evaluating():
+            return _drawn(learner, writing, frame, wanted, recipe, task)
+
+
+@contextmanager
+def beside(network: PoolNetwork, recipe: Recipe, seed: int) -> Iterator[Writing]:
+    """While it lasts the block of a generator stands in the place of the network's; then all is as it was."""
+    encoder: Any = network.classifier.encoder
+    asked = [(one, one.requires_grad) for one in network.parameters()]
+    modes = [(one, one.training) for one in network.modules()]
+    layers = dict(network.pool.layers)
+    network.pool.remove()
+    try:
+        options: dict[str, Any] = {"rank": recipe.rank, "alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
+        pool = LoraPool(encoder, targets=list(layers), **options)
+        pool.reserve(1)
+        pool.open(0)
+        yield Writing(cast(Generator, cast(nn.Module, network.classifier)), pool)
+    finally:
+        for name, layer in layers.items():
+            encoder.set_submodule(name, layer)
+        for parameter, wanted in asked:
+            parameter.requires_grad_(wanted)
+        for module, mode in modes:
+            module.training = mode
+
+
+def check_marks(learner: TextLearner) -> None:
+    """Nothing, or a UserError: the tokenizer cannot write what stands before an input."""
+    ids = learner.tokenizer(f"a {INPUT} a", add_special_tokens=False)["input_ids"]
+    if INPUT not in learner.tokenizer.decode(ids, skip_special_tokens=True):
+        raise UserError(
+            f"reflects: expected a tokenizer that can write {INPUT} for 'generated', this one cannot; "
+            "set reflects=density or reflects=real"
+        )
+
+
+# -- training -------------------------------------------------------------------------------------------
+
+
+def rows_to_say(learner: TextLearner, task: int, frame: Frame) -> EncodedTexts:
+    """A task's training rows as what the generator is asked, and what it is to say."""
+    inputs = [frame.inside(one) for one in cast(TextTask, learner.stream.tasks[task]).train.inputs]
+    pairs = Pairs(inputs=(ASKED,) * len(inputs), targets=tuple((frame.told(one),) for one in inputs))
+    apart = cast(Any, learner.network.classifier).reads_apart
+    room = room_to_say(learner)
+    return encode_pairs(pairs, learner.tokenizer, replace(learner.budget, target_length=room), apart=apart)
+
+
+def room_to_say(learner: TextLearner) -> int:
+    """How many tokens a sample has at most: those of a prompt, as far as the model takes them behind the question."""
+    generator = cast(Generator, cast(nn.Module, learner.network.classifier))
+    most = maximum_length(generator.encoder, learner.tokenizer)
+    if most is None or generator.reads_apart:
+        return learner.budget.length
+    return min(learner.budget.length, most - len(learner.tokenizer(ASKED)["input_ids"]))
+
+
+def _train(learner: TextLearner, writing: Writing, rows: EncodedTexts, recipe: Recipe, seed: int) -> None:
+    """Train the block."""
+    items = [Item(0, row) for row in range(len(rows))]
+    each = -(-len(items) // recipe.batch)
+    drawn = Epochs(items, rows.lengths().tolist(), size=recipe.batch, epochs=-(-recipe.steps // each), seed=seed)
+
+    def made(step: int) -> Rows:
+        at = drawn.at(step)
+        every = [at[number % len(at)].row for number in range(recipe.batch)]
+        asked = [rows.input_ids[row][rows.attention_mask[row]] for row in every]
+        said = [rows.answers[row][rows.answers[row] != IGNORED] for row in every]
+        found = batch(asked, said, learner.pad)
+        found["labels"][len(at) :] = IGNORED
+        return found
+
+    training.train(
+        writing,
+        _plan(learner, recipe, seed),
+        batch=made,
+        loss=_loss,
+        count=lambda given: int((given["labels"] != IGNORED).sum()),
+        device="cpu" if learner.device.type == "cpu" else None,
+    )
+
+
+def _plan(learner: TextLearner, recipe: Recipe, seed: int) -> Plan:
+    """How a generator is trained: AdamW at a constant rate, without decay."""
+    return Plan(
+        steps=recipe.steps,
+        batch_size=recipe.batch,
+        micro_batch=learner.budget.micro_batch,
+        learning_rate=recipe.rate,
+        schedule="constant",
+        weight_decay=0.0,
+        betas=(0.9, 0.999),
+        precision=learner.budget.precision,  # type: ignore[arg-type]  # checked by the plan
+        seed=seed,
+        log_every=recipe.steps,
+    )
+
+
+def _loss(network: nn.Module, rows: Rows) -> Tensor:
+    """The sum of the cross-entropies of what is to be said."""
+    logits = network(rows)
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    found: Tensor = nn.functional.cross_entropy(
+        exact.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+    return found
+
+
+# -- sampling -------------------------------------------------------------------------------------------
+
+
+def _drawn(learner: TextLearner, writing: Writing, frame: Frame, wanted: int, recipe: Recipe, task: int) -> Written:
+    """Samples until enough of them are inputs, or as many as are tried."""
+    found: list[str] = []
+    drawn, parsed, most = 0, 0, max(recipe.tries * wanted, learner.budget.evaluation_batch)
+    while len(found) < wanted and drawn < most:
+        many = min(learner.budget.evaluation_batch, most - drawn)
+        said = told_by_the_first(
+            _said(learner, writing, many, recipe, learner.seed_for("said", task, drawn)), learner.device
+        )
+        inputs = [one for one in map(frame.parsed, said) if one is not None]
+        drawn, parsed = drawn + many, parsed + len(inputs)
+        found = distinct([*found, *inputs])
+    return Written(tuple(found[:wanted]), drawn, parsed, len(found))
+
+
+@torch.no_grad()
+def _said(learner: TextLearner, writing: Writing, many: int, recipe: Recipe, seed: int) -> list[str]:
+    """So many samples."""
+    generator, model = writing.generator, cast(Any, writing.generator.encoder)
+    pairs = Pairs(inputs=(ASKED,), targets=((ASKED,),))
+    asked = encode_pairs(pairs, learner.tokenizer, learner.budget, apart=generator.reads_apart).input_ids
+    ids = asked.to(learner.device).expand(many, -1)
+    devices = [learner.device] if learner.device.type == "cuda" else []
+    with writing.alone(learner.device), quiet(), torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        found: Tensor = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            top_k=recipe.top_k,
+            repetition_penalty=recipe.repetition,
+            max_new_tokens=room_to_say(learner),
+        )
+    return texts_of(learner, found[:, 1 if generator.reads_apart else ids.shape[1] :])

@@ -1,0 +1,77 @@
+"""What a generator of pseudo samples is asked and answers, and how an input stands in the prompts of its task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from regard.data.instruction_settings import LONG_SEQUENCE, SUPER_NI
+from regard.data.text_task import TextTask
+
+ASKED = "__gen__"
+INPUT = "__inp__"
+"""What a generator is asked with, and what stands between a definition and an input that it writes (2401.08295)."""
+_HERE = "\0"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """How the prompts of a task are written: `before` and `after` its inputs, and the task's definition."""
+
+    definition: str
+    before: str
+    after: str
+
+    def inside(self, prompt: str) -> str:
+        """The input of a prompt."""
+        return prompt[len(self.before) : len(prompt) - len(self.after)]
+
+    def around(self, written: str) -> str:
+        """The prompt of an input."""
+        return f"{self.before}{written}{self.after}"
+
+    def told(self, written: str) -> str:
+        """What a generator learns to say: the definition, the mark, and the input."""
+        return f"{self.definition} {INPUT} {written}".strip()
+
+    def parsed(self, text: str) -> str | None:
+        """The input in what a generator has said; None where there is no mark, more than one, or nothing beside it.
+
+        The definition that was said is not used: prompts are made with the task's own.
+        """
+        parts = [part.strip() for part in text.split(INPUT)]
+        if len(parts) != 2 or ASKED in text or not parts[1] or (self.definition and not parts[0]):
+            return None
+        return parts[1]
+
+
+def frame_of(task: TextTask) -> Frame:
+    """How the prompts of a task are written, as the published collections have it.
+
+    Of other tasks what stands before the input is the definition, where all prompts begin with it, and else nothing.
+    """
+    prompts, definition = task.train.inputs, task.definition
+    for benchmark in (SUPER_NI, LONG_SEQUENCE):
+        form = benchmark.prompt if definition else benchmark.headless
+        before, after = form.format(definition=definition, input=_HERE).split(_HERE)
+        if _fits(prompts, before, after):
+            return Frame(definition, before, after)
+    return Frame(definition, definition if _fits(prompts, definition, "") else "", "")
+
+
+def distinct(texts: Iterable[str]) -> list[str]:
+    """Each text once, those that are the same but for white space too, in their order."""
+    found: dict[str, str] = {}
+    for text in texts:
+        found.setdefault(plain(text), text)
+    return list(found.values())
+
+
+def plain(text: str) -> str:
+    """The text with single spaces between its words."""
+    return " ".join(text.split())
+
+
+def _fits(prompts: Iterable[str], before: str, after: str) -> bool:
+    least = len(before) + len(after)
+    return all(len(one) > least and one.startswith(before) and one.endswith(after) for one in prompts)

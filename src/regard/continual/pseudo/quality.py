@@ -1,0 +1,164 @@
+"""How good pseudo samples are: like real rows, unlike one another, and no copies of what was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from regard.adapters.reflection import Density
+from regard.continual.pseudo import stand_ins
+from regard.continual.pseudo.copies import Copied, copied_whole, duplicates, near_duplicates
+from regard.continual.pseudo.distances import Private, frechet, frechet_of_halves, privacy
+from regard.continual.pseudo.reading import definition_of, readings, real_inputs
+from regard.continual.pseudo.two_sample import two_sample
+from regard.data.stream import Task
+from regard.errors import UserError
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+    from regard.continual.method import Method
+    from regard.data.stream import Split
+
+Row = dict[str, Any]
+RUNS = range(8, 14)
+"""Words of the runs that are looked for in what was trained on."""
+
+
+def quality(
+    real_texts: Sequence[str], pseudo_texts: Sequence[str], train_texts: Sequence[str], seed: int = 0
+) -> dict[str, float | None]:
+    """What pseudo samples are beside real texts, and beside those that their generator was trained on.
+
+    - two_sample_accuracy, two_sample_p, two_sample_rows: whether a classifier tells them apart (`TwoSample`);
+    - duplicates, near_duplicates: the share that repeats another;
+    - copied_8grams to copied_13grams: the share of their runs of so many words that were trained on; longest_copied:
+      the most words of such a run; copied_whole: the share that was trained on as it is;
+    - real_copied_8grams: of the real texts, 1 where these were trained on themselves;
+    - words, real_words: the mean number of words; vocabulary, real_vocabulary: how many words as many texts of each
+      have; new_words: the share of words that no real text has.
+
+    None where there is too little to tell. Raises UserError without texts of each sort.
+    """
+    for name, texts in (("real", real_texts), ("pseudo", pseudo_texts), ("train", train_texts)):
+        if not texts:
+            raise UserError(f"quality: expected {name} texts, got none")
+    apart = two_sample(real_texts, pseudo_texts, seed)
+    copied = Copied(pseudo_texts, train_texts)
+    return {
+        "two_sample_accuracy": None if apart is None else apart.accuracy,
+        "two_sample_p": None if apart is None else apart.p_value,
+        "two_sample_rows": None if apart is None else apart.rows,
+        "duplicates": duplicates(pseudo_texts),
+        "near_duplicates": near_duplicates(pseudo_texts),
+        **{f"copied_{words}grams": copied.share(words) for words in RUNS},
+        "longest_copied": copied.longest(),
+        "copied_whole": copied_whole(pseudo_texts, train_texts),
+        "real_copied_8grams": Copied(real_texts, train_texts).share(8),
+        **_words(real_texts, pseudo_texts, seed),
+    }
+
+
+def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, float]:
+    """Lengths and vocabularies."""
+    known = {word for text in real for word in text.split()}
+    ours = [text.split() for text in pseudo]
+    order = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed)).tolist()
+    said = [word for words in ours for word in words]
+    many = min(len(real), len(pseudo))
+    return {
+        "words": len(said) / len(pseudo),
+        "real_words": sum(len(text.split()) for text in real) / len(real),
+        "vocabulary": len({word for words in ours[:many] for word in words}),
+        "real_vocabulary": len({word for number in order[:many] for word in real[number].split()}),
+        "new_words": sum(word not in known for word in said) / max(1, len(said)),
+    }
+
+
+# -- of a run -------------------------------------------------------------------------------------------
+
+
+def task_quality(learner: Learner, method: Method, task: int) -> Row:
+    """A row of a task whose pseudo samples a run has kept: how good they are, in the measures that matter most.
+
+    `task`, `kept` (how many there are), `two_sample_accuracy`, `duplicates`, `copied_8grams`, and `frechet`, of their
+    query vectors from those of the task's training rows.
+    """
+    found = measured(learner, method, task)
+    names = ("two_sample_accuracy", "duplicates", "copied_8grams", "frechet", "kept")
+    return {"task": learner.stream.tasks[task].name, **{name: found[name] for name in names}}
+
+
+def pseudo_rows(learner: Learner, method: Method, learnt: int) -> list[Row]:
+    """Rows of `position`, `task`, `statistic` and `value` for each of the tasks learnt that has pseudo samples.
+
+    The statistics are those of `measured`, and of `privacies` with the stand-in's name before each, as
+    "generated membership".
+    """
+    found: list[Row] = []
+    for task in range(learnt):
+        if stand_ins.inputs(method.kept, task) is None:
+            continue
+        told: dict[str, float | None] = measured(learner, method, task)
+        for name, private in privacies(learner, method, task).items():
+            told |= {f"{name} {one}": value for one, value in private._asdict().items()}
+        place = {"position": task + 1, "task": learner.stream.tasks[task].name}
+        found += [{**place, "statistic": one, "value": value} for one, value in told.items()]
+    return found
+
+
+def measured(learner: Learner, method: Method, task: int) -> dict[str, float | None]:
+    """`quality` of a task's pseudo samples beside its dev rows, and what their query vectors are beside its rows'.
+
+    `kept`: how many samples there are; `wanted`, `drawn`, `parsed`, `distinct`: what became of those of a generator;
+    `frechet`: the distance from training rows; `real_frechet`: that of as many of these from the others.
+    """
+    written = stand_ins.inputs(method.kept, task)
+    if written is None:
+        raise UserError(f"quality: expected pseudo samples of {learner.stream.tasks[task].name!r}, none were kept")
+    seed = learner.seed_for("quality", task)
+    named = learner.stream.tasks[task]
+    said = written
+    if isinstance(named, Task):
+        said = tuple(" ".join(texts).strip() for texts in _apart(named, written))
+    ours, theirs = stand_ins.query_vectors(learner, task, written), vectors_of(learner, task, "train")
+    return {
+        "kept": len(written),
+        **method.kept.values.get(f"{stand_ins.TEXTS}{task}", {}),
+        **quality(real_inputs(named, "dev"), said, real_inputs(named), seed),
+        "frechet": frechet(theirs, ours) if min(len(ours), len(theirs)) > 1 else None,
+        "real_frechet": frechet_of_halves(theirs, len(ours), seed),
+    }
+
+
+def privacies(learner: Learner, method: Method, task: int) -> dict[str, Private]:
+    """What each way to stand for a task gives away of its training rows: as many "real" ones, "density", "generated".
+
+    Dev rows are those that were not trained on. "generated" is there where a run has kept pseudo samples, and says how
+    many vectors the others have; else it is the method's `stored` number.
+    """
+    trained, held_out = vectors_of(learner, task, "train"), vectors_of(learner, task, "dev")
+    written = stand_ins.inputs(method.kept, task)
+    found = {} if written is None else {"generated": stand_ins.query_vectors(learner, task, written)}
+    many = len(written) if written is not None else method.stored(len(trained))  # type: ignore[attr-defined]
+    seed = learner.seed_for("memory", task)
+    order = torch.randperm(len(trained), generator=torch.Generator().manual_seed(seed)).to(trained.device)
+    found["real"] = trained[order[:many]]
+    found["density"] = Density.of(trained, int(method.settings.directions)).draw(many, seed)
+    return {name: privacy(vectors, trained, held_out) for name, vectors in found.items()}
+
+
+def vectors_of(learner: Learner, task: int, split: Split) -> Tensor:
+    """The query vectors (row, width) of a split of a task."""
+    network: Any = learner.network
+    items = learner.sampled(task, split, len(learner.encoded[task, split]))
+    with torch.no_grad():
+        return torch.cat([network.vectors(rows) for rows in learner.each(items, split)])
+
+
+def _apart(task: Task, written: Sequence[str]) -> list[tuple[str, ...]]:
+    """Inputs as the texts that an encoder reads, without a definition."""
+    skipped = 0 if definition_of(task) is None else 1
+    return [texts[skipped:] for texts in readings(task, written)]

@@ -1,0 +1,58 @@
+"""Tasks with a definition, and tiny language models that can write pseudo samples of them."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from tests.continual.small_text import BUDGET, loaded, stream, task
+
+from regard.continual.learner import Learner
+from regard.continual.methods.sapt import Sapt, Settings
+from regard.continual.pseudo.parsing import ASKED, INPUT
+from regard.continual.run import begin
+from regard.continual.texts import TextLearner
+from regard.data.stream import Stream
+from regard.data.text_task import Pairs, TextTask
+from regard.models.pretrained import Loaded
+
+SMALL: dict[str, Any] = {"rank": 2, "ahead": 5, "generator_steps": 60, "generator_rate": 2e-2, "generator_batch": 8}
+
+
+def defined(name: str) -> TextTask:
+    """A task whose prompts have its definition, as those of Long Sequence do."""
+    plain = task(name, 8)
+    train, dev, test = (_framed(one, f"{name} :") for one in (plain.train, plain.dev, plain.test))
+    return replace(plain, train=train, dev=dev, test=test, definition=f"{name} :")
+
+
+def _framed(pairs: Pairs, definition: str) -> Pairs:
+    words = (one.removeprefix(definition).removesuffix("say :").strip() for one in pairs.inputs)
+    return replace(pairs, inputs=tuple(f"{definition}\n{one}\nOutput: " for one in words))
+
+
+def tasks(many: int = 2) -> Stream:
+    """The first tasks of the stream."""
+    named = tuple(defined(one.name) for one in stream().tasks[:many])
+    return Stream(name="defined", tasks=named, order=tuple(range(many)), seed=0)
+
+
+def writer(kind: Any = "t5", **options: Any) -> Loaded:
+    """A tiny model whose tokenizer has the words that generators are asked with."""
+    found = loaded(kind, width=32, **options)
+    found.tokenizer.add_tokens([ASKED, INPUT])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        cast(Any, found.model).resize_token_embeddings(len(found.tokenizer), mean_resizing=False)
+    return found
+
+
+def begun(kind: Any = "t5", *, of: Stream | None = None, **settings: Any) -> tuple[Learner, Sapt]:
+    """A run before its first task."""
+    method = Sapt(Settings(**{**SMALL, "reflects": "generated", **settings}))
+    return begin(of or tasks(), method, writer(kind), replace(BUDGET, evaluation_batch=32), seed=1), method
+
+
+def texts(learner: Learner) -> TextLearner:
+    """The learner as what it is."""
+    assert isinstance(learner, TextLearner)
+    return learner

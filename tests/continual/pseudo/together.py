@@ -1,0 +1,28 @@
+"""What one of two processes does, for the test of writing together: `python together.py OUT`."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tests.continual.pseudo.small_pseudo import begun, tasks, texts
+
+from regard.continual.pseudo.generator import Recipe, write
+from regard.continual.pseudo.packing import told_by_the_first
+
+
+def main(out: Path) -> None:
+    """Write pseudo samples; what this process has of them goes to `out`."""
+    torch.set_num_threads(1)
+    learner, method = begun("llama", of=tasks(2))
+    method.prepare(learner, 0)
+    found = write(texts(learner), 0, 4, Recipe(steps=10, rate=2e-2, batch=8))
+    rank = dist.get_rank()
+    told = told_by_the_first([f"{rank} says é"] * (rank + 1), torch.device("cpu"))
+    (out / f"found-{rank}.json").write_text(json.dumps({"written": found, "told": told}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
