@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from regard.continual.learner import Budget
 from regard.continual.methods import METHODS
-from regard.courses import PUBLISHED_SEEDS, SCALES, Course, each_method, names, parsed
+from regard.courses import PUBLISHED_SEEDS, SAPT_SEED, SCALES, Course, each_method, names, parsed
 from regard.errors import UserError
 
 
@@ -36,9 +37,40 @@ def test_the_published_settings() -> None:
     assert PUBLISHED_SEEDS == (508, 39, 123, 4536, 67)
 
 
+@pytest.mark.parametrize(
+    "scale, epochs, rate, length",
+    [
+        ("sapt-t5-superni", 100, 3e-4, 512),
+        ("sapt-t5-long", 10, 3e-4, 512),
+        ("sapt-llama-superni", 50, 5e-5, 1024),
+        ("sapt-llama-long", 20, 5e-5, 1024),
+    ],
+)
+def test_the_published_settings_of_shared_attention(scale: str, epochs: int, rate: float, length: int) -> None:
+    """Of arXiv 2401.08295: batches of 32, a constant rate without warm-up, no decay, bfloat16, 50 tokens of answer."""
+    course = Course(scale=scale)
+    budget = course.budget()
+    assert (budget.epochs, budget.rate, budget.length, budget.batch) == (epochs, rate, length, 32)
+    assert (budget.warmup, budget.weight_decay, budget.clip, budget.precision) == (0, 0, 1, "bfloat16")
+    assert (course.schedule, course.target_length, course.rows, SAPT_SEED) == ("constant", 50, None, 42)
+
+
+def test_every_scale_says_the_same_fields() -> None:
+    """So that no field of one is left over where another is asked for."""
+    fields = [set(scale) for scale in SCALES.values()]
+    assert all(one == fields[0] for one in fields)
+    assert Course(scale="sapt-t5-long").with_(scale="paper") == Course(scale="paper")
+    assert Course(scale="sapt-t5-long", warmup=0.5).with_(scale="paper") == Course(scale="paper", warmup=0.5)
+
+
 def test_the_budget_is_what_the_course_says() -> None:
     course = Course(epochs=7, batch=5, micro_batch=2, probing_epochs=1, probing_rate=0.5, precision="bfloat16")
+    course = course.with_(schedule="constant", warmup=0, weight_decay=0.5)
     budget = course.budget(0.25)
+    assert (budget.warmup, budget.weight_decay) == (0, 0.5)
+    for name in ("schedule", "target_length"):
+        if hasattr(Budget, name):
+            assert getattr(budget, name) == getattr(course, name)
     assert (budget.epochs, budget.batch, budget.micro_batch, budget.rate) == (7, 5, 2, 0.25)
     assert (budget.probing_epochs, budget.probing_rate, budget.precision) == (1, 0.5, "bfloat16")
 
@@ -73,6 +105,10 @@ def test_several_methods_with_one_budget() -> None:
         ({"method": "prescale", "set": ("share=2",)}, "share: expected a number of at least 0 and at most 1, got 2.0"),
         ({"method": "prescale", "set": ("share=much",)}, "share: expected a number, got 'much'"),
         ({"method": "prescale", "set": ("scaling",)}, "set: expected NAME=VALUE, got 'scaling'"),
+        (
+            {"method": "finetune,prescale", "head": "labels"},
+            "head: expected none with prescale, whose own head is full, got 'labels'",
+        ),
         ({"method": "nothing"}, "method: expected one of finetune, "),
         ({"method": "probe,probe"}, "method: expected names apart by commas, each once, got 'probe,probe'"),
         ({"method": " , "}, "method: expected names apart by commas, each once, got ' , '"),
@@ -87,7 +123,16 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
 @pytest.mark.parametrize(
     "said, told",
     [
-        ({"scale": "huge"}, "scale: expected one of laptop, paper, paper-roberta, got 'huge'"),
+        ({"scale": "huge"}, f"scale: expected one of {', '.join(SCALES)}, got 'huge'"),
+        ({"head": "linear"}, "head: expected one of labels, got 'linear'"),
+        ({"form": "words"}, "form: expected one of auto, labels, text, got 'words'"),
+        ({"form": None}, "form: expected a name, got None"),
+        ({"missing": "ignore"}, "missing: expected one of refuse, skip, got 'ignore'"),
+        ({"instructions": "yes"}, "instructions: expected true or false, got 'yes'"),
+        ({"schedule": "cosine"}, "schedule: expected one of linear, constant, got 'cosine'"),
+        ({"warmup": 1.5}, "warmup: expected a number of at least 0 and at most 1, got 1.5"),
+        ({"weight_decay": -0.1}, "weight-decay: expected a number of at least 0, got -0.1"),
+        ({"target_length": 0}, "target-length: expected a number of at least 1, got 0"),
         ({"protocol": "loose"}, "protocol: expected one of clean, paper, got 'loose'"),
         ({"precision": "float16"}, "precision: expected one of float32, bfloat16, got 'float16'"),
         ({"seed": "508"}, "seed: expected a whole number, got '508'"),
@@ -112,6 +157,7 @@ def test_values_that_cannot_be(said: dict[str, Any], told: str) -> None:
 
 def test_to_a_file_and_back(tmp_path: Path) -> None:
     course = Course(method="prescale", set=("share=0.2",), lora=4, search="1e-4,1e-3", scale="paper")
+    course = course.with_(head="labels", form="labels", missing="skip", instructions=True, schedule="constant")
     path = tmp_path / "course.json"
     path.write_text(json.dumps(course.to_dict()))
     assert Course.from_file(path) == course
@@ -132,6 +178,11 @@ def test_to_a_file_and_back(tmp_path: Path) -> None:
         ("lora", "none", None),
         ("set", "share=1", ("share=1",)),
         ("order", "2-0-1", "2-0-1"),
+        ("order", "3", "3"),
+        ("head", "labels", "labels"),
+        ("head", "none", None),
+        ("instructions", "true", True),
+        ("warmup", "0", 0.0),
     ],
 )
 def test_values_from_texts(name: str, text: str, value: Any) -> None:
@@ -144,6 +195,20 @@ def test_texts_that_are_no_values() -> None:
     with pytest.raises(UserError, match="course: there is no field speed"):
         parsed("speed", "1")
     assert "stream" in names()
+
+
+def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.data import streams
+
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(streams, "read_stream", lambda *_, **options: told.append(options))
+    Course(order="3").read()
+    Course(form="text", missing="skip", instructions=True).read()
+    shared = {"rows": 60, "eval_rows": 100, "seed": 508, "protocol": "clean"}
+    assert told == [
+        {**shared, "order": "3", "form": None, "missing": "refuse", "instructions": False},
+        {**shared, "order": "random", "form": "text", "missing": "skip", "instructions": True},
+    ]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -115,6 +115,8 @@ def furnish(folder: Path, page: Path) -> None:
         reviews(folder)
     if "tickets.jsonl" in text:
         tickets(folder)
+    if "learn superni" in text:
+        superni(folder)
 
 
 def reviews(folder: Path) -> None:
@@ -151,6 +153,20 @@ def tickets(folder: Path) -> None:
     ]
     lines = "\n".join(json.dumps(row) for row in rows)
     (folder / "tickets.jsonl").write_text(lines + "\n", encoding="utf-8")
+
+
+def superni(folder: Path) -> None:
+    """Two of SuperNI's tasks, of a few words each, as they are published."""
+    of_task = {
+        "task363_sst2_polarity_classification": ("good", "bad"),
+        "task875_emotion_classification": ("joy", "anger"),
+    }
+    for name, answers in of_task.items():
+        for split, many in (("train", 8), ("dev", 3), ("test", 3)):
+            place = folder / "published" / "SuperNI" / name / f"{split}.json"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            rows = [{"input": f"{split} {i}: {one}", "output": [one]} for i in range(many) for one in answers]
+            place.write_text(json.dumps({"Definition": ["Say how it is."], "Instances": rows}), encoding="utf-8")
 
 
 def available(text: str) -> str:

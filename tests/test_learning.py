@@ -12,7 +12,7 @@ from tests.learn_runs import FIELDS
 
 from regard.errors import UserError
 from regard.learn import learn
-from regard.learning import COLUMNS, TABLES, Learning, read_record, table
+from regard.learning import COLUMNS, LATER, TABLES, Learning, read_record, table
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,15 @@ def test_tables_that_are_empty_are_saved(found: Learning, tmp_path: Path) -> Non
     assert found.summary() is not None
 
 
+def test_the_folder_of_a_version_without_gates_is_loaded(found: Learning, tmp_path: Path) -> None:
+    folder = found.save(tmp_path / "run")
+    (folder / "gate.parquet").unlink()
+    back = Learning.load(folder)
+    assert tuple(back.gate) == COLUMNS["gate"]
+    assert back.gate.empty
+    assert back.matrix.equals(found.matrix)
+
+
 @pytest.mark.parametrize(
     "name, content, told",
     [
@@ -56,7 +65,8 @@ def test_tables_that_are_empty_are_saved(found: Learning, tmp_path: Path) -> Non
         ("results.json", "{", "the run in "),
         ("results.json", json.dumps({"verb": "replace"}), "the run in "),
         ("results.json", "[]", "the run in "),
-        *((f"{name}.parquet", None, "the run in ") for name in TABLES),
+        *((f"{name}.parquet", None, "the run in ") for name in TABLES if name not in LATER),
+        ("gate.parquet", "short", "the run in "),
         ("matrix.parquet", "short", "the run in "),
     ],
 )

@@ -20,28 +20,48 @@ if TYPE_CHECKING:
     from regard.continual.method import Method
     from regard.data.stream import Stream
 
+_ALL_ROWS: dict[str, Any] = {"rows": None, "eval_rows": None, "batch": 32, "probing_epochs": 3, "probing_rate": 1e-3}
+_FALLING = {"schedule": "linear", "warmup": 0.06, "weight_decay": 0.01, "precision": "float32"}
+_PAPER = {**_ALL_ROWS, **_FALLING, "length": 128, "target_length": 50}
+_CONSTANT = {"schedule": "constant", "warmup": 0.0, "weight_decay": 0.0, "precision": "bfloat16"}
+_SAPT_T5 = {**_ALL_ROWS, **_CONSTANT, "length": 512, "target_length": 50, "learning_rate": 3e-4}
+_SAPT_LLAMA = {**_SAPT_T5, "length": 1024, "learning_rate": 5e-5}
 SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
-        **{"rows": 60, "eval_rows": 100, "length": 32, "batch": 16},
+        **_FALLING,
+        **{"rows": 60, "eval_rows": 100, "length": 32, "target_length": 16, "batch": 16},
         **{"epochs": 3, "learning_rate": 1e-4, "probing_epochs": 3, "probing_rate": 1e-2},
     },
-    "paper": {
-        **{"rows": None, "eval_rows": None, "length": 128, "batch": 32},
-        **{"epochs": 3, "learning_rate": 2e-5, "probing_epochs": 3, "probing_rate": 1e-3},
-    },
-    "paper-roberta": {
-        **{"rows": None, "eval_rows": None, "length": 128, "batch": 32},
-        **{"epochs": 5, "learning_rate": 1e-5, "probing_epochs": 3, "probing_rate": 1e-3},
-    },
+    "paper": {**_PAPER, "epochs": 3, "learning_rate": 2e-5},
+    "paper-roberta": {**_PAPER, "epochs": 5, "learning_rate": 1e-5},
+    "sapt-t5-superni": {**_SAPT_T5, "epochs": 100},
+    "sapt-t5-long": {**_SAPT_T5, "epochs": 10},
+    "sapt-llama-superni": {**_SAPT_LLAMA, "epochs": 50},
+    "sapt-llama-long": {**_SAPT_LLAMA, "epochs": 20},
 }
 """What fields are that are not given: `paper` and `paper-roberta` as arXiv 2410.05648 trains BERT and RoBERTa.
 
 Texts of RTE are cut at 128 tokens as all others are, and not at 512. `laptop` has fewer rows and so fewer steps, for
 which the rates are larger: a run of seven tasks takes about a minute.
+
+`sapt-…` are those with which arXiv 2401.08295 trains T5 and LLaMA-2 on `superni` and `long-sequence`. Its ranks and its
+λ are settings of the method; the steps that it grants six tasks of LLaMA-2's long sequence at most are not kept; and
+the rates of heads that are probed, which it has none of, are those of `paper`.
 """
-CHOICES = {"scale": tuple(SCALES), "protocol": ("clean", "paper"), "precision": ("float32", "bfloat16")}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "scale": tuple(SCALES),
+    "protocol": ("clean", "paper"),
+    "precision": ("float32", "bfloat16"),
+    "head": ("labels",),
+    "form": ("auto", "labels", "text"),
+    "missing": ("refuse", "skip"),
+    "schedule": ("linear", "constant"),
+}
+"""What may be said where there is a choice; None, where a field may be that, besides."""
 PUBLISHED_SEEDS = (508, 39, 123, 4536, 67)
 """The seeds of arXiv 2410.05648."""
+SAPT_SEED = 42
+"""The seed of arXiv 2401.08295."""
 FREE = frozenset({"micro_batch", "checkpoint_every", "data"})
 """Fields in which a run that goes on may differ from what it was.
 
@@ -60,22 +80,34 @@ class Course:
     method: str = option("prescale", "method by its name, or several apart by commas")
     model: str = option("minilm", "hub id, folder, or minilm")
     data: str | None = option(None, "folder of published files (default: $REGARD_DATA, else the hub)")
-    order: str = option("random", "paper (or 1), random (drawn by the seed), or numbers of tasks as 2-0-1")
+    order: str = option(
+        "random", "paper (or 1), a number the stream knows it by, random (by the seed), or tasks as 2-0-1"
+    )
     seed: int = option(508, "of rows, order, weights and batches", least=0, most=LARGEST_SEED)
-    scale: str = option("laptop", "what is taken where nothing is said: laptop, paper or paper-roberta")
+    scale: str = option("laptop", f"where nothing is said: {', '.join(SCALES)}")
     protocol: str = option("clean", "clean, or paper: nothing in common between splits is dropped")
+    form: str = option(
+        "auto", "what is learnt: labels, text (answers are written), or auto (the first that the stream has)"
+    )
+    missing: str = option("refuse", "tasks whose files are not there: refuse, or skip")
+    instructions: bool = option(False, "put the task's definition before each text, where labels are learnt")
     rows: int | None = option(None, "training rows a class, at most")
     eval_rows: int | None = option(None, "test rows a task, at most, and as many dev rows")
     length: int | None = option(None, "tokens of a text, at most", least=4)
+    target_length: int | None = option(None, "tokens of an answer that is written, at most")
     batch: int | None = option(None, "rows an update")
     micro_batch: int | None = option(None, "rows a forward (default: all)")
     epochs: int | None = option(None, "epochs of training everything")
     learning_rate: float | None = option(None, "of training everything, at its peak", above=0)
+    schedule: str | None = option(None, "of the learning rate after the warm-up: linear (to 0), or constant")
+    warmup: float | None = option(None, "share of a stage's steps in which the learning rate grows", least=0, most=1)
+    weight_decay: float | None = option(None, "AdamW's, of matrices", least=0)
     search: str | None = option(None, "learning rates apart by commas, of which the first task's dev rows choose")
     select: str = option("dev", "rows that choose: dev (test rows are refused)")
     probing_epochs: int | None = option(None, "epochs of training the head alone")
     probing_rate: float | None = option(None, "learning rate of the head alone", above=0)
-    precision: str = option("float32", "float32, or bfloat16 (autocast)")
+    precision: str | None = option(None, "float32, or bfloat16 (autocast)")
+    head: str | None = option(None, "labels (a text's state against those of the labels' words), or none: the method's")
     lora: int | None = option(None, "rank of low-rank adapters that are trained in place of the model")
     set: tuple[str, ...] = option((), "settings of the method, each NAME=VALUE")
     diagnosed: int = option(32, "dev rows a task for sinks, over-smoothing and interference; 0: none", least=0)
@@ -86,8 +118,9 @@ class Course:
         for one in fields(self):
             object.__setattr__(self, one.name, settings.checked(Course, one, getattr(self, one.name)))
         for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
         for name, value in SCALES[self.scale].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -146,6 +179,9 @@ class Course:
             order=self.order,
             seed=self.seed,
             protocol=self.protocol,  # type: ignore[arg-type]  # checked above
+            form=None if self.form == "auto" else self.form,  # type: ignore[arg-type]  # and so are these
+            missing=self.missing,  # type: ignore[arg-type]
+            instructions=self.instructions,
         )
 
     def with_(self, **changes: Any) -> Course:
@@ -207,8 +243,15 @@ def each_method(course: Course) -> list[Course]:
     for name, known in kinds.items():
         own = course.set if len(wanted) == 1 else tuple(said for said in course.set if _pair(said)[0] in known)
         found.append(replace(course, method=name, set=own))
-        found[-1].make_method()
+        _check_head(found[-1])
     return found
+
+
+def _check_head(course: Course) -> None:
+    """Nothing, or a UserError: the settings of the method cannot be, or it cannot have the head that is asked for."""
+    own = course.make_method().head
+    if course.head is not None and own != "linear":
+        raise UserError(f"head: expected none with {course.method}, whose own head is {own}, got {course.head!r}")
 
 
 def _pair(said: str) -> tuple[str, str]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,33 +17,27 @@ import torch.distributed as dist
 from accelerate import PartialState
 
 from regard import __version__, processes
-from regard.continual.interference import gradients_of, interference_table
-from regard.continual.learner import IGNORED, Budget, Learner
-from regard.continual.models import Deltas, identified
-from regard.continual.network import INPUTS
-from regard.continual.run import Told, begin, run
-from regard.continual.scoring import score
+from regard.continual.models import identified
+from regard.continual.run import Told
 from regard.courses import FREE, Course, each_method
-from regard.data.common_tokens import common_tokens
-from regard.data.splits import check_apart, check_selection
 from regard.data.stream import Stream
 from regard.data.stream_given import with_digests
 from regard.data.streams import parse_order
-from regard.diagnosis import diagnose
+from regard.data.text_task import TextTask
 from regard.errors import UserError
 from regard.journal import ENTRIES, Journal, check_same
+from regard.learn_run import LEARNT, Row, digests, learnt_by
 from regard.learning import MODELS, TABLES, VERB, Learning, table
 from regard.models.pretrained import Loaded, given, load
-from regard.provenance import now, peak_memory, versions
+from regard.provenance import now, versions
+
+__all__ = ["DATA", "JOURNAL", "LEARNT", "STATES", "Progress", "can_go_on", "learn"]
 
 DATA = "REGARD_DATA"
 """The environment variable that names the folder of published files where a course does not."""
 JOURNAL, STATES = "journal", "states"
-LEARNT = "learnt"
-"""The stage that is told of when a task is done."""
-OF_THE_STREAM = ("data", "protocol", "rows", "eval_rows")
+OF_THE_STREAM = ("data", "protocol", "rows", "eval_rows", "form", "missing", "instructions")
 """Fields of a course that say what rows a stream has, which one that is given has already."""
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -92,16 +84,25 @@ def learn(
     _together()
     with _folder(work) as place:
         streams = {seed: _stream(one, own) for seed, one in {one.seed: one for one in courses}.items()}
-        loaded = _loaded(course, model, tokenizer)
+        text = next(iter(streams.values())).text
+        loaded = _loaded(course, model, tokenizer, text=text)
         journal = _journal(place, course, loaded, streams, resume=resume)
         found = {key: journal[key] for key in map(_key, courses) if key in journal}
         for one in courses:
             if _key(one) in found:
-                check_same({"tasks": found[_key(one)]["tasks"]}, {"tasks": _digests(streams[one.seed])})
+                check_same({"tasks": found[_key(one)]["tasks"]}, {"tasks": digests(streams[one.seed])})
         for number, one in enumerate(courses):
             key, tell = _key(one), _telling(one, number, len(courses), len(streams[one.seed]), on_progress)
             if key not in found:
-                result = _one(one, streams[one.seed], loaded, place, resume=resume, keep=keep_models, tell=tell)
+                result = learnt_by(
+                    one,
+                    streams[one.seed],
+                    loaded,
+                    states=place / STATES / key,
+                    models=place / MODELS / key if keep_models else None,
+                    resume=resume,
+                    tell=tell,
+                )
                 with processes.together():
                     found[key] = journal.add(key, result) if processes.first() else result
                 if processes.first():
@@ -137,9 +138,10 @@ def _seeds(seeds: Any, course: Course) -> tuple[int, ...]:
     return found
 
 
-def _loaded(course: Course, model: Any, tokenizer: Any) -> Loaded:
+def _loaded(course: Course, model: Any, tokenizer: Any, *, text: bool) -> Loaded:
+    """The model; with the head of a language model where tasks are from text to text."""
     if model is None or isinstance(model, str):
-        return load(course.model, dtype="float32")
+        return load(course.model, dtype="float32", language_model=text)
     call = "regard.learn(stream, method, model, tokenizer=tokenizer)"
     return identified(given(model, tokenizer, to="teach", call=call))
 
@@ -192,10 +194,6 @@ def can_go_on(work: Path) -> bool:
     return entries.is_file() or any(one.is_file() for one in (work / STATES).rglob("*"))
 
 
-def _digests(stream: Stream) -> dict[str, dict[str, str]]:
-    return {task.name: dict(task.sha256) for task in stream.tasks}
-
-
 def _key(course: Course) -> str:
     """The name of a run: letters, digits and signs that a folder may have."""
     return "-".join(
@@ -203,123 +201,7 @@ def _key(course: Course) -> str:
     )
 
 
-# -- one run --------------------------------------------------------------------------------------------
-
-
-def _one(
-    course: Course,
-    stream: Stream,
-    loaded: Loaded,
-    place: Path,
-    *,
-    resume: bool,
-    keep: bool,
-    tell: Callable[[Told], None] | None,
-) -> Row:
-    """What one run gives: the rows of its tables, and what its record says."""
-    began, key = time.perf_counter(), _key(course)
-    budget, tried = _budget(course, stream, loaded)
-    method = course.make_method()
-    learner = begin(stream, method, loaded, budget, seed=course.seed, lora=_lora(course))
-    deltas = Deltas(place / MODELS / key)
-    with processes.together():
-        if keep and processes.first():
-            deltas.begin(learner, method, course.method)
-    pairs: list[Row] = _interference(learner, course, learnt=0)
-
-    def done(learner: Learner, learnt: int) -> None:
-        with processes.together():
-            if keep and processes.first():
-                deltas.keep(learner, learnt)
-        if tell is not None and processes.first():
-            tell(Told(learnt, stream.tasks[learnt - 1].name, LEARNT, 0, 0, {}))
-
-    ran = run(
-        learner,
-        method,
-        folder=place / STATES / key,
-        resume=resume,
-        checkpoint_every=course.checkpoint_every,
-        diagnose=_looking(course, loaded) if course.diagnosed else None,
-        on_progress=tell,
-        on_task=done,
-    )
-    pairs += _interference(learner, course, learnt=len(stream))
-    classifier = learner.network.classifier
-    return {
-        **ran.found,
-        "interference": pairs,
-        "seconds": round(time.perf_counter() - began, 3),
-        "peak_memory_mib": round(peak_memory(learner.device), 1),
-        "tasks": _digests(stream),
-        "device": str(learner.device),
-        "parameters": sum(one.numel() for one in classifier.parameters()),
-        "learning_rate": budget.rate,
-        "search": tried,
-        "settings": method.settings.to_dict(),
-        "truncated": sum(part.truncated for part in learner.encoded.values()),
-    }
-
-
-def _lora(course: Course) -> dict[str, Any] | None:
-    return None if course.lora is None else {"rank": course.lora}
-
-
-def _budget(course: Course, stream: Stream, loaded: Loaded) -> tuple[Budget, list[Row]]:
-    """The budget, its learning rate chosen on the dev rows of the first task if there are several to choose from."""
-    if len(course.rates) == 1:
-        return course.budget(), []
-    first = replace(stream, tasks=stream.tasks[:1], order=(0,))
-    check_apart(first.tasks[0])
-    tried = []
-    for rate in course.rates:
-        method = course.make_method()
-        learner = begin(first, method, loaded, course.budget(rate), seed=course.seed, lora=_lora(course))
-        run(learner, method)
-        tried.append(
-            {"learning_rate": rate, "score": score(learner, 0, learnt=1, split=check_selection(course.select)).til}
-        )
-    best = max(tried, key=lambda one: one["score"])
-    return course.budget(best["learning_rate"]), tried
-
-
-def _looking(course: Course, loaded: Loaded) -> Callable[[Learner, int], list[Row]]:
-    """What looks at sinks and over-smoothing on the dev rows of a task."""
-    common = common_tokens(loaded.tokenizer)
-
-    def look(learner: Learner, task: int) -> list[Row]:
-        items = learner.sampled(task, "dev", course.diagnosed)
-        batches = [{name: rows[name] for name in INPUTS if name in rows} for rows in learner.each(items, "dev")]
-        found = diagnose(learner.network.classifier.encoder, batches, common=common)
-        return [dict(one) for one in json.loads(found.to_json(orient="records", double_precision=15))]
-
-    return look
-
-
-def _interference(learner: Learner, course: Course, *, learnt: int) -> list[Row]:
-    """The dot products of the gradients that the tasks' losses have in the encoder."""
-    if not course.diagnosed or len(learner.stream) < 2:
-        return []
-    encoder = learner.network.classifier.encoder
-    trained = [one for one in encoder.parameters() if one.requires_grad]
-    if not trained:
-        return []
-    tasks = range(len(learner.stream))
-    rows = [learner.each(learner.sampled(task, "dev", course.diagnosed), "dev") for task in tasks]
-    found = interference_table(
-        gradients_of(
-            learner.network.to(learner.device),
-            rows,
-            lambda network, batch: learner.cross_entropy(network(batch), batch),
-            lambda batch: int((batch["labels"] != IGNORED).sum()),
-            parameters=trained,
-        )
-    )
-    names = {task + 1: learner.stream.tasks[task].name for task in tasks}
-    named = found.assign(
-        task_a=found["position_a"].map(names), task_b=found["position_b"].map(names), after_task=learnt
-    )
-    return [dict(one) for one in json.loads(named.to_json(orient="records", double_precision=15))]
+# -- what it comes to -----------------------------------------------------------------------------------
 
 
 def _telling(
@@ -330,17 +212,20 @@ def _telling(
     return lambda told: on_progress(Progress(course.label, course.seed, number + 1, runs, tasks, told))
 
 
-# -- what it comes to -----------------------------------------------------------------------------------
-
-
 def _tables(
     courses: Sequence[Course], streams: Mapping[int, Stream], found: Mapping[str, Row]
 ) -> dict[str, pd.DataFrame]:
     """The tables of all runs, one under the other."""
     return {
-        name: table(name, [_named(one, streams[one.seed]) | row for one in courses for row in found[_key(one)][name]])
+        name: table(name, [_named(one, streams[one.seed]) | row for one in courses for row in _rows(found, one, name)])
         for name in TABLES
     }
+
+
+def _rows(found: Mapping[str, Row], course: Course, name: str) -> list[Row]:
+    """The rows of a table of a run; none where an earlier version, which had no such table, has made it."""
+    rows: list[Row] = found[_key(course)].get(name, [])
+    return rows
 
 
 def _named(course: Course, stream: Stream) -> Row:
@@ -371,6 +256,7 @@ def _record(
                 "order": _order(streams[one.seed]),
                 "tasks": [task.name for task in streams[one.seed].tasks],
                 **{name: result[name] for name in ("learning_rate", "search", "settings", "seconds", "truncated")},
+                "warnings": result.get("warnings", []),
             }
             for one, result in zip(courses, results, strict=True)
         ],
@@ -384,6 +270,7 @@ def _record(
                     "rows": {split: len(task.split(split)) for split in ("train", "dev", "test")},
                     "sha256": dict(task.sha256),
                     "source": task.source,
+                    **({"metric": task.metric} if isinstance(task, TextTask) else {}),
                 }
                 for task in stream.tasks
             ],

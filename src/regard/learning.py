@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 VERB, MODELS = "learn", "models"
-TABLES = ("matrix", "cost", "diagnostics", "interference")
+TABLES = ("matrix", "cost", "diagnostics", "interference", "gate")
+LATER = ("gate",)
+"""Tables that the folders of earlier versions lack."""
 _PLACE = ("position", "task")
 COLUMNS: dict[str, tuple[str, ...]] = {
     "matrix": metrics.COLUMNS,
@@ -38,6 +40,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("stream", "method", "seed", "order", "after_task"),
         *("position_a", "task_a", "position_b", "task_b", "dot", "cosine"),
     ),
+    "gate": (*("stream", "method", "seed", "order", "after_task"), *_PLACE, *("statistic", "block", "value")),
 }
 """The columns of each table."""
 
@@ -46,8 +49,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 class Learning:
     """What methods made of a stream: the accuracy matrix of every run, its cost, and what was diagnosed.
 
-    `matrix`, `cost`, `diagnostics` and `interference` are tidy (`docs/design.md`); `record` is the provenance;
-    `models` is where what each task has changed lies, None where nothing was kept.
+    `matrix`, `cost`, `diagnostics`, `interference` and `gate`, which is empty for methods without one, are tidy
+    (`docs/design.md`); `record` is the provenance; `models` is where what each task has changed lies, None where
+    nothing was kept.
     """
 
     matrix: pd.DataFrame
@@ -56,6 +60,7 @@ class Learning:
     interference: pd.DataFrame
     record: dict[str, Any]
     models: Path | None = field(default=None)
+    gate: pd.DataFrame = field(default_factory=lambda: table("gate", []))
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -78,7 +83,9 @@ class Learning:
 
     @property
     def _chance(self) -> dict[str, float]:
-        return {task["name"]: 100 / len(task["labels"]) for task in self.record["stream"]["tasks"]}
+        """What guessing scores; an answer that is written is not guessed."""
+        tasks = self.record["stream"]["tasks"]
+        return {task["name"]: 0.0 if task.get("metric") else 100 / len(task["labels"]) for task in tasks}
 
     def __repr__(self) -> str:
         told = self.summary_table
@@ -112,8 +119,9 @@ class Learning:
         """The run in a folder. Raises UserError if it is not there, or not whole."""
         folder = Path(folder)
         record = read_record(folder)
+        there = [name for name in TABLES if name not in LATER or (folder / f"{name}.parquet").exists()]
         try:
-            found = {name: pd.read_parquet(folder / f"{name}.parquet") for name in TABLES}
+            found = {name: pd.read_parquet(folder / f"{name}.parquet") for name in there}
         except (OSError, ValueError) as error:
             raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
         models = folder / MODELS
@@ -136,5 +144,5 @@ def read_record(folder: str | Path) -> dict[str, Any]:
 def table(name: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Rows of a table with its columns, those that a row lacks null."""
     frame = pd.DataFrame(list(rows), columns=list(COLUMNS[name]))
-    whole = [one for one in ("layer",) if one in frame]
+    whole = [one for one in ("layer", "block") if one in frame]
     return frame.astype(dict.fromkeys(whole, "Int64"))

@@ -26,10 +26,10 @@ def rollback(
     """Write the model of a run as it was after a task, given by its place (from 1) or name: the folder.
 
     `AutoModelForSequenceClassification` loads it, or `regard.continual.models.load_network` where the method has a
-    network of its own; its `config.lineage` says which tasks it has learnt, in which order, from which base. `method`
-    and `seed` choose where the run folder holds several. What the tasks have changed is put on the model that the run
-    began with, which is loaded by its name unless `model` is it. With `overwrite` it may take the place of another such
-    model. Raises UserError.
+    network of its own; one that answers in texts is a language model as before. Its `config.lineage` says which tasks
+    it has learnt, in which order, from which base. `method` and `seed` choose where the run folder holds several. What
+    the tasks have changed is put on the model that the run began with, which is loaded by its name unless `model` is
+    it. With `overwrite` it may take the place of another such model. Raises UserError.
     """
     check_free(out, overwrite=overwrite, sign=LINEAGE)
     record = read_record(run)
@@ -38,7 +38,8 @@ def rollback(
     if not folder.is_dir():
         raise UserError(f"models: {run} has none of {chosen['key']}; learn again without --no-models")
     learnt = _place(chosen["tasks"], task)
-    loaded = model or load(record["model"]["name"], dtype="float32", device="cpu")
+    texts = any("metric" in one for one in record["stream"]["tasks"])
+    loaded = model or load(record["model"]["name"], dtype="float32", device="cpu", language_model=texts)
     network, about = rebuilt(folder, learnt, loaded)
     return export(network, loaded.tokenizer, about, out, overwrite=overwrite)
 

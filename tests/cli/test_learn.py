@@ -17,6 +17,7 @@ import pytest
 from regard import Learning
 from regard.cli import learn as command
 from regard.continual.run import Told
+from regard.courses import SCALES
 from regard.learn import LEARNT, Progress
 
 MODULE = importlib.import_module("regard.learn")
@@ -26,7 +27,7 @@ SMALL = (
     *("--epochs", 1, "--probing-epochs", 1, "--learning-rate", "5e-3", "--probing-rate", "5e-2", "--batch", 4),
     *("--length", 10, "--diagnosed", 0),
 )
-FOLDER = ["cost.parquet", "diagnostics.parquet", "interference.parquet", "matrix.parquet"]
+FOLDER = ["cost.parquet", "diagnostics.parquet", "gate.parquet", "interference.parquet", "matrix.parquet"]
 FOLDER += ["models", "report.html", "results.json"]
 
 
@@ -183,7 +184,7 @@ def test_interrupted_before_anything_was_learnt_nothing_is_kept(
     def interrupted(*_args: Any, **_options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(MODULE, "begin", interrupted)
+    monkeypatch.setattr(importlib.import_module("regard.learn_run"), "begin", interrupted)
     complaint = regard(*line, "--out", "run").complaint
     assert complaint == "regard learn: interrupted; nothing was written"
     assert os.listdir(tmp_path) == []
@@ -252,7 +253,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--seeds", "-1"), "seed: expected a number of at least 0"),
         (("--order", "0-1"), "order: expected each number from 0 to 6 once, got 0-1"),
         (("--order", "backwards"), "order: expected paper, random or numbers"),
-        (("--scale", "huge"), "scale: expected one of laptop, paper, paper-roberta, got 'huge'"),
+        (("--scale", "huge"), f"scale: expected one of {', '.join(SCALES)}, got 'huge'"),
         (("--protocol", "dirty"), "protocol: expected one of clean, paper, got 'dirty'"),
         (("--epochs", "many"), "epochs: expected a whole number, got 'many'"),
         (("--batch", 0), "batch: expected a number of at least 1, got 0"),

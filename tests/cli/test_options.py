@@ -18,8 +18,9 @@ RECIPE = (
 )
 COURSE = (
     *("--method", "--model", "--data", "--order", "--scale", "--protocol", "--rows", "--eval-rows", "--length"),
+    *("--form", "--missing", "--instructions/--no-instructions", "--target-length", "--head", "--schedule", "--warmup"),
     *("--batch", "--micro-batch", "--epochs", "--learning-rate", "--search", "--select", "--probing-epochs"),
-    *("--probing-rate", "--precision", "--lora", "--set", "--diagnosed", "--checkpoint-every"),
+    *("--probing-rate", "--precision", "--lora", "--set", "--diagnosed", "--checkpoint-every", "--weight-decay"),
 )
 OPTIONS: dict[str, dict[str, Any]] = {
     "measure": {

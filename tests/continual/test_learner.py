@@ -63,6 +63,28 @@ def test_the_loss_is_over_the_classes_of_each_row_s_task() -> None:
     assert reached.tolist() == [[True] * 2 + [False] * 5, [False] * 2 + [True] * 3 + [False] * 2, [False] * 7]
 
 
+def test_with_the_words_of_labels_a_row_is_held_against_all_that_was_seen() -> None:
+    """At the second task: rows of both against classes 0 to 4, one of the third against its own as well."""
+    one = learner(head="labels")
+    assert (one.among, learner().among) == ("seen", "task")
+    one.task = 1
+    rows = {"tasks": torch.tensor([0, 1, 2, 1]), "labels": torch.tensor([1, 2, 6, IGNORED])}
+    logits = torch.randn(4, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    found = one.cross_entropy(logits, rows)
+    first = logits[0, :5].exp().sum().log() - logits[0, 1]
+    second = logits[1, :5].exp().sum().log() - logits[1, 2]
+    third = logits[2].exp().sum().log() - logits[2, 6]
+    assert found.item() == pytest.approx((first + second + third).item(), rel=1e-14)
+    found.backward()
+    assert logits.grad is not None
+    assert (logits.grad[:2, 5:] == 0).all()
+    one.task = 0
+    alone = logits[0, :2].exp().sum().log() - logits[0, 1]
+    only = {name: value[:1] for name, value in rows.items()}
+    assert one.cross_entropy(logits[:1], only).item() == pytest.approx(alone.item(), rel=1e-14)
+    assert one.contrasted(torch.tensor([0])).tolist() == [[True, True, *[False] * 5]]
+
+
 def test_classes_seen_so_far() -> None:
     one = learner()
     assert one.seen_classes(0).tolist() == [True] * 2 + [False] * 5

@@ -262,6 +262,7 @@ def test_a_new_run_takes_nothing_from_the_old_one(tmp_path: Path) -> None:
         ({"stream": stream().ordered((1, 0, 2))}, r"stream.order was \[0, 1, 2\] and is \[1, 0, 2\]"),
         ({"stream": replace(stream(), name="other")}, 'stream.name was "words" and is "other"'),
         ({"method": "joint"}, 'method was "Finetune" and is "Joint"'),
+        ({"head": "labels"}, 'model.head was "linear" and is "labels"'),
     ],
 )
 def test_a_run_of_other_settings_is_refused(change: dict[str, Any], told: str, tmp_path: Path) -> None:

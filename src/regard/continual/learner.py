@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from regard.data.stream import SPLITS, Split, Stream, Task
 from regard.errors import UserError
 from regard.training.states import evaluating
 
+Among = Literal["task", "seen"]
 IGNORED = -100
 _UNLIKELY = -1e30
 
@@ -29,7 +30,9 @@ class Budget:
     """What every method of a comparison is given: epochs, rates and batches of each task.
 
     `probing_rate`, `probing_epochs`: of stages that train the head alone; `rate`, `epochs`: of those that train all.
-    `warmup`: share of a stage's steps. `length`: tokens of a text at most. See prescale's section on training.
+    `schedule`: of the rate behind the warm-up, "linear" (to 0) or "constant"; `warmup`: share of a stage's steps.
+    `length`: tokens of a text at most; `target_length`: of an answer, in tasks from text to text. See the section on
+    training of prescale's paper.
     """
 
     epochs: int = 3
@@ -39,6 +42,8 @@ class Budget:
     batch: int = 32
     micro_batch: int | None = None
     length: int = 128
+    target_length: int = 50
+    schedule: str = "linear"
     warmup: float = 0.06
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -52,6 +57,10 @@ class Learner:
 
     `network` is what is trained, `start` its weights before the first task. `task` is the number of the task at hand,
     counted from 0 in the order of the stream. `encoded` has the splits of each task as token ids, made once.
+
+    `among`: what a row's loss contrasts its class with: the classes of its own `task`, or all that are `seen`, of every
+    task up to the one at hand. The latter is for the head of the labels' words, whose classes lie where their words do:
+    among its own task's alone a text is never held apart from the others.
     """
 
     stream: Stream
@@ -63,6 +72,7 @@ class Learner:
     encoded: dict[tuple[int, Split], Encoded]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     task: int = 0
+    among: Among = "task"
 
     def __post_init__(self) -> None:
         """Note which classes each task has, (task, class)."""
@@ -150,15 +160,25 @@ class Learner:
     # -- losses -----------------------------------------------------------------------------------------
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        """The sum of the cross-entropies over the classes of each row's own task; rows labelled −100 add nothing."""
+        """The sum of the cross-entropies over the classes that `among` says; rows labelled −100 add nothing."""
         return nn.functional.cross_entropy(
             self.of_task(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="sum"
         )
 
     def of_task(self, logits: Tensor, tasks: Tensor) -> Tensor:
-        """The logits (row, class) with those of classes of other tasks so low that they have no share."""
+        """The logits (row, class), those of classes that a row is not held against so low that they have no share.
+
+        Behind the classes of the stream a head may have one that all rows are held against: that of other words.
+        """
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return exact.masked_fill(~self.own.to(logits.device)[tasks], _UNLIKELY)
+        held = self.contrasted(tasks).to(logits.device)
+        others = logits.shape[1] - held.shape[1]
+        return exact.masked_fill(~nn.functional.pad(held, (0, others), value=True), _UNLIKELY)
+
+    def contrasted(self, tasks: Tensor) -> Tensor:
+        """(row, class): the classes that rows of these tasks are contrasted with, as `among` says."""
+        own = self.own.to(tasks.device)[tasks]
+        return own if self.among == "task" else own | self.seen_classes(self.task).to(tasks.device)
 
     def seen_classes(self, task: int) -> Tensor:
         """(class,): which classes a task, or one before it, has."""
@@ -190,11 +210,12 @@ class Learner:
 
 def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int, Split], Encoded]:
     """The splits of each task as token ids, each text once. Raises UserError for tasks that cannot be learnt."""
-    for task in stream.tasks:
+    tasks = cast("tuple[Task, ...]", stream.tasks)
+    for task in tasks:
         _check(task)
     return {
         (number, split): encode("sequence", task.split(split), tokenizer, length, "natural")
-        for number, task in enumerate(stream.tasks)
+        for number, task in enumerate(tasks)
         for split in SPLITS
     }
 

@@ -48,6 +48,7 @@ class Deltas:
             "method": {"name": name, "settings": method.settings.to_dict()},
             "seed": learner.seed,
             "head": config.head,
+            "label_words": config.label_words if isinstance(config, ClassifierConfig) else 0,
             "common": config.common,
             "lora": config.lora,
             "classes": list(learner.stream.classes),
@@ -127,7 +128,13 @@ def _classifier(loaded: Loaded, about: Mapping[str, Any]) -> Classifier:
     if about["head"] == GeneratorConfig.head:
         return cast(Classifier, cast(Any, Generator.over(loaded, lora=about["lora"], seed=about["seed"])))
     return Classifier.over(
-        loaded, about["classes"], head=about["head"], common=about["common"], lora=about["lora"], seed=about["seed"]
+        loaded,
+        about["classes"],
+        head=about["head"],
+        label_words=about.get("label_words", 0),
+        common=about["common"],
+        lora=about["lora"],
+        seed=about["seed"],
     )
 
 

@@ -18,12 +18,16 @@ from regard import processes, training
 from regard.continual import state
 from regard.continual.batches import Batches
 from regard.continual.costs import Spent, count, flops_a_token, stored, timed, trimmed
+from regard.continual.gate import gate_rows, score_rows
 from regard.continual.learner import Budget, Learner, check_lengths, encode_stream, warmup_steps
 from regard.continual.method import Method, Stage
 from regard.continual.scoring import Score, score
+from regard.continual.texts import begin_texts
 from regard.data.common_tokens import common_tokens
 from regard.data.stream import Stream
+from regard.errors import UserError
 from regard.models.classifier import Classifier
+from regard.models.heads import HeadName
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 from regard.training import Plan
@@ -32,6 +36,10 @@ Row = dict[str, Any]
 Rows = dict[str, Tensor]
 Diagnose = Callable[[Learner, int], list[Row]]
 """Looks at the network on a task (its number), and gives rows of `statistic`, `layer`, `value`, `standard_error`."""
+LABEL_WORDS = 500
+"""Words of the vocabulary that the head of the labels' words holds texts against, beside its labels."""
+FOUND = ("matrix", "cost", "diagnostics", "gate")
+"""The tables that a run gives."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class Ran:
 
     learner: Learner
     method: Method
-    found: dict[str, list[Row]] = field(default_factory=lambda: {"matrix": [], "cost": [], "diagnostics": []})
+    found: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in FOUND})
 
     @property
     def network(self) -> nn.Module:
@@ -61,22 +69,42 @@ class Ran:
 
 
 def begin(
-    stream: Stream, method: Method, loaded: Loaded, budget: Budget, *, seed: int, lora: Mapping[str, Any] | None = None
+    stream: Stream,
+    method: Method,
+    loaded: Loaded,
+    budget: Budget,
+    *,
+    seed: int,
+    lora: Mapping[str, Any] | None = None,
+    head: HeadName | None = None,
 ) -> Learner:
-    """A run before its first task: the stream encoded, and a network over a copy of the model."""
+    """A run before its first task: the stream encoded, and a network over a copy of the model.
+
+    `head`: the one to learn with, in place of the method's; with that of the labels' words a row is contrasted with all
+    classes that were seen so far. For tasks from text to text the model is a language model, and the method one that
+    learns such. Raises UserError.
+    """
+    if stream.text:
+        if head is not None:
+            raise UserError(f"head: expected none where answers are written (tasks from text to text), got {head!r}")
+        return begin_texts(stream, method, loaded, budget, seed=seed, lora=lora)
     encoded = encode_stream(stream, loaded.tokenizer, budget.length)
     check_lengths(encoded, maximum_length(loaded.model, loaded.tokenizer))
+    wanted = head or method.head
     classifier = Classifier.over(
         loaded,
         stream.classes,
-        head=method.head,
-        common=_common(method, loaded.tokenizer, encoded[0, "train"].input_ids) if method.head == "sink" else (),
+        head=wanted,
+        common=_common(method, loaded.tokenizer, encoded[0, "train"].input_ids) if wanted == "sink" else (),
         lora=lora,
+        label_words=LABEL_WORDS if wanted == "labels" else 0,
         seed=seed,
     )
     network = method.Network(classifier, tasks=len(stream), settings=method.settings, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
-    return Learner(stream, network, budget, loaded.tokenizer, seed, start, encoded, loaded.model.device)
+    learner = Learner(stream, network, budget, loaded.tokenizer, seed, start, encoded, loaded.model.device)
+    learner.among = "seen" if wanted == "labels" else "task"
+    return learner
 
 
 def run(
@@ -87,6 +115,7 @@ def run(
     resume: bool = False,
     checkpoint_every: int | None = None,
     diagnose: Diagnose | None = None,
+    gated: int = 0,
     on_progress: Callable[[Told], None] | None = None,
     on_task: Callable[[Learner, int], None] | None = None,
 ) -> Ran:
@@ -94,6 +123,7 @@ def run(
 
     `folder` keeps the state after the last finished task, and with `checkpoint_every` a checkpoint every so many steps
     of the task at hand; with `resume` a run that was broken off goes on there, on one CPU process to the same numbers.
+    `gated`: on how many dev rows of each task it is looked at what the method's gate does, where it has one.
     `on_task(learner, learnt)` is called after each task, in every process, before its state is written; after a run was
     resumed only for the tasks that were left, for one of them perhaps again. The network of a run that was resumed when
     all was learnt has its weights, and nothing else that hooks have shown it. Raises UserError.
@@ -113,6 +143,7 @@ def run(
         _check_bound(method)
         ran.found["cost"].append({**cost, "hook_seconds": taken, **stored(learner, method)})
         _after(ran, diagnose)
+        _add_gate(ran, gated)
         if on_task is not None:
             on_task(learner, task + 1)
         if place is not None:
@@ -148,17 +179,23 @@ def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
 def _about(learner: Learner, method: Method) -> dict[str, Any]:
     """What a run's numbers depend on."""
     stream, config = learner.stream, learner.network.classifier.config
+    unused = ("micro_batch",) if stream.text else ("micro_batch", "target_length")
     return {
         "method": type(method).__name__,
         "settings": method.settings.to_dict(),
-        "budget": {name: value for name, value in dataclasses.asdict(learner.budget).items() if name != "micro_batch"},
+        "budget": {name: value for name, value in dataclasses.asdict(learner.budget).items() if name not in unused},
         "seed": learner.seed,
         "stream": {
             "name": stream.name,
             "order": list(stream.order),
             "tasks": [dict(one.sha256) for one in stream.tasks],
         },
-        "model": {"base": config.lineage.get("base"), "sha256": config.lineage.get("sha256"), "lora": config.lora},
+        "model": {
+            "base": config.lineage.get("base"),
+            "sha256": config.lineage.get("sha256"),
+            "lora": config.lora,
+            "head": config.head,
+        },
     }
 
 
@@ -168,7 +205,7 @@ def _resumed(ran: Ran, place: Path, about: Mapping[str, Any]) -> int:
     if not learnt:
         return 0
     ran.method.kept, found = state.restore(place, learnt, ran.learner.network, about)
-    ran.found = {name: found[name] for name in ran.found}
+    ran.found = {name: found.get(name, []) for name in ran.found}
     return learnt
 
 
@@ -216,14 +253,14 @@ def _train(
 
 
 def _plan(learner: Learner, stage: Stage, batches: Batches, every: int | None) -> Plan:
-    """How a stage is trained: a new AdamW and a linear schedule (arXiv 2410.05648)."""
+    """How a stage is trained: a new AdamW and a schedule of its own (arXiv 2410.05648: a linear one)."""
     budget = learner.budget
     return Plan(
         steps=batches.steps,
         batch_size=batches.size,
         micro_batch=budget.micro_batch,
         learning_rate=stage.learning_rate,
-        schedule="linear",
+        schedule=budget.schedule,  # type: ignore[arg-type]  # checked by the plan
         warmup_steps=warmup_steps(budget, batches.steps),
         final_rate=0.0,
         weight_decay=budget.weight_decay,
@@ -244,6 +281,12 @@ class _only:
 
     def __init__(self, learner: Learner, stage: Stage) -> None:
         network = learner.network
+        trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+        if stage.trains == "head" and not any(network.in_head(name) for name in trained):
+            raise UserError(
+                f"head: expected one that can be trained, stage {stage.name} trains the head alone, and "
+                f"{network.classifier.config.head} has no weights"
+            )
         self.frozen = [
             parameter
             for name, parameter in network.named_parameters()
@@ -301,7 +344,7 @@ def _after(ran: Ran, diagnose: Diagnose | None) -> None:
 
 
 def _add_score(ran: Ran, task: int, found: Score, *, learnt: int, cil: bool) -> None:
-    values = {"til": found.til, **({"cil": found.cil} if cil else {})}
+    values = {"til": found.til, **({"cil": found.cil} if cil and found.cil is not None else {})}
     ran.found["matrix"] += [
         {"after_task": learnt, **_place(ran.learner, task), "setting": setting, "score": value, "n": found.n}
         for setting, value in values.items()
@@ -314,6 +357,20 @@ def _add_diagnostics(ran: Ran, diagnose: Diagnose | None, *, learnt: int) -> Non
         ran.found["diagnostics"] += [
             {"after_task": learnt, **_place(ran.learner, task), **row} for row in diagnose(ran.learner, task)
         ]
+
+
+def _add_gate(ran: Ran, rows: int) -> None:
+    """What the gate does after the task at hand; how right rows are without it, of the task, at the end of all."""
+    if not rows:
+        return
+    learner, learnt = ran.learner, ran.learner.task + 1
+    last = learnt == len(learner.stream)
+    found = gate_rows(learner, ran.method, learnt, rows=rows, scored=last)
+    if found and not last:
+        told = {"after_task": learnt, **_place(learner, learner.task)}
+        each = score_rows(learner, learner.task, learnt)
+        found += [{**told, "statistic": name, "block": block, "value": value} for name, block, value in each]
+    ran.found["gate"] += found
 
 
 def _check_bound(method: Method) -> None:

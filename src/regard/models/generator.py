@@ -201,13 +201,14 @@ class Generator(nn.Module):
         """Write a model that Transformers loads as the language model that it is, `lineage` in its configuration.
 
         Low-rank adapters are added to the weights that they stand beside. Of a part of a network only the configuration
-        is written.
+        is written, and how it writes.
         """
         model = _merged(self.encoder) if self.config.lora else self.encoder
         config = deepcopy(model.config)
         config.lineage, config.part_of = self.config.lineage, self.config.part_of
         if self.config.part_of is not None:
             config.save_pretrained(folder)
+            model.generation_config.save_pretrained(folder)
             return
         before, model.config = model.config, config
         try:

@@ -16,7 +16,7 @@
     for (const layer of spec.layer) Object.assign(layer.encoding.x.axis, { values, format: "d" });
     return spec;
   };
-  const TITLES = { after: "Tasks learnt", layer: "Layer" };
+  const TITLES = { after: "Tasks learnt", layer: "Layer", position: "Task" };
   const drawLines = (parent, panels) => drawPanels(parent, panels, (panel) => panel.axis, (panel) => TITLES[panel.axis], lines);
   const drawCurves = () => {
     if ($("curves-lines")) drawLines($("curves-lines"), data.curves[chosen("curves-setting")]);
@@ -149,6 +149,41 @@
     });
   };
 
+  // ---- gates: weights of tasks and blocks, and what is measured of each task ----
+  const drawGate = () => {
+    const parent = $("gate-grids");
+    if (!parent) return;
+    const { tasks, times, cells, lines: panels } = data.gate;
+    const method = chosen("gate-method");
+    const names = apart(tasks);
+    const blocks = tasks.map((_, j) => String(j + 1));
+    parent.replaceChildren();
+    Object.entries(cells[method]).forEach(([time, found]) => {
+      const written = found.flatMap((line, i) => line.map((value, j) => ({ value, i, j, x: blocks[j], y: names[i] })))
+        .filter((cell) => cell.value !== null)
+        .map((cell) => ({
+          ...cell,
+          ahead: false,
+          strong: cell.value > 0.55,
+          what: `rows of ${cell.y}, block of ${names[cell.j]}`,
+          short: cell.value.toFixed(2),
+          shown: show(cell.value),
+        }));
+      const empty = written.length ? "" : ": not measured";
+      grid(parent, {
+        caption: `${method}, ${times[time]}`,
+        note: `Mean weight of each block (columns) in each task (rows)${empty}`,
+        corner: "Task",
+        margin: 120,
+        columns: blocks,
+        rows: names,
+        cells: written,
+        scale: { domain: [0, 1] },
+      });
+    });
+    drawLines($("gate-lines"), panels[method]);
+  };
+
   // ---- diagnostics by layer ----
   const curve = (name, values, layers) => layers.map((layer, i) => ({ layer, series: name, part: "", value: values[i], low: null, high: null, shown: show(values[i]) }))
     .filter((point) => point.value !== null);
@@ -174,10 +209,12 @@
     curves: [drawCurves, ["curves-setting"]],
     diagnostics: [drawDiagnostics, ["diagnostics-method", "diagnostics-task"]],
     interference: [drawInterference, ["interference-method", "interference-after"]],
+    gate: [drawGate, ["gate-method"]],
   };
   const grids = () => {
     drawMatrix();
     drawInterference();
+    drawGate();
   };
   const start = () => {
     Object.values(fields).forEach(([redrawn]) => redrawn());

@@ -20,8 +20,11 @@ DOTS = 1500
 
 
 def specifications() -> dict[str, Any]:
-    """The charts by name: lines over `after` and `layer`, `dots`, and `grid` (cells with their numbers)."""
-    return {"after": _over("after", "Tasks learnt"), "layer": _over("layer", "Layer"), "dots": _dots(), "grid": _grid()}
+    """The charts by name: lines over each of `_AXES`, `dots`, and `grid` (cells with their numbers)."""
+    return {**{axis: _over(axis, title) for axis, title in _AXES.items()}, "dots": _dots(), "grid": _grid()}
+
+
+_AXES = {"after": "Tasks learnt", "layer": "Layer", "position": "Task"}
 
 
 def _over(axis: str, title: str) -> dict[str, Any]:

@@ -9,7 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from regard.report import labels, learn_charts, learn_costs, learn_diagnostics, learn_matrix, learn_metrics, markup
+from regard.report import (
+    labels,
+    learn_charts,
+    learn_costs,
+    learn_diagnostics,
+    learn_gate,
+    learn_matrix,
+    learn_metrics,
+    markup,
+)
 from regard.report import learn_tables as known
 from regard.report import learn_words as words
 from regard.report.learn_differences import differences
@@ -21,7 +30,7 @@ def learn_page(tables: Tables, record: Mapping[str, Any]) -> str:
     """The report as one self-contained HTML file: it fetches nothing.
 
     `tables` holds by name the run folder's tables: "matrix", "metrics" and "summary", and, each empty or missing
-    where there is nothing to show, "differences", "cost", "diagnostics" and "interference"; `record` is that of
+    where there is nothing to show, "differences", "cost", "diagnostics", "interference" and "gate"; `record` is that of
     `results.json`, to which it may add `command`. Raises UserError where a table that is needed is missing or empty,
     one lacks a column, or the matrix is of several streams or tells a score twice.
     """
@@ -48,6 +57,7 @@ def learn_page(tables: Tables, record: Mapping[str, Any]) -> str:
                 "beside", "Diagnostics and forgetting", markup.panels("beside-dots", data["beside"]), _BESIDE
             ),
             markup.section("interference", "Gradient interference", _interference(data), _INTERFERENCE),
+            markup.section("gate", "Gate", _gate(tables, data), learn_gate.ABOUT),
             markup.section("stream", "Stream", _stream(record)),
             markup.section("settings", "Settings", _nested(labels.section(record, "course"))),
             markup.section("again", "How to run it again", markup.command(_command(matrix, record)), _AGAIN),
@@ -74,6 +84,7 @@ def _data(tables: Tables) -> dict[str, Any]:
         "diagnostics": learn_diagnostics.by_layer(diagnostics, matrix),
         "beside": learn_diagnostics.beside_forgetting(diagnostics, matrix),
         "interference": learn_matrix.interference(known.table(tables, "interference"), matrix),
+        "gate": learn_gate.gates(known.table(tables, "gate"), matrix),
     }
 
 
@@ -206,6 +217,17 @@ def _interference(data: Mapping[str, Any]) -> str:
     fields = [_select("interference-method", "Method", found["methods"])]
     fields.append(_select("interference-after", "Learnt", names, afters, chosen=afters[-1]))
     return _controls(fields) + markup.panels("interference-grids", afters)
+
+
+def _gate(tables: Tables, data: Mapping[str, Any]) -> str:
+    """The field that chooses, the boxes of weights and of lines, and the scores under different weights."""
+    found = data["gate"]
+    if not found:
+        return ""
+    methods = found["methods"]
+    boxes = markup.panels("gate-grids", methods) + markup.panels("gate-lines", methods)
+    scores = learn_gate.scores(known.table(tables, "gate"), tables["matrix"])
+    return _controls([_select("gate-method", "Method", methods)]) + boxes + scores
 
 
 def _stream(record: Mapping[str, Any]) -> str:

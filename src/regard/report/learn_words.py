@@ -131,7 +131,23 @@ def warnings(tables: Tables, record: Mapping[str, Any]) -> list[str]:
         notes.append("The methods were not run with the same seeds and orders.")
     if labels.section(record, "stream").get("protocol") == "paper":
         notes.append("Protocol paper: rows in two splits are kept and dev is the split scored: scores may be too high.")
-    return notes
+    return [*notes, *_of_runs(record)]
+
+
+def _of_runs(record: Mapping[str, Any]) -> list[str]:
+    """What the runs themselves warn of, each with its method and seed; the first few of many."""
+    runs = [one for one in record.get("runs") or [] if isinstance(one, Mapping)]
+    told = [
+        f"{one.get('method')}, seed {one.get('seed')}: {warning}"
+        for one in runs
+        for warning in one.get("warnings") or []
+    ]
+    more = [f"{count(len(told) - WARNED, 'warning')} more in results.json."] if len(told) > WARNED else []
+    return [*told[:WARNED], *more]
+
+
+WARNED = 4
+"""The most warnings of runs that a report repeats."""
 
 
 def key_figures(tables: Tables, record: Mapping[str, Any]) -> list[KeyFigure]:

@@ -6,18 +6,34 @@ from regard.continual.method import Method
 from regard.continual.methods.agem import AGem
 from regard.continual.methods.ctr import Ctr
 from regard.continual.methods.derpp import DarkExperience
+from regard.continual.methods.epi import Epi
 from regard.continual.methods.ewc import Ewc
 from regard.continual.methods.finetune import Finetune
+from regard.continual.methods.gainlora import GainLora
 from regard.continual.methods.idbr import Idbr
+from regard.continual.methods.incremental_lora import IncrementalLora
+from regard.continual.methods.inflora import InfLora
 from regard.continual.methods.joint import Joint
 from regard.continual.methods.l2p import L2p
+from regard.continual.methods.lfpt5 import Lfpt5
 from regard.continual.methods.lwf import Lwf
 from regard.continual.methods.mbpa import MbPA
+from regard.continual.methods.migu import Migu
+from regard.continual.methods.n_lora import NLora
+from regard.continual.methods.o_lora import OLora
+from regard.continual.methods.osf import Osf
 from regard.continual.methods.prescale import PreScale
 from regard.continual.methods.probe import Probe
 from regard.continual.methods.probe_finetune import ProbeFinetune
+from regard.continual.methods.progprompt import ProgPrompt
 from regard.continual.methods.replay import Replay
+from regard.continual.methods.replay_lora import ReplayLora
+from regard.continual.methods.sapt import Sapt
+from regard.continual.methods.sapt_noticed import SaptNoticed
+from regard.continual.methods.seekr import Seekr
 from regard.continual.methods.separate import Separate
+from regard.continual.methods.sequential_lora import SequentialLora
+from regard.continual.methods.slao import Slao
 from regard.errors import UserError
 
 METHODS: dict[str, type[Method]] = {
@@ -34,6 +50,22 @@ METHODS: dict[str, type[Method]] = {
     "mbpa++": MbPA,
     "idbr": Idbr,
     "ctr": Ctr,
+    "sequential-lora": SequentialLora,
+    "incremental-lora": IncrementalLora,
+    "replay-lora": ReplayLora,
+    "o-lora": OLora,
+    "n-lora": NLora,
+    "inflora": InfLora,
+    "migu": Migu,
+    "slao": Slao,
+    "gainlora": GainLora,
+    "seekr": Seekr,
+    "osf": Osf,
+    "progprompt": ProgPrompt,
+    "epi": Epi,
+    "lfpt5": Lfpt5,
+    "sapt": Sapt,
+    "sapt-noticed": SaptNoticed,
     "separate": Separate,
     "joint": Joint,
 }

@@ -33,6 +33,7 @@ class AGem(memory.Remembering):
     """
 
     Settings = Settings
+    texts = True
 
     def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
         """Fine-tuning, each gradient corrected once there is a memory."""

@@ -12,6 +12,7 @@ from regard.continual.methods.ctr_layers import Plugin, Site, Sizes
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
+from regard.models.heads import LinearHead
 
 
 class CtrNetwork(Network):
@@ -23,7 +24,7 @@ class CtrNetwork(Network):
 
     An encoder that is called on its own computes for the task that was begun last.
 
-    Raises UserError for models without such layers, and for LoRA.
+    Raises UserError for models without such layers, for LoRA, and for another head than a linear one.
     """
 
     apart = True
@@ -33,6 +34,8 @@ class CtrNetwork(Network):
         super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
         if classifier.config.lora:
             raise UserError("lora: expected none with ctr, which trains plug-ins of its own beside frozen weights")
+        if not isinstance(classifier.head, LinearHead):
+            raise UserError(f"head: expected linear with ctr, got {classifier.config.head}")
         layers = ends(classifier.encoder)
         sizes = Sizes(settings.neurons, settings.capsule, settings.middle, settings.transfers, settings.filters)
         classifier.encoder.requires_grad_(False)

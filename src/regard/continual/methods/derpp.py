@@ -88,7 +88,8 @@ class DarkExperience(memory.Remembering):
             learner.of_task(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="none"
         )
         own = learner.own.to(logits.device)[rows["tasks"]]
-        return (rows["weight"] * entropy + rows["pull"] * distance(logits, rows["logits"], own)).sum()
+        apart = distance(logits[:, : own.shape[1]], rows["logits"], own)
+        return (rows["weight"] * entropy + rows["pull"] * apart).sum()
 
     def finish(self, learner: Learner, task: int) -> None:
         """Store examples of the task, with their logits."""

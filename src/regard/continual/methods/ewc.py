@@ -58,6 +58,7 @@ class Ewc(Method):
     """
 
     Settings = Settings
+    texts = True
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Put what is kept beside the weights that it is of."""
@@ -131,9 +132,9 @@ def fisher(learner: Learner, items: Sequence[Item], *, labels: Labels, seed: int
 
 
 def drawn(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """A label (row,) for each row of logits (row, class), with the probabilities that they say."""
-    shares = logits.detach().double().softmax(-1).cpu()
-    return torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(logits.device)
+    """A label (row,) for each row of logits (row, class), with the probabilities that they say; or (row, token)."""
+    shares = logits.detach().double().softmax(-1).cpu().flatten(0, -2)
+    return torch.multinomial(shares, 1, generator=generator).view(logits.shape[:-1]).to(logits.device)
 
 
 def _trained(network: nn.Module) -> dict[str, nn.Parameter]:

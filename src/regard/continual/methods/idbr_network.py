@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual.network import Network
+from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LinearHead, Reading, pooled
 
@@ -64,7 +65,9 @@ class IdbrNetwork(Network):
 
     def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
-        before, size = cast(LinearHead, classifier.head), settings.size
+        before, size = classifier.head, settings.size
+        if not isinstance(before, LinearHead):
+            raise UserError(f"head: expected linear with idbr, whose own it becomes, got {classifier.config.head}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             head = SpacesHead(

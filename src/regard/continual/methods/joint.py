@@ -18,6 +18,7 @@ class Joint(Method):
     """
 
     evaluated = "end"
+    texts = True
 
     def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
         """Nothing until the last task."""

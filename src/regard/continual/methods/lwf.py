@@ -71,7 +71,7 @@ class Lwf(Method):
         counted = rows["labels"] != IGNORED
         before = self.answers[rows["rows"]]
         old = sum(
-            distillation(logits[:, own], before[:, own], self.settings.temperature)
+            distillation(logits[:, : len(own)][:, own], before[:, own], self.settings.temperature)
             for own in learner.own[: learner.task].to(logits.device)
         )
         return found + self.settings.weight * (old * counted).sum()

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from regard.continual import memory, method
 from regard.continual.network import INPUTS, Network
+from regard.errors import UserError
 from regard.models.heads import LinearHead, pooled
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class AdaptingNetwork(Network):
     def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
         self.settings: Settings = settings
+        if settings.adapt == "head" and not isinstance(classifier.head, LinearHead):
+            raise UserError(f"head: expected linear with adapt=head of mbpa++, got {classifier.config.head}")
         self.reader = deepcopy(classifier.encoder).requires_grad_(False).eval()
         self.remembered: Remembered | None = None
 
@@ -227,5 +230,5 @@ class MbPA(memory.Remembering):
             network.remembered = None
             return
         rows = {name: value.to(learner.device) for name, value in learner.rows(self.kept.items).items()}
-        own = learner.own.to(learner.device)[rows["tasks"]]
+        own = learner.contrasted(rows["tasks"])
         network.remembered = Remembered(rows, self.kept.tensors["keys"].to(learner.device), own, learnt)

@@ -42,6 +42,7 @@ class Replay(memory.Remembering):
     """
 
     Settings = Settings
+    texts = True
 
     def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
         """The task's rows with those of the memory, as the settings mix them."""

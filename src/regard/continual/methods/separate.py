@@ -19,6 +19,7 @@ class Separate(Method):
 
     evaluated = "own"
     incremental = False
+    texts = True
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Put the network back to where the run began."""

@@ -1,0 +1,207 @@
+"""One run of a comparison: a method over a stream, looked at along the way."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from regard import processes
+from regard.continual.gate import shut
+from regard.continual.interference import gradients_of, interference_table
+from regard.continual.learner import IGNORED, Budget, Learner
+from regard.continual.method import Method
+from regard.continual.models import Deltas
+from regard.continual.network import INPUTS
+from regard.continual.pooled import PoolNetwork
+from regard.continual.run import Told, begin, run
+from regard.continual.scoring import score
+from regard.courses import Course
+from regard.data.common_tokens import common_tokens
+from regard.data.splits import check_apart, check_selection
+from regard.data.stream import Stream
+from regard.diagnosis import diagnose
+from regard.models.classifier import without_decoder
+from regard.models.heads import HeadName
+from regard.models.pretrained import Loaded
+from regard.provenance import peak_memory
+from regard.training.states import evaluating
+
+LEARNT = "learnt"
+"""The stage that is told of when a task is done."""
+Row = dict[str, Any]
+
+
+def learnt_by(
+    course: Course,
+    stream: Stream,
+    loaded: Loaded,
+    *,
+    states: Path,
+    models: Path | None,
+    resume: bool = False,
+    tell: Callable[[Told], None] | None = None,
+) -> Row:
+    """What one run gives: the rows of its tables by name, and what its record says.
+
+    `states` is the folder of the state that it goes on from with `resume`; `models` that of what each task has changed,
+    None to keep nothing of it. Raises UserError.
+    """
+    began = time.perf_counter()
+    budget, tried = _budget(course, stream, loaded)
+    method = course.make_method()
+    learner = _begun(course, stream, method, loaded, budget)
+    deltas = None if models is None else Deltas(models)
+    with processes.together():
+        if deltas is not None and processes.first():
+            deltas.begin(learner, method, course.method)
+    pairs: list[Row] = _interference(learner, course, learnt=0)
+
+    def done(learner: Learner, learnt: int) -> None:
+        with processes.together():
+            if deltas is not None and processes.first():
+                deltas.keep(learner, learnt)
+        if tell is not None and processes.first():
+            tell(Told(learnt, stream.tasks[learnt - 1].name, LEARNT, 0, 0, {}))
+
+    ran = run(
+        learner,
+        method,
+        folder=states,
+        resume=resume,
+        checkpoint_every=course.checkpoint_every,
+        diagnose=_looking(course, loaded) if course.diagnosed else None,
+        gated=course.diagnosed,
+        on_progress=tell,
+        on_task=done,
+    )
+    pairs += _interference(learner, course, learnt=len(stream))
+    classifier = learner.network.classifier
+    return {
+        **ran.found,
+        "interference": pairs,
+        "seconds": round(time.perf_counter() - began, 3),
+        "peak_memory_mib": round(peak_memory(learner.device), 1),
+        "tasks": digests(stream),
+        "device": str(learner.device),
+        "parameters": sum(one.numel() for one in classifier.parameters()),
+        "learning_rate": budget.rate,
+        "search": tried,
+        "settings": method.settings.to_dict(),
+        "truncated": sum(part.truncated for part in learner.encoded.values()),
+        "warnings": warnings_of(ran.found["gate"], method),
+    }
+
+
+def digests(stream: Stream) -> dict[str, dict[str, str]]:
+    """The hash of each split of each task."""
+    return {task.name: dict(task.sha256) for task in stream.tasks}
+
+
+def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
+    """What to say of a run: the tasks whose blocks the gate had shut off when they had just been learnt."""
+    found = []
+    for learnt in dict.fromkeys(int(row["after_task"]) for row in gate):
+        rows = [row for row in gate if row["after_task"] == learnt]
+        own = {row["task"]: row["value"] for row in rows if row["statistic"] == "own_weight"}
+        for task in shut(rows, learnt):
+            told = f"gate: the block of {task} got {own[task]:.2g} of its rows' weight; it was not learnt."
+            found.append(f"{told} Open it: {_opening(method.settings)}")
+    return found
+
+
+def _opening(settings: Any) -> str:
+    """What opens a gate more than these settings do."""
+    if settings.gate != "open":
+        return "--set gate=open"
+    return f"more than --set ahead={settings.ahead:g}, --set held=true"
+
+
+def _begun(course: Course, stream: Stream, method: Method, loaded: Loaded, budget: Budget) -> Learner:
+    """A run before its first task, as its course has it."""
+    lora = None if course.lora is None else {"rank": course.lora}
+    return begin(stream, method, loaded, budget, seed=course.seed, lora=lora, head=cast("HeadName | None", course.head))
+
+
+def _budget(course: Course, stream: Stream, loaded: Loaded) -> tuple[Budget, list[Row]]:
+    """The budget, its learning rate chosen on the dev rows of the first task if there are several to choose from."""
+    if len(course.rates) == 1:
+        return course.budget(), []
+    first = replace(stream, tasks=stream.tasks[:1], order=(0,))
+    check_apart(first.tasks[0])
+    tried = []
+    for rate in course.rates:
+        method = course.make_method()
+        learner = _begun(course, first, method, loaded, course.budget(rate))
+        run(learner, method)
+        tried.append(
+            {"learning_rate": rate, "score": score(learner, 0, learnt=1, split=check_selection(course.select)).til}
+        )
+    best = max(tried, key=lambda one: one["score"])
+    return course.budget(best["learning_rate"]), tried
+
+
+def _looking(course: Course, loaded: Loaded) -> Callable[[Learner, int], list[Row]]:
+    """What looks at sinks and over-smoothing on the dev rows of a task, of prompts in the part that reads them."""
+    common = common_tokens(loaded.tokenizer)
+
+    def look(learner: Learner, task: int) -> list[Row]:
+        items = learner.sampled(task, "dev", course.diagnosed)
+        found = diagnose(_reader(learner), _shown(learner, learner.each(items, "dev")), common=common)
+        return [dict(one) for one in json.loads(found.to_json(orient="records", double_precision=15))]
+
+    return look
+
+
+def _reader(learner: Learner) -> PreTrainedModel:
+    """What reads texts: the encoder of a classifier; of a language model its encoder, or all below its head."""
+    model = learner.network.classifier.encoder
+    return without_decoder(model) if learner.stream.text else model
+
+
+def _shown(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """The inputs of each batch, read as the network would: with the blocks that the batch's rows get, if it has any."""
+    network = learner.network
+    for rows in batches:
+        given = {name: rows[name] for name in INPUTS if name in rows}
+        if not isinstance(network, PoolNetwork):
+            yield given
+            continue
+        with evaluating(network), torch.no_grad():
+            weights = network.weights(rows)
+        with network.pool.weighing(weights):
+            yield given
+
+
+def _interference(learner: Learner, course: Course, *, learnt: int) -> list[Row]:
+    """The dot products of the gradients that the tasks' losses have in the encoder."""
+    if not course.diagnosed or len(learner.stream) < 2:
+        return []
+    encoder = learner.network.classifier.encoder
+    trained = [one for one in encoder.parameters() if one.requires_grad]
+    if not trained:
+        return []
+    learner.task = max(0, learnt - 1)
+    tasks = range(len(learner.stream))
+    rows = [learner.each(learner.sampled(task, "dev", course.diagnosed), "dev") for task in tasks]
+    found = interference_table(
+        gradients_of(
+            learner.network.to(learner.device),
+            rows,
+            lambda network, batch: learner.cross_entropy(network(batch), batch),
+            lambda batch: int((batch["labels"] != IGNORED).sum()),
+            parameters=trained,
+        )
+    )
+    names = {task + 1: learner.stream.tasks[task].name for task in tasks}
+    named = found.assign(
+        task_a=found["position_a"].map(names), task_b=found["position_b"].map(names), after_task=learnt
+    )
+    return [dict(one) for one in json.loads(named.to_json(orient="records", double_precision=15))]
