@@ -193,8 +193,9 @@ class Sapt(Method):
         if settings.reflects == "generated":
             stand_ins.check(learner, settings)
         block = self.block(learner, task)
+        new = block >= int(network.count)
         network.begin_block(block)
-        if task and settings.opens and settings.tried and block == task:
+        if block and new and settings.opens and settings.tried:
             network.to(learner.device)
             begin_with_best(learner, task, block, int(settings.tried))
         kept = self.kept.tensors

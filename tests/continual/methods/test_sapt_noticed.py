@@ -1,0 +1,306 @@
+"""SAPT without a task id: what comes again is recognised, its block trained on, and nothing else of it changed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.continual import small_text
+from tests.continual.small import BUDGET, CLASSES, examples, loaded, stream
+from torch import Tensor
+
+from regard.adapters.novelty import novelty
+from regard.continual import run as running
+from regard.continual.gate import gate_rows
+from regard.continual.learner import Learner
+from regard.continual.methods import sapt
+from regard.continual.methods.sapt import Sapt
+from regard.continual.methods.sapt import Settings as Told
+from regard.continual.methods.sapt_noticed import NoticedNetwork, SaptNoticed, Settings
+from regard.continual.run import Ran, begin, run
+from regard.continual.state import tensors_of
+from regard.data.stream import Stream, Task
+from regard.errors import UserError
+
+ROWS = 12
+SMALL = {"rank": 2, "ahead": 60, "stored": 10}
+AGAIN = 2
+"""The portion that has the classes of the first one."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+
+
+def recurring(rows: int = ROWS) -> Stream:
+    """Three portions, the third of which has new rows of the first one's classes under another name."""
+    first, second = stream(rows).tasks[:2]
+    drawn, labels = random.Random(77), CLASSES[0]
+    again = Task(
+        name="again",
+        labels=labels,
+        train=examples(labels, rows, drawn),
+        dev=examples(labels, 3, drawn),
+        test=examples(labels, 4, drawn),
+        sha256={"train": "again"},
+    )
+    return Stream(name="recurring", tasks=(first, second, again), order=(0, 1, 2), seed=0)
+
+
+def longer() -> Stream:
+    """The same and a fourth portion, which is new."""
+    of = recurring()
+    return replace(of, tasks=(*of.tasks, stream(ROWS).tasks[2]), order=(0, 1, 2, 3))
+
+
+def begun(of: Stream, **settings: Any) -> tuple[Learner, SaptNoticed]:
+    method = SaptNoticed(Settings(**{**SMALL, **settings}))
+    return begin(of, method, loaded(dropout=0.0), BUDGET, seed=1), method
+
+
+def network_of(learner: Learner) -> NoticedNetwork:
+    assert isinstance(learner.network, NoticedNetwork)
+    return learner.network
+
+
+@cache
+def learnt() -> tuple[Ran, SaptNoticed, tuple[dict[str, Tensor], ...], tuple[dict[str, Tensor], ...]]:
+    """The stream learnt; the weights after each portion, and what was kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "flops_a_token", lambda *_: 0.0)
+        learner, method = begun(recurring())
+        after, kept = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
+
+        def look(learner: Learner, _: int) -> None:
+            after.append({name: value.clone() for name, value in tensors_of(learner.network).items()})
+            kept.append({name: value.clone() for name, value in method.kept.tensors.items()})
+
+        return run(learner, method, on_task=look), method, tuple(after), tuple(kept)
+
+
+def decided(method: SaptNoticed, portions: int = 3) -> list[int]:
+    return [method.kept.values[f"portion/{number}"]["block"] for number in range(portions)]
+
+
+# -- what is decided ------------------------------------------------------------------------------------
+
+
+def test_what_comes_again_is_recognised_and_gets_no_new_block() -> None:
+    ran, method, *_ = learnt()
+    network = network_of(ran.learner)
+    assert decided(method) == [0, 1, 0]
+    assert [method.kept.values[f"portion/{number}"]["new"] for number in range(3)] == [True, True, False]
+    assert [network.block_of(number) for number in range(3)] == [0, 1, 0]
+    assert int(network.count) == int(network.attention.count) == 2
+    assert {name for name in method.kept.tensors if name.startswith("target/")} == {"target/0", "target/1"}
+    rows = network.weights(ran.learner.rows(ran.learner.items(1)[:4]))
+    assert rows is not None
+    assert rows.shape == (4, 2)
+
+
+def test_what_was_decided_by_is_written_down_and_is_the_test_s() -> None:
+    ran, method, _, kept = learnt()
+    told = method.kept.values["portion/1"]
+    vectors = method._vectors_of(ran.learner, 1)
+    found = novelty(vectors, kept[0]["vectors/0"], seed=ran.learner.seed_for("novelty", 1, 0))
+    assert len(vectors) < method.settings.compared  # all of them were compared
+    assert told == {"block": 1, "new": True, "statistic": [found.statistic], "p": [found.p]}
+    assert found.p <= method.settings.alarm
+    again = method.kept.values["portion/2"]
+    assert again["p"][0] > method.settings.alarm >= again["p"][1]
+    assert again["statistic"][0] < again["statistic"][1]
+
+
+def test_at_most_so_many_rows_are_compared() -> None:
+    learner, method = begun(recurring(), compared=5)
+    method.prepare(learner, 0)
+    method.finish(learner, 0)
+    told, vectors = method._decide(learner, 1), method._vectors_of(learner, 1)
+    chosen = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(learner.seed_for("compared", 1)))[:5]
+    found = novelty(vectors[chosen], method.kept.tensors["vectors/0"], seed=learner.seed_for("novelty", 1, 0))
+    assert told["p"] == [found.p]
+
+
+def test_where_all_is_new_it_is_sapt() -> None:
+    learner, method = begun(stream(ROWS))
+    ours = run(learner, method)
+    told = Sapt(Told(**SMALL))  # type: ignore[arg-type]  # numbers all
+    theirs = run(begin(stream(ROWS), told, loaded(dropout=0.0), BUDGET, seed=1), told)
+    assert decided(method) == [0, 1, 2]
+    found, expected = tensors_of(ours.network), tensors_of(theirs.network)
+    assert found.keys() - expected.keys() == {"given"}
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    assert method.kept.tensors.keys() == told.kept.tensors.keys()
+    assert all(torch.equal(value, method.kept.tensors[name]) for name, value in told.kept.tensors.items())
+    assert ours.found["matrix"] == theirs.found["matrix"]
+
+
+@pytest.mark.parametrize("settings, blocks", [({"alarm": 1.0}, [0, 1, 2]), ({"reuse": 0.01}, [0, 0, 0])])
+def test_one_may_always_take_a_new_block_or_reuse_one_that_is_a_little_alike(
+    settings: dict[str, Any], blocks: list[int]
+) -> None:
+    learner, method = begun(recurring(), **settings)
+    for task in range(3):
+        learner.task = task
+        method.prepare(learner, task)
+        method.finish(learner, task)
+    assert decided(method) == blocks
+    assert int(network_of(learner).count) == max(blocks) + 1
+
+
+def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_new_ones_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begins = list[tuple[int, int]]()
+    monkeypatch.setattr(sapt, "begin_with_best", lambda _, task, block, rows: begins.append((task, block)))
+    learner, method = begun(longer())
+    for task in range(4):
+        learner.task = task
+        method.prepare(learner, task)
+        method.finish(learner, task)
+    assert decided(method, 4) == [0, 1, 0, 2]
+    assert begins == [(1, 1), (3, 2)]
+    assert network_of(learner).own == 2
+    assert [one.target.shape for one in method.earlier(learner, 3)] == [(2,), (2,)]
+    assert method.strength(3) == 2 * method.settings.opening
+
+
+# -- what is trained, and what is kept --------------------------------------------------------------------
+
+
+def test_only_the_block_that_is_known_is_trained_again() -> None:
+    ran, _, after, _ = learnt()
+    before, now = after[1], after[2]
+    moved = {name for name, value in now.items() if not torch.equal(value, before[name])} - {"given"}
+    blocks = {name for name in moved if ".blocks." in name}
+    assert blocks
+    assert all(name.endswith((".A.0", ".B.0")) for name in blocks)
+    assert {name for name in moved if ".keys." in name} == {"attention.keys.0"}
+    assert {"attention.down", "attention.up"} <= moved
+    assert all(not part.any() for layer in network_of(ran.learner).pool.blocks for part in layer.B[2:])
+
+
+def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
+    learner, method = begun(recurring(), opening=2.0)
+    for task in range(2):
+        learner.task = task
+        method.prepare(learner, task)
+        method.finish(learner, task)
+    learner.task = AGAIN
+    method.prepare(learner, AGAIN)
+    network, rows = network_of(learner).eval(), learner.rows(learner.items(AGAIN)[:3], size=4)
+    mixed = network.weights(rows)
+    assert mixed is not None
+    target, stored = method.kept.tensors["target/1"], method.kept.tensors["vectors/1"]
+    apart = (target * (target.log() - network.attention(stored).log())).sum(1).mean()
+    expected = learner.cross_entropy(network(rows), rows) - 2.0 * mixed[:3, 0].log().sum() + 3 * 2.0 * apart
+    assert torch.allclose(method.loss(learner, network, rows), expected, rtol=1e-5)
+    network.train()
+    network.settings = replace(network.settings, aligned=False)
+    alone = network.weights(rows)
+    assert alone is not None
+    assert torch.equal(alone, torch.tensor([[1.0, 0.0]] * 4))
+
+
+def test_a_block_stands_for_all_of_its_rows() -> None:
+    ran, method, _, kept = learnt()
+    learner, attention = ran.learner, network_of(ran.learner).attention
+    old, new = kept[1]["vectors/0"], method._vectors_of(learner, AGAIN)
+    with torch.no_grad():
+        expected = (attention(old).mean(0) + attention(new).mean(0)) / 2  # as many rows of each portion
+    torch.testing.assert_close(method.kept.tensors["target/0"], expected)
+    assert torch.equal(method.kept.tensors["target/1"], kept[1]["target/1"])
+    assert method.kept.values["seen/0"] == 2 * 2 * ROWS
+    merged = method.kept.tensors["vectors/0"]
+    of_old, of_new = (sum(bool((row == other).all(1).any()) for row in merged) for other in (old, new))
+    assert len(merged) == SMALL["stored"]
+    assert of_old >= 5
+    assert of_new >= 5
+
+
+def test_what_is_kept_of_portions_goes_by_their_rows() -> None:
+    learner, method = begun(recurring(), stored=8)
+    found = torch.arange(30.0)[:, None]
+    for seen, new in ((10, 6), (30, 4), (1000, 1)):
+        merged = method._merged(learner, AGAIN, -torch.arange(1.0, 9.0)[:, None], seen, found)
+        assert (len(merged), int((merged >= 0).sum()), len(merged.unique())) == (8, new, 8)
+
+
+def test_the_gate_is_looked_at_by_the_blocks_that_were_given() -> None:
+    ran, method, *_ = learnt()
+    rows = gate_rows(ran.learner, method, 3)
+    by = {(row["position"], row["statistic"], row["block"]): row["value"] for row in rows}
+    for place, block in ((1, 1), (2, 2), (3, 1)):
+        assert by[place, "own_weight", block] == by[place, "weight", block] > 0.5
+        assert (place, "forced_score", block) in by
+        assert (place, "other_score", 3 - block) in by
+        assert by[place, "reflection", None] >= 0
+    assert {row["block"] for row in rows} == {1, 2, None}
+
+
+# -- runs that go on --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stopped", [1, 2, 3])
+def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path) -> None:
+    class Broken(Exception):
+        pass
+
+    def stop(_: Learner, done: int) -> None:
+        if done == stopped:
+            raise Broken
+
+    learner, method = begun(recurring())
+    if stopped < 3:
+        with pytest.raises(Broken):
+            run(learner, method, folder=tmp_path, on_task=stop)
+    else:
+        run(learner, method, folder=tmp_path)
+    learner, method = begun(recurring())
+    ran = run(learner, method, folder=tmp_path, resume=True)
+    expected, before, after, _ = learnt()
+    assert method.kept.values == before.kept.values
+    assert all(torch.equal(value, tensors_of(ran.network)[name]) for name, value in after[-1].items())
+    assert ran.found["matrix"] == expected.found["matrix"]
+    assert gate_rows(learner, method, 3, scored=False) == gate_rows(expected.learner, before, 3, scored=False)
+
+
+def test_texts_are_learnt_as_well() -> None:
+    method = SaptNoticed(Settings(rank=2, ahead=20, stored=8, alarm=0.05))
+    learner = begin(small_text.stream(2, 2), method, small_text.lively("t5"), small_text.BUDGET, seed=1)
+    run(learner, method)
+    assert decided(method, len(learner.stream))[0] == 0
+    assert len(method.kept.values["portion/1"]["p"]) == 1
+
+
+# -- what cannot be -----------------------------------------------------------------------------------------
+
+
+def test_rows_that_are_too_few_to_tell_are_refused() -> None:
+    learner, method = begun(recurring(1), alarm=0.001)
+    method.prepare(learner, 0)
+    method.finish(learner, 0)
+    told = r"alarm: 0.001 is less than what 3 rows of 'red-blue-green' and 2 that were kept can tell; raise it, or"
+    with pytest.raises(UserError, match=told):
+        method.prepare(learner, 1)
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        ({"reflects": "density"}, "reflects: expected 'real', got 'density'"),
+        ({"alarm": 0.0005}, "alarm: expected a number of at least 0.001 and at most 1, got 0.0005"),
+        ({"reuse": 1.5}, "reuse: expected a number of at least 0 and at most 1, got 1.5"),
+        ({"stored": 1}, "stored: expected a number of at least 2, got 1"),
+        ({"compared": 0}, "compared: expected a number of at least 2, got 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        Settings(**settings)
