@@ -15,10 +15,13 @@ from regard.continual.intervals import Interval, t_interval, t_quantile
 from regard.continual.methods import METHODS
 from regard.continual.run import begin
 from regard.errors import UserError
-from regard.experiments import prescale_figures, prescale_findings, prescale_page
+from regard.experiments import prescale_figures, prescale_findings, prescale_page, verdicts
+from regard.experiments.comparison import paired
+from regard.experiments.markdown import listed
 from regard.experiments.prescale import LOOKED_AT, ROWS, SEEDS, STREAMS
-from regard.experiments.prescale_findings import AGAINST, HELD, NEAR, OPEN, PARTLY, above, below, near
-from regard.experiments.prescale_tables import COLUMNS, FOLDER, RECORD, Tables, paired, told
+from regard.experiments.prescale_tables import COLUMNS, RECORD, Tables
+from regard.experiments.runs import FOLDER, PICTURES
+from regard.experiments.verdicts import ABSENT, AGAINST, HELD, NEAR, OPEN, PARTLY, above, below, near, starred, told
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("plants", "films")
@@ -232,10 +235,10 @@ def test_near_is_an_interval_within_the_margin() -> None:
 
 
 def test_parts_make_a_verdict() -> None:
-    assert prescale_findings.verdict([True, True]) == HELD
-    assert prescale_findings.verdict([True, False]) == prescale_findings.verdict([None, True]) == PARTLY
-    assert prescale_findings.verdict([None, False]) == AGAINST
-    assert prescale_findings.verdict([None, None]) == OPEN
+    assert verdicts.verdict([True, True]) == HELD
+    assert verdicts.verdict([True, False]) == verdicts.verdict([None, True]) == PARTLY
+    assert verdicts.verdict([None, False]) == AGAINST
+    assert verdicts.verdict([None, None]) == OPEN
 
 
 def test_findings_follow_the_numbers(tables: Tables) -> None:
@@ -246,7 +249,7 @@ def test_findings_follow_the_numbers(tables: Tables) -> None:
     assert finding(tables, "Over-smoothing is lower").verdict == PARTLY
     assert finding(tables, "Over-smoothing falls").verdict == AGAINST
     assert finding(tables, "Sink deviation (the strongest sink) is higher").verdict == OPEN
-    assert finding(tables, "Full scaling scores above uniform").verdict == prescale_findings.ABSENT
+    assert finding(tables, "Full scaling scores above uniform").verdict == ABSENT
     assert "`prescale uniform`" in finding(tables, "Full scaling scores above uniform").evidence
 
 
@@ -270,7 +273,7 @@ def test_an_order_against_the_paper_is_said(tmp_path: Path) -> None:
 def test_one_seed_tells_nothing(tmp_path: Path) -> None:
     one = Tables.gather(work_of(tmp_path / "work", {row: scores[:1] for row, scores in SCORES.items()}))
     judged = prescale_findings.findings(one)
-    assert {found.verdict for found in judged} == {OPEN, prescale_findings.ABSENT}
+    assert {found.verdict for found in judged} == {OPEN, ABSENT}
     assert "(one seed, no interval)" in finding(one, "Pre-scaling is near").evidence
 
 
@@ -288,10 +291,10 @@ def test_numbers_in_words() -> None:
     assert told(interval(1.25, 0.5), 1, signed=True) == "+1.2 ± 0.5"
     assert told(interval(1.0, math.nan, n=1), 1) == "1.0"
     assert told(None, 1) == "–"
-    assert prescale_page.starred(interval(1.0, 0.5)).endswith("\\*")
-    assert not prescale_page.starred(interval(1.0, 1.5)).endswith("\\*")
+    assert starred(interval(1.0, 0.5)).endswith("\\*")
+    assert not starred(interval(1.0, 1.5)).endswith("\\*")
     assert paired({1: 2.0}, {2: 1.0}) is None
-    assert prescale_page.listed(["a", "b", "c"]) == "a, b and c"
+    assert listed(["a", "b", "c"]) == "a, b and c"
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
@@ -388,7 +391,7 @@ def test_without_what_is_kept_nothing_is_redrawn(
     assert "redraw: expected" in capsys.readouterr().err
     Path("results", prescale_figures.FOUND).write_text(json.dumps(OWN), encoding="utf-8")
     assert prescale_figures.main(["--data", "results", "--redraw"]) == 0
-    assert (prescale_figures.PICTURES / "prescale-scales.svg").exists()
+    assert (PICTURES / "prescale-scales.svg").exists()
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

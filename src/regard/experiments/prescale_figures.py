@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,11 @@ from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
 from regard.diagnosis import diagnose
 from regard.errors import UserError
+from regard.experiments import drawing
+from regard.experiments.drawing import figure, ramp
 from regard.experiments.prescale import DIAGNOSED, EVALUATED, ROWS, SEEDS, TRAIN, budget
-from regard.experiments.prescale_tables import FOLDER, WHEN, Tables
+from regard.experiments.prescale_tables import WHEN, Tables
+from regard.experiments.runs import FOLDER, PICTURES
 from regard.models.pretrained import Loaded, load
 from regard.report import colours
 from regard.results import write_file
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PICTURES = Path("docs") / "figures"
 FOUND = "prescale-figures.json"
 STREAM = "stdlib-split"
 DRAWN = ("finetune", "prescale")
@@ -52,8 +53,6 @@ TEXTS, WORDS = 3, (9, 18)
 """How many texts are drawn, and how many tokens they may have."""
 POINTS = 40
 """Test rows of each task that t-SNE is made of."""
-STYLE: dict[Any, Any] = {"svg.hashsalt": "regard", "svg.fonttype": "none", "font.size": 8, "axes.spines.top": False}
-STYLE |= {"axes.spines.right": False, "legend.frameon": False, "axes.titlelocation": "left"}
 
 
 # -- what is drawn of runs -------------------------------------------------------------------------------------------
@@ -160,7 +159,7 @@ def embedded(states: Any) -> Any:
 
 def layers(tables: Tables) -> Figure:
     """Sink deviation and common-sink ratio by layer, a row of axes a stream."""
-    made = _figure(7.2, 2.1 * len(tables.streams))
+    made = figure(7.2, 2.1 * len(tables.streams))
     axes = made.subplots(len(tables.streams), 2, squeeze=False, sharex=True)
     titles = {"sink_deviation": "Sink deviation", "common_sink_ratio": "Common-sink ratio, %"}
     for stream, line in zip(tables.streams, axes, strict=True):
@@ -175,7 +174,7 @@ def layers(tables: Tables) -> Figure:
 
 def degrees(given: Mapping[str, Any]) -> Figure:
     """The average outer degree of sinks by layer, of the own runs."""
-    made = _figure(3.6, 2.4)
+    made = figure(3.6, 2.4)
     one, table = made.subplots(), pd.DataFrame(given["degrees"])
     for (row, when), values in table.groupby(["row", "when"], sort=False):
         values = values.sort_values("layer")
@@ -200,7 +199,7 @@ def _titled(axes: Axes, title: str) -> None:
 
 def smoothing(tables: Tables) -> Figure:
     """Over-smoothing before and after a task, a group of bars a row and an axis a stream."""
-    made = _figure(7.2, 2.4)
+    made = figure(7.2, 2.4)
     for stream, axes in zip(
         tables.streams, made.subplots(1, len(tables.streams), squeeze=False, sharey=True)[0], strict=True
     ):
@@ -223,10 +222,10 @@ def smoothing(tables: Tables) -> Figure:
 def scales(given: Mapping[str, Any]) -> Figure:
     """Maps of class by token, one a text."""
     maps: Sequence[Mapping[str, Any]] = given["scales"]
-    made = _figure(7.2, 1.35 * len(maps))
+    made = figure(7.2, 1.35 * len(maps))
     for one, axes in zip(maps, made.subplots(len(maps), 1, squeeze=False)[:, 0], strict=True):
         weights = np.array(one["weights"])
-        shown = axes.pcolormesh(weights, cmap=_ramp(), vmin=0, edgecolors="white", linewidth=0.5)
+        shown = axes.pcolormesh(weights, cmap=ramp(), vmin=0, edgecolors="white", linewidth=0.5)
         axes.set_xticks(
             np.arange(len(one["tokens"])) + 0.5, [t.replace("$", r"\$") for t in one["tokens"]], rotation=40, ha="right"
         )
@@ -238,15 +237,9 @@ def scales(given: Mapping[str, Any]) -> Figure:
     return made
 
 
-def _ramp() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("house", colours.RAMP_LIGHT, N=64)
-
-
 def states(given: Mapping[str, Any]) -> Figure:
     """t-SNE of [CLS] states, a colour a task and a mark a class."""
-    made = _figure(7.2, 4.0)
+    made = figure(7.2, 4.0)
     for row, axes in zip(DRAWN, made.subplots(1, len(DRAWN), squeeze=False)[0], strict=True):
         table = pd.DataFrame(given["states"][row])
         for number, task in enumerate(given["tasks"]):
@@ -262,36 +255,16 @@ def states(given: Mapping[str, Any]) -> Figure:
     return made
 
 
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-@contextmanager
-def _styled() -> Iterator[None]:
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        yield
-
-
 def draw(tables: Tables, given: Mapping[str, Any], folder: Path = PICTURES) -> list[Path]:
     """All pictures, written into a folder; the same tables give the same bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    with _styled():
-        made = {
-            "layers": layers(tables),
-            "degrees": degrees(given),
-            "smoothing": smoothing(tables),
-            "scales": scales(given),
-            "tsne": states(given),
-        }
-        for name, figure in made.items():
-            written.append(folder / f"prescale-{name}.svg")
-            figure.savefig(written[-1], format="svg", metadata={"Date": None, "Creator": None})
-    return written
+    made = {
+        "layers": lambda: layers(tables),
+        "degrees": lambda: degrees(given),
+        "smoothing": lambda: smoothing(tables),
+        "scales": lambda: scales(given),
+        "tsne": lambda: states(given),
+    }
+    return drawing.save({f"prescale-{name}": draw for name, draw in made.items()}, folder)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,28 +1,31 @@
 """What the runs say to each finding of Bai et al. 2024 (arXiv 2410.05648), decided stream by stream by stated rules.
 
-A finding has parts, each true, false or open. A part says that something is higher or lower: it is decided by the 95 %
-interval of the differences seed by seed, of at least `FEWEST` seeds, and open where that interval holds 0. That two
-methods are near each other is true where the interval lies within ±`NEAR` points, false where it lies wholly outside.
+How parts make a finding, and what decides a part: `regard.experiments.verdicts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from regard.continual.intervals import Interval
-from regard.experiments.prescale_tables import Tables, paired, told
+from regard.experiments import verdicts
+from regard.experiments.comparison import paired
+from regard.experiments.prescale_tables import Tables
+from regard.experiments.verdicts import (
+    ABSENT,
+    FEWEST,
+    NEAR,
+    Judged,
+    above,
+    below,
+    difference,
+    means,
+    near,
+    verdict,
+)
 
-HELD, PARTLY, AGAINST, OPEN, ABSENT = "holds", "in part", "against", "cannot be told", "not run"
-VERDICTS = (HELD, PARTLY, AGAINST, OPEN, ABSENT)
-FEWEST = 3
-"""Seeds that an interval is taken of at the least: scores of few test rows are coarse, two may agree by chance."""
-NEAR = 1.0
-"""Points of per cent within which two methods count as near."""
-
-Part = bool | None
-Judged = tuple[list[Part], list[str]]
-"""The parts of a finding, and the sentences that state the numbers."""
+Claim = verdicts.Claim[Tables]
+Finding = verdicts.Finding[Tables]
 Judge = Callable[[Tables, str], Judged]
 
 # -- published -------------------------------------------------------------------------------------------------------
@@ -72,56 +75,7 @@ def published(stream: str, row: str, measure: str) -> float | None:
     return PUBLISHED.get(stream, {}).get(row, {}).get(measure)
 
 
-# -- verdicts --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A finding: what is said, the rows it needs, what decides, and the published numbers that go with it."""
-
-    said: str
-    needs: tuple[str, ...]
-    judge: Judge
-    quoted: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A claim with what became of it on a stream."""
-
-    claim: Claim
-    stream: str
-    verdict: str
-    evidence: str
-
-
-def verdict(parts: Sequence[Part]) -> str:
-    """One word for the parts: all true, some true, none true but one false, all open."""
-    if True in parts:
-        return HELD if all(parts) else PARTLY
-    return AGAINST if False in parts else OPEN
-
-
-def above(found: Interval | None) -> Part:
-    """Whether a difference is above 0: open where its interval holds 0, or is of too few seeds."""
-    if found is None or found.n < FEWEST or found.overlaps is not False:
-        return None
-    return found.mean > 0
-
-
-def below(found: Interval | None) -> Part:
-    """Whether a difference is below 0."""
-    part = above(found)
-    return None if part is None else not part
-
-
-def near(found: Interval | None) -> Part:
-    """Whether a difference lies within the margin: True if its interval does, False if that lies wholly outside."""
-    if found is None or found.n < FEWEST:
-        return None
-    if found.low >= -NEAR and found.high <= NEAR:
-        return True
-    return False if found.low > NEAR or found.high < -NEAR else None
+# -- findings --------------------------------------------------------------------------------------------------------
 
 
 def findings(tables: Tables) -> list[Finding]:
@@ -143,30 +97,6 @@ def _quoted(claim: Claim, stream: str) -> list[str]:
     if not numbers or any(number is None for _, number in numbers):
         return []
     return [f"(Paper: {', '.join(f'{row} {number:.2f}' for row, number in numbers)}.)"]
-
-
-# -- sentences -------------------------------------------------------------------------------------------------------
-
-
-def means(one: tuple[str, Interval | None], other: tuple[str, Interval | None], digits: int) -> str:
-    """Two means, and whether their intervals overlap."""
-    both = ", ".join(f"`{row}` {told(found, digits)}" for row, found in (one, other))
-    a, b = one[1], other[1]
-    if a is None or b is None or a.overlaps is None or b.overlaps is None:
-        return f"{both}."
-    apart = a.high < b.low or b.high < a.low
-    return f"{both}: their intervals {'do not overlap' if apart else 'overlap'}."
-
-
-def difference(found: Interval | None, digits: int) -> str:
-    """A difference seed by seed, and whether its interval holds 0."""
-    if found is None:
-        return "No seed in common."
-    if found.overlaps is None:
-        return f"Difference {told(found, digits, signed=True)} (one seed, no interval)."
-    few = ", too few" if found.n < FEWEST else ""
-    holds = "holds 0" if found.overlaps else "leaves 0 out"
-    return f"Difference {told(found, digits, signed=True)} ({found.n} seeds{few}): its interval {holds}."
 
 
 # -- judges ----------------------------------------------------------------------------------------------------------

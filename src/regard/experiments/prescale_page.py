@@ -7,25 +7,20 @@ With --work the tables are first made anew from the runs in that folder (see `re
 
 from __future__ import annotations
 
-import argparse
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-
-from regard.continual.intervals import Interval
-from regard.errors import UserError
-from regard.experiments.markdown import table, wrapped
-from regard.experiments.prescale_findings import FEWEST, NEAR, VERDICTS, Finding, findings, published
-from regard.experiments.prescale_tables import FOLDER, Tables, paired, told
-from regard.results import write_file
+from regard.experiments import results_page
+from regard.experiments.comparison import paired
+from regard.experiments.markdown import collapsed, listed, pictures, table, wrapped
+from regard.experiments.prescale_findings import Finding, findings, published
+from regard.experiments.prescale_tables import Tables
+from regard.experiments.results_page import DASH, counted, p_value
+from regard.experiments.runs import FOLDER, PICTURES
+from regard.experiments.verdicts import FEWEST, NEAR, starred, told
 
 PAGE = Path("docs") / "prescaling.md"
-PICTURES = Path("docs") / "figures"
-DASH = "–"
 STATISTICS = {
     "over_smoothing": ("Over-smoothing", 3),
     "sink_deviation": ("Sink deviation", 3),
@@ -96,7 +91,7 @@ decided from these numbers too, by the rules [below](#how-findings-are-decided).
 """
 
 
-def page(folder: Path = FOLDER, pictures: Path = PICTURES) -> str:
+def page(folder: Path = FOLDER, drawn: Path = PICTURES) -> str:
     """The whole page, from the tables."""
     tables = Tables.load(folder)
     judged = findings(tables)
@@ -110,16 +105,11 @@ def page(folder: Path = FOLDER, pictures: Path = PICTURES) -> str:
         diagnosed=wrapped(_diagnosed(tables)),
         whole="\n\n".join(_whole(tables, stream) for stream in tables.streams),
         layers="\n\n".join(_layers(tables, stream) for stream in tables.streams),
-        pictures=_pictures(pictures),
+        pictures=pictures(drawn, CAPTIONS),
         missing=wrapped(_missing(tables)),
         rules=wrapped(RULES),
     )
-    return "\n".join(line for line in _collapsed(made.split("\n")))
-
-
-def _collapsed(lines: Sequence[str]) -> list[str]:
-    """The lines without empty ones that follow each other."""
-    return [line for i, line in enumerate(lines) if line or not i or lines[i - 1]]
+    return collapsed(made)
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
@@ -155,18 +145,10 @@ def _by_value(values: Mapping[str, str]) -> str:
     return distinct.pop() if len(distinct) == 1 else listed(f"{value} ({name})" for name, value in values.items())
 
 
-def listed(words: Any) -> str:
-    """Words with commas and an "and"."""
-    every = list(words)
-    return every[0] if len(every) == 1 else f"{', '.join(every[:-1])} and {every[-1]}" if every else "none"
-
-
 def _summary(judged: Sequence[Finding]) -> str:
-    counts = {word: sum(one.verdict == word for one in judged) for word in VERDICTS}
-    said = "; ".join(f"*{word}* {count}" for word, count in counts.items() if count)
     return (
-        f"Of {len(judged)} findings, counted stream by stream: {said}. Published numbers are of BERT-base with many "
-        f"more rows: compared is the order, not the height."
+        f"Of {len(judged)} findings, counted stream by stream: {counted(judged)}. Published numbers are of BERT-base "
+        f"with many more rows: compared is the order, not the height."
     )
 
 
@@ -179,20 +161,8 @@ def _verdicts(tables: Tables, judged: Sequence[Finding]) -> str:
 
 
 def _evidence(stream: str, judged: Sequence[Finding]) -> str:
-    items = [_item(one) for one in judged if one.stream == stream]
+    items = [results_page.finding(one) for one in judged if one.stream == stream]
     return f"### Numbers on {stream}\n\n" + "\n".join(items)
-
-
-def _item(one: Finding) -> str:
-    evidence = one.evidence[0].upper() + one.evidence[1:]
-    return textwrap.fill(
-        f"**{one.claim.said}** {evidence} *{one.verdict.capitalize()}.*",
-        120,
-        initial_indent="* ",
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _columns(tables: Tables) -> str:
@@ -227,20 +197,6 @@ def _diagnosed(tables: Tables) -> str:
         f"strongest column of each head, or of the five strongest; *common-sink ratio*: share of the strongest columns "
         f"that are special tokens or punctuation. Differences to `finetune` are seed by seed, after a task."
     )
-
-
-def _pictures(folder: Path) -> str:
-    """The pictures that are there."""
-    shown = [
-        f"![{_first_words(said)}]({folder.name}/{name})\n\n{wrapped(said)}"
-        for name, said in CAPTIONS.items()
-        if (folder / name).exists()
-    ]
-    return "\n\n".join(["## Pictures", *shown]) if shown else ""
-
-
-def _first_words(said: str) -> str:
-    return said.split(",")[0].split(":")[0].rstrip(".")
 
 
 def _missing(tables: Tables) -> str:
@@ -300,21 +256,10 @@ def _differences(tables: Tables, stream: str) -> str:
     lines = []
     for row in tables.rows(stream):
         pairs = [tables.difference(stream, row, other, metric) if row != other else None for other, metric, _ in held]
-        cells = [(starred(pair), _p(of, row)) for pair, of in zip(pairs, found, strict=True)]
+        cells = [(starred(pair), p_value(of, row)) for pair, of in zip(pairs, found, strict=True)]
         if any(pair is not None for pair in pairs):
             lines.append([row, *(cell for both in cells for cell in both)])
     return table(head, lines) if lines else "There is nothing to hold the rows against."
-
-
-def starred(found: Interval | None, digits: int = 2) -> str:
-    """A difference, with a star where its interval leaves 0 out."""
-    sure = found is not None and found.overlaps is False
-    return told(found, digits, signed=True) + ("\\*" if sure else "")
-
-
-def _p(found: Any, row: str) -> str:
-    value = float(found.loc[row, "t_test_holm"]) if row in found.index else float("nan")
-    return DASH if value != value else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _whole(tables: Tables, stream: str) -> str:
@@ -355,22 +300,9 @@ def _layers(tables: Tables, stream: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, or say whether it is what the tables make."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, help="make the tables anew from the runs in this folder")
-    parser.add_argument("--revision", help="the revision that the runs were made with, for the record")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the page is out of date")
-    given = parser.parse_args(arguments)
-    try:
-        if given.work is not None and not given.check:
-            Tables.gather(given.work, given.revision).save()
-        made = page()
-    except UserError as error:
-        Console(stderr=True).print(str(error), style="bold")
-        return 2
-    if given.check:
-        return int(not PAGE.exists() or PAGE.read_text(encoding="utf-8") != made)
-    write_file(PAGE, made)
-    return 0
+    return results_page.command(
+        arguments, __doc__, PAGE, lambda work, revision: Tables.gather(work, revision).save(), page
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,138 @@
+"""The part of docs/sapt.md that tells of the further analyses, one table for each that was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from regard.experiments.comparison import where
+from regard.experiments.markdown import listed, table, wrapped
+from regard.experiments.results_page import DASH
+
+COMMON: Mapping[str, tuple[str, int]] = {
+    "ap cil": ("AP", 1),
+    "f_ra cil": ("F.Ra", 1),
+    "learning_accuracy cil": ("learning", 1),
+    "learning_accuracy til": ("own learning", 1),
+    "own_weight learning": ("own weight, learnt", 2),
+    "own_weight end": ("end", 2),
+    "least own_weight end": ("least", 2),
+    "entropy end": ("entropy, end", 2),
+    "seconds": ("s", 0),
+}
+"""The measures that most analyses tell: titles and digits."""
+ABOUT: Mapping[str, tuple[str, str]] = {
+    "share": (
+        "How much must stand in for earlier tasks",
+        "Query vectors of this share of a task's rows, or as many drawn from a density over them, hold the gate.",
+    ),
+    "size": ("Size of the model", "The encoder cut to its first layers."),
+    "unseen": (
+        "Tasks that were never trained on",
+        "Ten tasks of an order were learnt, four others scored by the words of their labels alone: accuracy among a "
+        "task's own labels.",
+    ),
+    "pair": (
+        "Two tasks",
+        "Accuracy among the own labels when learnt and at the end, and the weights of both blocks at the end.",
+    ),
+    "strength": (
+        "Strength of the published reflection",
+        "The published gate with different λ, and with one that balances the gradients of both losses.",
+    ),
+    "gate": (
+        "What opens the gate",
+        "*published*: nothing does; all others have −log of the own block's weight in their loss; *ahead*: the "
+        "attention is taught the task's rows before its block is trained; *floor*: a floor under the own weight that "
+        "falls to 0 in the first half.",
+    ),
+    "fifty": (
+        "Fifty tasks",
+        "The first and the last tasks that were learnt; a step's seconds are means over five tasks.",
+    ),
+    "instructions": (
+        "Without instructions",
+        "Whether the task's instruction stands before each text; without it texts of several tasks look alike.",
+    ),
+}
+"""The analyses in the order of the page: title, and what was changed."""
+SETTING = (
+    "Of `python -m regard.experiments.sapt_analyses`. Where nothing else is said, five tasks (sst2, agnews, dbpedia, "
+    "amazon, rte) were learnt by SAPT with the settings above; columns as there, means over tasks. Seeds: {seeds}. "
+    "With so few runs these numbers show where to look, they prove nothing."
+)
+FIFTY = {
+    "seconds a step": ("seconds a step", 3),
+    "own_weight by tasks": ("own weight", 2),
+    "entropy by tasks": ("entropy", 2),
+    "ap by tasks": ("AP", 1),
+}
+SPAN = 5
+"""Tasks at the beginning and at the end whose numbers are averaged."""
+
+
+def analyses(found: pd.DataFrame) -> str:
+    """The section of all analyses that were made; empty without any."""
+    there = [name for name in ABOUT if name in set(found["analysis"])]
+    if not there:
+        return ""
+    seeds = listed(str(seed) for seed in sorted(set(found["seed"])))
+    parts = ["## Further analyses", wrapped(SETTING.format(seeds=seeds))]
+    for name in there:
+        title, said = ABOUT[name]
+        parts += [f"### {title}", wrapped(said), _table(name, where(found, analysis=name))]
+    return "\n\n".join(parts)
+
+
+def _table(name: str, found: pd.DataFrame) -> str:
+    if name == "fifty":
+        return _fifty(found)
+    means = found[found["x"].isna()].groupby(["case", "measure"], sort=False)["value"].mean()
+    named = list(dict.fromkeys(found.loc[found["x"].isna(), "measure"]))
+    told = {one: COMMON[one] for one in COMMON if one in named} if "ap cil" in named else _own(named)
+    cases = list(dict.fromkeys(found["case"]))
+    lines = [
+        [case, *(_cell(means.get((case, one)), digits) for one, (_, digits) in told.items())]
+        for case in sorted_as(cases)
+    ]
+    return table(["case", *(title for title, _ in told.values())], lines)
+
+
+def _own(named: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """All measures under their own names, weights with two digits."""
+    return {one: (one, 2 if one.startswith("weight") else 1) for one in named}
+
+
+def sorted_as(cases: Sequence[str]) -> list[str]:
+    """Cases whose names begin alike together, numbers in them by size; else in the order of their names."""
+    return sorted(cases, key=_parts)
+
+
+def _parts(case: str) -> list[tuple[int, float, str]]:
+    """The words of a name, numbers as such."""
+    found = []
+    for word in case.replace(",", " ").replace("%", " ").split():
+        try:
+            found.append((0, float(word), ""))
+        except ValueError:
+            found.append((1, 0.0, word))
+    return found
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return DASH if value is None else f"{value:.{digits}f}"
+
+
+def _fifty(found: pd.DataFrame) -> str:
+    """What the first and the last tasks came to, and the ratio of their steps."""
+    lines = []
+    for case in dict.fromkeys(found["case"]):
+        for measure, (title, digits) in FIFTY.items():
+            rows = where(found, case=case, measure=measure)
+            curve = rows.groupby("x")["value"].mean().sort_index()
+            if len(curve):
+                ends = (float(curve.iloc[:SPAN].mean()), float(curve.iloc[-SPAN:].mean()))
+                ratio = f"{ends[1] / ends[0]:.2f}" if ends[0] else DASH
+                lines.append([case, title, *(f"{end:.{digits}f}" for end in ends), ratio])
+    return table(("case", "measure", f"first {SPAN} tasks", f"last {SPAN}", "ratio"), lines)

@@ -1,0 +1,163 @@
+"""The further analyses of SAPT, each case run on a tiny model and tiny tasks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.continual import small
+
+from regard.continual import run as continual
+from regard.continual.learner import Budget
+from regard.data.stream import Stream
+from regard.errors import UserError
+from regard.experiments import sapt, sapt_analyses
+from regard.experiments.sapt import Row
+from regard.experiments.sapt_analyses import ANALYSES, Setting, number, only, shallow
+from regard.experiments.sapt_tables import Tables
+
+NAMES = tuple("-".join(labels) for labels in small.CLASSES)
+GIVEN = Setting("nowhere", small.loaded(), 3)
+
+
+def tiny(of: Row, tasks: Stream, seed: int, loaded: Any, data: str, budget: Budget | None = None, **more: Any) -> Any:
+    """A run with few steps, whatever the budget."""
+    quick = {**of.settings, "ahead": min(2, of.settings.get("ahead", 2))} if of.method == "sapt" else of.settings
+    return sapt.learnt(Row(of.method, quick, of.lora, of.rate), tasks, seed, loaded, data, small.BUDGET, **more)
+
+
+@pytest.fixture(autouse=True)
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three tasks of the tests in place of published ones."""
+    monkeypatch.setattr(sapt_analyses, "tasks_of", lambda order, seed, data, *, instructions=True: small.stream())
+    monkeypatch.setattr(sapt_analyses, "learnt", tiny)
+    monkeypatch.setattr(sapt_analyses, "BUDGET", small.BUDGET)
+    monkeypatch.setattr(sapt_analyses, "FEW", NAMES[:2])
+    monkeypatch.setattr(sapt_analyses, "PAIRS", {"similar": NAMES[:2]})
+    monkeypatch.setattr(sapt_analyses, "HELD_OUT", 1)
+    monkeypatch.setattr(sapt_analyses, "LAYERS", (1, 2))
+    monkeypatch.setattr(sapt_analyses, "MANY", 3)
+    monkeypatch.setattr(sapt_analyses, "read_stream", lambda name, folder, **given: small.stream())
+    monkeypatch.setattr(sapt_analyses, "split_into", lambda streams, count, seed: streams[0])
+
+
+def made(name: str, case: str) -> dict[str, float]:
+    """The numbers of a case that have no place."""
+    return {measure: of[None] for measure, of in placed(name, case).items() if None in of}
+
+
+def placed(name: str, case: str) -> dict[str, dict[float | None, float]]:
+    """The numbers of a case by measure and place."""
+    found: dict[str, dict[float | None, float]] = {}
+    for one in dict(ANALYSES[name](GIVEN))[case]():
+        found.setdefault(one["measure"], {})[one["x"]] = one["value"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "name, cases",
+    [
+        ("share", [f"{kind}, {part}%" for kind in ("real", "density") for part in (2, 5, 10, 50, 100)]),
+        ("size", [f"{row}, {n} layers" for n in (1, 2) for row in ("sapt", "sequential-lora", "joint")]),
+        ("unseen", ["sapt", "sequential-lora", "base model"]),
+        ("pair", [f"similar (cat-dog, red-blue-green), {row}" for row in ("sapt", "sequential-lora", "separate")]),
+        ("strength", ["λ 0.01", "λ 0.1", "λ 1", "λ 10", "balanced 1"]),
+        ("gate", list(sapt_analyses.GATES)),
+        ("fifty", ["sapt, 3 tasks", "sequential-lora, 3 tasks"]),
+        ("instructions", ["with", "without"]),
+    ],
+)
+def test_an_analysis_has_these_cases(name: str, cases: list[str]) -> None:
+    assert [case for case, _ in ANALYSES[name](GIVEN)] == cases
+
+
+@pytest.mark.parametrize(
+    "name, case",
+    [
+        ("share", "real, 50%"),
+        ("share", "density, 100%"),
+        ("strength", "balanced 1"),
+        *(("gate", case) for case in sapt_analyses.GATES),
+    ],
+)
+def test_a_run_is_told_in_numbers(name: str, case: str) -> None:
+    found = made(name, case)
+    assert {"ap cil", "f_ra cil", "learning_accuracy til", "own_weight end", "entropy learning", "seconds"} <= set(
+        found
+    )
+    assert 0 <= found["least own_weight end"] <= found["own_weight end"] <= 1
+    assert {"routed_score", "forced_score", "other_score"} <= set(found)
+
+
+def test_a_model_may_be_cut() -> None:
+    model: Any = small.loaded().model
+    cut: Any = shallow(small.loaded(), 1).model
+    assert (len(cut.encoder.layer), cut.config.num_hidden_layers) == (1, 1)
+    assert len(model.encoder.layer) == 2
+    found = made("size", "joint, 1 layers")
+    assert "ap cil" in found
+    assert "own_weight end" not in found
+    with pytest.raises(UserError, match=r"^layers: expected a number from 1 to 2, got 3"):
+        shallow(small.loaded(), 3)
+
+
+@pytest.mark.parametrize("case", ["sapt", "base model"])
+def test_unseen_tasks_are_scored_and_never_trained(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[int] = []
+
+    def seen(learner: Any, method: Any, **given: Any) -> Any:
+        trained.append(len(learner.stream))
+        return continual.run(learner, method, **given)
+
+    monkeypatch.setattr(sapt, "run", seen)
+    found = made("unseen", case)
+    assert set(found) == {"score", "chance", "score: run-sit", "chance: run-sit"}
+    assert found["chance"] == 50
+    assert 0 <= found["score"] <= 100
+    assert trained == ([2] if case == "sapt" else [])
+
+
+def test_two_tasks_are_told_with_their_weights() -> None:
+    found = made("pair", "similar (cat-dog, red-blue-green), sapt")
+    assert {f"task {task} {when}" for task in (1, 2) for when in ("learnt", "end")} <= set(found)
+    assert found["task 2 learnt"] == found["task 2 end"]
+    of_second = [found[f"weight of block {block} in task 2"] for block in (1, 2)]
+    assert sum(of_second) == pytest.approx(1)
+
+
+def test_many_tasks_are_told_by_their_number() -> None:
+    found = placed("fifty", "sapt, 3 tasks")
+    for name in ("seconds a step", "ap by tasks", "own_weight by tasks", "entropy by tasks"):
+        assert list(found[name]) == [1, 2, 3]
+    assert found["own_weight by tasks"][1.0] == pytest.approx(1)
+    assert found["ap by tasks"][3.0] == pytest.approx(found["ap cil"][None])
+
+
+def test_tasks_are_chosen_by_name() -> None:
+    found = only(small.stream(), (NAMES[2], NAMES[0]))
+    assert [task.name for task in found.tasks] == [NAMES[2], NAMES[0]]
+    assert sorted(found.order) == [0, 1]
+    with pytest.raises(UserError, match=r"^data: expected the task mnli, there are cat-dog"):
+        only(small.stream(), ("mnli",))
+
+
+def test_what_is_not_known_is_no_number() -> None:
+    assert number("x", None) == []
+    assert number("x", 1, 2.0) == [{"measure": "x", "x": 2.0, "value": 1.0}]
+
+
+def test_the_command_keeps_cases_and_makes_none_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sapt_analyses, "load", lambda name: small.loaded())
+    given = ["instructions", "--data", "nowhere", "--work", str(tmp_path)]
+    sapt_analyses.main(given)
+    kept = sorted((tmp_path / "analysis-instructions").iterdir())
+    assert [path.name for path in kept] == ["with-42.json", "without-42.json"]
+    assert json.loads(kept[0].read_text(encoding="utf-8"))["case"] == "with"
+    assert "instructions, with:" in capsys.readouterr().out
+    sapt_analyses.main(given)
+    assert capsys.readouterr().out == ""
+    kept[0].parent.rename(tmp_path / "analysis-x")
+    with pytest.raises(UserError, match="found none"):
+        Tables.gather(tmp_path)

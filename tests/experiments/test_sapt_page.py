@@ -1,0 +1,318 @@
+"""The page of SAPT is what its tables make, and its findings are judged by the rules that it states."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from tests.experiments import sapt_runs
+from tests.experiments.sapt_runs import SCORES, analysis_of, run_of, work_of
+
+from regard.continual.intervals import t_interval
+from regard.continual.methods import METHODS
+from regard.errors import UserError
+from regard.experiments import sapt_analyses_page, sapt_figures, sapt_findings, sapt_page
+from regard.experiments.runs import FOLDER, PICTURES
+from regard.experiments.sapt import ORDERS, ROWS, SEEDS
+from regard.experiments.sapt_tables import ANALYSES, COLUMNS, MEASURES, RECORD, Tables
+from regard.experiments.verdicts import ABSENT, AGAINST, HELD, OPEN, PARTLY
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Nothing changes them: made once."""
+    return Tables.gather(work_of(tmp_path_factory.mktemp("runs") / "work"), "abc123")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Runs of both orders, and analyses."""
+    work = work_of(tmp_path_factory.mktemp("runs") / "work")
+    work_of(work, {row: SCORES[row][:2] for row in ("sapt", "sequential-lora", "separate")}, "4")
+    analysis_of(work, "share", "real, 10%", [("ap cil", None, 61.0), ("own_weight end", None, 0.876)])
+    analysis_of(work, "share", "real, 2%", [("ap cil", None, 60.0), ("own_weight end", None, 0.5)])
+    curve = [(name, float(x), float(x)) for name in sapt_analyses_page.FIFTY for x in range(1, 11)]
+    analysis_of(work, "fifty", "sapt, 50 tasks", [*curve, ("ap cil", None, 10.0)])
+    analysis_of(work, "pair", "similar", [("task 1 end", None, 55.0), ("weight of block 1 in task 2", None, 0.25)])
+    return Tables.gather(work, "abc123")
+
+
+def finding(tables: Tables, words: str) -> sapt_findings.Finding:
+    """The finding whose claim begins with these words."""
+    found = [one for one in sapt_findings.findings(tables) if one.claim.said.startswith(words)]
+    assert len(found) == 1
+    return found[0]
+
+
+def gathered(folder: Path, scores: Mapping[str, Sequence[float]]) -> Tables:
+    return Tables.gather(work_of(folder / "work", scores))
+
+
+# -- the committed page ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not (ROOT / FOLDER / RECORD).exists(), reason="the tables of SAPT are not there yet")
+def test_the_page_is_made_from_the_committed_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert (ROOT / sapt_page.PAGE).read_text(encoding="utf-8") == sapt_page.page()
+    assert sapt_page.main(["--check"]) == 0
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_measures_are_those_of_hand(tables: Tables) -> None:
+    """Two tasks of three had a point more when they were learnt; the headline is among all labels."""
+    stream = tables.whole
+    ap = tables.mean(stream, "sapt")
+    assert ap is not None
+    wanted = t_interval([70.0, 71.0, 72.0])
+    assert [ap.n, ap.mean, ap.low] == pytest.approx([3, 71.0, wanted.low])
+    values = {
+        (metric, setting): tables.mean(stream, "sapt", metric, setting)
+        for metric, setting in (("ap", "til"), ("f_ra", "cil"), ("learning_accuracy", "cil"), ("fwt", "til"))
+    }
+    means = [one.mean for one in values.values() if one is not None]
+    assert means == pytest.approx([76.0, 1.0, 71 + 2 / 3, 71 + 2 / 3 - (71 + 72 + 73.5) / 3])
+    assert tables.mean(stream, "joint", "f_ra") is None
+    assert tables.mean(stream, "separate") is None
+
+
+def test_differences_are_paired_by_seed_and_order(both: Tables) -> None:
+    """Order 4 has two seeds: five pairs in all, those of the orders apart beside them."""
+    assert both.streams == ["orders 3 and 4", "order 3", "order 4"]
+    assert [both.n(stream, "sapt") for stream in both.streams] == [5, 3, 2]
+    found = both.difference(both.whole, "sequential-lora", "sapt")
+    assert found is not None
+    wanted = t_interval([-40.0, -39.0, -38.0, -40.0, -39.0])
+    assert [found.n, found.mean, found.low] == pytest.approx([5, wanted.mean, wanted.low])
+    told = both.differences
+    one = told[(told["method"] == "sequential-lora") & (told["setting"] == "cil") & (told["metric"] == "ap")]
+    assert dict(zip(one["stream"], one["n"], strict=True)) == {"orders 3 and 4": 5, "order 3": 3, "order 4": 2}
+
+
+def test_the_gate_is_told_when_a_task_is_learnt_and_at_the_end(tables: Tables) -> None:
+    """Three tasks: the first is alone when it is learnt; the last is not looked at again."""
+    own = tables.own_weights("sapt", "end")
+    assert list(own.index) == ["books", "films", "songs"]
+    assert own.to_list() == pytest.approx([0.8, 0.8, 0.9])
+    assert tables.own_weights("sapt", "learning").to_list() == pytest.approx([1.0, 0.9, 0.9])
+    least = tables.of_gate("sapt", "own_weight_end", "min")
+    assert least is not None
+    assert least.n == 3
+    assert least.mean == pytest.approx(0.8)
+    assert tables.of_gate("sequential-lora", "drift") is None
+    assert set(tables.gated()) == set(sapt_runs.OWN)
+
+
+def test_drift_is_the_divergence_of_mean_weights(tables: Tables) -> None:
+    """KL([1] ‖ 0.8) of the first task, KL([0.1, 0.9] ‖ [0.1, 0.8, 0.1]) of the second, 0 of the third."""
+    drift = tables.gate[(tables.gate["row"] == "sapt") & (tables.gate["seed"] == SEEDS[0])]["drift"].to_list()
+    assert drift == pytest.approx([math.log(1 / 0.8), 0.9 * math.log(0.9 / 0.8), 0.0])
+    shut = tables.gate[(tables.gate["row"] == "sapt, gate published")]["routed_score"]
+    assert set(shut) == {75.0}
+
+
+def test_what_is_saved_is_what_is_read(both: Tables, tmp_path: Path) -> None:
+    both.save(tmp_path / "results")
+    again = Tables.load(tmp_path / "results")
+    for name in (*COLUMNS, "analyses"):
+        pd.testing.assert_frame_equal(getattr(again, name), getattr(both, name), rtol=1e-5)
+    assert again.record == both.record
+    assert again.record["orders"]["4"]["tasks"] == ["songs", "books", "films"]
+    names = [*COLUMNS, "metrics", "differences", "analyses"]
+    assert {path.name for path in (tmp_path / "results").iterdir()} == {RECORD, *(f"sapt-{name}.csv" for name in names)}
+
+
+def test_without_analyses_there_are_none(tables: Tables, tmp_path: Path) -> None:
+    tables.save(tmp_path / "results")
+    assert not (tmp_path / "results" / ANALYSES).exists()
+    again = Tables.load(tmp_path / "results")
+    assert again.analyses.empty
+    assert list(again.analyses) == list(MEASURES)
+
+
+@pytest.mark.parametrize("spoil", ["nothing", "other json", "unknown row", "tasks", "analysis", "no folder"])
+def test_folders_without_runs_are_refused(tmp_path: Path, spoil: str) -> None:
+    work = tmp_path / "work"
+    if spoil != "no folder":
+        work_of(work, {} if spoil == "nothing" else {"sapt": (70.0,)})
+    run = run_of("sapt", 1, 70.0)
+    if spoil == "other json":
+        (work / "order-3" / "x.json").write_text("[1]", encoding="utf-8")
+    if spoil == "unknown row":
+        (work / "order-3" / "x.json").write_text(json.dumps({**run, "row": "magic"}), encoding="utf-8")
+    if spoil == "tasks":
+        run["stream"]["order"] = [0, 2, 1]
+        (work / "order-3" / "x.json").write_text(json.dumps(run), encoding="utf-8")
+    if spoil == "analysis":
+        (work / "analysis-share").mkdir()
+        (work / "analysis-share" / "x.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"^work: expected"):
+        Tables.gather(work)
+
+
+def test_tables_that_are_not_there_are_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^tables: expected sapt"):
+        Tables.load(tmp_path)
+
+
+# -- findings --------------------------------------------------------------------------------------------------------
+
+
+def test_findings_follow_the_numbers(tables: Tables) -> None:
+    assert finding(tables, "SAPT performs better").verdict == HELD
+    assert finding(tables, "SAPT is at most 3 points").verdict == HELD
+    assert finding(tables, "SAPT forgets at most 2").verdict == HELD
+    assert finding(tables, "SAPT learns each task").verdict == HELD
+    assert finding(tables, "The gate is open").verdict == HELD
+    assert finding(tables, "The published gate gives").verdict == HELD
+    assert finding(tables, "Without reflection").verdict == HELD
+    assert finding(tables, "A density").verdict == HELD
+    assert finding(tables, "Blocks that are learnt").verdict == ABSENT
+    assert "`sapt, not aligned`" in finding(tables, "Blocks that are learnt").evidence
+    order = finding(tables, "Methods come in the order that is published with T5")
+    assert order.verdict == PARTLY  # joint is above SAPT
+    assert "(Published: sequential-lora 46.0, incremental-lora 64.7" in order.evidence
+
+
+def test_numbers_against_the_claims_are_said(tmp_path: Path) -> None:
+    scores = {
+        "sapt": (30.0, 31.0, 32.0),
+        "sapt, density": (50.0, 51.0, 52.0),
+        "sapt, without reflection": (40.0, 41.0, 42.5),
+        "sequential-lora": (60.0, 61.0, 62.0),
+        "joint": (70.0, 71.0, 72.0),
+        "separate": (70.0, 71.0, 72.0),
+    }
+    turned = gathered(tmp_path, scores)
+    for words in ("SAPT performs", "SAPT is at most 3", "SAPT learns each", "A density", "Methods come in the order"):
+        judged = [one for one in sapt_findings.findings(turned) if one.claim.said.startswith(words)]
+        assert {one.verdict for one in judged} <= {AGAINST, PARTLY}, words
+    assert finding(turned, "SAPT performs").verdict == AGAINST
+    assert finding(turned, "Without reflection").verdict == PARTLY  # forgets more, and is better at the end
+
+
+def test_few_runs_tell_nothing_and_how_many_there_are(tmp_path: Path) -> None:
+    one = gathered(tmp_path, {row: finals[:1] for row, finals in SCORES.items()})
+    judged = sapt_findings.findings(one)
+    assert {found.verdict for found in judged} == {OPEN, ABSENT}
+    assert all("Too few runs (1; 3 are needed)." in found.evidence for found in judged if found.verdict == OPEN)
+
+
+def test_baselines_are_told_no_task(tables: Tables) -> None:
+    """Neither what has a model or a head for each task, nor all tasks at once, nor SAPT in other settings."""
+    assert sapt_findings.baselines(tables, tables.whole) == ["sequential-lora", "incremental-lora", "replay-lora"]
+
+
+def test_published_numbers_are_of_known_rows() -> None:
+    for numbers in (sapt_findings.T5, sapt_findings.LLAMA):
+        assert set(numbers) <= set(ROWS)
+        assert list(numbers.values()) == sorted(numbers.values())
+    needed = {row for claim in sapt_findings.CLAIMS for row in claim.needs}
+    assert needed <= set(ROWS)
+    assert {row.method for row in ROWS.values()} <= set(METHODS)
+    assert ORDERS == ("3", "4")
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_every_row_and_number(tables: Tables, tmp_path: Path) -> None:
+    tables.save(tmp_path / "results")
+    page = sapt_page.page(tmp_path / "results", tmp_path / "figures")
+    first = "| sapt | 3 | 71.0 ± 2.5 | 76.0 ± 2.5 | 1.0 ± 0.0 | -1.0 ± 0.0 | 71.7 ± 2.5 | 76.7 ± 2.5 | -0.5 ± 0.7 | 9 |"
+    assert first + " 3.0 | 3.00 | 82.0 | 81.9 |" in page
+    assert "| sequential-lora | -39.00 ± 2.48\\* |" in page
+    assert "| sapt, gate published | 0.47 ± 0.00 | 0.20 ± 0.00 |" in page
+    assert "| films | 0.90 | 0.80 | 0.90 | 0.30 | 0.20 | 0.10 |" in page
+    told = " ".join(page.split())
+    assert "Revision abc123." in told
+    assert "there is no data here for yahoo" in told
+    assert "Among a task's own labels chance gives 50.0 %." in told
+    assert "Of order 3, without any run: `sapt, published samples`" in told
+    assert "## Pictures" not in page
+    assert "## Further analyses" not in page
+    assert "{" not in page
+    assert "  " not in page.replace("\n  ", "\n")
+    assert all(len(line) <= 120 or line.startswith("|") for line in page.split("\n"))
+
+
+def test_orders_and_analyses_are_told_where_they_are(both: Tables, tmp_path: Path) -> None:
+    both.save(tmp_path / "results")
+    page = sapt_page.page(tmp_path / "results", tmp_path / "figures")
+    assert "| row | AP, order 3 | F.Ra, order 3 | AP, order 4 | F.Ra, order 4 |" in page
+    assert "| sapt | 5 | 70.8 ± 1.0 |" in page
+    assert "order 4 (songs, books, films)" in " ".join(page.split())
+    assert "### How much must stand in for earlier tasks" in page
+    assert "| case | AP | end |\n| --- | --- | --- |\n| real, 2% | 60.0 | 0.50 |\n| real, 10% | 61.0 | 0.88 |" in page
+    assert "| sapt, 50 tasks | own weight | 3.00 | 8.00 | 2.67 |" in page
+    assert "| similar | 55.0 | 0.25 |" in page
+    assert "{" not in page
+
+
+def test_pages_of_few_rows_can_be_made(tmp_path: Path) -> None:
+    gathered(tmp_path, {"sequential-lora": (30.0,)}).save(tmp_path / "results")
+    page = sapt_page.page(tmp_path / "results")
+    assert "No run has a gate." in page
+    assert "There is no run of `sapt`" in page
+    assert len(sapt_figures.draw(Tables.load(tmp_path / "results"), tmp_path / "figures")) == 2
+
+
+def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    work_of(tmp_path / "work")
+    assert sapt_page.main(["--work", "work", "--revision", "abc123"]) == 0
+    assert sapt_page.main(["--check"]) == 0
+    sapt_page.PAGE.write_text("old", encoding="utf-8")
+    assert sapt_page.main(["--check"]) == 1
+    assert sapt_page.main(["--work", "nowhere"]) == 2
+
+
+# -- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_small_and_the_same_each_time(both: Tables, tmp_path: Path) -> None:
+    first = sapt_figures.draw(both, tmp_path / "one")
+    second = sapt_figures.draw(both, tmp_path / "two")
+    assert {path.name for path in first} == set(sapt_page.CAPTIONS)
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+        assert len(one.read_bytes()) < 200_000
+    both.save(tmp_path / "results")
+    assert "](one/sapt-weights.svg)" in sapt_page.page(tmp_path / "results", tmp_path / "one")
+
+
+def lines_of(drawn: Any) -> dict[str, Any]:
+    """The heights of the lines of a figure's first axes, by their labels."""
+    return {str(line.get_label()): np.asarray(line.get_ydata()) for line in drawn.axes[0].lines}
+
+
+def test_what_is_drawn_is_the_tables(tables: Tables) -> None:
+    given = sapt_figures.weight_map(tables, "3", "sapt", "learning")
+    assert given[1] == pytest.approx([0.1, 0.9, math.nan], nan_ok=True)
+    assert sapt_figures.weight_map(tables, "3", "sapt", "end")[0] == pytest.approx([0.8, 0.1, 0.1])
+    drawn: Any = {
+        str(line.get_label()): np.asarray(line.get_ydata()) for line in sapt_figures.curves(tables).axes[0].lines
+    }
+    assert drawn["sapt"] == pytest.approx([72.0, 72.0, 71.0])
+    assert drawn["joint, at the end"] == pytest.approx([72.0, 72.0])
+    lines: Any = {
+        str(line.get_label()): np.asarray(line.get_ydata()) for line in sapt_figures.own(tables).axes[0].lines
+    }
+    assert lines["sapt, at the end"] == pytest.approx([0.8, 0.8, 0.9])
+
+
+def test_the_command_draws(tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sapt_figures.main(["--data", "results"]) == 2
+    tables.save("results")
+    assert sapt_figures.main(["--data", "results"]) == 0
+    assert (PICTURES / "sapt-weights.svg").exists()
+    assert not (PICTURES / "sapt-fifty.svg").exists()
