@@ -16,7 +16,21 @@ from regard.continual.run import begin, run
 from regard.errors import UserError
 from regard.models.heads import LabelTextHead
 
-TAKE_IT = ("finetune", "ewc", "lwf", "replay", "agem", "der++", "separate", "joint", "sapt", "o-lora", "l2p", "epi")
+TAKE_IT = (
+    "finetune",
+    "ewc",
+    "lwf",
+    "replay",
+    "agem",
+    "der++",
+    "separate",
+    "joint",
+    "seekr",
+    "sapt",
+    "o-lora",
+    "l2p",
+    "epi",
+)
 REFUSE_IT = ("probe", "idbr", "ctr")
 LORA = ("sapt", "o-lora", "epi")
 
@@ -50,7 +64,7 @@ def test_the_other_words_are_none_of_the_labels_and_are_trained_against() -> Non
 @pytest.mark.parametrize("name", TAKE_IT)
 def test_methods_learn_with_it(name: str) -> None:
     kind = METHODS[name]
-    settings: dict[str, Any] = {"l2p": {"pool": 3, "length": 1, "chosen": 2}}.get(name, {})
+    settings: dict[str, Any] = {"l2p": {"pool": 3, "length": 1, "chosen": 2}, "seekr": {"memory": 6}}.get(name, {})
     method = kind(kind.Settings.parsed(settings))
     learner = begin(stream(), method, loaded(), BUDGET, seed=1, head="labels")
     vectors = learner.network.classifier.head.vectors.clone()

@@ -35,7 +35,11 @@ def knowing(attention: SharedAttention, vectors: Tensor, earlier: Sequence[Earli
 
 def divergences(attention: SharedAttention, earlier: Sequence[Earlier]) -> list[Tensor]:
     """How far the weights of each earlier task are from where they were."""
-    return [divergence(one.target, attention.scores(one.vectors)) for one in earlier]
+    if not earlier:
+        return []
+    scores = attention.scores(torch.cat([one.vectors for one in earlier]))
+    parts = scores.split([len(one.vectors) for one in earlier])
+    return [divergence(one.target, part) for one, part in zip(earlier, parts, strict=True)]
 
 
 def open_gate(
@@ -53,7 +57,6 @@ def open_gate(
     """Teach a key and the maps to know a task's rows by their vectors (row, width); the loss at the end.
 
     `own`: the task's block, the newest unless it is said.
-
     AdamW without decay, its rate rising for a share of `steps` and falling linearly to 0, on at most `batch` vectors of
     each task a step, drawn by `seed`. Nothing else of a model is needed, or changed.
     """

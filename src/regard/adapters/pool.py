@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.adapters.lora import LoraBlocks, MixedLayer, Mixture, is_linear
+from regard.adapters.lora import LoraBlocks, MixedLayer, Mixture, is_linear, shape_of
 from regard.errors import UserError
 
 AUTO = (
@@ -46,6 +46,7 @@ class LoraPool:
     ) -> None:
         _check(rank, top_k)
         names = target_layers(model, targets)
+        _check_fits(model, names, rank)
         model.requires_grad_(False)
         self.model, self.rank, self.alpha, self.seed = model, rank, alpha, seed
         self.mixture = Mixture(top_k=top_k)
@@ -137,6 +138,13 @@ def _check(rank: Any, top_k: Any) -> None:
         none = name == "top_k" and value is None
         if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise UserError(f"{name}: expected a whole number of at least 1, got {value!r}")
+
+
+def _check_fits(model: nn.Module, names: Sequence[str], rank: int) -> None:
+    for name in names:
+        most = min(shape_of(model.get_submodule(name)))
+        if rank > most:
+            raise UserError(f"rank: expected at most {most}, which {name} has, got {rank}")
 
 
 def _put(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -123,7 +123,7 @@ def _mean_loss(adapters: SharedAdapters, batches: list[Mapping[str, Any]], loss:
     total, rows = 0.0, 0
     with _looking(adapters):
         for batch in batches:
-            value = adapters(**batch).loss if loss is None else loss(batch)
+            value = getattr(adapters(**batch), "loss", None) if loss is None else loss(batch)
             if value is None:
                 raise UserError("loss: expected batches with labels, or a function of a batch, got neither")
             count = len(next(iter(batch.values())))

@@ -48,7 +48,7 @@ class Density(NamedTuple):
         kept = min(directions, max(len(vectors) - 1, 0))
         scaled = rows[:kept] * (values[:kept, None] / max(len(vectors) - 1, 1) ** 0.5)
         left = apart.square().sum(0) / max(len(vectors) - 1, 1) - scaled.square().sum(0)
-        return cls(*(one.to(vectors.dtype) for one in (mean, scaled, left.clamp_min(0).sqrt())))
+        return cls(*(one.to(vectors.dtype).contiguous() for one in (mean, scaled, left.clamp_min(0).sqrt())))
 
     def draw(self, rows: int, seed: int) -> Tensor:
         """So many vectors (row, width)."""

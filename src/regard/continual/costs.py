@@ -26,6 +26,7 @@ class Spent:
     """What the stages of a task have cost."""
 
     seconds: float = 0.0
+    hooks: float = 0.0
     steps: int = 0
     flops: float = 0.0
     examples: int = 0
@@ -56,6 +57,7 @@ class Spent:
         speed = self.examples / self.seconds if self.seconds else None
         return {
             "seconds": self.seconds,
+            "hook_seconds": self.hooks,
             "flops": self.flops,
             "peak_memory_mib": peak_memory(learner.device),
             "steps": self.steps,

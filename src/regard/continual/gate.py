@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regard.continual.method import Method
 
 Row = dict[str, Any]
-SHUT = 0.1
+SHUT = 0.5
 """A gate that gives less than this share of what all blocks alike would get, or of the whole, to a task's own block."""
 
 
@@ -29,7 +29,7 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
     - weight: the mean weight of each block, of the task's rows;
     - own_weight: that of the task's own block, which the network knows (`block_of`);
     - entropy: the mean entropy of a row's weights, in nats;
-    - reflection: the divergence of the rows' weights from the mean that was kept when the task was learnt, in nats;
+    - reflection: KL(ā ‖ a), the mean over rows, of the mean ā that was kept when the task was learnt, in nats;
     - routed_score, forced_score, other_score: per cent right (TIL, test rows) with the weights as they are; with the
       task's own block alone; and with the block alone that was learnt last, or before it where that is the own one.
     """
@@ -62,7 +62,8 @@ def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tup
     assert isinstance(network, SaptNetwork)
     with learner.evaluating(), torch.no_grad():
         vectors = torch.cat([network.vectors(one) for one in learner.each(learner.sampled(task, "dev", most), "dev")])
-        scores = network.attention.scores(vectors)
+        with torch.autocast(vectors.device.type, enabled=False):
+            scores = network.attention.scores(vectors)
     own = network.block_of(task)
     shares: Tensor = scores.softmax(-1)
     mean = shares.mean(0).tolist()

@@ -188,7 +188,11 @@ def export(
 
 
 def load_network(folder: str | Path) -> nn.Module:
-    """The network that `export` wrote: rows in, logits out, as its method computes them. Raises UserError."""
+    """The network that `export` wrote, which computes logits as its method does. Raises UserError.
+
+    It is called with a dictionary of `input_ids` and `attention_mask` (row, token), and `token_type_ids` where the
+    model has them.
+    """
     folder = Path(folder)
     about = _read(folder / METHOD) if (folder / METHOD).is_file() else None
     try:

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.adapters.pool import LoraPool
 from regard.continual import method
 from regard.continual.network import Network
+from regard.errors import UserError
 from regard.models.classifier import Classifier
 
 
@@ -44,6 +45,10 @@ class PoolNetwork(Network):
 
     def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+        if classifier.config.lora:
+            raise UserError(
+                "lora: expected none with a method that has low-rank blocks of its own; --set rank=… is theirs"
+            )
         named = settings.targets
         pool = LoraPool(
             classifier.encoder,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,7 +142,7 @@ def run(
         cost = _train(ran, place, resume, checkpoint_every, on_progress)
         taken += timed(method.finish, learner, task)
         _check_bound(method)
-        ran.found["cost"].append({**cost, "hook_seconds": taken, **stored(learner, method)})
+        ran.found["cost"].append({**cost, "hook_seconds": taken + cost["hook_seconds"], **stored(learner, method)})
         _after(ran, diagnose)
         _add_gate(ran, gated)
         if on_task is not None:
@@ -231,7 +232,9 @@ def _train(
     """Every stage of the task at hand; what it cost."""
     learner, method, spent = ran.learner, ran.method, Spent()
     for number, stage in enumerate(method.stages(learner, learner.task)):
+        began = time.perf_counter()
         batches = method.batches(learner, learner.task, stage)
+        spent.hooks += time.perf_counter() - began
         if not batches.steps:
             continue
         with _only(learner, stage):

@@ -297,7 +297,7 @@ def _from_files(
     if lacking and missing == "refuse":
         raise UserError(
             f"stream: expected files of every task in {folder}, got none of {', '.join(lacking)}; to leave them out, "
-            "say missing='skip'"
+            "skip what is missing (missing=skip)"
         )
     return [
         read_task(name, files[name], benchmark, form=form, definitions=instructions) for name in names if files[name]

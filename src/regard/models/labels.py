@@ -82,9 +82,11 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     """The model in evaluation; what was training goes on doing so afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
-    yield
-    for module in training:
-        module.training = True
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _check(classes: Sequence[str], ids: Sequence[Sequence[int]], most: int | None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from regard.continual.gate import gate_rows, shut
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods.sapt import FLOOR, Sapt, SaptNetwork, Settings
-from regard.continual.run import begin, run
+from regard.continual.run import Told, begin, run
 from regard.errors import UserError
 
 
@@ -42,10 +44,12 @@ def after_two(**settings: Any) -> tuple[Learner, Sapt]:
     for task in range(2):
         learner.task = task
         method.prepare(learner, task)
+        method.place(learner, task)
         _stir(network_of(learner), task)
         method.finish(learner, task)
     learner.task = 2
     method.prepare(learner, 2)
+    method.place(learner, 2)
     _stir(network_of(learner), 2)
     return learner, method
 
@@ -96,8 +100,10 @@ def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
     learner, method = begun()
     learner.task = 0
     method.prepare(learner, 0)
+    method.place(learner, 0)
     method.finish(learner, 0)
     method.prepare(learner, 1)
+    method.place(learner, 1)
     _stir(network_of(learner), 1)
     method.finish(learner, 1)
     expected = weights_written_out(network_of(learner), learner.rows(learner.items(1))).mean(0)
@@ -107,7 +113,8 @@ def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
 
 @pytest.mark.parametrize("gate", ["open", "published"])
 def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
-    learner, method = after_two(gate=gate, opening=2.0, strength=0.7, stored=3, entropy=0.5)
+    said = {"open": {"opening": 2.0, "entropy": 0.5}, "published": {"strength": 0.7}}[gate]
+    learner, method = after_two(gate=gate, stored=3, **said)
     network = network_of(learner)
     rows = learner.rows(learner.items(2)[:3], size=4)
     found = method.loss(learner, network, rows)
@@ -144,9 +151,11 @@ def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
     for gate, moves in (("published", False), ("open", True)):
         learner, method = begun(gate=gate, reflects="none")
         method.prepare(learner, 0)
+        method.place(learner, 0)
         _stir(network_of(learner), 0)
         learner.task = 1
         method.prepare(learner, 1)
+        method.place(learner, 1)
         with torch.no_grad():
             for layer in network_of(learner).pool.blocks:
                 layer.B[0].zero_()
@@ -164,6 +173,7 @@ def test_the_gate_is_opened_before_the_block_is_trained() -> None:
         for task in range(3):
             learner.task = task
             method.prepare(learner, task)
+            method.place(learner, task)
             method.finish(learner, task)
         rows = gate_rows(learner, method, 3, scored=False)
         own.append([row["value"] for row in rows if row["statistic"] == "own_weight"])
@@ -182,7 +192,9 @@ def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
     learner, method = begun(floor=0.8, warming=0.5)
     learner.task = 1
     method.prepare(learner, 0)
+    method.place(learner, 0)
     method.prepare(learner, 1)
+    method.place(learner, 1)
     made = method.batches(learner, 1, method.stages(learner, 1)[0])
     floors = [made.rows(step)[FLOOR] for step in range(made.steps)]
     half = math.ceil(made.steps / 2)
@@ -258,7 +270,7 @@ def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
 
 
 def test_the_open_gate_learns_the_words() -> None:
-    method = Sapt(Settings(rank=4, stored=8, strength=1.0))
+    method = Sapt(Settings(rank=4, stored=8))
     learner = begin(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
     found = run(learner, method).found["matrix"]
     at_once = [row["score"] for row in found if row["after_task"] == row["position"] and row["setting"] == "til"]
@@ -275,6 +287,9 @@ def test_the_open_gate_learns_the_words() -> None:
         ({"reflects": "mirrors"}, "reflects: expected one of real, generated, density, none, got 'mirrors'"),
         ({"order": "mine"}, "order: expected one of published, paper, got 'mine'"),
         ({"floor": 2.0}, "floor: expected a number of at least 0 and at most 1, got 2.0"),
+        ({"strength": 2.0}, "strength: expected gate=published, which reads it, got gate=open"),
+        ({"gate": "published", "ahead": 20}, "ahead: expected gate=open, which reads it, got gate=published"),
+        ({"directions": 2}, "directions: expected reflects=density, which reads it, got reflects=real"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:
@@ -286,11 +301,13 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
     learner, method = begun(tried=64, ahead=0, reflects="none")
     learner.task = 0
     method.prepare(learner, 0)
+    method.place(learner, 0)
     network = network_of(learner)
     _stir(network, 0)
     for task in (1, 2):
         learner.task = task
         method.prepare(learner, task)
+        method.place(learner, task)
         found = losses(learner, task, list(range(task + 1)), 64)
         rows = learner.rows(learner.items(task))
         assert len(found) == task + 1
@@ -305,6 +322,7 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
 def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     learner, method = begun(ahead=0, reflects="none")
     method.prepare(learner, 0)
+    method.place(learner, 0)
     with torch.no_grad():
         for part in network_of(learner).pool.parameters_of(0):
             part.copy_(50 * torch.randn(part.shape, generator=torch.Generator().manual_seed(1)))
@@ -320,3 +338,23 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
         )
     )
     assert copied is (begun_with == 0)
+
+
+@pytest.mark.parametrize("reflects", ["real", "density"])
+def test_a_run_that_is_broken_off_within_a_task_goes_on_to_the_same(reflects: Any, tmp_path: Path) -> None:
+    def learnt(folder: Path | None, stop: tuple[int, int] | None, *, resume: bool = False) -> dict[str, Tensor]:
+        method = Sapt(Settings(rank=2, stored=4, reflects=reflects, ahead=20))
+        learner = begin(stream(4), method, loaded(), replace(BUDGET, epochs=1), seed=1, head="labels")
+
+        def tell(told: Told) -> None:
+            if (told.position, told.step) == stop:
+                raise KeyboardInterrupt
+
+        ran = run(learner, method, folder=folder, resume=resume, checkpoint_every=1, on_progress=tell)
+        return {name: value.clone() for name, value in ran.network.state_dict().items()}
+
+    whole = learnt(tmp_path / "whole", None)
+    with pytest.raises(KeyboardInterrupt):
+        learnt(tmp_path / "parts", (3, 2))
+    parts = learnt(tmp_path / "parts", None, resume=True)
+    assert all(torch.equal(value, parts[name]) for name, value in whole.items())

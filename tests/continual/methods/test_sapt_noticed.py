@@ -120,6 +120,7 @@ def test_what_was_decided_by_is_written_down_and_is_the_test_s() -> None:
 def test_at_most_so_many_rows_are_compared() -> None:
     learner, method = begun(recurring(), compared=5)
     method.prepare(learner, 0)
+    method.place(learner, 0)
     method.finish(learner, 0)
     told, vectors = method._decide(learner, 1), method._vectors_of(learner, 1)
     chosen = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(learner.seed_for("compared", 1)))[:5]
@@ -149,6 +150,7 @@ def test_one_may_always_take_a_new_block_or_reuse_one_that_is_a_little_alike(
     for task in range(3):
         learner.task = task
         method.prepare(learner, task)
+        method.place(learner, task)
         method.finish(learner, task)
     assert decided(method) == blocks
     assert int(network_of(learner).count) == max(blocks) + 1
@@ -163,6 +165,7 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
     for task in range(4):
         learner.task = task
         method.prepare(learner, task)
+        method.place(learner, task)
         method.finish(learner, task)
     assert decided(method, 4) == [0, 1, 0, 2]
     assert begins == [(1, 1), (3, 2)]
@@ -191,9 +194,11 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
     for task in range(2):
         learner.task = task
         method.prepare(learner, task)
+        method.place(learner, task)
         method.finish(learner, task)
     learner.task = AGAIN
     method.prepare(learner, AGAIN)
+    method.place(learner, AGAIN)
     network, rows = network_of(learner).eval(), learner.rows(learner.items(AGAIN)[:3], size=4)
     mixed = network.weights(rows)
     assert mixed is not None
@@ -285,10 +290,11 @@ def test_texts_are_learnt_as_well() -> None:
 def test_rows_that_are_too_few_to_tell_are_refused() -> None:
     learner, method = begun(recurring(1), alarm=0.001)
     method.prepare(learner, 0)
+    method.place(learner, 0)
     method.finish(learner, 0)
     told = r"alarm: 0.001 is less than what 3 rows of 'red-blue-green' and 2 that were kept can tell; raise it, or"
     with pytest.raises(UserError, match=told):
-        method.prepare(learner, 1)
+        method.place(learner, 1)
 
 
 @pytest.mark.parametrize(

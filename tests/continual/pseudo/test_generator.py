@@ -25,7 +25,9 @@ def started(kind: Any = "t5") -> TextLearner:
     """At the second task, whose block does something."""
     learner, method = begun(kind, reflects="none")
     method.prepare(learner, 0)
+    method.place(learner, 0)
     method.prepare(learner, 1)
+    method.place(learner, 1)
     made = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for layer in learner.network.pool.blocks:  # type: ignore[union-attr]

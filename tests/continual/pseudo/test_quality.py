@@ -63,6 +63,7 @@ def learnt(of: Stream, folder: Path, **settings: int) -> tuple[Learner, Sapt]:
     for task in range(len(of)):
         learner.task = task
         method.prepare(learner, task)
+        method.place(learner, task)
         method.finish(learner, task)
     return learner, method
 

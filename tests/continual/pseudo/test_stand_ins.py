@@ -77,6 +77,7 @@ def test_a_generator_that_writes_nothing_is_told_of(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(generator, "_said", lambda _, __, count, *___: ["nothing"] * count)
     learner, method = begun()
     method.prepare(learner, 0)
+    method.place(learner, 0)
     told = "generator of 'animals' wrote no input in 32 samples; give it more generator_steps .now 60., or set reflects"
     with pytest.raises(UserError, match=told):
         method.finish(learner, 0)
@@ -117,6 +118,7 @@ def test_pseudo_samples_of_files_stand_for_tasks_from_text_to_text(tmp_path: Pat
         published(tmp_path, name, "the cat", "of blue", "run", "sit")
     learner, method = begun("t5", pseudo=str(tmp_path), stored=2)
     method.prepare(learner, 0)
+    method.place(learner, 0)
     method.finish(learner, 0)
     written = stand_ins.inputs(method.kept, 0)
     assert written is not None

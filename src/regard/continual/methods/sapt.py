@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -35,6 +36,16 @@ STRENGTH = "strength/"
 FLOOR = "floor"
 MEASURED = 4
 """Batches on which `balanced` measures gradients."""
+
+
+_READ: dict[str, tuple[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("tried", "ahead", "ahead_rate", "opening", "floor", "entropy", "held"), ("gate", ("open",))),
+    **dict.fromkeys(("strength", "balanced"), ("gate", ("published",))),
+    **dict.fromkeys(("stored", "share"), ("reflects", ("real", "generated", "density"))),
+    "directions": ("reflects", ("density",)),
+    **dict.fromkeys(("generator_steps", "generator_rate", "generator_batch", "pseudo"), ("reflects", ("generated",))),
+}
+"""Settings that are read only where another is one of those named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +121,16 @@ class Settings(PoolSettings):
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
 
+        self._check_read()
+
+    def _check_read(self) -> None:
+        """Nothing, or a UserError: something is set that nothing will read."""
+        plain = {one.name: one.default for one in dataclasses.fields(self)}
+        for name, (where, read) in _READ.items():
+            value = getattr(self, where)
+            if getattr(self, name) != plain[name] and value not in read:
+                raise UserError(f"{name}: expected {where}={' or '.join(read)}, which reads it, got {where}={value}")
+
     @property
     def opens(self) -> bool:
         """Whether something is done to open the gate."""
@@ -175,8 +196,9 @@ class Sapt(Method):
     tasks are frozen. Of each task are kept the mean of its training rows' weights, and vectors that stand for its rows:
     on these the weights are held where they were.
 
-    The paper adds the divergences of all earlier tasks up, for each forward of an accumulated batch; here it is their
-    mean, once a batch, so that λ means the same whatever the number of tasks, rows and processes.
+    The paper adds the divergences of all earlier tasks up, for each forward of an accumulated batch; with the published
+    gate it is their mean here, once a batch, so that λ means the same whatever the number of tasks, rows and processes.
+    With the open gate each earlier task counts as the one at hand does, in its opening.
     """
 
     Settings = Settings
@@ -185,21 +207,24 @@ class Sapt(Method):
 
     def __init__(self, settings: method.Settings | None = None) -> None:
         super().__init__(settings)
-        self.seen: dict[int, Tensor] = {}
+        self.seen: dict[int, Tensor] = {}  # what stands for tasks, made once of what is kept
 
     def prepare(self, learner: Learner, task: int) -> None:
-        """Put the next block in place."""
+        """Check what is asked for, and put what is kept beside the weights."""
+        if self.settings.reflects == "generated":
+            stand_ins.check(learner, self.settings)
+        kept = self.kept.tensors
+        kept.update({name: value.to(learner.device) for name, value in kept.items()})
+
+    def place(self, learner: Learner, task: int) -> None:
+        """Put the next block in place, and open its gate."""
         network, settings = _network(learner), self.settings
-        if settings.reflects == "generated":
-            stand_ins.check(learner, settings)
         block = self.block(learner, task)
         new = block >= int(network.count)
         network.begin_block(block)
         if block and new and settings.opens and settings.tried:
             network.to(learner.device)
             begin_with_best(learner, task, block, int(settings.tried))
-        kept = self.kept.tensors
-        kept.update({name: value.to(learner.device) for name, value in kept.items()})
         if task and settings.opens and settings.ahead:
             network.to(learner.device)
             open_gate(
@@ -219,7 +244,11 @@ class Sapt(Method):
             self.kept.values[f"{STRENGTH}{task}"] = self._balance(learner, task)
 
     def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
-        """The task's rows; with the floor under their own block's weight while it warms up."""
+        """The task's rows; with the floor under their own block's weight while it warms up.
+
+        The next block is put in place here, when the task has been scored without it.
+        """
+        self.place(learner, task)
         found = super().batches(learner, task, stage)
         settings = self.settings
         last = math.ceil(settings.warming * found.steps)
@@ -299,12 +328,14 @@ class Sapt(Method):
         kept = self.kept.tensors
         if self.settings.reflects == "real":
             return kept[f"{VECTORS}{task}"]
-        if self.settings.reflects == "generated":
-            if task not in self.seen:
+        if task not in self.seen:
+            if self.settings.reflects == "generated":
                 self.seen[task] = stand_ins.query_vectors(learner, task, stand_ins.inputs(self.kept, task) or ())
-            return self.seen[task]
-        density = Density(*(kept[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
-        return density.draw(self.stored(len(learner.items(task))), learner.seed_for("memory", task))
+            else:
+                density = Density(*(kept[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
+                many = self.stored(len(learner.encoded[task, "train"]))
+                self.seen[task] = density.draw(many, learner.seed_for("memory", task))
+        return self.seen[task]
 
     def _vectors_of(self, learner: Learner, task: int) -> Tensor:
         """The query vectors (row, width) of a task's training rows."""

@@ -135,7 +135,7 @@ class Seekr(memory.Remembering):
         share = torch.ones_like(entropy).index_fill(0, old, 1 - self.settings.distilled)
         items = [Item(int(rows["tasks"][row]), int(rows["rows"][row])) for row in old]
         stored = torch.stack([self._stored(LOGITS, item) for item in items]).to(logits)
-        answers = distillation(logits[old], learner.of_task(stored, rows["tasks"][old]))
+        answers = distillation(logits[old][:, : stored.shape[1]], learner.of_task(stored, rows["tasks"][old]))
         held = self._divergence(reads, rows["attention_mask"].bool(), old, items)
         return (share * entropy).sum() + self.settings.distilled * answers.sum() + self.settings.attention * held
 
