@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from regard.continual.method import Method
 from regard.continual.pooled import PoolNetwork, PoolSettings
-from regard.errors import UserError
-from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -23,14 +21,8 @@ TUNED, MERGED = 0, 1
 class SlaoNetwork(PoolNetwork):
     """A model with two blocks: in training it computes with the one that is `TUNED`, in evaluation with the `MERGED`.
 
-    So it keeps as much whatever the number of tasks. Raises UserError for a rank that no layer's A can have in full.
+    So it keeps as much whatever the number of tasks.
     """
-
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
-        narrowest = min(one.inputs for one in self.pool.blocks)
-        if settings.rank > narrowest:
-            raise UserError(f"rank: expected at most {narrowest}, the inputs of a layer, got {settings.rank}")
 
     def blocks_for(self, tasks: int) -> int:
         """Two, however many tasks there are."""
