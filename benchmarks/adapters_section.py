@@ -26,7 +26,7 @@ def section(rows: Sequence[Mapping[str, Any]]) -> str:
     layers = [one for one in rows if one["case"]["part"] == "layer"]
     written = [one for one in rows if one["case"]["part"] == "writing"]
     head = ("rank", "blocks", "one", "Regard ÷ one", "top_k=8 ÷ one", "loop ÷ Regard", "peft ÷ Regard", "base ÷ one")
-    told = f"{ABOUT}\n{table((*head, 'Regard, MiB', 'top_k=8, MiB', 'loop, MiB', 'peft, MiB'), map(_layer, layers))}\n"
+    told = f"{ABOUT}\n{table((*head, 'Regard, MiB', 'top_k=8, MiB', 'loop, MiB'), map(_layer, layers))}\n"
     if written:
         lines = [
             (f"{_seconds(one, 'regard'):.2f} s", *(f"{_over(one, name, 'peft'):.2f}" for name in ("regard", "one")))
@@ -51,7 +51,7 @@ def _layer(one: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-MEMORIES = ("regard", "top_k", "loop", "peft")
+MEMORIES = ("regard", "top_k", "loop")
 
 
 def _verdict(layers: Sequence[Mapping[str, Any]], written: Sequence[Mapping[str, Any]]) -> str:
