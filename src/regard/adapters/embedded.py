@@ -25,6 +25,15 @@ def reads_embeddings(encoder: Any) -> bool:
         return False
     training = [module for module in encoder.modules() if module.training]
     encoder.eval()
+    try:
+        return _reads_alike(encoder)
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _reads_alike(encoder: Any) -> bool:
+    """The same of a model in evaluation."""
     table = encoder.get_input_embeddings()
     known = [number for number in range(6) if number != encoder.config.pad_token_id]
     ids = torch.tensor([known[:4]], device=table.weight.device) % table.num_embeddings
@@ -32,11 +41,8 @@ def reads_embeddings(encoder: Any) -> bool:
     plain = encoder(input_ids=ids, **given).last_hidden_state
     try:
         embedded = encoder(inputs_embeds=table(ids), **given).last_hidden_state
-    except (NotImplementedError, ValueError):
+    except (NotImplementedError, ValueError):  # a model that says it reads no embeddings
         return False
-    finally:
-        for module in training:
-            module.training = True
     return torch.allclose(plain, embedded, rtol=1e-3, atol=1e-3)
 
 

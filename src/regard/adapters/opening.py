@@ -56,9 +56,9 @@ def open_gate(
 ) -> float:
     """Teach a key and the maps to know a task's rows by their vectors (row, width); the loss at the end.
 
-    `own`: the task's block, the newest unless it is said.
-    AdamW without decay, its rate rising for a share of `steps` and falling linearly to 0, on at most `batch` vectors of
-    each task a step, drawn by `seed`. Nothing else of a model is needed, or changed.
+    `own`: the task's block, the newest unless it is said. AdamW without decay, its rate rising for a share of `steps`
+    and falling linearly to 0, on at most `batch` vectors of each task a step, drawn by `seed`. Nothing else of a model
+    is needed, or changed.
     """
     random = torch.Generator().manual_seed(seed)
     trained = [one for one in attention.parameters() if one.requires_grad]

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from regard import __version__
 from regard.continual.learner import Budget, Learner
@@ -29,10 +27,9 @@ from regard.continual.run import begin, run
 from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
 from regard.diagnosis import diagnose
-from regard.errors import UserError
+from regard.experiments.runs import Case, make_missing
 from regard.models.pretrained import Loaded, load
 from regard.provenance import versions
-from regard.results import write_file
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "finetune": ("finetune", {}),
@@ -118,19 +115,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--work", type=Path, default=Path("runs") / "prescale")
     given = parser.parse_args(arguments)
-    console = Console()
-    try:
+
+    def cases() -> Iterator[Case]:
         loaded = load("minilm")
         for seed in map(int, given.seeds.split(",")):
             for row in given.rows.split(","):
-                path = kept(given.work, given.stream, row, seed)
-                if not path.exists():
-                    found = made(given.stream, row, seed, loaded, given.data)
-                    write_file(path, json.dumps(found))
-                    console.print(f"{given.stream} {row} {seed}: {found['seconds']} s, {_final(found['matrix'])}")
-    except UserError as error:
-        console.print(str(error), style="bold")
-        sys.exit(2)
+                name = f"{given.stream} {row} {seed}"
+                yield Case(
+                    kept(given.work, given.stream, row, seed),
+                    partial(made, given.stream, row, seed, loaded, given.data),
+                    partial(_said, name),
+                )
+
+    make_missing(cases)
+
+
+def _said(name: str, found: Mapping[str, Any]) -> str:
+    return f"{name}: {found['seconds']} s, {_final(found['matrix'])}"
 
 
 def _final(matrix: Sequence[Mapping[str, Any]]) -> str:

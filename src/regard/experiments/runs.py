@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
+from rich.console import Console
 
 from regard.errors import UserError
 from regard.results import write_file
@@ -22,6 +24,28 @@ COST = (
 """What a run cost: sums over its tasks, but the peak of memory and what is stored after the last; `seconds` are of
 training, `run_seconds` of the whole run."""
 _FLOATS = ("til", "cil", "seconds", "run_seconds", "flops", "peak_memory_mib")
+
+
+class Case(NamedTuple):
+    """A run that an experiment is made of: where it is kept, what makes it, and what is said of it once it is made."""
+
+    path: Path
+    make: Callable[[], Mapping[str, Any]]
+    told: Callable[[Mapping[str, Any]], str]
+
+
+def make_missing(cases: Callable[[], Iterable[Case]]) -> None:
+    """Make the cases that are not kept yet, in their order; a mistake of the user ends with its line and code 2."""
+    console = Console()
+    try:
+        for case in cases():
+            if not case.path.exists():
+                found = case.make()
+                write_file(case.path, json.dumps(found, ensure_ascii=False))
+                console.print(case.told(found))
+    except UserError as error:
+        console.print(str(error), style="bold")
+        sys.exit(2)
 
 
 def read_runs(

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from regard import __version__
 from regard.continual.gate import gate_rows
@@ -29,11 +26,10 @@ from regard.continual.methods import method_named
 from regard.continual.run import Ran, begin, run
 from regard.data.stream import Stream
 from regard.data.streams import read_stream
-from regard.errors import UserError
+from regard.experiments.runs import Case, make_missing
 from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded, load
 from regard.provenance import versions
-from regard.results import write_file
 
 STREAM = "long-sequence"
 ORDERS = ("3", "4")
@@ -188,19 +184,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--work", type=Path, default=Path("runs") / "sapt")
     given = parser.parse_args(arguments)
-    console = Console()
-    try:
+
+    def cases() -> Iterator[Case]:
         loaded = load("minilm")
         for seed in map(int, given.seeds.split(",")):
             for row in given.rows.split(";"):
-                path = kept(given.work, given.order, row, seed)
-                if not path.exists():
-                    found = made(given.order, row, seed, loaded, given.data)
-                    write_file(path, json.dumps(found))
-                    console.print(f"order {given.order}, {row}, {seed}: {found['seconds']} s, {told(found['matrix'])}")
-    except UserError as error:
-        console.print(str(error), style="bold")
-        sys.exit(2)
+                name = f"order {given.order}, {row}, {seed}"
+                yield Case(
+                    kept(given.work, given.order, row, seed),
+                    partial(made, given.order, row, seed, loaded, given.data),
+                    partial(_said, name),
+                )
+
+    make_missing(cases)
+
+
+def _said(name: str, found: Mapping[str, Any]) -> str:
+    return f"{name}: {found['seconds']} s, {told(found['matrix'])}"
 
 
 def told(matrix: Sequence[Mapping[str, Any]]) -> str:

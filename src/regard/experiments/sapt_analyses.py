@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 from torch import nn
 
 from regard.continual.methods import METHODS
@@ -31,9 +29,9 @@ from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.data.text_streams import split_into, unseen
 from regard.errors import UserError
+from regard.experiments.runs import Case, make_missing
 from regard.experiments.sapt import BUDGET, ROWS, SEEDS, STORED, Row, learnt, tasks_of
 from regard.models.pretrained import Loaded, load
-from regard.results import write_file
 
 FEW = ("sst2", "agnews", "dbpedia", "amazon", "rte")
 """The tasks of most analyses, in their order."""
@@ -323,6 +321,14 @@ def kept(work: Path, analysis: str, case: str, seed: int) -> Path:
     return work / f"analysis-{analysis}" / f"{name}-{seed}.json"
 
 
+def _made(about: Mapping[str, Any], found: Callable[[], Any]) -> dict[str, Any]:
+    return {**about, "numbers": found()}
+
+
+def _said(name: str, made: Mapping[str, Any]) -> str:
+    return f"{name}: {len(made['numbers'])} numbers"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the cases of an analysis that are not there yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -331,18 +337,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=Path("runs") / "sapt")
     parser.add_argument("--seed", type=int, default=SEEDS[0])
     given = parser.parse_args(arguments)
-    console = Console()
-    try:
+
+    def cases() -> Iterator[Case]:
         setting = Setting(given.data, load("minilm"), given.seed)
-        for case, found in ANALYSES[given.name](setting):
-            path = kept(given.work, given.name, case, given.seed)
-            if not path.exists():
-                made = {"analysis": given.name, "case": case, "seed": given.seed, "numbers": found()}
-                write_file(path, json.dumps(made, ensure_ascii=False))
-                console.print(f"{given.name}, {case}: {len(made['numbers'])} numbers")
-    except UserError as error:
-        console.print(str(error), style="bold")
-        sys.exit(2)
+        for name, found in ANALYSES[given.name](setting):
+            about = {"analysis": given.name, "case": name, "seed": given.seed}
+            yield Case(
+                kept(given.work, given.name, name, given.seed),
+                partial(_made, about, found),
+                partial(_said, f"{given.name}, {name}"),
+            )
+
+    make_missing(cases)
 
 
 if __name__ == "__main__":

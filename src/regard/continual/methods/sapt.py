@@ -207,6 +207,7 @@ class Sapt(Method):
 
     def __init__(self, settings: method.Settings | None = None) -> None:
         super().__init__(settings)
+        self.read: dict[int, Tensor] = {}  # the query vectors of the task at hand
         self.seen: dict[int, Tensor] = {}  # what stands for tasks, made once of what is kept
 
     def prepare(self, learner: Learner, task: int) -> None:
@@ -339,8 +340,11 @@ class Sapt(Method):
 
     def _vectors_of(self, learner: Learner, task: int) -> Tensor:
         """The query vectors (row, width) of a task's training rows."""
-        with torch.no_grad():
-            return torch.cat([_network(learner).vectors(rows) for rows in learner.each(learner.items(task))])
+        if task not in self.read:
+            with torch.no_grad():
+                parts = [_network(learner).vectors(rows) for rows in learner.each(learner.items(task))]
+            self.read = {task: torch.cat(parts)}
+        return self.read[task]
 
     def _balance(self, learner: Learner, task: int) -> float:
         """λ that makes the gradient of the divergence in the maps `balanced` times as long as that of the task."""
