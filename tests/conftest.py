@@ -16,14 +16,12 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 from jaxtyping import install_import_hook
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
+torch.set_num_threads(1)
 
 # The shapes in the signatures of the numerical modules hold in every test. Outside the tests they are documentation.
 install_import_hook(("regard.attention", "regard.statistics"), "beartype.beartype")

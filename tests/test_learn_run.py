@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from tests.continual import small_text
+from tests.continual.pseudo.test_reading import published
 from tests.continual.small import loaded, stream
 from tests.learn_runs import FIELDS
 from transformers import AutoModelForSeq2SeqLM
@@ -51,6 +52,7 @@ def gated() -> Learning:
 def test_the_table_of_gates(gated: Learning) -> None:
     """All tasks so far after each task; scored are the one just learnt and, at the end, all."""
     table = gated.gate
+    assert gated.pseudo.empty
     assert tuple(table) == COLUMNS["gate"]
     assert {*table["method"]} == {"sapt rank=2 ahead=20"}
     assert str(table["block"].dtype) == "Int64"
@@ -100,6 +102,23 @@ def test_the_diagnostics_are_of_a_model_with_its_blocks(gated: Learning) -> None
     by_place = ours[ours["position"] == 1].dropna(subset=["layer"]).set_index(["after_task", "layer"])["value"]
     before, after = by_place.loc[0], by_place.loc[1]
     assert (before != after).all()
+
+
+def test_pseudo_samples_that_stand_for_tasks_are_looked_at(tmp_path: Path) -> None:
+    """Of every task, beside its rows; a run without any has none, and what was found is read again."""
+    for task in stream().tasks:
+        published(tmp_path / "written", task.name, *(" ".join(one) for one in task.train.texts[::2]))
+    settings = (*SAPT["set"], "reflects=generated", "stored=4", f"pseudo={tmp_path / 'written'}")
+    found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": settings})
+    assert tuple(found.pseudo) == COLUMNS["pseudo"]
+    kept = found.pseudo[found.pseudo["statistic"] == "kept"]
+    assert kept["position"].tolist() == [1, 2, 3]
+    assert kept["task"].tolist() == [task.name for task in stream().tasks]
+    whole = found.pseudo[found.pseudo["statistic"] == "copied_whole"]["value"]
+    assert whole.tolist() == [1.0] * 3  # they are training rows
+    found.save(tmp_path / "out")
+    pd.testing.assert_frame_equal(Learning.load(tmp_path / "out").pseudo, found.pseudo)
+    assert "Pseudo samples" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
 def row(after: int, position: int, weight: float) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from regard.continual.method import Method
 from regard.continual.models import Deltas
 from regard.continual.network import INPUTS
 from regard.continual.pooled import PoolNetwork
+from regard.continual.pseudo.quality import pseudo_rows
 from regard.continual.run import Told, begin, run
 from regard.continual.scoring import score
 from regard.courses import Course
@@ -87,6 +88,7 @@ def learnt_by(
     return {
         **ran.found,
         "interference": pairs,
+        "pseudo": pseudo_rows(learner, method, len(stream)) if course.diagnosed else [],
         "seconds": round(time.perf_counter() - began, 3),
         "peak_memory_mib": round(peak_memory(learner.device), 1),
         "tasks": digests(stream),

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 VERB, MODELS = "learn", "models"
-TABLES = ("matrix", "cost", "diagnostics", "interference", "gate")
-LATER = ("gate",)
+TABLES = ("matrix", "cost", "diagnostics", "interference", "gate", "pseudo")
+LATER = ("gate", "pseudo")
 """Tables that the folders of earlier versions lack."""
 _PLACE = ("position", "task")
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -41,6 +41,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("position_a", "task_a", "position_b", "task_b", "dot", "cosine"),
     ),
     "gate": (*("stream", "method", "seed", "order", "after_task"), *_PLACE, *("statistic", "block", "value")),
+    "pseudo": (*("stream", "method", "seed", "order"), *_PLACE, *("statistic", "value")),
 }
 """The columns of each table."""
 
@@ -49,9 +50,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 class Learning:
     """What methods made of a stream: the accuracy matrix of every run, its cost, and what was diagnosed.
 
-    `matrix`, `cost`, `diagnostics`, `interference` and `gate`, which is empty for methods without one, are tidy
-    (`docs/design.md`); `record` is the provenance; `models` is where what each task has changed lies, None where
-    nothing was kept.
+    `matrix`, `cost`, `diagnostics`, `interference`, `gate`, which is empty for methods without one, and `pseudo`, for
+    those that write samples of earlier tasks, are tidy (`docs/design.md`); `record` is the provenance; `models` is
+    where what each task has changed lies, None where nothing was kept.
     """
 
     matrix: pd.DataFrame
@@ -61,6 +62,7 @@ class Learning:
     record: dict[str, Any]
     models: Path | None = field(default=None)
     gate: pd.DataFrame = field(default_factory=lambda: table("gate", []))
+    pseudo: pd.DataFrame = field(default_factory=lambda: table("pseudo", []))
 
     @cached_property
     def metrics(self) -> pd.DataFrame:

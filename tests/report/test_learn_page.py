@@ -59,11 +59,22 @@ def test_page_is_self_contained_and_accessible(parsed: Parsed) -> None:
 
 
 def test_every_part_is_there(parsed: Parsed) -> None:
-    parts = ("matrix", "curves", "metrics", "differences", "cost", "diagnostics", "beside", "interference", "gate")
+    parts = (
+        "matrix",
+        "curves",
+        "metrics",
+        "differences",
+        "cost",
+        "diagnostics",
+        "beside",
+        "interference",
+        "gate",
+        "pseudo",
+    )
     rest = ("stream", "settings", "again", "provenance")
     assert {f"{part}-title" for part in (*parts, *rest)} <= ids(parsed)
     boxes = {"matrix-grids", "curves-lines", "metrics-dots", "cost-dots", "diagnostics-lines", "beside-dots"}
-    assert {*boxes, "interference-grids", "gate-grids", "gate-lines"} <= ids(parsed)
+    assert {*boxes, "interference-grids", "gate-grids", "gate-lines", "pseudo-dots"} <= ids(parsed)
 
 
 def test_size_is_that_of_the_libraries_and_little_more(parsed: Parsed) -> None:
@@ -141,6 +152,22 @@ def test_without_a_gate_there_is_no_such_section() -> None:
     page = Parsed(learn_page({**TABLES, "gate": TABLES["gate"].iloc[:0]}, learned.record()))
     assert "gate-title" not in ids(page)
     assert page.data["gate"] == {}
+
+
+def test_pseudo_samples_are_a_table_and_dots_beside_forgetting(parsed: Parsed) -> None:
+    """`prescale` loses a point with each later task: most of the first, whose samples are told apart the least."""
+    assert "Politics100" + "60.0" + "–" * 4 + "0.010" + "–" * 2 + "0.75" + "–" + "3.0" in parsed.text
+    panels = parsed.data["pseudo"]
+    assert [panel["caption"] for panel in panels] == ["Told apart from real texts", "Fréchet distance of query vectors"]
+    points = [(round(point["x"], 2), point["value"]) for point in panels[0]["points"]]
+    assert points == [(0.6, 3.0), (0.7, 2.0), (0.8, 1.0)] * 3
+    assert "r = −1.00" in panels[0]["note"]
+
+
+def test_without_pseudo_samples_there_is_no_such_section() -> None:
+    page = Parsed(learn_page({**TABLES, "pseudo": TABLES["pseudo"].iloc[:0]}, learned.record()))
+    assert "pseudo-title" not in ids(page)
+    assert page.data["pseudo"] == []
 
 
 def test_what_runs_warn_of_is_on_the_page_and_the_terminal() -> None:

@@ -218,7 +218,7 @@
   };
   const start = () => {
     Object.values(fields).forEach(([redrawn]) => redrawn());
-    ["metrics-dots", "cost-dots", "beside-dots"].forEach(drawDots);
+    ["metrics-dots", "cost-dots", "beside-dots", "pseudo-dots"].forEach(drawDots);
   };
   Object.values(fields).forEach(([redrawn, ids]) => ids.filter((id) => $(id)).forEach((id) => $(id).addEventListener("change", redrawn)));
   redraw(start, grids);

@@ -89,18 +89,24 @@ def beside_forgetting(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
     The setting is TIL where there is one. Seeds that were run in several orders are left out: the table of
     diagnostics does not tell them apart.
     """
-    known = learn_tables.settings(matrix)
     rows = whole(table)
+    titles = {name: (title, _title(name)) for name, title in STATISTICS.items()}
+    return forgetting_over(rows[rows["after_task"] == rows["position"]], matrix, titles)
+
+
+def forgetting_over(rows: pd.DataFrame, matrix: pd.DataFrame, titles: Mapping[str, tuple[str, str]]) -> list[Panel]:
+    """The same for rows with method, seed, position, statistic and value; `titles` of a statistic and of its axis."""
+    known = learn_tables.settings(matrix)
     if rows.empty or not known:
         return []
     lost = learn_tables.forgotten(matrix, known[0])
     lost = lost[~lost.duplicated(["method", "seed", "position"], keep=False)]
-    rows = rows[rows["after_task"] == rows["position"]]
+    rows = rows[["method", "seed", "position", "statistic", "value"]]
     told, found = learn_tables.styles(learn_tables.methods(matrix)), []
-    for statistic, title in STATISTICS.items():
+    for statistic, (title, axis) in titles.items():
         pairs = rows[rows["statistic"] == statistic].merge(lost, on=["method", "seed", "position"])
         points = [point for row in pairs.to_dict("records") for point in _dot(row, title)]
-        found += dots(title, _note(pairs), _title(statistic), points, told)
+        found += dots(title, _note(pairs), axis, points, told)
     return found
 
 

@@ -17,6 +17,7 @@ from regard.report import (
     learn_gate,
     learn_matrix,
     learn_metrics,
+    learn_pseudo,
     markup,
 )
 from regard.report import learn_tables as known
@@ -30,9 +31,9 @@ def learn_page(tables: Tables, record: Mapping[str, Any]) -> str:
     """The report as one self-contained HTML file: it fetches nothing.
 
     `tables` holds by name the run folder's tables: "matrix", "metrics" and "summary", and, each empty or missing
-    where there is nothing to show, "differences", "cost", "diagnostics", "interference" and "gate"; `record` is that of
-    `results.json`, to which it may add `command`. Raises UserError where a table that is needed is missing or empty,
-    one lacks a column, or the matrix is of several streams or tells a score twice.
+    where there is nothing to show, "differences", "cost", "diagnostics", "interference", "gate" and "pseudo"; `record`
+    is that of `results.json`, to which it may add `command`. Raises UserError where a table that is needed is missing
+    or empty, one lacks a column, or the matrix is of several streams or tells a score twice.
     """
     known.check_tables(tables)
     matrix, title = tables["matrix"], words.title(tables["matrix"], record)
@@ -58,6 +59,7 @@ def learn_page(tables: Tables, record: Mapping[str, Any]) -> str:
             ),
             markup.section("interference", "Gradient interference", _interference(data), _INTERFERENCE),
             markup.section("gate", "Gate", _gate(tables, data), learn_gate.ABOUT),
+            markup.section("pseudo", "Pseudo samples", _pseudo(tables, data), learn_pseudo.ABOUT),
             markup.section("stream", "Stream", _stream(record)),
             markup.section("settings", "Settings", _nested(labels.section(record, "course"))),
             markup.section("again", "How to run it again", markup.command(_command(matrix, record)), _AGAIN),
@@ -85,6 +87,7 @@ def _data(tables: Tables) -> dict[str, Any]:
         "beside": learn_diagnostics.beside_forgetting(diagnostics, matrix),
         "interference": learn_matrix.interference(known.table(tables, "interference"), matrix),
         "gate": learn_gate.gates(known.table(tables, "gate"), matrix),
+        "pseudo": learn_pseudo.beside_forgetting(known.table(tables, "pseudo"), matrix),
     }
 
 
@@ -228,6 +231,11 @@ def _gate(tables: Tables, data: Mapping[str, Any]) -> str:
     boxes = markup.panels("gate-grids", methods) + markup.panels("gate-lines", methods)
     scores = learn_gate.scores(known.table(tables, "gate"), tables["matrix"])
     return _controls([_select("gate-method", "Method", methods)]) + boxes + scores
+
+
+def _pseudo(tables: Tables, data: Mapping[str, Any]) -> str:
+    found = learn_pseudo.qualities(known.table(tables, "pseudo"), tables["matrix"])
+    return found + markup.panels("pseudo-dots", data["pseudo"])
 
 
 def _stream(record: Mapping[str, Any]) -> str:

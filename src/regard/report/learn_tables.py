@@ -26,6 +26,7 @@ COLUMNS = {
     "diagnostics": ("method", "seed", "after_task", "position", "task", "statistic", "layer", "value"),
     "interference": ("method", "seed", "after_task", "position_a", "position_b", "dot", "cosine"),
     "gate": ("method", "seed", "after_task", "position", "statistic", "block", "value"),
+    "pseudo": ("method", "seed", "position", "statistic", "value"),
 }
 """The columns that the report reads of each table."""
 
