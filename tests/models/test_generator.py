@@ -19,7 +19,7 @@ from regard.models.pretrained import load
 
 LENGTHS = (7, 3, 1, 5, 2)
 NEW = 6
-TARGETS = {"gpt2": ["c_attn"], "t5": ["q", "v"]}
+TARGETS: dict[str, list[str] | None] = {"gpt2": ["c_attn"], "t5": ["q", "v"], "regard": None}
 
 
 def prompts() -> tuple[Tensor, Tensor]:
@@ -140,7 +140,7 @@ def test_nothing_of_how_its_makers_let_it_write_is_kept() -> None:
     assert Generator.over(given).ends == tuple(sorted({2, int(plain[0, 0])}))
 
 
-@pytest.mark.parametrize("kind", ["t5", "gpt2"])
+@pytest.mark.parametrize("kind", ["t5", "gpt2", "regard"])
 def test_adapters_alone_are_trained_and_are_added_to_the_weights(kind: Kind, tmp_path: Path) -> None:
     given, (ids, real) = lively(kind), prompts()
     options = {"rank": 2, "targets": TARGETS[kind]}

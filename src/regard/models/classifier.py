@@ -14,6 +14,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from regard.errors import UserError
 from regard.models import labels
+from regard.models.configuration import RegardConfig
 from regard.models.heads import (
     HEADS,
     LABEL_SCALE,
@@ -254,18 +255,24 @@ def without_decoder(model: PreTrainedModel) -> PreTrainedModel:
     return cast(PreTrainedModel, encoder)
 
 
+ADAPTED: Mapping[str, Sequence[str]] = {RegardConfig.model_type: ("q_proj", "v_proj")}
+"""The layers that low-rank adapters are put into, of architectures that peft does not know."""
+
+
 def add_lora(
     model: PreTrainedModel, rank: int = 8, alpha: int | None = None, targets: Sequence[str] | None = None
 ) -> None:
     """Put low-rank adapters (arXiv 2106.09685, peft's) into a model, of which they alone are trained from then on.
 
-    `alpha` is twice the rank unless it is given. Raises UserError where peft is not there or knows no layers to adapt.
+    `alpha` is twice the rank unless it is given; `targets` are peft's choice for the architecture, of our own decoder
+    what makes queries and values. Raises UserError where peft is not there or knows no layers to adapt.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
-    chosen = LoraConfig(r=rank, lora_alpha=alpha or 2 * rank, target_modules=list(targets) if targets else None)
+    wanted = targets or ADAPTED.get(model.config.model_type)
+    chosen = LoraConfig(r=rank, lora_alpha=alpha or 2 * rank, target_modules=list(wanted) if wanted else None)
     try:
         with warnings.catch_warnings():  # of GPT-2's layers, which it then takes as they are
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)
