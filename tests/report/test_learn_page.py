@@ -184,6 +184,16 @@ def test_what_runs_warn_of_is_on_the_page_and_the_terminal() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "metrics, told",
+    [((None,), "Accuracy"), (("rouge-l",), "Rouge-L"), (("exact-match",), "Exact match"), (("rouge-l", None), "Score")],
+)
+def test_the_matrix_says_what_tasks_are_scored_by(metrics: tuple[str | None, ...], told: str) -> None:
+    stream = {"name": "said", "tasks": [{"name": str(n), "metric": one} for n, one in enumerate(metrics)]}
+    page = Parsed(learn_page(TABLES, learned.record(stream=stream)))
+    assert f"{told} matrix{told} in per cent" in page.text
+
+
 # -- matrix and curves
 
 

@@ -74,14 +74,14 @@ def curve_panels(matrix: pd.DataFrame) -> dict[str, list[Panel]]:
 def _curves(matrix: pd.DataFrame, setting: str) -> list[Panel]:
     rows, names = learn_tables.learnt(matrix, setting), learn_tables.task_names(matrix)
     told = learn_tables.styles(learn_tables.methods(matrix))
-    seen, lost = _panel("Mean over the tasks seen", "accuracy, %", means_seen(rows), told), []
+    seen, lost = _panel("Mean over the tasks seen", "score, %", means_seen(rows), told), []
     if learn_tables.count_tasks(matrix) > 1:
         lost = _panel("Forgotten so far", "points, mean over old tasks", lost_so_far(rows), told)
     each = []
     for index in thin(max(len(names) - 1, 0), SHOWN_TASKS):
         ours = rows[rows["position"] == index + 1].rename(columns={"score": "value"})
         place = "" if names[index] == f"Task {index + 1}" else f"task {index + 1}, "
-        each += _panel(names[index], f"{place}accuracy, %", ours, told)
+        each += _panel(names[index], f"{place}score, %", ours, told)
     return [*seen, *lost, *each]
 
 

@@ -36,7 +36,7 @@ def learn_page(tables: Tables, record: Mapping[str, Any]) -> str:
     or empty, one lacks a column, or the matrix is of several streams or tells a score twice.
     """
     known.check_tables(tables)
-    matrix, title = tables["matrix"], words.title(tables["matrix"], record)
+    matrix, title, scored = tables["matrix"], words.title(tables["matrix"], record), words.measure(record)
     data = _data(tables)
     body = "".join(
         [
@@ -48,7 +48,7 @@ def learn_page(tables: Tables, record: Mapping[str, Any]) -> str:
                 words.warnings(tables, record),
             ),
             "<main>",
-            markup.section("matrix", "Accuracy matrix", _matrix(tables, data), _about_matrix(matrix)),
+            markup.section("matrix", f"{scored} matrix", _matrix(tables, data), _about_matrix(matrix, scored)),
             markup.section("curves", "Forgetting", _curves(data), _about_curves(matrix)),
             markup.section("metrics", "In numbers", _metrics(tables, data), _about_metrics(tables)),
             markup.section("differences", "Differences", *differences(tables)),
@@ -130,8 +130,8 @@ def _matrix(tables: Tables, data: Mapping[str, Any]) -> str:
 _NONE = "none"
 
 
-def _about_matrix(matrix: pd.DataFrame) -> str:
-    return words.about_matrix(matrix, left_out=learn_matrix.left_out(matrix))
+def _about_matrix(matrix: pd.DataFrame, scored: str) -> str:
+    return words.about_matrix(matrix, scored, left_out=learn_matrix.left_out(matrix))
 
 
 def _curves(data: Mapping[str, Any]) -> str:

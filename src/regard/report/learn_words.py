@@ -187,6 +187,15 @@ def tasks(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [one for one in found if isinstance(one, Mapping)]
 
 
+MEASURES = {"accuracy": "Accuracy", "rouge-l": "Rouge-L", "exact-match": "Exact match"}
+
+
+def measure(record: Mapping[str, Any]) -> str:
+    """What tasks are scored by: accuracy, or what answers that are written are graded by."""
+    found = {str(one.get("metric") or "accuracy") for one in tasks(record)} or {"accuracy"}
+    return MEASURES.get(next(iter(found)), "Score") if len(found) == 1 else "Score"
+
+
 def _time(record: Mapping[str, Any]) -> list[KeyFigure]:
     seconds, memory = number_of(record, "cost", "seconds"), number_of(record, "cost", "peak_memory_mib")
     if seconds is None:
@@ -197,12 +206,12 @@ def _time(record: Mapping[str, Any]) -> list[KeyFigure]:
     return [KeyFigure("Time", duration(seconds), ", ".join(parts))]
 
 
-def about_matrix(matrix: pd.DataFrame, *, left_out: bool) -> str:
-    """How to read the matrices."""
+def about_matrix(matrix: pd.DataFrame, scored: str, *, left_out: bool) -> str:
+    """How to read the matrices, of what tasks are `scored` by."""
     places = "" if learn_tables.agree(matrix) else " Orders differ between runs, so the mean is by place in the stream."
     zero = " Faint cells: tasks not yet learnt." if len(learn_tables.learnt(matrix)) < len(matrix) else ""
     room = " To keep the page small it holds the means only; matrix.parquet has every run." if left_out else ""
-    return f"Accuracy in per cent: a row for each number of tasks learnt, a column for each task.{zero}{places}{room}"
+    return f"{scored} in per cent: a row for each number of tasks learnt, a column for each task.{zero}{places}{room}"
 
 
 def about_curves(matrix: pd.DataFrame, shown_tasks: int, drawn: int) -> str:
