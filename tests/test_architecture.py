@@ -84,6 +84,7 @@ MAY_IMPORT = {
         "learn",
         "learning",
         "models",
+        "pretrain",
         "pretraining",
         "provenance",
         "recipes",

@@ -1,17 +1,19 @@
 """The further analyses of SAPT, each case run on a tiny model and tiny tasks."""
 
+import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.continual import small
+from tests.continual import small, small_text
 
 from regard.continual import run as continual
 from regard.continual.learner import Budget
 from regard.data.stream import Stream
 from regard.errors import UserError
-from regard.experiments import sapt, sapt_analyses
+from regard.experiments import sapt, sapt_analyses, sapt_decoder
 from regard.experiments.sapt import Row
 from regard.experiments.sapt_analyses import ANALYSES, Setting, number, only, shallow
 from regard.experiments.sapt_tables import Tables
@@ -64,6 +66,7 @@ def placed(name: str, case: str) -> dict[str, dict[float | None, float]]:
         ("pair", [f"similar (cat-dog, red-blue-green), {row}" for row in ("sapt", "sequential-lora", "separate")]),
         ("strength", ["λ 0.01", "λ 0.1", "λ 1", "λ 10", "balanced 1"]),
         ("gate", list(sapt_analyses.GATES)),
+        ("rates", [f"{row}, {rate}" for row in sapt_analyses.RATED for rate in ("0.001", "0.002", "0.005")]),
         ("fifty", ["sapt, 3 tasks", "sequential-lora, 3 tasks"]),
         ("instructions", ["with", "without"]),
     ],
@@ -116,6 +119,54 @@ def test_unseen_tasks_are_scored_and_never_trained(case: str, monkeypatch: pytes
     assert found["chance"] == 50
     assert 0 <= found["score"] <= 100
     assert trained == ([2] if case == "sapt" else [])
+
+
+def test_rates_are_those_that_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Row] = []
+    monkeypatch.setattr(sapt_analyses, "learnt", lambda of, *rest, **more: asked.append(of) or tiny(of, *rest, **more))
+    found = made("rates", "joint, 0.005")
+    assert [(of.method, of.lora, of.rate) for of in asked] == [("joint", True, 5e-3)]
+    assert "ap cil" in found
+
+
+def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; what it then writes is scored, and its blocks are weighed."""
+    (tmp_path / "prose.txt").write_text("a cat sat on the mat, and the dog ran far away . " * 80, encoding="utf-8")
+    made: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "ffn_width": 16, "length": 64, "vocabulary": 270}
+    made |= {"steps": 2, "warmup": 1, "watch_samples": 4, "valid_samples": 4}
+    monkeypatch.setattr(sapt_decoder, "RECIPE", {**made, "data": (f"prose={tmp_path / 'prose.txt'}",)})
+    monkeypatch.setattr(sapt_decoder, "written_tasks", lambda seed, data: small_text.stream())
+    monkeypatch.setattr(sapt_analyses, "FEW", ("animals", "colours"))
+    cases = dict(ANALYSES["decoder"](dataclasses.replace(GIVEN, work=tmp_path)))
+    assert tuple(cases) == sapt_decoder.DECODED
+    found = {one["measure"]: one["value"] for one in cases["sapt"]()}
+    assert {"ap til", "f_ra til", "learning_accuracy til", "own_weight end"} <= set(found)
+    assert "ap cil" not in found
+    config = json.loads((tmp_path / "decoder-3" / "model" / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["RegardForCausalLM"]
+    monkeypatch.setattr(sapt_decoder, "pretrain", None)
+    assert cases["joint"]()
+
+
+def test_a_decoder_is_given_as_many_rows_of_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(sapt_decoder, "read_stream", lambda *_, **given: asked.append(given) or small_text.stream())
+    monkeypatch.setattr(sapt_decoder, "TRAIN", 4)
+    found = sapt_decoder.written_tasks(3, "nowhere")
+    assert {"form": "text", "missing": "skip", "seed": 3, "order": "3"}.items() <= asked[0].items()
+    for task, whole in zip(found.tasks, small_text.stream().tasks, strict=True):
+        answers = Counter(said[0] for said in task.train.targets)
+        every = {said[0] for said in whole.train.targets}
+        assert max(answers.values()) <= 4 // len(every)
+        assert set(answers) == every
+        assert set(task.train.inputs) <= set(whole.train.inputs)
+        assert task.test == whole.test
+
+
+def test_only_the_first_order_is_run_with_variants() -> None:
+    first, other = map(sapt.rows_of, sapt.ORDERS)
+    assert first == list(sapt.ROWS)
+    assert {*first} - {*other} == {row for row, of in sapt.ROWS.items() if of.method == "sapt" and row != "sapt"}
 
 
 def test_two_tasks_are_told_with_their_weights() -> None:

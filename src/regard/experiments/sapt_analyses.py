@@ -2,7 +2,8 @@
 
     python -m regard.experiments.sapt_analyses NAME --data DIR [--work DIR] [--seed 42]
 
-NAME is share, size, unseen, pair, strength, gate, fifty or instructions: see the functions of `ANALYSES`. The settings
+NAME is share, size, unseen, pair, strength, gate, rates, fifty, instructions or decoder:
+see the functions of `ANALYSES`. The settings
 are those of `regard.experiments.sapt`; most are run over five tasks. A finished case is kept in `--work` and never made
 twice; `python -m regard.experiments.sapt_page --work DIR` gathers them.
 """
@@ -29,6 +30,7 @@ from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.data.text_streams import split_into, unseen
 from regard.errors import UserError
+from regard.experiments import sapt_decoder
 from regard.experiments.runs import Case, make_missing
 from regard.experiments.sapt import BUDGET, ROWS, SEEDS, STORED, Row, learnt, tasks_of
 from regard.models.pretrained import Loaded, load
@@ -38,8 +40,11 @@ FEW = ("sst2", "agnews", "dbpedia", "amazon", "rte")
 PAIRS = {"similar": ("yelp", "amazon"), "dissimilar": ("yelp", "dbpedia")}
 SHARES = (0.02, 0.05, 0.1, 0.5, 1.0)
 LAYERS = (2, 4, 6)
+RATED = ("sapt", "sequential-lora", "incremental-lora", "o-lora", "replay-lora", "joint")
+RATES = (1e-3, 2e-3, 5e-3)
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 HELD_OUT = 4
+WORK = Path("runs") / "sapt"
 MANY, MANY_ROWS, MANY_LOOKED_AT = 50, 200, 8
 MANY_BUDGET = dataclasses.replace(BUDGET, epochs=2, length=32)
 GATES: dict[str, Row] = {
@@ -61,11 +66,12 @@ the own block's weight in their loss, whose strength is also that of the reflect
 
 @dataclass(frozen=True)
 class Setting:
-    """What an analysis is given: the data's folder, the model and the seed."""
+    """What an analysis is given: the data's folder, the model, the seed, and the folder of what is kept."""
 
     data: str
     loaded: Loaded
     seed: int
+    work: Path = WORK
 
 
 Number = dict[str, Any]
@@ -216,6 +222,13 @@ def gate(given: Setting) -> Cases:
         yield name, _over(given, row, few(given))
 
 
+def rates(given: Setting) -> Cases:
+    """Whether the learning rate that all rows have does one of them wrong; eighteen runs of five tasks."""
+    for name in RATED:
+        for rate in RATES:
+            yield f"{name}, {rate:g}", _over(given, dataclasses.replace(ROWS[name], rate=rate), few(given))
+
+
 def fifty(given: Setting) -> Cases:
     """Fifty tasks of two classes, of Python's documentation and DBpedia: how weights thin out, and what a step costs.
 
@@ -266,6 +279,18 @@ def instructions(given: Setting) -> Cases:
         yield "with" if said else "without", _over(given, ROWS["sapt"], tasks)
 
 
+def decoder(given: Setting) -> Cases:
+    """A decoder that is pre-trained here (`sapt_decoder`) and writes its answers; six runs of five tasks."""
+    for name in sapt_decoder.DECODED:
+        yield name, partial(_written, given, name)
+
+
+def _written(given: Setting, name: str) -> list[Number]:
+    loaded = sapt_decoder.pretrained(given.work, given.seed)
+    tasks = only(sapt_decoder.written_tasks(given.seed, given.data), FEW)
+    return numbers(learnt(ROWS[name], tasks, given.seed, loaded, given.data, sapt_decoder.TAUGHT))
+
+
 ANALYSES: Mapping[str, Callable[[Setting], Cases]] = {
     "share": share,
     "size": size,
@@ -273,8 +298,10 @@ ANALYSES: Mapping[str, Callable[[Setting], Cases]] = {
     "pair": pair,
     "strength": strength,
     "gate": gate,
+    "rates": rates,
     "fifty": fifty,
     "instructions": instructions,
+    "decoder": decoder,
 }
 
 
@@ -334,12 +361,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=ANALYSES)
     parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--work", type=Path, default=Path("runs") / "sapt")
+    parser.add_argument("--work", type=Path, default=WORK)
     parser.add_argument("--seed", type=int, default=SEEDS[0])
     given = parser.parse_args(arguments)
 
     def cases() -> Iterator[Case]:
-        setting = Setting(given.data, load("minilm"), given.seed)
+        setting = Setting(given.data, load("minilm"), given.seed, given.work)
         for name, found in ANALYSES[given.name](setting):
             about = {"analysis": given.name, "case": name, "seed": given.seed}
             yield Case(

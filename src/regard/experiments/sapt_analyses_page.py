@@ -22,6 +22,13 @@ COMMON: Mapping[str, tuple[str, int]] = {
     "seconds": ("s", 0),
 }
 """The measures that most analyses tell: titles and digits."""
+WRITTEN: Mapping[str, tuple[str, int]] = {
+    "ap til": ("AP", 1),
+    "f_ra til": ("F.Ra", 1),
+    "learning_accuracy til": ("learning", 1),
+    **{one: COMMON[one] for one in ("own_weight learning", "own_weight end", "least own_weight end", "seconds")},
+}
+"""The measures of answers that are written, of which none is chosen among classes."""
 ABOUT: Mapping[str, tuple[str, str]] = {
     "share": (
         "How much must stand in for earlier tasks",
@@ -47,9 +54,18 @@ ABOUT: Mapping[str, tuple[str, str]] = {
         "attention is taught the task's rows before its block is trained; *floor*: a floor under the own weight that "
         "falls to 0 in the first half.",
     ),
+    "rates": (
+        "Learning rates",
+        "Each method with the rate that all have above, 0.002, with half of it and with two and a half times as much.",
+    ),
     "fifty": (
         "Fifty tasks",
         "The first and the last tasks that were learnt; a step's seconds are means over five tasks.",
+    ),
+    "decoder": (
+        "A decoder that was pre-trained here",
+        "The model is `regard pretrain nano`, wider and with longer texts, trained on Python's documentation; the five "
+        "tasks are from text to text, and what it writes must match the answer. Blocks on queries and values.",
     ),
     "instructions": (
         "Without instructions",
@@ -90,13 +106,21 @@ def _table(name: str, found: pd.DataFrame) -> str:
         return _fifty(found)
     means = found[found["x"].isna()].groupby(["case", "measure"], sort=False)["value"].mean()
     named = list(dict.fromkeys(found.loc[found["x"].isna(), "measure"]))
-    told = {one: COMMON[one] for one in COMMON if one in named} if "ap cil" in named else _own(named)
+    told = _titles(named)
     cases = list(dict.fromkeys(found["case"]))
     lines = [
         [case, *(_cell(means.get((case, one)), digits) for one, (_, digits) in told.items())]
         for case in sorted_as(cases)
     ]
     return table(["case", *(title for title, _ in told.values())], lines)
+
+
+def _titles(named: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """The measures to tell, with titles and digits: those of most analyses, of writing, or all by their names."""
+    for known in (COMMON, WRITTEN):
+        if next(iter(known)) in named:
+            return {one: known[one] for one in known if one in named}
+    return _own(named)
 
 
 def _own(named: Sequence[str]) -> dict[str, tuple[str, int]]:

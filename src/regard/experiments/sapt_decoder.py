@@ -1,0 +1,51 @@
+"""A small decoder, pre-trained here on Python's documentation, that is to write the answers of tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+
+from regard.data.stream import Stream
+from regard.data.streams import read_stream
+from regard.data.text_task import Pairs, TextTask
+from regard.experiments.sapt import BUDGET, EVALUATED, ORDERS, STREAM, TRAIN
+from regard.models.generator import load_generator
+from regard.models.pretrained import Loaded
+from regard.pretrain import pretrain
+from regard.pretraining import MODEL
+
+RECIPE: dict[str, Any] = {"width": 192, "ffn_width": 512, "length": 160, "steps": 1500, "learning_rate": 3e-3}
+"""What differs from `nano`, so that it knows longer texts; some ten minutes on one core."""
+TAUGHT = dataclasses.replace(BUDGET, length=160, target_length=16, rate=5e-3, epochs=8)
+"""A model that has read no such texts needs more steps than MiniLM."""
+DECODED = ("sapt", "sequential-lora", "incremental-lora", "replay-lora", "separate", "joint")
+
+
+def pretrained(work: Path, seed: int) -> Loaded:
+    """The decoder in a folder of work, trained where it is not there yet."""
+    folder = work / f"decoder-{seed}"
+    if not folder.exists():
+        pretrain("nano", seed=seed, cache=work / "cache", **RECIPE).save(folder)
+    return load_generator(str(folder / MODEL), dtype="float32")
+
+
+def written_tasks(seed: int, data: str) -> Stream:
+    """The tasks of order 3 that are there, from text to text, with at most `TRAIN` training rows, answers alike."""
+    given: dict[str, Any] = {"rows": TRAIN, "eval_rows": EVALUATED, "order": ORDERS[0], "seed": seed}
+    found = read_stream(STREAM, data, form="text", missing="skip", **given)
+    return dataclasses.replace(found, tasks=tuple(_fewer(cast(TextTask, task)) for task in found.tasks))
+
+
+def _fewer(task: TextTask) -> TextTask:
+    """The task with `TRAIN` rows, or as many of each answer as that comes to."""
+    answers = [said[0] for said in task.train.targets]
+    most, seen = max(1, TRAIN // len(set(answers))), Counter[str]()
+    kept = []
+    for row, answer in enumerate(answers):
+        seen[answer] += 1
+        if seen[answer] <= most:
+            kept.append(row)
+    inputs, targets = (tuple(task.train.inputs[row] for row in kept), tuple(task.train.targets[row] for row in kept))
+    return dataclasses.replace(task, train=Pairs(inputs=inputs, targets=targets))
