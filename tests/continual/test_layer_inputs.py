@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.continual.layer_inputs import reading
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
-from regard.continual.methods.sequential_lora import network_of
+from regard.continual.pooled import PoolNetwork
 from regard.continual.run import begin
 
 Seen = dict[str, list[Tensor]]
@@ -19,7 +19,7 @@ Seen = dict[str, list[Tensor]]
 def seen(learner: Learner, rows: dict[str, Tensor]) -> dict[str, Tensor]:
     """What each layer reads, (token, inputs)."""
     found: Seen = {}
-    network = network_of(learner)
+    network = learner.network_as(PoolNetwork)
     network.eval()
     with torch.no_grad(), reading(network, rows, lambda name, states: found.setdefault(name, []).append(states)):
         network(rows)
@@ -57,7 +57,7 @@ def test_rows_together_are_read_as_each_alone() -> None:
 def test_no_gradient_flows_from_what_is_seen() -> None:
     learner, found = classifying(), list[Tensor]()
     rows = learner.rows(learner.items(0)[:2])
-    with reading(network_of(learner), rows, lambda _, states: found.append(states)):
+    with reading(learner.network_as(PoolNetwork), rows, lambda _, states: found.append(states)):
         learner.network(rows)
     assert found
     assert not any(states.requires_grad for states in found)
@@ -79,6 +79,16 @@ def test_of_texts_each_layer_reads_prompts_or_answers_as_when_alone(kind: str, t
         counts.add(len(states))
     assert counts == ({prompts, answers} if kind in ("t5", "bart") else {prompts + answers})
     assert prompts != answers
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_a_head_reads_what_answers_are_predicted_from(kind: str) -> None:
+    """The decoder's states behind an encoder, else those of the last prompt token and of the answers but padding."""
+    learner = writing(kind, "lm_head")
+    rows = learner.rows(learner.items(0)[:3], size=4)
+    answers = int((rows["labels"] != -100).sum())
+    (states,) = seen(learner, rows).values()
+    assert len(states) == answers + (0 if kind == "t5" else 3)
 
 
 def test_cross_attention_reads_prompts_by_its_keys_and_answers_by_its_queries() -> None:

@@ -21,13 +21,18 @@ def reading(network: PoolNetwork, rows: dict[str, Tensor], see: See) -> Iterator
     """While it lasts `see(name, states)` is called with what each adapted layer reads, (token, inputs), when it does.
 
     The network must be called with these rows alone. Padding, and rows labelled −100, are left out, so that what is
-    added up over tokens does not depend on how rows are split into batches.
+    added up over tokens does not depend on how rows are split into batches. A head reads the last tokens alone.
     """
     masks = _Masks(network, rows)
 
     def seeing(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
         mask = masks.of(name)
-        return lambda _, given: see(name, given[0].detach().reshape(*mask.shape, -1)[mask])
+
+        def seen(_: nn.Module, given: tuple[Tensor]) -> None:
+            states = given[0].detach().reshape(len(mask), -1, given[0].shape[-1])
+            see(name, states[mask[:, -states.shape[1] :]])
+
+        return seen
 
     handles = [layer.register_forward_pre_hook(seeing(name)) for name, layer in network.pool.layers.items()]
     try:
@@ -51,11 +56,11 @@ class _Masks:
             self.read = model.joined(rows["input_ids"], rows["attention_mask"], labels).attention_mask & counted
 
     def of(self, name: str) -> Tensor:
-        """The mask of a layer by its name: only a decoder that stands beside an encoder reads answers apart.
+        """The mask of a layer by its name: only what is not of an encoder, where there is one, reads answers apart.
 
         There keys and values of the attention to the encoder read what the encoder gave.
         """
         parts = name.split(".")
-        if not self.apart or "decoder" not in parts:
+        if not self.apart or "encoder" in parts:
             return self.read
         return self.written if parts[-1] in _QUERIES or not _CROSS.intersection(parts) else self.read

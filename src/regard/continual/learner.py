@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from regard.errors import UserError
 from regard.training.states import evaluating
 
 Among = Literal["task", "seen"]
+N = TypeVar("N", bound=Network)
 IGNORED = -100
 _UNLIKELY = -1e30
 
@@ -79,6 +80,11 @@ class Learner:
         self.own = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
         for number in range(len(self.stream)):
             self.own[number, list(self.stream.class_numbers(number))] = True
+
+    def network_as(self, kind: type[N]) -> N:
+        """The network, which is of the kind that its method has made."""
+        assert isinstance(self.network, kind), f"{type(self.network).__name__} is no {kind.__name__}"
+        return self.network
 
     # -- what a stage is ----------------------------------------------------------------------------------
 

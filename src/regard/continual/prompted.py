@@ -100,6 +100,8 @@ def check_room(learner: Learner, prompts: int) -> None:
     longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
     if pool.limit is not None and longest + prompts > pool.limit:
         room = pool.limit - prompts
+        if room < 1:
+            raise UserError(f"length: expected prompts of fewer than {pool.limit} tokens together, got {prompts}")
         raise UserError(f"length: expected texts of at most {room} tokens behind {prompts} of prompts, got {longest}")
 
 

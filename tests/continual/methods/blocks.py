@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
-from regard.continual.methods.sequential_lora import network_of
 from regard.continual.pooled import PoolNetwork
 from regard.continual.run import Ran, begin, run
 from regard.data.stream import Stream
@@ -33,7 +32,7 @@ def precise(method: Method, *, task: int = 1, tasks: int = 3) -> Learner:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     learner.task = task
-    fill(network_of(learner))
+    fill(learner.network_as(PoolNetwork))
     return learner
 
 
@@ -72,7 +71,7 @@ def of_block(names: set[str], block: int) -> set[str]:
 
 def merged(learner: Learner, blocks: int) -> Tensor:
     """The logits of some rows by the plain model, with W + Σ_i (α/r) B_i A_i in the place of each adapted W."""
-    network, rows = network_of(learner), some(learner)
+    network, rows = learner.network_as(PoolNetwork), some(learner)
     model = loaded(dropout=0.0, dtype=torch.float64).model.double()
     with torch.no_grad():
         for name, layer in network.pool.layers.items():

@@ -112,6 +112,16 @@ def test_a_text_is_what_the_frozen_model_makes_of_it() -> None:
     torch.testing.assert_close(network_of(learner).eval().states(rows), expected.detach())
 
 
+def test_a_task_is_learnt_among_its_own_classes_whatever_the_head() -> None:
+    method = Epi(SMALL)
+    learner = begin(stream(), method, loaded(), BUDGET, seed=1, head="labels")
+    learner.task = 2
+    tasks = torch.tensor([2, 2])
+    assert not torch.equal(learner.contrasted(tasks), learner.own[tasks])
+    method.prepare(learner, 2)
+    assert torch.equal(learner.contrasted(tasks), learner.own[tasks])
+
+
 def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
     learner, method = made()
     run(learner, method)

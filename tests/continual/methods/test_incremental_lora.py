@@ -6,13 +6,13 @@ import pytest
 import torch
 from tests.continual.methods.blocks import copied, learnt, made, merged, moved, of_block, precise, some
 
-from regard.continual.methods.sequential_lora import network_of
+from regard.continual.pooled import PoolNetwork
 
 
 @pytest.mark.parametrize("name", ["incremental-lora", "o-lora", "n-lora"])
 def test_a_task_changes_its_own_block_and_no_other(name: str) -> None:
     ran, after = learnt(name, tasks=3)
-    assert len(network_of(ran.learner).pool) == 3
+    assert len(ran.learner.network_as(PoolNetwork).pool) == 3
     for task, (before, behind) in enumerate(pairwise(after)):
         changed = moved(before, behind) - {"count"}
         own = of_block(changed, task)
@@ -37,11 +37,11 @@ def test_a_new_block_begins_by_changing_nothing() -> None:
     learner, before = ran.learner, copied(ran.learner)
     learner.network.eval()
     with torch.no_grad():
-        for blocks in network_of(learner).pool.blocks:
+        for blocks in learner.network_as(PoolNetwork).pool.blocks:
             blocks.B[1].zero_()
-        network_of(learner).count.fill_(1)
+        learner.network_as(PoolNetwork).count.fill_(1)
         old = learner.network(some(learner))
         method.prepare(learner, 1)
-        assert int(network_of(learner).count) == 2
+        assert int(learner.network_as(PoolNetwork).count) == 2
         assert torch.equal(learner.network(some(learner)), old)
     assert moved(before, copied(learner))

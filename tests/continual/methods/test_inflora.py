@@ -10,8 +10,8 @@ from tests.continual.methods.blocks import fill, learnt, made, moved, of_block, 
 from torch import Tensor
 
 from regard.continual.learner import Learner
-from regard.continual.methods.inflora import Memory, Settings, designed, grown, outside, second_moments
-from regard.continual.methods.sequential_lora import network_of
+from regard.continual.methods.inflora import Memory, Settings, designed, grown, measured, outside, second_moments
+from regard.continual.pooled import PoolNetwork
 from regard.continual.run import run
 from regard.continual.state import restore, save
 from regard.errors import UserError
@@ -62,6 +62,14 @@ def test_a_first_memory_is_as_small_as_the_share_allows(share: float, taken: lis
     found = grown(None, HAND, share)
     assert not found.free
     torch.testing.assert_close(spanned(found.basis), spanned(axes(*taken)), rtol=0, atol=1e-12)
+
+
+def test_as_released_large_directions_weigh_more() -> None:
+    """Of 81 + 16 + 1 the first two have 97, of 9 + 4 + 1 they have 13."""
+    found = grown(None, measured(HAND, "released"), 97 / 98 - 1e-9)
+    torch.testing.assert_close(spanned(found.basis), spanned(axes(1, 2)), rtol=0, atol=1e-12)
+    assert grown(None, HAND, 97 / 98 - 1e-9).free
+    assert measured(HAND, "paper") is HAND
 
 
 def test_a_memory_of_more_than_half_the_directions_stores_the_others() -> None:
@@ -127,7 +135,7 @@ def test_directions_outside_have_no_part_within_the_memory() -> None:
 def read(learner: Learner, task: int) -> dict[str, Tensor]:
     """What each layer reads of a task's rows, (feature, token), a row at a time."""
     found: dict[str, list[Tensor]] = {}
-    layers = network_of(learner).pool.layers
+    layers = learner.network_as(PoolNetwork).pool.layers
     handles = [
         layer.register_forward_pre_hook(
             lambda _, given, name=name: found.setdefault(name, []).append(given[0].flatten(0, -2).T)
@@ -152,14 +160,17 @@ def test_moments_are_of_the_tokens_that_rows_have_by_themselves() -> None:
         torch.testing.assert_close(found, moment(inputs), rtol=1e-10, atol=1e-10)
 
 
-def test_the_shares_grow_with_the_tasks() -> None:
-    method = made("inflora", threshold=0.7)
+@pytest.mark.parametrize("measure", ["paper", "released"])
+def test_the_shares_grow_with_the_tasks(measure: str) -> None:
+    """Of the squared singular values of the inputs H, or as released of those of H Hᵀ."""
+    method = made("inflora", threshold=0.7, measure=measure)
     learner = precise(method)
     memories: dict[str, Tensor] = {}
     for task, share in enumerate((0.7, 0.8, 0.9)):
         method.finish(learner, task)
         for name, inputs in read(learner, task).items():
-            taken = with_singular_values(memories.get(name, drawn(16, 0)), inputs, share)
+            of = inputs if measure == "paper" else moment(inputs)
+            taken = with_singular_values(memories.get(name, drawn(16, 0)), of, share)
             memories[name] = taken
             left = next(
                 Memory(value, key.startswith("free/"))
@@ -177,18 +188,18 @@ def test_only_b_is_trained_and_a_is_as_it_was_designed() -> None:
         own = of_block(changed, task)
         assert {name.rsplit(".", 2)[1] for name in own} == {"A", "B"}
         assert all(name.startswith("classifier.head.") for name in changed - own)
-    assert not any(one.requires_grad for blocks in network_of(ran.learner).pool.blocks for one in blocks.A)
-    assert all(blocks.B[2].requires_grad for blocks in network_of(ran.learner).pool.blocks)
+    assert not any(one.requires_grad for blocks in ran.learner.network_as(PoolNetwork).pool.blocks for one in blocks.A)
+    assert all(blocks.B[2].requires_grad for blocks in ran.learner.network_as(PoolNetwork).pool.blocks)
 
 
 def test_a_later_block_answers_nothing_to_what_the_memory_has() -> None:
-    method = made("inflora", threshold=0.6)
+    method = made("inflora", threshold=0.6, measure="paper")
     learner = precise(method)
     method.prepare(learner, 0)
     method.finish(learner, 0)
     memories = {name: grown(None, one, 0.6) for name, one in second_moments(learner, learner.items(0)).items()}
     method.prepare(learner, 1)
-    for name, layer in network_of(learner).pool.layers.items():
+    for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
         down = layer.blocks.A[1]
         within = torch.eye(16, dtype=torch.float64) - memories[name].left()
         assert float(down.norm()) == pytest.approx(math.sqrt(2 / 3))
@@ -211,7 +222,7 @@ def test_when_all_is_kept_later_tasks_change_no_answer_to_the_first() -> None:
         method.prepare(learner, 1)
         fill_b(learner)
         after, others = learner.network(rows), learner.network(learner.rows(learner.items(1)))
-        network_of(learner).count.fill_(1)
+        learner.network_as(PoolNetwork).count.fill_(1)
         torch.testing.assert_close(after, before, rtol=0, atol=1e-9)
         assert (others - learner.network(learner.rows(learner.items(1)))).abs().max() > 1e-3
 
@@ -219,7 +230,7 @@ def test_when_all_is_kept_later_tasks_change_no_answer_to_the_first() -> None:
 def fill_b(learner: Learner) -> None:
     """Draw B of the second block."""
     with torch.no_grad():
-        for place, blocks in enumerate(network_of(learner).pool.blocks):
+        for place, blocks in enumerate(learner.network_as(PoolNetwork).pool.blocks):
             blocks.B[1].copy_(drawn(*blocks.B[1].shape, seed=place))
 
 
@@ -238,13 +249,15 @@ def test_a_memory_without_directions_left_is_saved_and_restored(tmp_path: Path) 
 def test_a_run_in_which_nothing_is_left_ends() -> None:
     method = made("inflora", threshold=1.0)
     learner = precise(method, tasks=2, task=0)
-    fill(network_of(learner), size=0.0)
+    fill(learner.network_as(PoolNetwork), size=0.0)
     ran = run(learner, method)
-    assert not any(blocks.A[1].any() for blocks in network_of(ran.learner).pool.blocks)
-    assert not any(blocks.B[1].any() for blocks in network_of(ran.learner).pool.blocks)
+    assert not any(blocks.A[1].any() for blocks in ran.learner.network_as(PoolNetwork).pool.blocks)
+    assert not any(blocks.B[1].any() for blocks in ran.learner.network_as(PoolNetwork).pool.blocks)
 
 
 def test_settings_that_cannot_be() -> None:
-    assert Settings().threshold == 0.95
+    assert (Settings().threshold, Settings().measure) == (0.995, "released")
+    with pytest.raises(UserError, match="measure: expected one of released, paper, got 'both'"):
+        Settings.parsed({"measure": "both"})
     with pytest.raises(UserError, match="threshold: expected a number of at least 0 and at most 1"):
         Settings.parsed({"threshold": 1.5})

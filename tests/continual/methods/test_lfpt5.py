@@ -119,10 +119,10 @@ def test_the_loss_is_of_answers_of_rows_as_they_are_written_and_of_what_was_said
             with network.pool.prepending(method.kept.tensors[PROMPT][None]):
                 before = model(rows["input_ids"][[row]], mask, labels).logits[0, :many].log_softmax(-1)
             told = said[0, said[0] != -100]
-            expected = expected - now[range(many), labels[0, :many]].sum()
-            expected = expected - 0.25 * many * asked[range(len(told)), told].mean()
+            expected = expected - 0.99 * now[range(many), labels[0, :many]].sum()
+            expected = expected - 0.99 * 0.25 * many * asked[range(len(told)), told].mean()
             if bool(rows["old"][row]):
-                expected = expected + 0.05 * (before.exp() * (before - now)).sum()
+                expected = expected + 0.01 * (before.exp() * (before - now)).sum()
         torch.testing.assert_close(method.loss(learner, network, rows), expected)
 
 
@@ -181,18 +181,19 @@ def test_the_prompt_writes_rows_of_a_task(kind: Kind, monkeypatch: pytest.Monkey
     method.prepare(learner, 0)
     asked: dict[str, Any] = {}
     ids = learner.tokenizer("animals : cat say : quick a cat")["input_ids"]
+    other = learner.tokenizer("animals : dog say : quick a red")["input_ids"]
 
     def generate(input_ids: Tensor, **options: Any) -> Tensor:
         asked.update(options)
-        said = torch.tensor([[*ids, 2], [*ids[:-1], *ids[:1], 2]])[:, -len(ids) - 1 :]
+        said = torch.tensor([[*ids, 2], [*other, 2]])[:, -len(ids) - 1 :]
         first = torch.zeros(2, 1, dtype=torch.long) if kind == "t5" else input_ids
         return torch.cat([first, said], 1)
 
     monkeypatch.setattr(cast(Any, learner.network.classifier).encoder, "generate", generate)
     method.finish(learner, 0)
     inputs, answers = method.kept.values[WRITTEN][0]
-    assert inputs[0] == "animals : cat say :"
-    assert answers[0] == "a cat"
+    assert list(inputs) == ["animals : cat say :"]
+    assert list(answers) == ["a cat"]  # nothing of the task is answered with "a red"
     assert (asked["do_sample"], asked["top_k"], asked["repetition_penalty"]) == (True, 5, 1.0)
     assert torch.equal(method.kept.tensors[PROMPT], network_of(learner).pool.prompts.prompt(0))
 
@@ -201,6 +202,8 @@ def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:
     found = []
     for _ in range(2):
         learner, method = made(settings=replace(SMALL, separator="the", share=1.0))
+        free = tuple(replace(task, metric="rouge-l") for task in learner.stream.tasks)
+        learner.stream = replace(learner.stream, tasks=free)
         method.prepare(learner, 0)
         before = torch.random.get_rng_state()
         method.finish(learner, 0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.continual.learner import Learner
 from regard.continual.methods.migu import Migu, Settings, largest, magnitudes
-from regard.continual.methods.sequential_lora import network_of
+from regard.continual.pooled import PoolNetwork
 from regard.errors import UserError
 
 
@@ -48,7 +48,7 @@ def read(learner: Learner, rows: dict[str, Tensor]) -> dict[str, list[list[float
     """What each adapted layer reads of the real tokens of the rows that count."""
     found: dict[str, list[list[float]]] = {}
     handles = []
-    for name, layer in network_of(learner).pool.layers.items():
+    for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
 
         def see(_: Any, given: tuple[Tensor], name: str = name) -> None:
             for row, label in enumerate(rows["labels"].tolist()):
@@ -88,7 +88,7 @@ def test_a_step_leaves_the_gradient_of_the_rows_that_the_formula_says(pieces: in
     stage.correct(learner.network, 0)
     changed = 0
     for name, vectors in read(learner, rows).items():
-        blocks = network_of(learner).pool.layers[name].blocks
+        blocks = learner.network_as(PoolNetwork).pool.layers[name].blocks
         hidden = applied(blocks.A[0], vectors)
         for part, given in (("A", hidden), ("B", applied(blocks.B[0], hidden))):
             key = f"classifier.encoder.{name}.blocks.{part}.0"

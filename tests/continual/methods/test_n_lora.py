@@ -6,7 +6,6 @@ from tests.continual.methods.blocks import gradients, learnt, made, precise, som
 from torch import Tensor
 
 from regard.continual.methods.n_lora import Settings, magnitude
-from regard.continual.methods.sequential_lora import network_of
 from regard.continual.pooled import PoolNetwork
 from regard.errors import UserError
 
@@ -28,7 +27,7 @@ def by_hand(network: PoolNetwork, block: int, *, released: bool) -> float:
 
 @pytest.mark.parametrize("released", [False, True])
 def test_the_size_of_a_block_is_the_sum_over_the_entries_of_its_product(released: bool) -> None:
-    network = network_of(precise(made("n-lora")))
+    network = precise(made("n-lora")).network_as(PoolNetwork)
     found = float(magnitude(network.pool, 1, released=released).detach())
     assert found == pytest.approx(by_hand(network, 1, released=released), rel=1e-12)
 
@@ -41,7 +40,7 @@ def test_the_loss_has_the_penalty_once_for_each_row_that_counts(product_: str) -
     rows = some(learner)
     rows["labels"][2:4] = -100
     plain = float(learner.cross_entropy(learner.network(rows), rows).detach())
-    expected = plain + 5 * 0.3 * by_hand(network_of(learner), 1, released=product_ == "released")
+    expected = plain + 5 * 0.3 * by_hand(learner.network_as(PoolNetwork), 1, released=product_ == "released")
     assert float(method.loss(learner, learner.network, rows).detach()) == pytest.approx(expected, rel=1e-12)
 
 
@@ -49,7 +48,7 @@ def test_the_penalty_moves_the_new_block_alone() -> None:
     method = made("n-lora")
     learner = precise(method)
     method.prepare(learner, 1)
-    found = gradients(learner, magnitude(network_of(learner).pool, 1))
+    found = gradients(learner, magnitude(learner.network_as(PoolNetwork).pool, 1))
     assert {name.rsplit(".blocks.")[1] for name in found} == {"A.1", "B.1"}
 
 
@@ -63,7 +62,7 @@ def collisions(network: PoolNetwork) -> float:
 
 
 def test_blocks_collide_less_than_without_the_penalty() -> None:
-    loose, tight = (collisions(network_of(learnt("n-lora", sparsity=one)[0].learner)) for one in (0.0, 0.1))
+    loose, tight = (collisions(learnt("n-lora", sparsity=one)[0].learner.network_as(PoolNetwork)) for one in (0.0, 0.1))
     assert loose > 0.2
     assert tight < 0.7 * loose
 

@@ -6,14 +6,14 @@ from tests.continual.methods.blocks import gradients, learnt, made, precise, som
 
 from regard.continual.learner import Learner
 from regard.continual.methods.o_lora import Settings, overlap
-from regard.continual.methods.sequential_lora import network_of
+from regard.continual.pooled import PoolNetwork
 from regard.errors import UserError
 
 
 def by_hand(learner: Learner, block: int, power: int) -> float:
     """Σ |a · b|^power over every row a of an earlier block and every row b of this one."""
     total = 0.0
-    for blocks in network_of(learner).pool.blocks:
+    for blocks in learner.network_as(PoolNetwork).pool.blocks:
         for earlier in range(block):
             for a in blocks.A[earlier].tolist():
                 for b in blocks.A[block].tolist():
@@ -25,7 +25,7 @@ def by_hand(learner: Learner, block: int, power: int) -> float:
 @pytest.mark.parametrize("block", [1, 2])
 def test_the_overlap_is_that_of_each_pair_of_rows(block: int, squared: bool) -> None:
     learner = precise(made("o-lora"))
-    found = overlap(network_of(learner).pool, block, squared=squared)
+    found = overlap(learner.network_as(PoolNetwork).pool, block, squared=squared)
     assert float(found.detach()) == pytest.approx(by_hand(learner, block, 2 if squared else 1), rel=1e-12)
 
 
@@ -36,7 +36,8 @@ def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
     rows = some(learner)
     rows["labels"][1] = -100
     plain = learner.cross_entropy(learner.network(rows), rows)
-    norms = sum(float(one.detach().square().sum()) ** 0.5 for one in network_of(learner).pool.parameters_of(2))
+    trained = learner.network_as(PoolNetwork).pool.parameters_of(2)
+    norms = sum(float(one.detach().square().sum()) ** 0.5 for one in trained)
     expected = float(plain.detach()) + 6 * (0.7 * by_hand(learner, 2, 1) + 0.2 * norms)
     assert float(method.loss(learner, learner.network, rows).detach()) == pytest.approx(expected, rel=1e-12)
 
@@ -53,7 +54,7 @@ def test_the_penalty_moves_the_new_block_alone_and_makes_it_more_orthogonal() ->
     method = made("o-lora")
     learner = precise(method)
     method.prepare(learner, 1)
-    pool = network_of(learner).pool
+    pool = learner.network_as(PoolNetwork).pool
     before = overlap(pool, 1)
     found = gradients(learner, before)
     assert {name.rsplit(".blocks.")[1] for name in found} == {"A.1"}
@@ -68,7 +69,7 @@ def test_blocks_end_up_closer_to_orthogonal_than_without_the_penalty() -> None:
     found = []
     for strength in (0.0, 0.5):
         ran, _ = learnt("o-lora", orthogonality=strength)
-        found.append(float(overlap(network_of(ran.learner).pool, 1).detach()))
+        found.append(float(overlap(ran.learner.network_as(PoolNetwork).pool, 1).detach()))
     assert found[1] < 0.8 * found[0]
 
 

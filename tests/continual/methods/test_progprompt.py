@@ -120,6 +120,9 @@ def test_prompts_leave_room_for_the_texts() -> None:
     learner, method = made(PromptSettings(length=4, hidden=0))
     with pytest.raises(UserError, match="length: expected texts of at most 4 tokens behind 12 of prompts, got"):
         run(learner, method)
+    learner, method = made(PromptSettings(length=40, hidden=0))
+    with pytest.raises(UserError, match="length: expected prompts of fewer than 16 tokens together, got 120"):
+        run(learner, method)
 
 
 def test_only_the_task_s_prompt_its_mlp_and_the_head_are_trained() -> None:

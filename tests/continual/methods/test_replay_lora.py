@@ -8,7 +8,7 @@ from tests.continual.small import BUDGET, loaded, stream
 from regard.continual.method import Stage
 from regard.continual.methods import METHODS
 from regard.continual.methods.replay_lora import Settings
-from regard.continual.methods.sequential_lora import network_of
+from regard.continual.pooled import PoolNetwork
 from regard.continual.run import begin
 from regard.errors import UserError
 
@@ -38,7 +38,7 @@ def test_it_trains_on_the_batches_of_replay(mixing: str) -> None:
 
 def test_one_block_is_all_that_is_trained_below_the_head() -> None:
     ran, after = learnt("replay-lora", memory=5)
-    assert len(network_of(ran.learner).pool) == 1
+    assert len(ran.learner.network_as(PoolNetwork).pool) == 1
     changed = moved(after[1], after[2]) - {"count"}
     assert of_block(changed, 0)
     assert all(name.startswith("classifier.head.") for name in changed - of_block(changed, 0))

@@ -5,12 +5,12 @@ from itertools import pairwise
 import torch
 from tests.continual.methods.blocks import learnt, made, merged, moved, of_block, precise, some
 
-from regard.continual.methods.sequential_lora import network_of
+from regard.continual.pooled import PoolNetwork
 
 
 def test_there_is_one_block_which_every_task_trains() -> None:
     ran, after = learnt("sequential-lora", tasks=3)
-    assert len(network_of(ran.learner).pool) == 1
+    assert len(ran.learner.network_as(PoolNetwork).pool) == 1
     for before, behind in pairwise(after):
         changed = moved(before, behind) - {"count"}
         blocks = of_block(changed, 0)

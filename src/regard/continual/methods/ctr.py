@@ -83,7 +83,7 @@ class Ctr(Method):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Hold what earlier tasks use, and note the head's vectors."""
-        network, head = _network(learner), _head(learner)
+        network, head = learner.network_as(CtrNetwork), _head(learner)
         kept = self.kept.tensors
         self.used = [[kept[name].to(learner.device) for name in _names(number)] for number in range(len(kept) // 2)]
         network.begin(task, self.used)
@@ -101,14 +101,14 @@ class Ctr(Method):
     def _correct(self, learner: Learner, task: int, per_epoch: int, network: nn.Module, step: int) -> None:
         """Free the gradient of the task's embeddings from how steep its masks are at the step."""
         slope = slope_at(step, per_epoch, self.settings.slope)
-        for plugin in _network(learner).each:
+        for plugin in learner.network_as(CtrNetwork).each:
             for embeddings in plugin.specific.tasks:
                 compensate(cast(nn.ParameterList, embeddings)[task], slope, self.settings.slope)
 
     def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
         """The task's batches, with the `slope` (row,) of the step, and Gumbel `noise` (row, plug-in, task, 2)."""
         plain, per_epoch = super().batches(learner, task, stage), self._per_epoch(learner, task)
-        shape = (plain.size, len(_network(learner).each), task + 1, 2)
+        shape = (plain.size, len(learner.network_as(CtrNetwork).each), task + 1, 2)
         seed = learner.seed_for("noise", task, stage.name)
 
         def rows(step: int) -> Rows:
@@ -128,7 +128,7 @@ class Ctr(Method):
 
     def _taken(self, learner: Learner, slope: float) -> Tensor:
         """Σ m (1 − u) / Σ (1 − u) over all neurons, u being how far earlier tasks use one (HAT's regulariser)."""
-        masks = [plugin.specific.masks(learner.task, slope) for plugin in _network(learner).each]
+        masks = [plugin.specific.masks(learner.task, slope) for plugin in learner.network_as(CtrNetwork).each]
         now = torch.cat([one for both in masks for one in both])
         used = [one for both in self.used for one in both]
         free = 1 - torch.cat(used) if used else torch.ones_like(now)
@@ -137,7 +137,7 @@ class Ctr(Method):
     @torch.no_grad()
     def finish(self, learner: Learner, task: int) -> None:
         """Keep how far the tasks so far use each neuron; let go of what was held."""
-        network, head = _network(learner), _head(learner)
+        network, head = learner.network_as(CtrNetwork), _head(learner)
         network.settle()
         for number, masks in enumerate(network.masks(task)):
             for name, mask in zip(_names(number), masks, strict=True):
@@ -146,10 +146,6 @@ class Ctr(Method):
         others = ~learner.own[task].to(head.vectors.device)
         for value, before in zip((head.vectors, head.bias), self.head_before, strict=True):
             value[others] = before[others]
-
-
-def _network(learner: Learner) -> CtrNetwork:
-    return cast(CtrNetwork, learner.network)
 
 
 def _head(learner: Learner) -> LinearHead:

@@ -130,8 +130,9 @@ class Epi(Method):
     is of the task that has the class with the smallest Mahalanobis distance, (e − μ)ᵀ Σ⁺ (e − μ), and is answered with
     that task's block, among its classes. No task need be known at test.
 
-    The paper's blocks are prefixes; these are LoRA's. What other tasks' classes have of the head is given back after
-    each task, since weight decay moves it; a class that two tasks share is trained by both.
+    A task is learnt among its own classes, whatever the head. The paper's blocks are prefixes; these are LoRA's. What
+    other tasks' classes have of the head is given back after each task, since weight decay moves it; a class that two
+    tasks share is trained by both.
     """
 
     Settings = Settings
@@ -140,15 +141,16 @@ class Epi(Method):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Open the task's block, and note what the head has of classes."""
-        network = _network(learner)
+        network = learner.network_as(EpiNetwork)
         network.begin_block(task)
         network.owned.copy_(learner.own)
+        learner.among = "task"
         self.head_before = class_vectors(learner)
 
     def finish(self, learner: Learner, task: int) -> None:
         """Take in what the task's texts are, and put back what other tasks' classes have of the head."""
         put_back(learner, self.head_before, task)
-        network, states, labels = _network(learner), list[Tensor](), list[Tensor]()
+        network, states, labels = learner.network_as(EpiNetwork), list[Tensor](), list[Tensor]()
         with learner.evaluating(), torch.autocast(learner.device.type, enabled=False):
             for rows in learner.each(learner.items(task)):
                 states.append(network.states(rows))
@@ -182,8 +184,3 @@ def whitened(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     values, vectors = torch.linalg.eigh((1 - shrinkage) * covariance + shrinkage * spread * identity)
     real = values > width * torch.finfo(torch.float32).eps * values[-1]
     return vectors * torch.where(real, values.clamp(min=0).rsqrt(), 0.0)
-
-
-def _network(learner: Learner) -> EpiNetwork:
-    assert isinstance(learner.network, EpiNetwork)
-    return learner.network

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.learner import IGNORED
+from regard.continual.memory import check_choice
 from regard.continual.method import Method
+from regard.continual.methods.inflora import Measure, measured
 from regard.continual.methods.o_lora import overlap
 from regard.continual.pooled import PoolNetwork, PoolSettings
 from regard.models.classifier import Classifier
@@ -31,13 +33,15 @@ LAYERS = ("down", "up", "key")
 class Settings(PoolSettings):
     """What a pool is made of (`PoolSettings`), and the gates.
 
-    `inner`: features between a gate's first two layers. `threshold`: ε, the share of the inputs' squares that the
-    directions kept of the first task have; it grows to 1 in a straight line over the tasks. `orthogonality`: λ of
-    O-LoRA's penalty. The defaults are the papers'.
+    `inner`: features between a gate's first two layers. `threshold`: ε, the share of the inputs that the directions
+    kept of the first task have; it grows to 1 in a straight line over the tasks. `measure`: of what of the inputs it is
+    the share, as InfLoRA's. `orthogonality`: λ of O-LoRA's penalty. These are the authors' for T5, but for the last,
+    which is O-LoRA's own: their code of the two together is not released.
     """
 
     inner: int = 100
     threshold: float = 0.995
+    measure: Measure = "released"
     orthogonality: float = 0.5
 
     def __post_init__(self) -> None:
@@ -45,6 +49,7 @@ class Settings(PoolSettings):
         super().__post_init__()
         method.check_number("inner", self.inner, least=1)
         method.check_number("threshold", self.threshold, least=0, most=1)
+        check_choice("measure", self.measure, get_args(Measure))
         method.check_number("orthogonality", self.orthogonality, least=0)
 
 
@@ -121,15 +126,16 @@ class GainNetwork(PoolNetwork):
             change.zero_()
 
     @torch.no_grad()
-    def point(self, block: int, states: Tensor) -> None:
-        """Let a gate's last layer be the direction that states p₂ (row, width) have most of, and no earlier ones have.
+    def point(self, block: int, square: Tensor) -> None:
+        """Let a gate's last layer be the direction that states p₂ have most of, and no earlier ones have.
 
-        It is as long as a draw from U(−1, 1) is, on average; where no such direction is left it is 0: shut for good.
+        `square` (width, width) is HᵀH of the states, or its square. The layer is as long as a draw from U(−1, 1) is, on
+        average; where no such direction is left it is 0: shut for good.
         """
-        free, width = self.free("key").double(), states.shape[1]
-        values, directions = torch.linalg.eigh(free @ gram(states) @ free)
+        free, width = self.free("key").double(), len(square)
+        values, directions = torch.linalg.eigh(free @ square @ free)
         found = directions[:, -1] @ free
-        enough = bool(values[-1] > 1e-12 * states.double().square().sum()) and bool(found.norm() > 1e-3)
+        enough = bool(values[-1] > 1e-12 * square.trace()) and bool(found.norm() > 1e-3)
         length = math.sqrt(width / 3) / found.norm() if enough else 0.0
         self.key[block, 0].copy_(length * found)
 
@@ -151,10 +157,11 @@ class GainLora(Method):
     training changes of its layers is orthogonal to what these read in earlier tasks. So a new block's weight on texts
     of earlier tasks stays near 0, as near as the directions kept (`threshold`, after arXiv 2103.09762) span them.
 
-    The last layer begins as in the authors' code: the direction that the new task's states have most of outside of
-    what is kept. They project the weights after each step; here the change is projected where it is used, which gives
-    the same directions. The paper offers the gates over O-LoRA and over InfLoRA; here it is O-LoRA, whose penalty
-    λ Σ_i Σ_jk |A_i Aᵀ|_jk over the blocks of earlier tasks is added to the mean loss.
+    The last layer begins as in the authors' code: the direction that the new task's states have most of outside of what
+    is kept. There p₀ is a sum over the length of the padded batch; here it is a row's own mean. They project the
+    weights after each step; here the change is projected where it is used, which gives the same directions. The paper
+    offers the gates over O-LoRA and over InfLoRA; here it is O-LoRA, whose penalty λ Σ_i Σ_jk |A_i Aᵀ|_jk over the
+    blocks of earlier tasks is added to the mean loss.
     """
 
     Settings = Settings
@@ -163,11 +170,11 @@ class GainLora(Method):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Put the next block and its gate in place."""
-        network = _network(learner)
+        network = learner.network_as(GainNetwork)
         network.to(learner.device)
         network.begin_block(task)
         network.begin_gate(task)
-        network.point(task, self._inputs(learner, task)[-1])
+        network.point(task, self._squares(learner, task)[-1])
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses, and O-LoRA's penalty for each that counts."""
@@ -175,22 +182,22 @@ class GainLora(Method):
         if not learner.task or not self.settings.orthogonality:
             return found
         with torch.autocast(found.device.type, enabled=False):
-            penalty = self.settings.orthogonality * overlap(_network(learner).pool, learner.task)
+            penalty = self.settings.orthogonality * overlap(learner.network_as(GainNetwork).pool, learner.task)
         return found + (rows["labels"] != IGNORED).sum() * penalty
 
     def finish(self, learner: Learner, task: int) -> None:
         """Keep free of later changes what the gate's layers have read."""
         first: float = self.settings.threshold
         threshold = first + (1 - first) * task / len(learner.stream)
-        squares = [gram(inputs) for inputs in self._inputs(learner, task)]
-        _network(learner).settle(task, squares, threshold)
+        learner.network_as(GainNetwork).settle(task, self._squares(learner, task), threshold)
 
-    def _inputs(self, learner: Learner, task: int) -> list[Tensor]:
-        """What the layers of a task's gate read of all its training rows, each (row, features)."""
-        network = _network(learner)
+    def _squares(self, learner: Learner, task: int) -> list[Tensor]:
+        """What shares are taken of, (features, features), of what each layer of a task's gate reads of its rows."""
+        network = learner.network_as(GainNetwork)
         with learner.evaluating(), torch.no_grad(), torch.autocast(learner.device.type, enabled=False):
             parts = [network.inputs(network.read(rows), task) for rows in learner.each(learner.items(task))]
-        return [torch.cat(each) for each in zip(*parts, strict=True)]
+        inputs = (torch.cat(each) for each in zip(*parts, strict=True))
+        return [measured(gram(one), self.settings.measure) for one in inputs]
 
 
 def gram(inputs: Tensor) -> Tensor:
@@ -200,10 +207,10 @@ def gram(inputs: Tensor) -> Tensor:
 
 
 def reserved(free: Tensor, square: Tensor, threshold: float) -> Tensor:
-    """The projection on what is still free when a task has given a layer inputs with these squares HᵀH.
+    """The projection on what is still free when a task has given a layer inputs with these squares, HᵀH or its square.
 
-    As few directions are taken as have, with those taken before, the share `threshold` of the sum of squares, those
-    with the largest squares first (arXiv 2103.09762, equations 8 and 9).
+    As few directions are taken as have, with those taken before, the share `threshold` of the trace, those with the
+    largest part in it first (arXiv 2103.09762, equations 8 and 9).
     """
     exact, total = free.double(), float(square.trace())
     left = exact @ square @ exact
@@ -216,9 +223,3 @@ def reserved(free: Tensor, square: Tensor, threshold: float) -> Tensor:
     basis = torch.linalg.qr(taken)[0] if many else taken
     found = exact - basis @ basis.T
     return found.to(free.dtype)
-
-
-def _network(learner: Learner) -> GainNetwork:
-    """What is trained, without what may be wrapped around it."""
-    assert isinstance(learner.network, GainNetwork)
-    return learner.network

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regard.continual.method import Method
-from regard.continual.methods.sequential_lora import network_of
 from regard.continual.pooled import PoolNetwork, PoolSettings
 
 if TYPE_CHECKING:
@@ -25,4 +24,4 @@ class IncrementalLora(Method):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Add the task's block, and freeze the others."""
-        network_of(learner).begin_block(task)
+        learner.network_as(PoolNetwork).begin_block(task)

@@ -156,7 +156,7 @@ class L2p(Method):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Check that all texts of the stream have room behind the prompts, before any is learnt."""
-        network = _network(learner)
+        network = learner.network_as(L2pNetwork)
         longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
         if network.room is not None and longest > network.room:
             raise UserError(_too_long(longest, network))
@@ -169,7 +169,7 @@ class L2p(Method):
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
-        chosen = _network(learner).choose(rows, self.shares())
+        chosen = learner.network_as(L2pNetwork).choose(rows, self.shares())
         found = learner.cross_entropy(network({**rows, "prompts": chosen.numbers}), rows)
         pull: Tensor = self.settings.pull * (chosen.distances.sum(-1) * (rows["labels"] != IGNORED)).sum()
         return found + pull
@@ -183,17 +183,12 @@ class L2p(Method):
         """Count the prompts that the task's rows choose, where that is to count."""
         if not self.settings.diversified:
             return
-        usage, shares = torch.zeros_like(_network(learner).keys[:, 0], requires_grad=False), self.shares()
+        usage, shares = torch.zeros_like(learner.network_as(L2pNetwork).keys[:, 0], requires_grad=False), self.shares()
         with learner.evaluating(), torch.no_grad():
             for rows in learner.each(learner.items(task)):
-                chosen = _network(learner).choose(rows, shares).numbers
+                chosen = learner.network_as(L2pNetwork).choose(rows, shares).numbers
                 usage += torch.bincount(chosen.flatten(), minlength=len(usage))
         self.kept.tensors[USAGE] = usage + self.kept.tensors.get(USAGE, torch.zeros_like(usage))
-
-
-def _network(learner: Learner) -> L2pNetwork:
-    assert isinstance(learner.network, L2pNetwork)
-    return learner.network
 
 
 def _too_long(tokens: int, network: L2pNetwork) -> str:

@@ -15,7 +15,7 @@ from regard.continual.generating import texts_of
 from regard.continual.method import Method, Stage
 from regard.continual.prompted import Before, PromptNetwork, PromptSettings, check_room
 from regard.continual.texts import TextLearner, batch, encode_pairs
-from regard.data.text_task import Pairs
+from regard.data.text_task import Pairs, TextTask
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.generator import IGNORED, Generator
@@ -38,14 +38,15 @@ class Settings(PromptSettings):
     `share`: rows written of each earlier task, as a share of those that it has; `top_k` and `repetition`: how they are
     drawn. `separator`: what stands between the input and the answer of a row that is written.
 
-    λ's, length, rate and sampling are the paper's for classification; the share is that of SAPT's comparison.
+    λ's, length, rate and sampling are those of the authors' script for classification; the share is that of SAPT's
+    comparison.
     """
 
     length: int = 300
     hidden: int = 0
     rate: float = 0.5
     writing: float = 0.25
-    holding: float = 0.05
+    holding: float = 0.01
     share: float = 0.02
     top_k: int = 64
     repetition: float = 2.5
@@ -91,15 +92,17 @@ class _Row(NamedTuple):
 
 
 class Lfpt5(Method):
-    """LFPT5 (arXiv 2110.07298): L_task + λ_writing L_writing + λ_holding KL(before ‖ now), for one prompt of a model.
+    """LFPT5 (arXiv 2110.07298): a prompt that learns (1 − λ_h) (L_task + λ_w L_writing) + λ_h KL(before ‖ now).
 
     The prompt answers inputs, and behind a task's name it writes rows of that task, an input and its answer. When a
     task has been learnt rows of it and of all before it are drawn; they are learnt beside those of the next task, and
     on them the answers' distributions are held where the prompt at the end of the task before has them.
 
     L_task and the divergence are means over all answers' tokens of a batch, L_writing the mean of each row's own mean,
-    weighed by its answer's tokens. The paper's prompt stands behind a text and is trained by Adafactor, this one stands
-    before it and is trained as everything here is.
+    weighed by its answer's tokens. The authors add the divergence up over words, padding and all, of batches of two,
+    and so hold far more with the same λ. Of a task whose answers are matched exactly only rows with one of its answers
+    are kept. The first task has L_task + λ_w L_writing. The paper's prompt stands behind a text and is trained by
+    Adafactor, this one stands before it and is trained as everything here is.
     """
 
     Settings = Settings
@@ -108,7 +111,7 @@ class Lfpt5(Method):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Open the prompt, and make what is trained on: the task's rows and those that were written."""
-        network, one = _network(learner), _texts(learner)
+        network, one = learner.network_as(Lfpt5Network), _texts(learner)
         check_room(learner, self.settings.length)
         network.begin_block(0)
         given = cast(Pairs, one.stream.tasks[task].split("train"))
@@ -142,14 +145,16 @@ class Lfpt5(Method):
         asked = {"input_ids": "asked_ids", "attention_mask": "asked_mask", "labels": "said"}
         writing = {name: rows[source] for name, source in asked.items()} | {"tasks": rows["tasks"]}
         found = found + self.settings.writing * (counted * means(network(writing), writing["labels"])).sum()
-        old = rows["old"] & (counted > 0)
-        if PROMPT in self.kept.tensors and bool(old.any()):
+        if PROMPT not in self.kept.tensors:
+            return found
+        found, old = (1 - self.settings.holding) * found, rows["old"] & (counted > 0)
+        if bool(old.any()):
             found = found + self.settings.holding * self._divergence(learner, logits[old], rows, old)
         return found
 
     def _divergence(self, learner: Learner, logits: Tensor, rows: Rows, old: Tensor) -> Tensor:
         """The sum over tokens of KL(before ‖ now) on rows that were written."""
-        network = _network(learner)
+        network = learner.network_as(Lfpt5Network)
         given = {name: rows[name][old] for name in ("input_ids", "attention_mask", "labels")}
         with torch.no_grad(), network.pool.prepending(self.kept.tensors[PROMPT][None]):
             before = cast(Any, network.classifier)(**given).logits
@@ -159,7 +164,7 @@ class Lfpt5(Method):
         """Keep the prompt, and write rows of all tasks so far; after the last there is nothing to do."""
         if task + 1 == len(learner.stream):
             return
-        network, one = _network(learner), _texts(learner)
+        network, one = learner.network_as(Lfpt5Network), _texts(learner)
         self.kept.tensors[PROMPT] = network.pool.prompts.prompt(0).detach().clone()
         found = [self._write(one, number) for number in range(task + 1)]
         self.kept.values[WRITTEN] = [list(map(list, zip(*pairs, strict=True))) for pairs in found]
@@ -175,8 +180,10 @@ class Lfpt5(Method):
         if not many:
             return []
         asked = learner.tokenizer(self._name(learner, task), return_tensors="pt")["input_ids"].to(learner.device)
-        network, generator = _network(learner), cast(Generator, cast(Any, learner.network.classifier))
+        network, generator = learner.network_as(Lfpt5Network), cast(Generator, cast(Any, learner.network.classifier))
         found: dict[tuple[str, str], None] = {}
+        named = cast(TextTask, learner.stream.tasks[task])
+        known = {said[0] for said in named.train.targets} if named.metric == "exact-match" else None
         devices = [learner.device] if learner.device.type == "cuda" else []
         with learner.evaluating(), torch.no_grad(), torch.random.fork_rng(devices=devices):
             torch.manual_seed(learner.seed_for("written", learner.task, task) % 2**63)
@@ -194,7 +201,7 @@ class Lfpt5(Method):
                     )
                 begun = 1 if generator.reads_apart else ids.shape[1]
                 told = (row_of(text, self.settings.separator) for text in texts_of(learner, said[:, begun:]))
-                found |= dict.fromkeys(row for row in told if row is not None)
+                found |= dict.fromkeys(row for row in told if row is not None and (known is None or row[1] in known))
         return list(found)[:many]
 
     # -- rows -------------------------------------------------------------------------------------------
@@ -264,8 +271,3 @@ def _both(pairs: Pairs) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
 def _texts(learner: Learner) -> TextLearner:
     assert isinstance(learner, TextLearner)
     return learner
-
-
-def _network(learner: Learner) -> Lfpt5Network:
-    assert isinstance(learner.network, Lfpt5Network)
-    return learner.network

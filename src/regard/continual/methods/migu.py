@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.batches import Batches
 from regard.continual.layer_inputs import reading
-from regard.continual.methods.sequential_lora import SequentialLora, network_of
-from regard.continual.pooled import PoolSettings
+from regard.continual.methods.sequential_lora import SequentialLora
+from regard.continual.pooled import PoolNetwork, PoolSettings
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -39,8 +39,9 @@ class Migu(SequentialLora):
     The magnitudes of a matrix W are the means over a batch's tokens of |W x|, divided by their sum. Tasks differ in
     which are large. So at each step the gradient of the rows of W whose magnitude is below the quantile `threshold` is
     set to zero; W is A, and B, of each layer. Adam may move these rows yet, by earlier gradients, as it does in the
-    authors' code. The first task, from which there is nothing to keep, is learnt without: B begins at zero, and so do
-    its magnitudes.
+    authors' code. That of its LoRA is not whole; what is left of it ranks the rows of B by what the layer gives with
+    the block, W x + B A x, and here it is by B A x alone. The first task, from which there is nothing to keep, is
+    learnt without: B begins at zero, and so do its magnitudes.
     """
 
     Settings = Settings
@@ -67,7 +68,7 @@ class Migu(SequentialLora):
         """The sum of the cross-entropies; the magnitudes of these rows are added to those of the batch."""
         if not learner.task:
             return learner.cross_entropy(network(rows), rows)
-        pool = network_of(learner).pool
+        pool = learner.network_as(PoolNetwork).pool
 
         @torch.no_grad()
         def add(name: str, states: Tensor) -> None:
@@ -77,12 +78,12 @@ class Migu(SequentialLora):
             before = self.sums.get(name)
             self.sums[name] = here if before is None else (before[0] + here[0], before[1] + here[1])
 
-        with reading(network_of(learner), rows, add):
+        with reading(learner.network_as(PoolNetwork), rows, add):
             return learner.cross_entropy(network(rows), rows)
 
     def _correct(self, learner: Learner) -> None:
         """Mask the gradient of a step in place."""
-        for name, layer in network_of(learner).pool.layers.items():
+        for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
             for part, sums in zip((layer.blocks.A[0], layer.blocks.B[0]), self.sums[name], strict=True):
                 if dist.is_initialized():
                     dist.all_reduce(sums)

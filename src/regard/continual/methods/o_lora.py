@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.continual.methods.sequential_lora import network_of
-from regard.continual.pooled import PoolSettings
+from regard.continual.pooled import PoolNetwork, PoolSettings
 
 if TYPE_CHECKING:
     from regard.adapters.pool import LoraPool
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(PoolSettings):
-    """`orthogonality`: λ₁; `shrinkage`: λ₂, of the new block's norms, which the authors' scripts mostly leave out.
+    """`orthogonality`: λ₁; `shrinkage`: λ₂, of the new block's norms.
 
     `squared`: penalise the squares of the overlaps, as the paper's equation has it, and not their sizes, as the code
     behind its numbers does.
@@ -44,7 +43,8 @@ class OLora(IncrementalLora):
 
     The rows of A span what a block reads; where those of the new block are orthogonal to all earlier ones, the blocks
     read different parts of a layer's input. Earlier blocks are frozen. With λ₂ the Frobenius norms of the new A and B
-    are added. λ₁ = 0.5 and λ₂ = 0 are the authors' for T5-large, at a learning rate of 1e-3 and rank 8.
+    are added. λ₁ = 0.5 and λ₂ = 0 are the authors' for T5-large and short sequences, at a learning rate of 1e-3 and
+    rank 8; in their script for the long one λ₁ is 5 for six of the tasks, and λ₂ 0.1 or 0.3 for seven.
     """
 
     Settings = Settings
@@ -52,7 +52,7 @@ class OLora(IncrementalLora):
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
         found = learner.cross_entropy(network(rows), rows)
-        counted, settings, pool = (rows["labels"] != IGNORED).sum(), self.settings, network_of(learner).pool
+        counted, settings, pool = (rows["labels"] != IGNORED).sum(), self.settings, learner.network_as(PoolNetwork).pool
         with torch.autocast(found.device.type, enabled=False):
             if learner.task and settings.orthogonality:
                 apart = overlap(pool, learner.task, squared=settings.squared)

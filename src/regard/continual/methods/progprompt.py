@@ -42,8 +42,8 @@ class ProgPrompt(Method):
     """Progressive prompts (arXiv 2301.12314): prompts P_t, …, P_1 stand before a text of task t, and P_t is trained.
 
     The task of a text has to be known, also at test. Prompts begin as the embeddings of drawn words and are
-    re-parametrised while they are trained, P' = MLP(P) + P, and put down as plain vectors afterwards. The paper trains
-    T5 with a rate of 0.3 and BERT with 1e-4; the defaults are the former.
+    re-parametrised while they are trained, P' = MLP(P) + P, and put down as plain vectors afterwards. The defaults
+    are the paper's for T5, at a rate of 0.3; BERT's is far lower, and the released example for T5 has no MLP.
 
     What an earlier task's rows become is never changed. Where the head has vectors of classes, those of other tasks are
     given back what they were, since weight decay moves them; a class that two tasks share is trained by both.
@@ -56,7 +56,7 @@ class ProgPrompt(Method):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Open the task's prompt, and note what the head has of classes."""
-        network = _network(learner)
+        network = learner.network_as(ProgressiveNetwork)
         check_room(learner, len(network.pool) * self.settings.length)
         network.begin_block(task)
         self.head_before = class_vectors(learner)
@@ -67,10 +67,5 @@ class ProgPrompt(Method):
 
     def finish(self, learner: Learner, task: int) -> None:
         """Put the prompt down, and what other tasks' classes have back."""
-        _network(learner).pool.close()
+        learner.network_as(ProgressiveNetwork).pool.close()
         put_back(learner, self.head_before, task)
-
-
-def _network(learner: Learner) -> ProgressiveNetwork:
-    assert isinstance(learner.network, ProgressiveNetwork)
-    return learner.network

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regard.continual.methods import replay
-from regard.continual.methods.sequential_lora import OneBlock, network_of
-from regard.continual.pooled import PoolSettings
+from regard.continual.methods.sequential_lora import OneBlock
+from regard.continual.pooled import PoolNetwork, PoolSettings
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -32,4 +32,4 @@ class ReplayLora(replay.Replay):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Train the block, on."""
-        network_of(learner).begin_block(0)
+        learner.network_as(PoolNetwork).begin_block(0)

@@ -219,7 +219,7 @@ class Sapt(Method):
 
     def place(self, learner: Learner, task: int) -> None:
         """Put the next block in place, and open its gate."""
-        network, settings = _network(learner), self.settings
+        network, settings = learner.network_as(SaptNetwork), self.settings
         block = self.block(learner, task)
         new = block >= int(network.count)
         network.begin_block(block)
@@ -266,12 +266,14 @@ class Sapt(Method):
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses, and of what opens the gate; and λ times the divergence for each that counts."""
         found = learner.cross_entropy(network(rows), rows)
-        mixed = _network(learner).mixed
+        mixed = learner.network_as(SaptNetwork).mixed
         assert mixed is not None
         counted = (rows["labels"] != IGNORED).reshape(len(mixed), -1).sum(1)
         if self.settings.opens:
             shares = mixed.clamp_min(torch.finfo(mixed.dtype).tiny)
-            found = found - self.settings.opening * (counted * shares[:, _network(learner).own].log()).sum()
+            found = (
+                found - self.settings.opening * (counted * shares[:, learner.network_as(SaptNetwork).own].log()).sum()
+            )
             found = found - self.settings.entropy * (counted * (shares * shares.log()).sum(-1)).sum()
         return found + counted.sum() * self.reflection(learner)
 
@@ -281,7 +283,7 @@ class Sapt(Method):
             return
         found = self._vectors_of(learner, task)
         with torch.no_grad():
-            weights = _network(learner).attention(found)
+            weights = learner.network_as(SaptNetwork).attention(found)
         kept, settings = self.kept.tensors, self.settings
         kept[f"{TARGET}{task}"] = target_of(weights)
         if settings.reflects == "density":
@@ -315,7 +317,7 @@ class Sapt(Method):
         if not earlier:
             return torch.zeros((), device=learner.device)
         with torch.autocast(learner.device.type, enabled=False):
-            apart = torch.stack(divergences(_network(learner).attention, earlier)).mean()
+            apart = torch.stack(divergences(learner.network_as(SaptNetwork).attention, earlier)).mean()
         return self.strength(learner.task) * apart
 
     def earlier(self, learner: Learner, task: int) -> list[Earlier]:
@@ -342,13 +344,13 @@ class Sapt(Method):
         """The query vectors (row, width) of a task's training rows."""
         if task not in self.read:
             with torch.no_grad():
-                parts = [_network(learner).vectors(rows) for rows in learner.each(learner.items(task))]
+                parts = [learner.network_as(SaptNetwork).vectors(rows) for rows in learner.each(learner.items(task))]
             self.read = {task: torch.cat(parts)}
         return self.read[task]
 
     def _balance(self, learner: Learner, task: int) -> float:
         """λ that makes the gradient of the divergence in the maps `balanced` times as long as that of the task."""
-        network, earlier = _network(learner), learner.task
+        network, earlier = learner.network_as(SaptNetwork), learner.task
         learner.task = task
         maps = [network.attention.down, network.attention.up]
         items = learner.sampled(task, "train", MEASURED * learner.budget.batch)
@@ -367,9 +369,3 @@ class Sapt(Method):
         if not float(theirs):
             return float(self.settings.strength)
         return float(self.settings.balanced * ours / count / theirs)
-
-
-def _network(learner: Learner) -> SaptNetwork:
-    """What is trained, without what may be wrapped around it."""
-    assert isinstance(learner.network, SaptNetwork)
-    return learner.network

@@ -91,7 +91,7 @@ class SaptNoticed(Sapt):
 
     def block(self, learner: Learner, task: int) -> int:
         """The block that a portion gets, decided once."""
-        name, network = f"{PORTION}{task}", _network(learner)
+        name, network = f"{PORTION}{task}", learner.network_as(NoticedNetwork)
         if name not in self.kept.values:
             self.kept.values[name] = self._decide(learner, task)
         block = int(self.kept.values[name]["block"])
@@ -111,7 +111,7 @@ class SaptNoticed(Sapt):
 
     def finish(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the block's rows, and what stands for them."""
-        network, kept = _network(learner), self.kept
+        network, kept = learner.network_as(NoticedNetwork), self.kept
         block, found = network.block_of(task), self._vectors_of(learner, task)
         before, seen = kept.tensors.get(f"{VECTORS}{block}", found[:0]), int(kept.values.get(f"{SEEN}{block}", 0))
         with torch.no_grad():
@@ -170,9 +170,3 @@ def _drawn(vectors: Tensor, many: int, random: torch.Generator) -> Tensor:
     """At most so many of the vectors, in their order."""
     chosen = torch.randperm(len(vectors), generator=random)[:many].sort().values
     return vectors[chosen.to(vectors.device)]
-
-
-def _network(learner: Learner) -> NoticedNetwork:
-    """What is trained, without what may be wrapped around it."""
-    assert isinstance(learner.network, NoticedNetwork)
-    return learner.network

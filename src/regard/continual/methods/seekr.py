@@ -113,8 +113,8 @@ class Seekr(memory.Remembering):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Train the block, on; note how the examples that will be stored are attended to so far."""
-        _network(learner).begin_block(0)
-        _network(learner).to(learner.device)
+        learner.network_as(SeekrNetwork).begin_block(0)
+        learner.network_as(SeekrNetwork).to(learner.device)
         coming = self._after(learner, task)
         self.before = {item: seen for item, (seen, *_) in self._looked(learner, coming, slopes=False)}
 
@@ -129,7 +129,7 @@ class Seekr(memory.Remembering):
         old = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORED)).nonzero().flatten()
         if not len(old):
             return learner.cross_entropy(network(rows), rows)
-        with _network(learner).reading() as reads:
+        with learner.network_as(SeekrNetwork).reading() as reads:
             logits = learner.of_task(network(rows), rows["tasks"])
         entropy = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORED, reduction="none")
         share = torch.ones_like(entropy).index_fill(0, old, 1 - self.settings.distilled)
@@ -179,7 +179,7 @@ class Seekr(memory.Remembering):
         All on the CPU, in evaluation; the slopes are the means (layer, head) of their squares.
         """
         found = []
-        network = _network(learner)
+        network = learner.network_as(SeekrNetwork)
         table = network.classifier.get_input_embeddings()
         with learner.evaluating(), torch.set_grad_enabled(slopes), _in_graph(table):
             for item, rows in zip(items, learner.each(items, size=1), strict=True):
@@ -204,7 +204,7 @@ class Seekr(memory.Remembering):
 
     def _importance(self, learner: Learner) -> Tensor:
         """(layer, head): 0 where no example has said anything yet."""
-        here = _network(learner).places
+        here = learner.network_as(SeekrNetwork).places
         return self.kept.tensors.get(IMPORTANCE, torch.zeros(len(here), max(place.heads for place in here)))
 
     def _divergence(self, reads: Sequence[Read], real: Tensor, old: Tensor, items: Sequence[Item]) -> Tensor:
@@ -275,9 +275,3 @@ def _name(kind: str, item: Item) -> str:
 def _whole(values: Tensor) -> Tensor:
     """The values in float32 at least."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def _network(learner: Learner) -> SeekrNetwork:
-    """What is trained, without what may be wrapped around it."""
-    assert isinstance(learner.network, SeekrNetwork)
-    return learner.network

@@ -31,10 +31,4 @@ class SequentialLora(Method):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Train the block, on."""
-        network_of(learner).begin_block(0)
-
-
-def network_of(learner: Learner) -> PoolNetwork:
-    """The network of a method with blocks, without what may be wrapped around it."""
-    assert isinstance(learner.network, PoolNetwork)
-    return learner.network
+        learner.network_as(PoolNetwork).begin_block(0)

@@ -67,28 +67,23 @@ class Slao(Method):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Begin from what the task before was tuned to, its A made orthonormal."""
-        network = _network(learner)
+        network = learner.network_as(SlaoNetwork)
         network.begin()
         if task:
             network.turn()
 
     def finish(self, learner: Learner, task: int) -> None:
         """Merge what the task was tuned to."""
-        _network(learner).merge(1 / math.sqrt(task + 1))
+        learner.network_as(SlaoNetwork).merge(1 / math.sqrt(task + 1))
 
 
 def orthonormal(matrix: Tensor) -> Tensor:
     """Orthonormal rows (rank, inputs) that span what those of a matrix do: Qᵀ of its transpose's Q R.
 
-    Of all these the one whose R has no negative number on its diagonal, which makes it unique where the rank is full.
+    Of all these the one whose R has no negative number on its diagonal, which makes it unique where the rank is full:
+    a row with the other sign would turn around what the block adds, whose B stays.
     """
     exact = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
     basis, triangle = torch.linalg.qr(exact.T)
     signs = torch.where(triangle.diagonal() < 0, -1.0, 1.0).to(basis)
     return (basis * signs).T.to(matrix.dtype)
-
-
-def _network(learner: Learner) -> SlaoNetwork:
-    """What is trained, without what may be wrapped around it."""
-    assert isinstance(learner.network, SlaoNetwork)
-    return learner.network
