@@ -311,6 +311,9 @@ def test_texts_that_do_not_fit_are_refused_before_anything_is_learnt() -> None:
     longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
     with pytest.raises(UserError, match=f"at most 7 tokens behind 9 of prompts, got {longest}"):
         method.prepare(learner, 0)
+    learner, method = made(Settings(pool=4, length=9, chosen=3))
+    with pytest.raises(UserError, match="length: expected prompts of fewer than 16 tokens together, got 27"):
+        method.prepare(learner, 0)
     made()[1].prepare(made()[0], 0)
 
 

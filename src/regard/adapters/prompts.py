@@ -157,6 +157,13 @@ class _Given(NamedTuple):
     real: Tensor | None
 
 
+def too_long(tokens: int, room: int, prompts: int) -> UserError:
+    """Texts of so many tokens do not fit in the room that so many of prompts leave."""
+    if room < 1:
+        return UserError(f"length: expected prompts of fewer than {room + prompts} tokens together, got {prompts}")
+    return UserError(f"length: expected texts of at most {room} tokens behind {prompts} of prompts, got {tokens}")
+
+
 class PromptPool:
     """Soft prompts before what any Transformers model reads, in place: the mix of blocks that `mixture` says.
 
@@ -332,8 +339,7 @@ class PromptPool:
         if seen and mask is not None and mask.shape[1] + many != seen + tokens:
             raise UserError("past_key_values: expected those of a text behind the same soft prompts, got others")
         if not seen and self.limit is not None and many + tokens > self.limit:
-            room = self.limit - many
-            raise UserError(f"length: expected texts of at most {room} tokens behind {many} of prompts, got {tokens}")
+            raise too_long(tokens, self.limit - many, many)
         if "position_ids" in self._takes:
             return
         if _is_padded_before(mask):

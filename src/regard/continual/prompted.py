@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.prompts import PromptPool
+from regard.adapters.prompts import PromptPool, too_long
 from regard.continual import method
 from regard.continual.network import Network
 from regard.errors import UserError
@@ -99,10 +99,7 @@ def check_room(learner: Learner, prompts: int) -> None:
     pool: PromptPool = learner.network.pool  # type: ignore[assignment]  # of a network with prompts
     longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
     if pool.limit is not None and longest + prompts > pool.limit:
-        room = pool.limit - prompts
-        if room < 1:
-            raise UserError(f"length: expected prompts of fewer than {pool.limit} tokens together, got {prompts}")
-        raise UserError(f"length: expected texts of at most {room} tokens behind {prompts} of prompts, got {longest}")
+        raise too_long(longest, pool.limit - prompts, prompts)
 
 
 # -- class vectors ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.embedded import positions_of, reads_embeddings
+from regard.adapters.prompts import too_long
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method, Stage
@@ -120,7 +121,7 @@ class L2pNetwork(Network):
         """The logits (row, class), behind the prompts that `rows` has the numbers of, or that the texts choose."""
         real = rows["attention_mask"].bool()
         if self.room is not None and real.shape[1] > self.room:
-            raise UserError(_too_long(real.shape[1], self))
+            raise too_long(real.shape[1], self.room, self.added)
         numbers = rows["prompts"] if "prompts" in rows else self.choose(rows).numbers
         prompts, encoder = self.prompts[numbers].flatten(1, 2), self.classifier.encoder
         table: Any = encoder.get_input_embeddings()
@@ -159,7 +160,7 @@ class L2p(Method):
         network = learner.network_as(L2pNetwork)
         longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
         if network.room is not None and longest > network.room:
-            raise UserError(_too_long(longest, network))
+            raise too_long(longest, network.room, network.added)
         for name, value in self.kept.tensors.items():
             self.kept.tensors[name] = value.to(network.keys.device)
 
@@ -189,10 +190,6 @@ class L2p(Method):
                 chosen = learner.network_as(L2pNetwork).choose(rows, shares).numbers
                 usage += torch.bincount(chosen.flatten(), minlength=len(usage))
         self.kept.tensors[USAGE] = usage + self.kept.tensors.get(USAGE, torch.zeros_like(usage))
-
-
-def _too_long(tokens: int, network: L2pNetwork) -> str:
-    return f"length: expected texts of at most {network.room} tokens behind {network.added} of prompts, got {tokens}"
 
 
 # -- what a model can do ----------------------------------------------------------------------------------
