@@ -40,6 +40,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     curve = [(name, float(x), float(x)) for name in sapt_analyses_page.FIFTY for x in range(1, 11)]
     analysis_of(work, "fifty", "sapt, 50 tasks", [*curve, ("ap cil", None, 10.0)])
     analysis_of(work, "pair", "similar", [("task 1 end", None, 55.0), ("weight of block 1 in task 2", None, 0.25)])
+    written = [("ap til", None, 40.0), ("f_ra til", None, 2.0), ("own_weight end", None, 0.875), ("seconds", None, 9.0)]
+    analysis_of(work, "decoder", "sapt", [*written, ("ap by tasks", 1.0, 3.0)])
     return Tables.gather(work, "abc123")
 
 
@@ -254,6 +256,12 @@ def test_orders_and_analyses_are_told_where_they_are(both: Tables, tmp_path: Pat
     assert "| case | AP | end |\n| --- | --- | --- |\n| real, 2% | 60.0 | 0.50 |\n| real, 10% | 61.0 | 0.88 |" in page
     assert "| sapt, 50 tasks | own weight | 3.00 | 8.00 | 2.67 |" in page
     assert "| similar | 55.0 | 0.25 |" in page
+    assert "| case | AP | F.Ra | end | s |\n| --- | --- | --- | --- | --- |\n| sapt | 40.0 | 2.0 | 0.88 | 9 |" in page
+    told = " ".join(page.split())
+    assert "Variants of `sapt` are run in order 3 alone" in told
+    assert "Of order 3, without any run: `sapt, published samples`" in told
+    assert "Of order 4, without any run: `incremental-lora`" in told
+    assert "of its tasks from text to text those of the decoder alone." in told
     assert "{" not in page
 
 

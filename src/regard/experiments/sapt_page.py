@@ -18,6 +18,7 @@ from regard.experiments.comparison import where
 from regard.experiments.markdown import collapsed, listed, pictures, table, wrapped
 from regard.experiments.results_page import DASH, counted, p_value
 from regard.experiments.runs import FOLDER, PICTURES
+from regard.experiments.sapt import rows_of
 from regard.experiments.sapt_analyses_page import analyses
 from regard.experiments.sapt_findings import LLAMA, T5, Finding, findings
 from regard.experiments.sapt_tables import PUBLISHED, SAPT, SCORED, UNREFLECTED, Tables
@@ -193,7 +194,7 @@ def _missing(tables: Tables) -> str:
     seeds, said = len(tables.record["seeds"]), []
     for order in tables.orders:
         counts = where(tables.cost, order=order).groupby("row", sort=False)["seed"].nunique()
-        absent = [row for row in tables.record["rows"] if row not in counts]
+        absent = [row for row in tables.record["rows"] if row in rows_of(order) and row not in counts]
         few = [f"`{row}` ({n})" for row, n in counts.items() if n < seeds]
         if absent:
             said.append(f"Of order {order}, without any run: {listed(f'`{row}`' for row in absent)}.")
@@ -201,7 +202,14 @@ def _missing(tables: Tables) -> str:
             said.append(f"Of order {order}, with fewer than {seeds} seeds: {listed(few)}.")
     if not said:
         said.append(f"Every row has its {seeds} seeds in {listed(f'order {order}' for order in tables.orders)}.")
-    return " ".join(said) + " Nothing was run at the paper's own scale, nor its tasks from text to text."
+    if len(tables.orders) > 1:
+        said.append(f"Variants of `sapt` are run in order {tables.orders[0]} alone: compare them by *to sapt*.")
+    decoded = "decoder" in set(tables.analyses["analysis"])
+    rest = ", and of its tasks from text to text those of the decoder alone." if decoded else NO_TEXTS
+    return " ".join(said) + f" Nothing was run at the paper's own scale{rest}"
+
+
+NO_TEXTS = ", nor its tasks from text to text."
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
