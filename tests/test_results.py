@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 
 import regard
 from regard import UserError
-from regard.results import Measurements, compare, write_file
+from regard.results import Measurements, compare
 from regard.table import COLUMNS, TOKEN_COLUMNS, table_of
+from regard.writing import write_file
 
 FILES = ["mean_attention.safetensors", "report.html", "results.json", "statistics.parquet", "tokens.parquet"]
 

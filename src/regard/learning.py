@@ -16,7 +16,8 @@ import pandas as pd
 from regard import report, results
 from regard.continual import comparing, guarding, metrics
 from regard.errors import UserError
-from regard.results import PAGE, RECORD, writing
+from regard.results import PAGE
+from regard.writing import RECORD, writing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -30,7 +30,7 @@ from regard.models import RegardForCausalLM
 from regard.pretraining import VERB, Pretraining, final, table
 from regard.provenance import digest, now, peak_memory, versions
 from regard.recipes import FREE, TRAINED, TRAINED_SIZE, Recipe, recipe
-from regard.results import writing
+from regard.writing import writing
 
 IGNORED = -100
 CHECKPOINTS, WATCHED = "checkpoints", "watched"

@@ -17,8 +17,9 @@ from torch import Tensor
 from regard import report
 from regard.errors import UserError
 from regard.report import intervals, relative_drop
-from regard.results import PAGE, RECORD, writing
+from regard.results import PAGE
 from regard.table import selected
+from regard.writing import RECORD, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

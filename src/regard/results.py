@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,12 +16,13 @@ from torch import Tensor
 from regard import report
 from regard.errors import UserError
 from regard.table import COLUMNS, check_statistic, selected
+from regard.writing import RECORD, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-RECORD, TABLE, TOKENS, PAGE = "results.json", "statistics.parquet", "tokens.parquet", "report.html"
+TABLE, TOKENS, PAGE = "statistics.parquet", "tokens.parquet", "report.html"
 MATRICES = "mean_attention.safetensors"
 
 
@@ -121,105 +117,3 @@ def compare(runs: Mapping[str, Measurements]) -> tuple[pd.DataFrame, str]:
     table = report.comparison({name: (run.table, run.record) for name, run in runs.items()})
     page = report.comparison_page({name: (run.table, run.record, run.tokens) for name, run in runs.items()})
     return table, page
-
-
-def check_free(folder: str | Path, *, overwrite: bool, sign: str = RECORD) -> None:
-    """Nothing, or a UserError: the folder is in use and may not be written over, or it cannot be made.
-
-    Only what has the file `sign` is ours to write over.
-    """
-    folder = Path(folder)
-    with _reachable(folder):
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"--out: expected a folder, {folder} is a file")
-        _check_writable(folder)
-        if not folder.exists() or not any(folder.iterdir()):
-            return
-        if not overwrite:
-            raise UserError(f"--out: {folder} exists; choose another folder, or allow --overwrite")
-        if not (folder / sign).is_file():
-            what = "a run" if sign == RECORD else "what this command writes"
-            raise UserError(f"--out: {folder} holds something else than {what} (no {sign}); it is not overwritten")
-
-
-def check_free_file(path: str | Path, *, overwrite: bool) -> None:
-    """Nothing, or a UserError: the file is there and may not be written over, or it cannot be made."""
-    path = Path(path)
-    with _reachable(path):
-        if path.is_dir():
-            raise UserError(f"--out: expected a file, {path} is a folder")
-        _check_writable(path)
-        if path.exists() and not overwrite:
-            raise UserError(f"--out: {path} exists; choose another name, or allow --overwrite")
-
-
-@contextlib.contextmanager
-def _reachable(path: Path) -> Iterator[None]:
-    """Turns what the system raises over a path into one line for the user."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--out: cannot write {path}: {error.strerror or error}") from error
-
-
-def _check_writable(path: Path) -> None:
-    """Nothing, or a UserError: no entry can be made where this one would stand."""
-    above = path.absolute().parent
-    while not above.exists():
-        above = above.parent
-    if not above.is_dir():
-        raise UserError(f"--out: cannot write {path}, {above} is a file")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(f"--out: cannot write {path}, no permission to write in {above}")
-
-
-@contextlib.contextmanager
-def writing(folder: str | Path, *, overwrite: bool, sign: str = RECORD) -> Iterator[Path]:
-    """A folder beside `folder` to write to, which takes its name at the end, or vanishes if anything goes wrong."""
-    folder = Path(folder).resolve()
-    check_free(folder, overwrite=overwrite, sign=sign)
-    place = _beside(folder, "new")
-    made = [parent for parent in folder.parents if not parent.exists()]
-    try:
-        place.mkdir(parents=True)
-        yield place
-        _take_name(place, folder)
-    except (OSError, safetensors.SafetensorError) as error:
-        why = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise UserError(f"cannot write {folder}: {why}; nothing was written") from error
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            for parent in made:
-                parent.rmdir()  # which fails where the folder stands in it by now
-
-
-def write_file(path: str | Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path = Path(path).resolve()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as place:
-            (Path(place) / path.name).write_text(text, encoding="utf-8")
-            (Path(place) / path.name).replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; nothing was written") from error
-
-
-def _beside(folder: Path, what: str) -> Path:
-    """A hidden name next to the folder, for one that is made with the permissions folders ordinarily get."""
-    return folder.with_name(f".{folder.name[:100]}-{what}-{secrets.token_hex(4)}")
-
-
-def _take_name(place: Path, folder: Path) -> None:
-    """Rename, with what had the name before kept until then, and put back if that is interrupted."""
-    old = _beside(folder, "old")
-    try:
-        if folder.exists():
-            folder.rename(old)
-        place.rename(folder)
-    finally:
-        if old.exists() and folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-        elif old.exists():
-            old.rename(folder)

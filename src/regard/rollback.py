@@ -10,7 +10,7 @@ from regard.continual.models import LINEAGE, export, rebuilt
 from regard.errors import UserError
 from regard.learning import MODELS, read_record
 from regard.models.pretrained import Loaded, load
-from regard.results import check_free
+from regard.writing import check_free
 
 
 def rollback(

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from regard.engines import Engine, Event, Job, Local, Ray, run
 from regard.errors import UserError
-from regard.results import PAGE, write_file
+from regard.results import PAGE
 from regard.sweeps import LOCK, TRIALS, VERBS, State, Verb, check_folder, entry, varied
+from regard.writing import write_file
 
 if TYPE_CHECKING:
     import pandas as pd

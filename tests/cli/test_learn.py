@@ -28,7 +28,7 @@ SMALL = (
     *("--length", 10, "--diagnosed", 0),
 )
 FOLDER = ["cost.parquet", "diagnostics.parquet", "gate.parquet", "interference.parquet", "matrix.parquet"]
-FOLDER += ["models", "report.html", "results.json"]
+FOLDER += ["models", "pseudo.parquet", "report.html", "results.json"]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard.adapters import saving
 from regard.adapters.lora import LoraBlocks
 from regard.errors import UserError
+from regard.writing import writing
 
 if TYPE_CHECKING:
     from regard.adapters.shared import SharedAdapters
@@ -58,7 +59,7 @@ def export(adapters: SharedAdapters, name: str, folder: Path, *, router: bool, o
         "use_rslora": False,
         "use_dora": False,
     }
-    with saving.writing(folder, sign=CONFIG, overwrite=overwrite) as place:
+    with writing(folder, sign=CONFIG, overwrite=overwrite, asked=saving.ASKED) as place:
         (place / CONFIG).write_text(json.dumps(about, indent=2), encoding="utf-8")
         save_file(tensors, place / WEIGHTS, {"format": "pt"})
         if router:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,11 +21,14 @@ from regard.adapters.lora import MixedLayer
 from regard.adapters.pool import LoraPool
 from regard.adapters.prompts import PromptPool
 from regard.errors import UserError
+from regard.writing import writing
 
 if TYPE_CHECKING:
     from regard.adapters.shared import SharedAdapters
 
 TENSORS, ABOUT, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
+ASKED = "folder"
+"""What the place to write to is called where it is asked for."""
 A = TypeVar("A", bound="SharedAdapters")
 
 
@@ -37,7 +37,7 @@ def save(adapters: SharedAdapters, folder: Path, *, overwrite: bool) -> Path:
     if not adapters.names and not adapters.merged:
         raise UserError("adapters: expected at least one block to save, got none; add one")
     base = {**_base(adapters.model), "sha256": adapters.base_sha256 or base_sha256(adapters.model)}
-    with writing(folder, sign=ABOUT, overwrite=overwrite) as place:
+    with writing(folder, sign=ABOUT, overwrite=overwrite, asked=ASKED) as place:
         save_file(_tensors(adapters), place / TENSORS, {"format": "pt"})
         about = {
             "format": FORMAT,
@@ -87,34 +87,6 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
             raise
         raise UserError(f"{folder}: expected blocks as `save_pretrained` leaves them, got {_line(error)}") from error
     return adapters
-
-
-@contextlib.contextmanager
-def writing(folder: Path, *, sign: str, overwrite: bool) -> Iterator[Path]:
-    """A folder beside `folder` to write to, which takes its name at the end, or vanishes if anything goes wrong.
-
-    What stands there is replaced only where that is allowed, and where it is such a folder itself: it holds `sign`.
-    """
-    folder = folder.resolve()
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        if not (folder / sign).is_file():
-            raise UserError(f"folder: expected a new one, or one with {sign}, got {folder}")
-        if not overwrite:
-            raise UserError(f"folder: expected a new one, got {folder}, which holds {sign}; allow it with overwrite")
-    place, old = (folder.with_name(f".{folder.name[:100]}-{kind}-{secrets.token_hex(4)}") for kind in ("new", "old"))
-    try:
-        place.mkdir(parents=True)
-        yield place
-        if folder.exists():
-            folder.rename(old)
-        place.rename(folder)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"folder: cannot write {folder}: {_line(error)}") from error
-    finally:
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        for left in (place, old):
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def attention_tensors(adapters: SharedAdapters) -> dict[str, Tensor]:

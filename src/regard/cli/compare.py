@@ -34,7 +34,8 @@ def run(given: argparse.Namespace) -> None:
         raise UserError(f"expected different runs to compare, got {', '.join(map(str, given.runs))}")
     from rich.console import Console
 
-    from regard.results import Measurements, check_free_file, compare, write_file
+    from regard.results import Measurements, compare
+    from regard.writing import check_free_file, write_file
 
     if given.out is not None:
         check_free_file(given.out, overwrite=given.overwrite)

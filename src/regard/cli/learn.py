@@ -89,7 +89,7 @@ def run(given: argparse.Namespace) -> None:
     """Learn, print, write; everything that can be refused is refused before."""
     course, seeds = given_course(given)
     from regard.learn import can_go_on, learn
-    from regard.results import check_free
+    from regard.writing import check_free
 
     named = f"{of_model(Path(course.stream).stem)}-{of_model(course.method)}"
     out = given.out or Path("runs") / f"learn-{named}"

@@ -80,8 +80,8 @@ def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> 
     from regard import models, processes
     from regard.data import read_texts
     from regard.measure import Settings, measure
-    from regard.results import check_free
     from regard.slot import ReplacedModel
+    from regard.writing import check_free
 
     check_free(out, overwrite=given.overwrite)
     Settings(statistics=given.statistics, **settings)

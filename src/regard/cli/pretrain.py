@@ -61,7 +61,7 @@ def run(given: argparse.Namespace) -> None:
     """Train, print, write; everything that can be refused is refused before."""
     base, changes = given_recipe(given)
     from regard.pretrain import can_go_on, pretrain
-    from regard.results import check_free
+    from regard.writing import check_free
 
     name = given.name or (of_model(Path(given.config).resolve().parent.name) if given.config else NAMED)
     out = given.out or Path("runs") / f"pretrain-{name}"

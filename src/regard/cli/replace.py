@@ -97,9 +97,9 @@ def run(given: argparse.Namespace) -> None:
     from regard.data import TASKS, read_task
     from regard.plan import LANGUAGE_MODEL, Settings
     from regard.replace import replace
-    from regard.results import check_free
     from regard.slot import ReplacedModel
     from regard.slot.swapping import swappable
+    from regard.writing import check_free
 
     out = given.out or Path("runs") / f"replace-{of_model(given.model)}-{of_model(Path(given.task).stem)}"
     work = work_beside(out)

@@ -26,7 +26,7 @@ from regard.models.generator import Generator, GeneratorConfig, generates
 from regard.models.pretrained import Loaded
 from regard.provenance import digest
 from regard.quiet import quiet
-from regard.results import write_file, writing
+from regard.writing import write_file, writing
 
 LINEAGE = "lineage.json"
 NETWORK, METHOD = "network.safetensors", "method.json"

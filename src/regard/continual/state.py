@@ -17,7 +17,7 @@ from regard.continual.batches import Item
 from regard.continual.method import Kept
 from regard.errors import UserError
 from regard.journal import check_same
-from regard.results import writing
+from regard.writing import writing
 
 NETWORK, KEPT, STATE = "network.safetensors", "kept.safetensors", "state.json"
 FORMAT = 1

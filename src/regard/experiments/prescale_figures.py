@@ -38,7 +38,7 @@ from regard.experiments.prescale_tables import WHEN, Tables
 from regard.experiments.runs import FOLDER, PICTURES
 from regard.models.pretrained import Loaded, load
 from regard.report import colours
-from regard.results import write_file
+from regard.writing import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

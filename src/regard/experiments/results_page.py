@@ -13,7 +13,7 @@ from rich.console import Console
 from regard.errors import UserError
 from regard.experiments.markdown import item
 from regard.experiments.verdicts import VERDICTS, Finding
-from regard.results import write_file
+from regard.writing import write_file
 
 DASH = "–"
 

@@ -12,7 +12,7 @@ import pandas as pd
 from rich.console import Console
 
 from regard.errors import UserError
-from regard.results import write_file
+from regard.writing import write_file
 
 FOLDER = Path("docs") / "results"
 PICTURES = Path("docs") / "figures"

@@ -23,7 +23,7 @@ from regard.experiments import runs as finished
 from regard.experiments.comparison import Comparison, long_scores, where
 from regard.experiments.runs import FOLDER
 from regard.experiments.sapt import ALPHA, BUDGET, EVALUATED, LOOKED_AT, ORDERS, RANK, ROWS, SEEDS, STREAM, TRAIN
-from regard.results import write_file
+from regard.writing import write_file
 
 RECORD, ANALYSES = "sapt.json", "sapt-analyses.csv"
 SAPT, UNREFLECTED, PUBLISHED = "sapt", "sapt, without reflection", "sapt, gate published"

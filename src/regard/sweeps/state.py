@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UserError
-from regard.results import write_file
+from regard.writing import write_file
 
 STATE, TRIALS, LOCK = "sweep.json", "trials", ".lock"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.errors import UserError
-from regard.results import RECORD
+from regard.writing import RECORD
 
 if TYPE_CHECKING:
     import pandas as pd
