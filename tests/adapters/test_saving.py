@@ -212,7 +212,7 @@ def test_only_a_folder_of_blocks_is_replaced_and_only_if_allowed(tmp_path: Path)
     assert SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved").names == ("task1", "task2")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match=r"^folder: .* holds something else than .*\(no adapters\.json\); it is not overwritten"):
+    with pytest.raises(UserError, match=r"^folder: .* holds something else .*\(no adapters\.json\); it is not overwr"):
         adapters.save_pretrained(tmp_path / "mine", overwrite=True)
     (tmp_path / "empty").mkdir()
     adapters.save_pretrained(tmp_path / "empty")
