@@ -110,7 +110,7 @@ class Course:
     head: str | None = option(None, "labels (a text's state against those of the labels' words), or none: the method's")
     lora: int | None = option(None, "rank of low-rank adapters that are trained in place of the model")
     set: tuple[str, ...] = option((), "settings of the method, each NAME=VALUE")
-    diagnosed: int = option(32, "dev rows a task for sinks, over-smoothing, interference and gates; 0: none", least=0)
+    diagnosed: int = option(32, "dev rows a task for sinks, interference and gates; 0: nothing is diagnosed", least=0)
     checkpoint_every: int | None = option(None, "steps between two checkpoints within a task (default: none)")
 
     def __post_init__(self) -> None:

@@ -51,8 +51,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 class Learning:
     """What methods made of a stream: the accuracy matrix of every run, its cost, and what was diagnosed.
 
-    `matrix`, `cost`, `diagnostics`, `interference`, `gate`, which is empty for methods without one, and `pseudo`, for
-    those that write samples of earlier tasks, are tidy (`docs/design.md`); `record` is the provenance; `models` is
+    `matrix`, `cost`, `diagnostics`, `interference`, `gate`, which is empty for methods without one, and `pseudo`, of
+    what SAPT has generated, are tidy (`docs/design.md`); `record` is the provenance; `models` is
     where what each task has changed lies, None where nothing was kept.
     """
 

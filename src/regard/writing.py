@@ -32,11 +32,11 @@ def check_free(folder: str | Path, *, overwrite: bool, sign: str = RECORD, asked
         _check_writable(folder, asked)
         if not folder.exists() or not any(folder.iterdir()):
             return
+        if not (folder / sign).is_file():
+            what = "a run" if sign == RECORD else "what is written here"
+            raise UserError(f"{asked}: {folder} holds something else than {what} (no {sign}); it is not overwritten")
         if not overwrite:
             raise UserError(f"{asked}: {folder} exists; choose another folder, or allow {_overwriting(asked)}")
-        if not (folder / sign).is_file():
-            what = "a run" if sign == RECORD else "what this command writes"
-            raise UserError(f"{asked}: {folder} holds something else than {what} (no {sign}); it is not overwritten")
 
 
 def check_free_file(path: str | Path, *, overwrite: bool) -> None:

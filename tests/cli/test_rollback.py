@@ -72,7 +72,7 @@ def test_only_such_a_model_is_written_over(learnt: Path, regard: Regard, words: 
     assert not (tmp_path / "m" / "stale").exists()
     shutil.copytree(words / "model", tmp_path / "other")
     complaint = regard(*line[:-1], "other", "--overwrite").complaint
-    assert "other holds something else than what this command writes (no lineage.json)" in complaint
+    assert "other holds something else than what is written here (no lineage.json)" in complaint
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from regard.experiments import sapt, sapt_analyses, sapt_decoder
 from regard.experiments.sapt import Row
 from regard.experiments.sapt_analyses import ANALYSES, Setting, number, only, shallow
 from regard.experiments.sapt_tables import Tables
+from regard.recipes import recipe
 
 NAMES = tuple("-".join(labels) for labels in small.CLASSES)
 GIVEN = Setting("nowhere", small.loaded(), 3)
@@ -146,6 +147,12 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
     assert config["architectures"] == ["RegardForCausalLM"]
     monkeypatch.setattr(sapt_decoder, "pretrain", None)
     assert cases["joint"]()
+
+
+def test_a_decoder_has_room_for_texts_and_answers() -> None:
+    budget = sapt_decoder.TAUGHT
+    assert sapt_decoder.RECIPE["length"] >= budget.length + budget.target_length
+    assert recipe("nano", **sapt_decoder.RECIPE).plan().steps == sapt_decoder.RECIPE["steps"]
 
 
 def test_a_decoder_is_given_as_many_rows_of_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:

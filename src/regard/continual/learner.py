@@ -7,20 +7,19 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual.batches import Batches, Epochs, Item
-from regard.continual.method import Stage
+from regard.continual.method import Among, Stage
 from regard.continual.network import Network
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, Split, Stream, Task
 from regard.errors import UserError
 from regard.training.states import evaluating
 
-Among = Literal["task", "seen"]
 N = TypeVar("N", bound=Network)
 IGNORED = -100
 _UNLIKELY = -1e30

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Trains = Literal["head", "all"]
 Evaluated = Literal["seen", "own", "end"]
+Among = Literal["task", "seen"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,8 @@ class Method:
     wants; `bound`, the largest number of examples that it keeps; `evaluated`, on which tasks it is scored: all `seen`;
     its `own` alone, where nothing of it is changed by later tasks; or all at the `end`, where it learns them at once;
     `incremental`, whether classes of different tasks can be told apart (CIL); `texts`, whether it learns tasks from
-    text to text as well.
+    text to text as well; `among`, which classes a row's loss contrasts its class with, where that is not for the head
+    to say: those of its own `task`, or all that are `seen`.
     """
 
     Settings: ClassVar[type[AnySettings]] = Settings
@@ -111,6 +113,7 @@ class Method:
     evaluated: ClassVar[Evaluated] = "seen"
     incremental: ClassVar[bool] = True
     texts: ClassVar[bool] = False
+    among: ClassVar[Among | None] = None
 
     def __init__(self, settings: AnySettings | None = None) -> None:
         self.settings: Any = self.Settings() if settings is None else settings

@@ -104,7 +104,7 @@ def begin(
     network = method.Network(classifier, tasks=len(stream), settings=method.settings, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     learner = Learner(stream, network, budget, loaded.tokenizer, seed, start, encoded, loaded.model.device)
-    learner.among = "seen" if wanted == "labels" else "task"
+    learner.among = method.among or ("seen" if wanted == "labels" else "task")
     return learner
 
 

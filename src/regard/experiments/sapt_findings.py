@@ -92,9 +92,10 @@ def bounded(found: Interval | None, bound: float, part: Part) -> str:
 
 
 def _sides(tables: Tables, stream: str, one: str, other: str, metric: str = "ap", setting: Setting = "cil") -> str:
-    return means(
-        (one, tables.mean(stream, one, metric, setting)), (other, tables.mean(stream, other, metric, setting)), 1
-    )
+    """The means of two rows over the runs that both have, and whether their intervals overlap."""
+    ours, theirs = (tables.by_run(stream, row, metric, setting) for row in (one, other))
+    both = [key for key in ours if key in theirs]
+    return means((one, _mean({key: ours[key] for key in both})), (other, _mean({key: theirs[key] for key in both})), 1)
 
 
 # -- judges ----------------------------------------------------------------------------------------------------------

@@ -201,7 +201,8 @@ def _missing(tables: Tables) -> str:
         if few:
             said.append(f"Of order {order}, with fewer than {seeds} seeds: {listed(few)}.")
     if not said:
-        said.append(f"Every row has its {seeds} seeds in {listed(f'order {order}' for order in tables.orders)}.")
+        every = listed(f"order {order}" for order in tables.orders)
+        said.append(f"Every row that is run in it has its {seeds} seeds in {every}.")
     if len(tables.orders) > 1:
         said.append(f"Variants of `sapt` are run in order {tables.orders[0]} alone: compare them by *to sapt*.")
     decoded = "decoder" in set(tables.analyses["analysis"])

@@ -172,9 +172,9 @@ class Classifier(PreTrainedModel):
     ) -> Classifier:
         """A classifier over a copy of a pretrained model, with a new head drawn from the seed.
 
-        `lora`: `rank`, and `alpha` and `targets` (names of layers, None for peft's choice), which freezes the model
-        below. `label_texts`: the words of classes for the head `labels`, where they are not those of their names;
-        `label_words`: so many other words of the vocabulary its classes are held against in training.
+        `lora`: `rank`, and `alpha` and `targets` (names of layers, None for the choice of `add_lora`), which freezes
+        the model below. `label_texts`: the words of classes for the head `labels`, where they are not those of their
+        names; `label_words`: so many other words of the vocabulary its classes are held against in training.
 
         Raises UserError where the model has no hidden states, or peft is not there, and for labels that collide: that
         are the same to the model's tokenizer.

@@ -98,9 +98,9 @@ class Generator(nn.Module):
     def over(cls, loaded: Loaded, *, lora: Mapping[str, Any] | None = None, seed: int = 0) -> Generator:
         """A generator over a copy of a pretrained language model.
 
-        `lora`: `rank`, and `alpha` and `targets` (names of layers, None for peft's choice), which freezes the model
-        below; its weights are drawn from the seed. Raises UserError where the model has no head, where nothing says how
-        an answer begins or ends, or where peft is not there.
+        `lora`: `rank`, and `alpha` and `targets` (names of layers, None for the choice of `add_lora`), which freezes
+        the model below; its weights are drawn from the seed. Raises UserError where the model has no head, where
+        nothing says how an answer begins or ends, or where peft is not there.
         """
         if not generates(loaded.model):
             raise UserError(

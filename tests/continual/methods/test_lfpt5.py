@@ -126,6 +126,18 @@ def test_the_loss_is_of_answers_of_rows_as_they_are_written_and_of_what_was_said
         torch.testing.assert_close(method.loss(learner, network, rows), expected)
 
 
+def test_the_first_task_has_the_whole_of_its_loss() -> None:
+    """There is nothing to hold, whatever the weight of holding."""
+    found = []
+    for holding in (0.0, 0.5):
+        learner, method = made(settings=replace(SMALL, holding=holding))
+        method.prepare(learner, 0)
+        (stage,) = method.stages(learner, 0)
+        rows = method.batches(learner, 0, stage).rows(0)
+        found.append(float(method.loss(learner, learner.network.eval(), rows).detach()))
+    assert found[0] == found[1] > 0
+
+
 def test_rows_that_were_written_are_learnt_beside_those_of_the_task() -> None:
     learner, method, _ = second()
     (stage,) = method.stages(learner, 1)
@@ -218,5 +230,7 @@ def test_classes_are_refused_and_settings_that_cannot_be() -> None:
         begin(small.stream(), Lfpt5(), small.loaded(), small.BUDGET, seed=1)
     with pytest.raises(UserError, match="separator: expected a word, got ' '"):
         Settings(separator=" ")
+    with pytest.raises(UserError, match="holding: expected a number of at least 0 and at most 1, got 5"):
+        Settings(holding=5)
     with pytest.raises(UserError, match="share: expected a number of at least 0 and at most 1, got 2"):
         Settings(share=2)

@@ -138,13 +138,13 @@ class Epi(Method):
     Settings = Settings
     Network = EpiNetwork
     texts = True
+    among = "task"
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Open the task's block, and note what the head has of classes."""
         network = learner.network_as(EpiNetwork)
         network.begin_block(task)
         network.owned.copy_(learner.own)
-        learner.among = "task"
         self.head_before = class_vectors(learner)
 
     def finish(self, learner: Learner, task: int) -> None:

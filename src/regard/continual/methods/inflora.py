@@ -69,8 +69,8 @@ class InfLora(IncrementalLora):
     have the norm that drawn ones have, 1/√3; where nothing more is left they are zero, and the block has a lower rank.
 
     After a task the directions that its H takes up outside the memory are added, largest first, until the memory has
-    the share ε + (1 − ε) t/T of the squares of H. DualGPM (Liang and Li, CVPR 2023) stores these directions, or those
-    that are left once these are fewer; both say the same.
+    the share ε + (1 − ε) t/T of what is measured of H. DualGPM (Liang and Li, CVPR 2023) stores these directions, or
+    those that are left once these are fewer; both say the same.
     """
 
     Settings = Settings
@@ -133,8 +133,9 @@ def measured(moment: Tensor, measure: Measure) -> Tensor:
 def outside(moment: Tensor, memory: Memory | None) -> tuple[Tensor, Tensor]:
     """The squares (direction,) of inputs outside the memory, largest first, and the directions (inputs, direction).
 
-    `moment` is Σ x xᵀ. These are the squared singular values and the left singular vectors of the inputs' part there,
-    each with the sign that makes its largest entry positive; directions without inputs are left out.
+    `moment` is Σ x xᵀ, or its square: then so are the squares, of singular values of Σ x xᵀ. The directions are the
+    left singular vectors of the part there, each with the sign that makes its largest entry positive; directions
+    without inputs are left out.
     """
     if memory is not None:
         left = memory.left()

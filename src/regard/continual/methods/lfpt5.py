@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.answers import normalised
 from regard.continual.batches import Batches, Epochs, Item
 from regard.continual.generating import texts_of
 from regard.continual.method import Method, Stage
@@ -55,8 +56,8 @@ class Settings(PromptSettings):
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        for name in ("writing", "holding"):
-            method.check_number(name, getattr(self, name), least=0)
+        method.check_number("writing", self.writing, least=0)
+        method.check_number("holding", self.holding, least=0, most=1)
         method.check_number("share", self.share, least=0, most=1)
         method.check_number("top_k", self.top_k, least=1)
         method.check_number("repetition", self.repetition, least=1)
@@ -100,9 +101,9 @@ class Lfpt5(Method):
 
     L_task and the divergence are means over all answers' tokens of a batch, L_writing the mean of each row's own mean,
     weighed by its answer's tokens. The authors add the divergence up over words, padding and all, of batches of two,
-    and so hold far more with the same λ. Of a task whose answers are matched exactly only rows with one of its answers
-    are kept. The first task has L_task + λ_w L_writing. The paper's prompt stands behind a text and is trained by
-    Adafactor, this one stands before it and is trained as everything here is.
+    and so hold far more with the same λ_h, which is at most 1. Of a task whose answers are matched exactly only rows
+    with one of its answers are kept. The first task has L_task + λ_w L_writing. The paper's prompt stands behind a text
+    and is trained by Adafactor, this one stands before it and is trained as everything here is.
     """
 
     Settings = Settings
@@ -183,7 +184,8 @@ class Lfpt5(Method):
         network, generator = learner.network_as(Lfpt5Network), cast(Generator, cast(Any, learner.network.classifier))
         found: dict[tuple[str, str], None] = {}
         named = cast(TextTask, learner.stream.tasks[task])
-        known = {said[0] for said in named.train.targets} if named.metric == "exact-match" else None
+        known = {normalised(said[0]): said[0].strip() for said in named.train.targets}
+        exact = named.metric == "exact-match"
         devices = [learner.device] if learner.device.type == "cuda" else []
         with learner.evaluating(), torch.no_grad(), torch.random.fork_rng(devices=devices):
             torch.manual_seed(learner.seed_for("written", learner.task, task) % 2**63)
@@ -201,7 +203,10 @@ class Lfpt5(Method):
                     )
                 begun = 1 if generator.reads_apart else ids.shape[1]
                 told = (row_of(text, self.settings.separator) for text in texts_of(learner, said[:, begun:]))
-                found |= dict.fromkeys(row for row in told if row is not None and (known is None or row[1] in known))
+                rows = [row for row in told if row is not None]
+                if exact:
+                    rows = [(one, known[normalised(answer)]) for one, answer in rows if normalised(answer) in known]
+                found |= dict.fromkeys(rows)
         return list(found)[:many]
 
     # -- rows -------------------------------------------------------------------------------------------
