@@ -44,10 +44,10 @@ def check_free_file(path: str | Path, *, overwrite: bool) -> None:
     path = Path(path)
     with _reachable(path, OPTION):
         if path.is_dir():
-            raise UserError(f"--out: expected a file, {path} is a folder")
+            raise UserError(f"{OPTION}: expected a file, {path} is a folder")
         _check_writable(path, OPTION)
         if path.exists() and not overwrite:
-            raise UserError(f"--out: {path} exists; choose another name, or allow --overwrite")
+            raise UserError(f"{OPTION}: {path} exists; choose another name, or allow --overwrite")
 
 
 @contextlib.contextmanager

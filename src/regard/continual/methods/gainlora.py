@@ -174,7 +174,7 @@ class GainLora(Method):
         network.to(learner.device)
         network.begin_block(task)
         network.begin_gate(task)
-        network.point(task, self._squares(learner, task)[-1])
+        network.point(task, self._square(self._inputs(learner, task)[-1]))
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses, and O-LoRA's penalty for each that counts."""
@@ -189,15 +189,19 @@ class GainLora(Method):
         """Keep free of later changes what the gate's layers have read."""
         first: float = self.settings.threshold
         threshold = first + (1 - first) * task / len(learner.stream)
-        learner.network_as(GainNetwork).settle(task, self._squares(learner, task), threshold)
+        squares = [self._square(inputs) for inputs in self._inputs(learner, task)]
+        learner.network_as(GainNetwork).settle(task, squares, threshold)
 
-    def _squares(self, learner: Learner, task: int) -> list[Tensor]:
-        """What shares are taken of, (features, features), of what each layer of a task's gate reads of its rows."""
+    def _square(self, inputs: Tensor) -> Tensor:
+        """What shares are taken of, (features, features), of inputs (row, features)."""
+        return measured(gram(inputs), self.settings.measure)
+
+    def _inputs(self, learner: Learner, task: int) -> list[Tensor]:
+        """What the layers of a task's gate read of all its training rows, each (row, features)."""
         network = learner.network_as(GainNetwork)
         with learner.evaluating(), torch.no_grad(), torch.autocast(learner.device.type, enabled=False):
             parts = [network.inputs(network.read(rows), task) for rows in learner.each(learner.items(task))]
-        inputs = (torch.cat(each) for each in zip(*parts, strict=True))
-        return [measured(gram(one), self.settings.measure) for one in inputs]
+        return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 
 def gram(inputs: Tensor) -> Tensor:

@@ -266,14 +266,13 @@ class Sapt(Method):
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses, and of what opens the gate; and λ times the divergence for each that counts."""
         found = learner.cross_entropy(network(rows), rows)
-        mixed = learner.network_as(SaptNetwork).mixed
+        shown = learner.network_as(SaptNetwork)
+        mixed = shown.mixed
         assert mixed is not None
         counted = (rows["labels"] != IGNORED).reshape(len(mixed), -1).sum(1)
         if self.settings.opens:
             shares = mixed.clamp_min(torch.finfo(mixed.dtype).tiny)
-            found = (
-                found - self.settings.opening * (counted * shares[:, learner.network_as(SaptNetwork).own].log()).sum()
-            )
+            found = found - self.settings.opening * (counted * shares[:, shown.own].log()).sum()
             found = found - self.settings.entropy * (counted * (shares * shares.log()).sum(-1)).sum()
         return found + counted.sum() * self.reflection(learner)
 
