@@ -27,6 +27,11 @@ torch.set_num_threads(1)
 install_import_hook(("regard.attention", "regard.statistics"), "beartype.beartype")
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """The name of a parameter that is bytes: their number, for what gzip writes holds the time of its writing."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what this machine lacks the material for, and says what is missing."""
     lacking = {marker: reason for marker, reason in _reasons().items() if reason}
