@@ -176,7 +176,7 @@ MAY_IMPORT = {
     "models": {"quiet", "attention"},
     "settings": set(),
     "table": set(),
-    "adapters": {"writing"},
+    "adapters": {"models", "writing"},
     "attention": set(),
     "constants": set(),
     "training": set(),

@@ -15,6 +15,7 @@ from regard.adapters import saving
 from regard.adapters.base import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
+from regard.models.pretrained import load
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -93,9 +94,34 @@ def test_a_name_is_enough_for_a_model_on_disk(tmp_path: Path) -> None:
     assert type(loaded.model) is transformers.BertForSequenceClassification
     assert loaded.lineages["one"]["base"]["name"] == str(tmp_path / "model")
     assert_close(logits(loaded, rows("bert")), logits(made("bert"), rows("bert")))
-    with pytest.raises(UserError, match=r"model: expected a BertForSequenceClassification, got") as refused:
+    with pytest.raises(UserError, match=r"model: '.*nowhere' is no folder here") as refused:
         SharedAdapters.from_pretrained(str(tmp_path / "nowhere"), tmp_path / "saved")
     assert "\n" not in str(refused.value)
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "bert", "num_attention_heads": 5}')
+    with pytest.raises(UserError, match=r"model: expected a BertForSequenceClassification, got") as refused:
+        SharedAdapters.from_pretrained(tmp_path / "model", tmp_path / "saved")
+    assert "\n" not in str(refused.value)
+
+
+def test_weights_that_are_pickled_are_not_read(tmp_path: Path) -> None:
+    model = made("bert")
+    adapters = SharedAdapters(model, rank=2)
+    adapters.add("one")
+    adapters.save_pretrained(tmp_path / "saved")
+    made("bert").config.save_pretrained(tmp_path / "model")
+    torch.save(made("bert").state_dict(), tmp_path / "model" / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin"):
+        SharedAdapters.from_pretrained(tmp_path / "model", tmp_path / "saved")
+
+
+@pytest.mark.minilm
+def test_the_embedded_model_is_known_by_its_name(tmp_path: Path) -> None:
+    adapters = SharedAdapters(load("minilm").model, rank=2)
+    adapters.add("one")
+    adapters.save_pretrained(tmp_path / "saved")
+    loaded = SharedAdapters.from_pretrained("minilm", tmp_path / "saved")
+    assert list(loaded.names) == ["one"]
+    assert base_sha256(loaded.model) == base_sha256(adapters.model)
 
 
 def test_the_digest_is_of_the_base_alone() -> None:

@@ -132,6 +132,14 @@ def test_examples_are_commands_that_are_understood() -> None:
         assert parser().parse_args(example).command == example[0]
 
 
+def test_help_of_learn_names_every_stream_and_every_method() -> None:
+    from regard.continual.methods import METHODS
+    from regard.data.stream_settings import STREAMS
+
+    named = COMMANDS["learn"].EXAMPLES.partition("examples:")[0]
+    assert {*METHODS, *STREAMS} <= set(named.replace(",", " ").split())
+
+
 def test_help_of_the_whole_names_the_commands(regard: Callable[..., Any]) -> None:
     ended = regard("--help")
     assert ended.code == 0

@@ -1,5 +1,6 @@
 """The page of SAPT is what its tables make, and its findings are judged by the rules that it states."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from regard.errors import UserError
 from regard.experiments import sapt_analyses_page, sapt_figures, sapt_findings, sapt_page
 from regard.experiments.runs import FOLDER, PICTURES
 from regard.experiments.sapt import ORDERS, ROWS, SEEDS
-from regard.experiments.sapt_tables import ANALYSES, COLUMNS, MEASURES, RECORD, Tables
+from regard.experiments.sapt_tables import ANALYSES, COLUMNS, MEASURES, PUBLISHED, RECORD, Tables
 from regard.experiments.verdicts import ABSENT, AGAINST, HELD, OPEN, PARTLY
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +112,23 @@ def test_the_gate_is_told_when_a_task_is_learnt_and_at_the_end(tables: Tables) -
     assert least.mean == pytest.approx(0.8)
     assert tables.of_gate("sequential-lora", "drift") is None
     assert set(tables.gated()) == set(sapt_runs.OWN)
+
+
+def test_gates_are_compared_over_the_runs_that_both_rows_have(both: Tables) -> None:
+    """SAPT has five runs of two orders, its variant one of them: beside it SAPT has that one alone, and no interval."""
+    both = dataclasses.replace(both, gate=both.gate[(both.gate["row"] == "sapt") | (both.gate["seed"] == SEEDS[1])])
+    every, one = both.of_gate("sapt", "drift"), both.of_gate("sapt", "drift", beside=PUBLISHED)
+    assert every is not None
+    assert one is not None
+    assert [every.n, one.n] == [5, 1]
+    assert one.mean == pytest.approx((math.log(1 / 0.8) + 0.9 * math.log(0.9 / 0.8)) / 3)
+    assert both.of_gate("sapt", "drift", beside="sequential-lora") is None
+
+
+def test_own_weights_of_one_order_are_in_its_order(both: Tables) -> None:
+    found = both.own_weights("sapt", "end", "4")
+    assert list(found.index) == ["songs", "books", "films"]
+    assert found.to_list() == pytest.approx([0.8, 0.8, 0.9])
 
 
 def test_drift_is_the_divergence_of_mean_weights(tables: Tables) -> None:

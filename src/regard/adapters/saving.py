@@ -21,6 +21,7 @@ from regard.adapters.lora import MixedLayer
 from regard.adapters.pool import LoraPool
 from regard.adapters.prompts import PromptPool
 from regard.errors import UserError
+from regard.models.sources import folder_of, weight_files
 from regard.writing import writing
 
 if TYPE_CHECKING:
@@ -204,13 +205,15 @@ def _in(tensors: Mapping[str, Tensor], layer: str) -> bool:
 
 
 def _model(name: str | Path, architecture: str) -> PreTrainedModel:
-    """The model of a name, of the class that the blocks were made in."""
+    """The model of a name, `minilm` among them, of the class that the blocks were made in."""
     known: Any = getattr(transformers, architecture, None)
     if known is None:
         raise UserError(f"model: expected the {architecture} itself, which Transformers does not have, got {name}")
+    place = folder_of(str(name))
+    weight_files(place, str(name))
     try:
-        found: PreTrainedModel = known.from_pretrained(str(name))
-    except (OSError, ValueError) as error:
+        found: PreTrainedModel = known.from_pretrained(place, use_safetensors=True)
+    except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"model: expected a {architecture}, got {name}: {_line(error)}") from error
     return found.eval()
 

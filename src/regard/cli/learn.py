@@ -30,10 +30,24 @@ if TYPE_CHECKING:
     from regard.learn import Progress
 
 HELP = "Learn task after task, and see what is kept of each."
-EXAMPLES = """examples:
+EXAMPLES = """streams:
+  stdlib-split (embedded), ag-split, db-split, yahoo-split, yahoo-db-split,
+  news-series, news-series-mnli, reviews, long-sequence, superni
+
+methods:
+  all of a model   finetune, probe, probe-finetune, prescale, replay, agem,
+                   der++, mbpa++, ewc, lwf, idbr
+  LoRA             sapt, sapt-noticed, sequential-lora, incremental-lora,
+                   replay-lora, o-lora, n-lora, inflora, migu, slao, gainlora,
+                   seekr, osf, epi
+  prompts, other   l2p, progprompt, lfpt5, ctr
+  to compare with  separate (a model for each task), joint (all tasks at once)
+
+examples:
   regard learn stdlib-split
   regard learn --method finetune,probe-finetune,prescale --seeds 508,39,123
   regard learn db-split --data published --order paper --out runs/db
+  regard learn stdlib-split --method sapt,replay-lora,joint --head labels
   regard learn reviews.jsonl --model bert-base-uncased --scale paper
   regard learn --config runs/db --method joint --out runs/joint
   regard sweep learn --vary method=finetune,prescale --seeds 508,39 --out runs/s

@@ -165,7 +165,7 @@ def shuts(tables: Tables, _: str) -> Judged:
     parts, said = [], []
     for when, words in (("learning", "when learnt"), ("end", "at the end")):
         found = tables.of_gate(PUBLISHED, f"own_weight_{when}")
-        ours = tables.of_gate(SAPT, f"own_weight_{when}")
+        ours = tables.of_gate(SAPT, f"own_weight_{when}", beside=PUBLISHED)
         part = None if (sure := at_least(found, OPENED)) is None else not sure
         parts.append(part)
         said.append(f"{words.capitalize()}: {told(found, 2)} on average over tasks, `{SAPT}` {told(ours, 2)}.")
@@ -183,7 +183,7 @@ def forgets_without(tables: Tables, stream: str) -> Judged:
 
 
 def _drifts(tables: Tables) -> str:
-    found = {row: tables.of_gate(row, "drift") for row in (UNREFLECTED, SAPT)}
+    found = {row: tables.of_gate(row, "drift", beside=UNREFLECTED) for row in (UNREFLECTED, SAPT)}
     both = ", ".join(f"`{row}` {told(one, 2)}" for row, one in found.items())
     return f"How far a task's mean weights went from those when it was learnt, KL in nats: {both}."
 

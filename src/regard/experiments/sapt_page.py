@@ -293,16 +293,16 @@ def _gate(tables: Tables) -> str:
 
 
 def _by_task(tables: Tables) -> str:
-    """The weight of the own block, task by task, when learnt and at the end."""
+    """The weight of the own block in the first order, task by task, when learnt and at the end."""
     rows = [row for row in BY_TASK if row in tables.gated()]
     columns = [(row, when) for row in rows for when in ("learning", "end")]
     if not columns:
         return ""
-    found = [tables.own_weights(row, when) for row, when in columns]
+    found = [tables.own_weights(row, when, tables.orders[0]) for row, when in columns]
     head = ["task", *(f"{row}, {'learnt' if when == 'learning' else 'end'}" for row, when in columns)]
     tasks = list(dict.fromkeys(task for one in found for task in one.index))
     lines = [[task, *(f"{one[task]:.2f}" if task in one.index else DASH for one in found)] for task in tasks]
-    return f"### Own weight by task\n\n{table(head, lines)}"
+    return f"### Own weight by task\n\nMeans over the seeds of order {tables.orders[0]}.\n\n{table(head, lines)}"
 
 
 def main(arguments: list[str] | None = None) -> int:

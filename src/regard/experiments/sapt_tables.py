@@ -159,17 +159,23 @@ class Tables(Comparison):
 
     # -- the gate -----------------------------------------------------------------------------------------
 
-    def own_weights(self, row: str, when: str) -> pd.Series:
-        """The mean weight of the own block over runs, by task, in the order of the tasks."""
-        found = where(self.gate, row=row)
+    def own_weights(self, row: str, when: str, order: str | None = None) -> pd.Series:
+        """The mean weight of the own block over runs, by task, in the order of the tasks; of one order, if said."""
+        found = where(self.gate, row=row) if order is None else where(self.gate, row=row, order=order)
         return found.groupby("task", sort=False)[f"own_weight_{when}"].mean()
 
-    def of_gate(self, row: str, column: str, over: str = "mean") -> Interval | None:
-        """A column of the gate over runs, of each run the mean (`min`: the least) over tasks; None without a number."""
-        found = where(self.gate, row=row).dropna(subset=column)
-        if found.empty:
-            return None
-        return t_interval(found.groupby([*KEY])[column].agg(over).to_numpy())
+    def of_gate(self, row: str, column: str, over: str = "mean", beside: str | None = None) -> Interval | None:
+        """A column of the gate over runs, of each run the mean (`min`: the least) over tasks; None without a number.
+
+        With `beside`, over the runs alone that this other row has as well.
+        """
+        found = self._by_run(row, column, over)
+        if beside is not None:
+            found = found[found.index.isin(self._by_run(beside, column, over).index)]
+        return t_interval(found.to_numpy()) if len(found) else None
+
+    def _by_run(self, row: str, column: str, over: str) -> pd.Series:
+        return where(self.gate, row=row).dropna(subset=column).groupby(["order", "seed"])[column].agg(over)
 
     def gated(self) -> list[str]:
         """The rows that have a gate."""
