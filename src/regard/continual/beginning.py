@@ -1,4 +1,4 @@
-"""Where a new block begins: at nothing, or at what an earlier block knows that helps most."""
+"""Where a new block begins: at nothing, or at what an earlier block knows."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ def losses(learner: Learner, task: int, blocks: list[int], rows: int) -> dict[in
     return found
 
 
-@torch.no_grad()
-def begin_with_best(learner: Learner, task: int, block: int, rows: int) -> int | None:
-    """Let a new block begin as a copy of the earlier one under which the task's rows lose least.
+def best_of(learner: Learner, task: int, block: int, rows: int) -> int | None:
+    """The block before a new one under which at most so many of the task's rows lose least.
 
-    The number of that block; None where the new one, which adds nothing yet, is better than all of them. Blocks learn
-    from tasks alike in this way, which the weights alone do not see to once the gate is open.
+    None where the new one, which adds nothing yet, is better than all of them.
     """
-    network = learner.network
-    assert isinstance(network, PoolNetwork)
     found = losses(learner, task, [*range(block), block], rows)
     best = min(found, key=lambda one: (found[one], -one))
-    if best == block:
-        return None
-    pairs = zip(network.pool.parameters_of(block), network.pool.parameters_of(best), strict=True)
-    for new, old in pairs:
+    return None if best == block else best
+
+
+@torch.no_grad()
+def begin_as(network: PoolNetwork, block: int, other: int) -> None:
+    """Let a new block begin as a copy of another.
+
+    Blocks learn from earlier tasks in this way, which the weights alone do not see to once the gate is open.
+    """
+    for new, old in zip(network.pool.parameters_of(block), network.pool.parameters_of(other), strict=True):
         new.copy_(old)
-    return best

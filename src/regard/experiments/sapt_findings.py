@@ -41,6 +41,7 @@ TO_JOINT, FORGOTTEN, TO_SEPARATE, OPENED = 3.0, 2.0, 2.0, 0.5
 model for each task, and the weight that each task gives to its own block."""
 DENSITY = "sapt, density"
 UNALIGNED = "sapt, not aligned"
+FROM_BEST, FROM_NOTHING = "sapt, begun at the best", "sapt, begun at nothing"
 SEQUENTIAL, INCREMENTAL, REPLAY, OLORA, SLAO = "sequential-lora", "incremental-lora", "replay-lora", "o-lora", "slao"
 
 T5: Mapping[str, float] = {SEQUENTIAL: 46.0, INCREMENTAL: 64.7, OLORA: 69.6, REPLAY: 75.2, "joint": 80.0, SAPT: 82.0}
@@ -257,6 +258,16 @@ CLAIMS = (
         "Blocks that are learnt under the weights that select them are better than blocks learnt alone.",
         (SAPT, UNALIGNED),
         better(SAPT, UNALIGNED),
+    ),
+    Claim(
+        "A block that begins as the one before it learns better than one that begins as the one that helps most.",
+        (SAPT, FROM_BEST),
+        better(SAPT, FROM_BEST),
+    ),
+    Claim(
+        "A block that begins as the one before it learns better than one that begins at nothing.",
+        (SAPT, FROM_NOTHING),
+        better(SAPT, FROM_NOTHING),
     ),
     Claim(
         "Methods come in the order that is published with T5-large.",

@@ -13,7 +13,7 @@ from tests.continual.small import BUDGET, loaded, stream
 from torch import Tensor, nn
 
 from regard.continual import run as running
-from regard.continual.beginning import begin_with_best, losses
+from regard.continual.beginning import best_of, losses
 from regard.continual.gate import gate_rows, shut
 from regard.continual.learner import Learner
 from regard.continual.method import Method
@@ -289,6 +289,9 @@ def test_the_open_gate_learns_the_words() -> None:
         ({"floor": 2.0}, "floor: expected a number of at least 0 and at most 1, got 2.0"),
         ({"strength": 2.0}, "strength: expected gate=published, which reads it, got gate=open"),
         ({"gate": "published", "ahead": 20}, "ahead: expected gate=open, which reads it, got gate=published"),
+        ({"tried": 8}, "tried: expected begins=best, which reads it, got begins=last"),
+        ({"begins": "best", "gate": "published"}, "begins: expected gate=open, which reads it, got gate=published"),
+        ({"begins": "first"}, "begins: expected one of last, best, nothing, got 'first'"),
         ({"directions": 2}, "directions: expected reflects=density, which reads it, got reflects=real"),
     ],
 )
@@ -297,8 +300,27 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], told: str
         Settings(**settings)
 
 
+@pytest.mark.parametrize("begins", ["last", "nothing"])
+def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
+    learner, method = begun(begins=begins, ahead=0, reflects="none")
+    network = network_of(learner)
+    for task in range(3):
+        learner.task = task
+        method.prepare(learner, task)
+        method.place(learner, task)
+        new = [part.clone() for part in network.pool.parameters_of(task)]
+        assert (sum(float(part.detach().abs().sum()) for part in new[1::2]) == 0) is (begins == "nothing" or not task)
+        if task and begins == "last":
+            for one, other in zip(new, network.pool.parameters_of(task - 1), strict=True):
+                assert torch.equal(one, other)
+        _stir(network, task)
+        stirred = [part.clone() for part in network.pool.parameters_of(task)]
+        method.place(learner, task)  # as a run that goes on within the task does
+        assert all(map(torch.equal, network.pool.parameters_of(task), stirred))
+
+
 def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> None:
-    learner, method = begun(tried=64, ahead=0, reflects="none")
+    learner, method = begun(begins="best", tried=64, ahead=0, reflects="none")
     learner.task = 0
     method.prepare(learner, 0)
     method.place(learner, 0)
@@ -329,15 +351,8 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     learner.task = 1
     network_of(learner).begin_block(1)
     found = losses(learner, 1, [0, 1], 64)
-    begun_with = begin_with_best(learner, 1, 1, 64)
-    assert (begun_with is None) is (found[1] <= found[0])
-    copied = all(
-        torch.equal(*pair)
-        for pair in zip(
-            network_of(learner).pool.parameters_of(1), network_of(learner).pool.parameters_of(0), strict=True
-        )
-    )
-    assert copied is (begun_with == 0)
+    assert found[1] < found[0]
+    assert best_of(learner, 1, 1, 64) is None
 
 
 @pytest.mark.parametrize("reflects", ["real", "density"])

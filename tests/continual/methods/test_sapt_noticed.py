@@ -160,7 +160,7 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begins = list[tuple[int, int]]()
-    monkeypatch.setattr(sapt, "begin_with_best", lambda _, task, block, rows: begins.append((task, block)))
+    monkeypatch.setattr(sapt, "begin_as", lambda _, block, other: begins.append((block, other)))
     learner, method = begun(longer())
     for task in range(4):
         learner.task = task
@@ -168,7 +168,7 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
         method.place(learner, task)
         method.finish(learner, task)
     assert decided(method, 4) == [0, 1, 0, 2]
-    assert begins == [(1, 1), (3, 2)]
+    assert begins == [(1, 0), (2, 1)]
     assert network_of(learner).own == 2
     assert [one.target.shape for one in method.earlier(learner, 3)] == [(2,), (2,)]
     assert method.strength(3) == 2 * method.settings.opening

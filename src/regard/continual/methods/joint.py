@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Joint(Method):
     """Fine-tuning on the rows of all tasks together, each row's loss over the classes of its own task.
 
-    It learns when the last task is there, and is scored then.
+    With a label-text head it is over those of all tasks. It learns when the last task is there, and is scored then.
     """
 
     evaluated = "end"

@@ -15,7 +15,7 @@ from regard.adapters.opening import Earlier, divergences, open_gate
 from regard.adapters.reflection import Density, target_of
 from regard.continual import method
 from regard.continual.batches import Batches
-from regard.continual.beginning import begin_with_best
+from regard.continual.beginning import begin_as, best_of
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.pooled import PoolNetwork, PoolSettings
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from regard.training.placement import Rows
 
 Gate = Literal["open", "published"]
+Begins = Literal["last", "best", "nothing"]
 Reflects = Literal["real", "generated", "density", "none"]
 TARGET, VECTORS = "target/", "vectors/"
 MEAN, DIRECTIONS, SPREAD = "mean/", "directions/", "spread/"
@@ -39,7 +40,8 @@ MEASURED = 4
 
 
 _READ: dict[str, tuple[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("tried", "ahead", "ahead_rate", "opening", "floor", "entropy", "held"), ("gate", ("open",))),
+    **dict.fromkeys(("begins", "ahead", "ahead_rate", "opening", "floor", "entropy", "held"), ("gate", ("open",))),
+    "tried": ("begins", ("best",)),
     **dict.fromkeys(("strength", "balanced"), ("gate", ("published",))),
     **dict.fromkeys(("stored", "share"), ("reflects", ("real", "generated", "density"))),
     "directions": ("reflects", ("density",)),
@@ -55,13 +57,13 @@ class Settings(PoolSettings):
     `inner`, `order`: see `SharedAttention`; `top_k`: blocks that a row uses of those of earlier tasks, 0: all;
     `detach_old`: no gradient through blocks of earlier tasks, as in the authors' code.
 
-    `gate`: "published", or "open": the new block begins as a copy of that under which `tried` of the task's rows lose
-    least (0: at nothing, as published); before it is trained, the attention is taught for `ahead` steps at
-    `ahead_rate` to know the task's rows (`regard.adapters.opening`); and while it is, `opening` times what it was
-    taught by is in the loss, in place of the reflection. For the first `warming` of the steps the own block's weight is
-    at least a floor, which falls from `floor` to 0. `entropy` times that of a row's weights is added as well. `held`:
-    the attention is not trained with the block. `aligned`: whether blocks are learnt under the weights that select
-    them; without, a task's own block is learnt alone.
+    `gate`: "published", or "open": the new block begins as `begins` says, a copy of the one before it ("last"), of
+    that under which `tried` of the task's rows lose least ("best"), or at nothing, as published; before it is trained,
+    the attention is taught for `ahead` steps at `ahead_rate` to know the task's rows (`regard.adapters.opening`); and
+    while it is, `opening` times what it was taught by is in the loss, in place of the reflection. For the first
+    `warming` of the steps the own block's weight is at least a floor, which falls from `floor` to 0. `entropy` times
+    that of a row's weights is added as well. `held`: the attention is not trained with the block. `aligned`: whether
+    blocks are learnt under the weights that select them; without, a task's own block is learnt alone.
 
     `reflects`: what stands for earlier tasks: query vectors of `stored` of their rows ("real"; 0: a `share` of them),
     as many drawn from a density over them with so many `directions` ("density"), those of as many texts that a block
@@ -76,6 +78,7 @@ class Settings(PoolSettings):
     top_k: int = 0
     detach_old: bool = False
     gate: Gate = "open"
+    begins: Begins = "last"
     tried: int = 64
     ahead: int = 300
     ahead_rate: float = 2e-3
@@ -99,12 +102,11 @@ class Settings(PoolSettings):
     def __post_init__(self) -> None:
         """Check the numbers and the choices."""
         super().__post_init__()
-        for name in ("inner", "generator_steps", "generator_batch"):
+        for name in ("inner", "tried", "generator_steps", "generator_batch"):
             method.check_number(name, getattr(self, name), least=1)
         method.check_number("generator_rate", self.generator_rate, least=0)
         for name in (
             "top_k",
-            "tried",
             "ahead",
             "ahead_rate",
             "opening",
@@ -117,7 +119,8 @@ class Settings(PoolSettings):
         for name in ("floor", "warming", "share"):
             method.check_number(name, getattr(self, name), least=0, most=1)
         method.check_number("entropy", self.entropy, least=-1e6)
-        for name, allowed in (("order", ORDERS), ("gate", get_args(Gate)), ("reflects", get_args(Reflects))):
+        choices = {"gate": Gate, "begins": Begins, "reflects": Reflects}
+        for name, allowed in (("order", ORDERS), *((name, get_args(of)) for name, of in choices.items())):
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
 
@@ -223,9 +226,9 @@ class Sapt(Method):
         block = self.block(learner, task)
         new = block >= int(network.count)
         network.begin_block(block)
-        if block and new and settings.opens and settings.tried:
+        if block and new and settings.opens:
             network.to(learner.device)
-            begin_with_best(learner, task, block, int(settings.tried))
+            self._begin(learner, task, block)
         if task and settings.opens and settings.ahead:
             network.to(learner.device)
             open_gate(
@@ -243,6 +246,16 @@ class Sapt(Method):
         if measured and self.earlier(learner, task):
             network.to(learner.device)
             self.kept.values[f"{STRENGTH}{task}"] = self._balance(learner, task)
+
+    def _begin(self, learner: Learner, task: int, block: int) -> None:
+        """Let a new block begin as an earlier one, or leave it at nothing."""
+        settings, other = self.settings, None
+        if settings.begins == "best":
+            other = best_of(learner, task, block, int(settings.tried))
+        elif settings.begins == "last":
+            other = block - 1
+        if other is not None:
+            begin_as(learner.network_as(SaptNetwork), block, other)
 
     def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
         """The task's rows; with the floor under their own block's weight while it warms up.

@@ -14,9 +14,10 @@ class Separate(Method):
     """Fine-tuning that begins anew with each task.
 
     Each task is scored by its own model alone, whose score later tasks do not change; classes of several tasks are
-    never told apart.
+    never told apart, whatever the head.
     """
 
+    among = "task"
     evaluated = "own"
     incremental = False
     texts = True
