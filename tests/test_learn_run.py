@@ -26,7 +26,7 @@ from regard.courses import Course
 from regard.data.instruction_settings import SUPER_NI_ORDERS
 from regard.errors import UserError
 from regard.learn import LEARNT, Progress, learn
-from regard.learn_run import warnings_of
+from regard.learn_run import commonest, unlearnt, warnings_of
 from regard.learning import COLUMNS, Learning
 from regard.rollback import rollback
 
@@ -96,6 +96,22 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: Learning, t
     pd.testing.assert_frame_equal(Learning.load(tmp_path / "out").gate, gated.gate, check_exact=True)
 
 
+def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
+    class Broken(Exception):
+        pass
+
+    def stop(told: Progress) -> None:
+        if (told.told.position, told.told.stage) == (2, LEARNT):
+            raise Broken
+
+    given: dict[str, Any] = {**SAPT, "diagnosed": 0, "work": tmp_path}
+    with pytest.raises(Broken):
+        learn(stream(), "sapt", loaded(), on_progress=stop, **given)
+    told: list[Progress] = []
+    learn(stream(), "sapt", loaded(), resume=True, on_progress=told.append, **given)
+    assert {one.told.position for one in told} == {3}
+
+
 def test_the_diagnostics_are_of_a_model_with_its_blocks(gated: Learning) -> None:
     table = gated.diagnostics
     ours = table[table["method"].str.startswith("sapt") & (table["statistic"] == "over_smoothing")]
@@ -144,7 +160,49 @@ def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str)
     gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.24), row(3, 1, 0.001), row(3, 2, 0.01), row(3, 3, 0.17)]
     found = warnings_of(gate, Sapt(Settings(**settings)))
     told = "gate: the block of t2 got 0.24 of its rows' weight; it was not learnt. Open it: "
+    assert found[0] == told + remedy
+    assert [one.partition(" got ")[0] for one in found[1:]] == ["gate: the block of t1"]  # t2 has been told of
+
+
+@pytest.mark.parametrize(
+    "settings, remedy",
+    [
+        ({"reflects": "none"}, "--set reflects=real"),
+        ({"gate": "published", "strength": 0.2}, "more than --set strength=0.2, or gate=open"),
+        ({"stored": 4}, "more vectors with --set stored=N"),
+    ],
+)
+def test_a_gate_that_shuts_later_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
+    """By what is there in the end: less than half of 1/3. What it was in between is not told."""
+    gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.9), row(3, 1, 0.5), row(3, 2, 0.16), row(3, 3, 0.17)]
+    found = warnings_of(gate, Sapt(Settings(**settings)))
+    told = "gate: the block of t2 got 0.16 of its rows' weight in the end; it is lost. Hold it: "
     assert found == [told + remedy]
+
+
+def test_tasks_that_were_not_learnt_are_told_of() -> None:
+    """cat-dog's commonest label has half of its rows, red-blue-green's a third; zero-shot and later scores are none."""
+    tasks = stream()
+    places = [(task.name, position) for position, task in enumerate(tasks.tasks, 1)]
+
+    def cells(*scores: float, after: int = 0) -> list[dict[str, Any]]:
+        return [
+            {"setting": "til", "task": name, "position": place, "after_task": after or place, "score": score}
+            for (name, place), score in zip(places, scores, strict=True)
+        ]
+
+    shares = [commonest(task.test.labels) for task in tasks.tasks]
+    assert shares == [100 * max(map(task.test.labels.count, task.test.labels)) / len(task.test) for task in tasks.tasks]
+    assert unlearnt(cells(*(one + 1 for one in shares)), tasks) == []
+    assert unlearnt([{**one, "after_task": 3} for one in cells(0.0, 0.0, shares[2] + 1)], tasks) == []
+    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks)
+    assert told.startswith(f"scores: no better than the commonest label when learnt: {places[0][0]}, {places[2][0]}. ")
+
+
+def test_the_blocks_of_tasks_are_in_the_record(gated: Learning) -> None:
+    names = [task.name for task in stream().tasks]
+    of_run = {run["method"]: run.get("blocks") for run in gated.record["runs"]}
+    assert of_run == {"sapt rank=2 ahead=20": dict(zip(names, (1, 2, 3), strict=True)), "finetune": None}
 
 
 def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +217,7 @@ def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(SharedAttention, "scores", scores)
     found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": ("rank=2", "gate=published")})
-    warnings = found.record["runs"][0]["warnings"]
+    warnings = [one for one in found.record["runs"][0]["warnings"] if one.startswith("gate:")]
     assert [one.split(" got ")[0] for one in warnings] == [
         "gate: the block of red-blue-green",
         "gate: the block of run-sit",

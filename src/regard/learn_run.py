@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from regard.continual.scoring import score
 from regard.courses import Course
 from regard.data.common_tokens import common_tokens
 from regard.data.splits import check_apart, check_selection
-from regard.data.stream import Stream
+from regard.data.stream import Stream, Task
 from regard.diagnosis import diagnose
 from regard.models.classifier import without_decoder
 from regard.models.heads import HeadName
@@ -36,7 +37,9 @@ from regard.provenance import peak_memory
 from regard.training.states import evaluating
 
 LEARNT = "learnt"
-"""The stage that is told of when a task is done."""
+"""The stage that is told of when a task is done, and kept."""
+MOST_NAMED = 5
+"""Tasks that a warning names."""
 Row = dict[str, Any]
 
 
@@ -69,6 +72,8 @@ def learnt_by(
         with processes.together():
             if deltas is not None and processes.first():
                 deltas.keep(learner, learnt)
+
+    def kept(learnt: int) -> None:
         if tell is not None and processes.first():
             tell(Told(learnt, stream.tasks[learnt - 1].name, LEARNT, 0, 0, {}))
 
@@ -82,6 +87,7 @@ def learnt_by(
         gated=course.diagnosed,
         on_progress=tell,
         on_task=done,
+        on_kept=kept,
     )
     pairs += _interference(learner, course, learnt=len(stream))
     classifier = learner.network.classifier
@@ -98,7 +104,8 @@ def learnt_by(
         "search": tried,
         "settings": method.settings.to_dict(),
         "truncated": sum(part.truncated for part in learner.encoded.values()),
-        "warnings": warnings_of(ran.found["gate"], method),
+        "blocks": blocks_of(ran.found["gate"]),
+        "warnings": [*warnings_of(ran.found["gate"], method), *unlearnt(ran.found["matrix"], stream)],
     }
 
 
@@ -107,16 +114,46 @@ def digests(stream: Stream) -> dict[str, dict[str, str]]:
     return {task.name: dict(task.sha256) for task in stream.tasks}
 
 
+def blocks_of(gate: Sequence[Row]) -> dict[str, int]:
+    """The block of each task, by its place from 1, where a method has a gate."""
+    return {row["task"]: row["block"] for row in gate if row["statistic"] == "own_weight"}
+
+
 def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
-    """What to say of a run: the tasks whose blocks the gate had shut off when they had just been learnt."""
-    found = []
-    for learnt in dict.fromkeys(int(row["after_task"]) for row in gate):
-        rows = [row for row in gate if row["after_task"] == learnt]
-        own = {row["task"]: row["value"] for row in rows if row["statistic"] == "own_weight"}
-        for task in shut(rows, learnt):
-            told = f"gate: the block of {task} got {own[task]:.2g} of its rows' weight; it was not learnt."
-            found.append(f"{told} Open it: {_opening(method.settings)}")
+    """What to say of a run: the tasks whose blocks the gate had shut off when they had just been learnt, and later."""
+    found, told = [], set[str]()
+    looks = list(dict.fromkeys(int(row["after_task"]) for row in gate))
+    for learnt in looks:
+        for task, weight in shut([row for row in gate if row["after_task"] == learnt], learnt, fresh=True).items():
+            said = f"gate: the block of {task} got {weight:.2g} of its rows' weight; it was not learnt."
+            found.append(f"{said} Open it: {_opening(method.settings)}")
+            told.add(task)
+    for learnt in looks[-1:]:
+        for task, weight in shut([row for row in gate if row["after_task"] == learnt], learnt, fresh=False).items():
+            if task not in told:
+                said = f"gate: the block of {task} got {weight:.2g} of its rows' weight in the end; it is lost."
+                found.append(f"{said} Hold it: {_holding(method.settings)}")
     return found
+
+
+def unlearnt(matrix: Sequence[Row], stream: Stream) -> list[str]:
+    """What to say of tasks that were scored no better, when they had been learnt, than their commonest test label."""
+    places = {task.name: task for task in stream.tasks if isinstance(task, Task)}
+    of_each = {
+        row["task"]: row["score"]
+        for row in matrix
+        if row["setting"] == "til" and row["after_task"] == row["position"] and row["task"] in places
+    }
+    found = [task for task, score in of_each.items() if score <= commonest(places[task].test.labels)]
+    if not found:
+        return []
+    names = ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
+    return [f"scores: no better than the commonest label when learnt: {names}. Try more --epochs or --learning-rate"]
+
+
+def commonest(labels: Sequence[int]) -> float:
+    """Per cent of the labels that are the most frequent one."""
+    return 100 * max(Counter(labels).values()) / len(labels)
 
 
 def _opening(settings: Any) -> str:
@@ -124,6 +161,17 @@ def _opening(settings: Any) -> str:
     if settings.gate != "open":
         return "--set gate=open"
     return f"more than --set ahead={settings.ahead:g}, --set held=true"
+
+
+def _holding(settings: Any) -> str:
+    """What holds the weights of earlier tasks more than these settings do."""
+    if settings.reflects == "none":
+        return "--set reflects=real"
+    return (
+        "more vectors with --set stored=N"
+        if settings.gate == "open"
+        else "more than --set strength=" + (f"{settings.strength:g}, or gate=open")
+    )
 
 
 def _begun(course: Course, stream: Stream, method: Method, loaded: Loaded, budget: Budget) -> Learner:

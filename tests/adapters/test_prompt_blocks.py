@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.adapters.prompts import PromptBlocks
+from regard.adapters.prompt_blocks import PromptBlocks
 from regard.errors import UserError
 
 WIDTH, LENGTH = 8, 3
@@ -82,6 +82,33 @@ def test_opening_what_is_open_changes_nothing() -> None:
     before = made.prompt(0).detach().clone()
     made.open(0)
     assert torch.equal(made.prompt(0), before)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_a_prompt_that_is_opened_again_is_what_it_was_and_is_trained_further(residual: bool) -> None:
+    made = blocks(residual=residual)
+    made.open(0)
+    with torch.no_grad():
+        made.P[0].add_(1.0)
+    before = made.prompt(0).detach().clone()
+    made.open(1)
+    other = made.prompt(1).detach().clone()
+    made.open(0, 1)
+    torch.testing.assert_close(made.prompt(0), before)
+    torch.testing.assert_close(made.prompt(1), other)
+    assert made.trained == (0, 1)
+    made.prompt(0).square().sum().backward()
+    assert float(made.P[0].grad.abs().sum()) > 0
+    with torch.no_grad():
+        for one in made.parameters():
+            if one.grad is not None:
+                one.sub_(0.01 * one.grad)
+    assert made.prompt(0).square().sum() < before.square().sum()
+    moved = made.prompt(0).detach().clone()
+    made.open(0)
+    torch.testing.assert_close(made.prompt(0), moved)
+    made.drop(1)
+    assert made.folded.tolist() == [True, False]
 
 
 def test_prompts_are_drawn_by_seed_and_number_and_begin_as_words() -> None:

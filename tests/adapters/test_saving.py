@@ -171,6 +171,8 @@ def test_soft_prompts_are_saved_as_they_are_read(tmp_path: Path) -> None:
     loaded = SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
     assert_close(logits(loaded, batch), logits(adapters, batch))
     assert not torch.allclose(logits(loaded, batch), logits(made("bert"), batch), atol=1e-4)
+    loaded.open("two")
+    assert_close(logits(loaded, batch), logits(adapters, batch))
 
 
 def test_what_is_no_folder_of_blocks_is_refused(tmp_path: Path) -> None:

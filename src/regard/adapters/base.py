@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.adapters.lora import LoraBlocks, MixedLayer
-from regard.adapters.prompts import PromptBlocks
+from regard.adapters.prompt_blocks import PromptBlocks
 
 
 def base_sha256(model: PreTrainedModel) -> str:

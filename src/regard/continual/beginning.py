@@ -19,7 +19,7 @@ def losses(learner: Learner, task: int, blocks: list[int], rows: int) -> dict[in
     items, found = learner.sampled(task, "train", rows), dict[int, float]()
     for block in blocks:
         total, count = 0.0, 0
-        with learner.evaluating() as shown, torch.no_grad(), network.forcing(block):
+        with learner.losing() as shown, torch.no_grad(), network.forcing(block):
             for batch in learner.each(items):
                 total += float(learner.cross_entropy(shown(batch), batch))
                 count += len(batch["labels"])

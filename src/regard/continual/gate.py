@@ -46,14 +46,17 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
     return found
 
 
-def shut(rows: Sequence[Row], learnt: int) -> list[str]:
-    """The tasks whose own block got less than `SHUT` of an equal share when they had just been learnt."""
-    own = {row["task"]: row["value"] for row in rows if row["statistic"] == "own_weight" and _fresh(row)}
-    return [task for task, value in own.items() if value < SHUT / max(1, learnt)]
+def shut(rows: Sequence[Row], learnt: int, *, fresh: bool) -> dict[str, float]:
+    """The weights of the own blocks, by task, that get less than `SHUT` of an equal share after `learnt` tasks.
 
-
-def _fresh(row: Row) -> bool:
-    return bool(row["after_task"] == row["position"])
+    With `fresh` of the task that has just been learnt, otherwise of those before it.
+    """
+    own = {
+        row["task"]: row["value"]
+        for row in rows
+        if row["statistic"] == "own_weight" and (row["after_task"] == row["position"]) is fresh
+    }
+    return {task: value for task, value in own.items() if value < SHUT / max(1, learnt)}
 
 
 def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tuple[str, int | None, float]]:

@@ -18,6 +18,7 @@ from regard.continual.network import Network
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, Split, Stream, Task
 from regard.errors import UserError
+from regard.models.heads import LabelTextHead
 from regard.training.states import evaluating
 
 N = TypeVar("N", bound=Network)
@@ -202,6 +203,19 @@ class Learner:
         low = self.budget.precision == "bfloat16"
         with evaluating(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             yield self.network
+
+    @contextmanager
+    def losing(self) -> Iterator[nn.Module]:
+        """As `evaluating`, for losses: a label-text head holds texts against other words too, as in training."""
+        with self.evaluating() as network:
+            heads = [one for one in network.modules() if isinstance(one, LabelTextHead)]
+            try:
+                for head in heads:
+                    head.train()
+                yield network
+            finally:
+                for head in heads:
+                    head.eval()
 
     def each(
         self, items: Iterable[Item], split: Split = "train", *, size: int | None = None

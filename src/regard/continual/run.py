@@ -119,6 +119,7 @@ def run(
     gated: int = 0,
     on_progress: Callable[[Told], None] | None = None,
     on_task: Callable[[Learner, int], None] | None = None,
+    on_kept: Callable[[int], None] | None = None,
 ) -> Ran:
     """The whole stream learnt.
 
@@ -126,8 +127,9 @@ def run(
     of the task at hand; with `resume` a run that was broken off goes on there, on one CPU process to the same numbers.
     `gated`: on how many dev rows of each task it is looked at what the method's gate does, where it has one.
     `on_task(learner, learnt)` is called after each task, in every process, before its state is written; after a run was
-    resumed only for the tasks that were left, for one of them perhaps again. The network of a run that was resumed when
-    all was learnt has its weights, and nothing else that hooks have shown it. Raises UserError.
+    resumed only for the tasks that were left, for one of them perhaps again; `on_kept(learnt)` when it is written. The
+    network of a run that was resumed when all was learnt has its weights, and nothing else that hooks have shown it.
+    Raises UserError.
     """
     ran, place = Ran(learner, method), None if folder is None else Path(folder)
     about = _about(learner, method)
@@ -149,6 +151,8 @@ def run(
             on_task(learner, task + 1)
         if place is not None:
             _keep(ran, place, about)
+        if on_kept is not None:
+            on_kept(task + 1)
     learner.network.eval()
     return ran
 

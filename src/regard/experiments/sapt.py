@@ -39,7 +39,7 @@ TRAIN, EVALUATED, LOOKED_AT = 120, 40, 40
 RANK, ALPHA = 8, 32
 BUDGET = Budget(epochs=4, rate=2e-3, batch=16, length=72, precision="bfloat16", weight_decay=0.0)
 SUMMED = 5e-4
-"""The rate of methods that add frozen blocks up: at the others' a text's state is the same as any other's in the end."""
+"""The rate of methods that add frozen blocks up: at the others' all texts have the same state in the end."""
 STORED = {"stored": 100}
 PSEUDO = "sapt_pseudo/long_t5/Long_Sequence"
 """Where, below the folder of data, the samples are that SAPT's authors published."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.continual import run as running
 from regard.continual.learner import Learner
+from regard.continual.methods import lfpt5
 from regard.continual.methods.lfpt5 import (
     PROMPT,
     WRITTEN,
@@ -223,6 +224,22 @@ def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:
         found.append(method.kept.values[WRITTEN])
     assert found[0] == found[1]
     assert found[0][0]
+
+
+def test_a_small_share_of_few_rows_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing more is drawn than is wanted."""
+    learner, method = made(settings=replace(SMALL, share=0.01))
+    method.prepare(learner, 0)
+    drawn: list[Any] = []
+
+    def said(_: Any, ids: Tensor) -> list[str]:
+        drawn.append(ids)
+        return ["animals : cat say : quick a cat"]
+
+    monkeypatch.setattr(lfpt5, "texts_of", said)
+    method.finish(learner, 0)
+    inputs, _ = method.kept.values[WRITTEN][0]
+    assert (len(inputs), len(drawn)) == (1, 1)
 
 
 def test_classes_are_refused_and_settings_that_cannot_be() -> None:

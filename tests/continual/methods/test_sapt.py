@@ -20,6 +20,7 @@ from regard.continual.method import Method
 from regard.continual.methods.sapt import FLOOR, Sapt, SaptNetwork, Settings
 from regard.continual.run import Told, begin, run
 from regard.errors import UserError
+from regard.models.heads import HeadName
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +28,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
 
-def begun(**settings: Any) -> tuple[Learner, Sapt]:
+def begun(*, head: HeadName | None = None, **settings: Any) -> tuple[Learner, Sapt]:
     """A run before its first task, in float64 and without dropout."""
     method = Sapt(Settings(rank=2, **settings))
-    learner = begin(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
+    learner = begin(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1, head=head)
     learner.network.double()
     for module in learner.network.modules():
         if isinstance(module, nn.Dropout):
@@ -231,14 +232,19 @@ def test_a_density_stands_for_rows_and_none_is_kept() -> None:
     assert float(method.reflection(learner).detach()) > 0
 
 
-def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says() -> None:
-    learner, method = after_two(gate="published", balanced=0.5, stored=4)
+@pytest.mark.parametrize("strength", [0.0, 0.1])
+def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(strength: float) -> None:
+    """Those of the loss that is trained: with other words as one class more, and nothing dropped out."""
+    learner, method = after_two(head="labels", gate="published", balanced=0.5, stored=4, strength=strength)
     network = network_of(learner).eval()
+    head: Any = network.classifier.head
+    assert len(head.others)
     maps = [network.attention.down, network.attention.up]
     rows = learner.rows(learner.items(2)[: 4 * BUDGET.batch])
     method.kept.values["strength/2"] = method._balance(learner, 2)
-    many = len(rows["labels"])
-    own = (method.loss(learner, network, rows) - many * method.reflection(learner)) / many
+    assert not any(one.training for one in network.modules())
+    head.train()
+    own = learner.cross_entropy(network(rows), rows) / len(rows["labels"])
     lengths = [
         torch.cat([one.flatten() for one in torch.autograd.grad(loss, maps)]).norm()
         for loss in (own, method.reflection(learner))
@@ -260,7 +266,11 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
     with torch.no_grad():
         network_of(learner).attention.keys[2].fill_(0)
         network_of(learner).attention.norm.bias.copy_(20 * network_of(learner).attention.keys[0])
-    assert shut(gate_rows(learner, method, 3, scored=False), 3) == [learner.stream.tasks[2].name]
+    found = gate_rows(learner, method, 3, scored=False)
+    names = [task.name for task in learner.stream.tasks]
+    assert list(shut(found, 3, fresh=True)) == [names[2]]
+    own = {row["task"]: row["value"] for row in found if row["statistic"] == "own_weight"}
+    assert shut(found, 3, fresh=False) == {name: own[name] for name in names[:2] if own[name] < 1 / 6}
 
 
 def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
@@ -289,6 +299,8 @@ def test_the_open_gate_learns_the_words() -> None:
         ({"floor": 2.0}, "floor: expected a number of at least 0 and at most 1, got 2.0"),
         ({"strength": 2.0}, "strength: expected gate=published, which reads it, got gate=open"),
         ({"gate": "published", "ahead": 20}, "ahead: expected gate=open, which reads it, got gate=published"),
+        ({"inner": 1.5}, "inner: expected a whole number of at least 1, got 1.5"),
+        ({"stored": 2.5}, "stored: expected a whole number of at least 0, got 2.5"),
         ({"tried": 8}, "tried: expected begins=best, which reads it, got begins=last"),
         ({"begins": "best", "gate": "published"}, "begins: expected gate=open, which reads it, got gate=published"),
         ({"begins": "first"}, "begins: expected one of last, best, nothing, got 'first'"),

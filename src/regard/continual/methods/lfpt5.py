@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -177,7 +178,7 @@ class Lfpt5(Method):
 
     def _write(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
         """Rows of a task that the prompt writes, each once: input and answer."""
-        many = round(self.settings.share * len(learner.items(task)))
+        many = math.ceil(self.settings.share * len(learner.items(task)))
         if not many:
             return []
         asked = learner.tokenizer(self._name(learner, task), return_tensors="pt")["input_ids"].to(learner.device)
@@ -207,6 +208,8 @@ class Lfpt5(Method):
                 if exact:
                     rows = [(one, known[normalised(answer)]) for one, answer in rows if normalised(answer) in known]
                 found |= dict.fromkeys(rows)
+                if len(found) >= many:
+                    break
         return list(found)[:many]
 
     # -- rows -------------------------------------------------------------------------------------------

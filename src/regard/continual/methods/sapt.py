@@ -17,6 +17,7 @@ from regard.continual import method
 from regard.continual.batches import Batches
 from regard.continual.beginning import begin_as, best_of
 from regard.continual.learner import IGNORED
+from regard.continual.memory import check_whole
 from regard.continual.method import Method
 from regard.continual.pooled import PoolNetwork, PoolSettings
 from regard.continual.pseudo import stand_ins
@@ -103,18 +104,11 @@ class Settings(PoolSettings):
         """Check the numbers and the choices."""
         super().__post_init__()
         for name in ("inner", "tried", "generator_steps", "generator_batch"):
-            method.check_number(name, getattr(self, name), least=1)
+            check_whole(name, getattr(self, name), least=1)
+        for name in ("top_k", "ahead", "stored", "directions"):
+            check_whole(name, getattr(self, name), least=0)
         method.check_number("generator_rate", self.generator_rate, least=0)
-        for name in (
-            "top_k",
-            "ahead",
-            "ahead_rate",
-            "opening",
-            "stored",
-            "directions",
-            "strength",
-            "balanced",
-        ):
+        for name in ("ahead_rate", "opening", "strength", "balanced"):
             method.check_number(name, getattr(self, name), least=0)
         for name in ("floor", "warming", "share"):
             method.check_number(name, getattr(self, name), least=0, most=1)
@@ -235,7 +229,7 @@ class Sapt(Method):
                 network.attention,
                 self._vectors_of(learner, task),
                 self.earlier(learner, task),
-                steps=int(settings.ahead),
+                steps=settings.ahead,
                 rate=settings.ahead_rate,
                 seed=learner.seed_for("gate", task),
                 own=network.own,
@@ -251,7 +245,7 @@ class Sapt(Method):
         """Let a new block begin as an earlier one, or leave it at nothing."""
         settings, other = self.settings, None
         if settings.begins == "best":
-            other = best_of(learner, task, block, int(settings.tried))
+            other = best_of(learner, task, block, settings.tried)
         elif settings.begins == "last":
             other = block - 1
         if other is not None:
@@ -299,7 +293,7 @@ class Sapt(Method):
         kept, settings = self.kept.tensors, self.settings
         kept[f"{TARGET}{task}"] = target_of(weights)
         if settings.reflects == "density":
-            density = Density.of(found, int(settings.directions))
+            density = Density.of(found, settings.directions)
             kept[f"{MEAN}{task}"], kept[f"{DIRECTIONS}{task}"], kept[f"{SPREAD}{task}"] = density
         elif settings.reflects == "generated":
             stand_ins.keep(learner, self.kept, task, self.stored(len(found)), settings)
@@ -314,7 +308,7 @@ class Sapt(Method):
 
     def stored(self, rows: int) -> int:
         """How many vectors stand for a task of so many rows."""
-        wanted = int(self.settings.stored) or math.ceil(self.settings.share * rows)
+        wanted = self.settings.stored or math.ceil(self.settings.share * rows)
         return max(1, min(wanted, rows))
 
     def strength(self, task: int) -> float:
@@ -325,12 +319,15 @@ class Sapt(Method):
 
     def reflection(self, learner: Learner) -> Tensor:
         """λ times the mean of the earlier tasks' divergences; 0 where there is nothing to reflect on."""
-        earlier = self.earlier(learner, learner.task)
-        if not earlier:
+        if not self.earlier(learner, learner.task):
             return torch.zeros((), device=learner.device)
+        return self.strength(learner.task) * self.apart(learner)
+
+    def apart(self, learner: Learner) -> Tensor:
+        """The mean of the earlier tasks' divergences."""
         with torch.autocast(learner.device.type, enabled=False):
-            apart = torch.stack(divergences(learner.network_as(SaptNetwork).attention, earlier)).mean()
-        return self.strength(learner.task) * apart
+            found = divergences(learner.network_as(SaptNetwork).attention, self.earlier(learner, learner.task))
+            return torch.stack(found).mean()
 
     def earlier(self, learner: Learner, task: int) -> list[Earlier]:
         """What stands for the tasks before one."""
@@ -368,14 +365,13 @@ class Sapt(Method):
         items = learner.sampled(task, "train", MEASURED * learner.budget.batch)
         total = [torch.zeros_like(one) for one in maps]
         count = 0
-        with learner.evaluating(), torch.enable_grad():
+        with learner.losing(), torch.enable_grad():
             for rows in learner.each(items):
-                counted = int((rows["labels"] != IGNORED).sum())
-                loss = self.loss(learner, network, rows) - counted * self.reflection(learner)
+                count += int((rows["labels"] != IGNORED).sum())
+                loss = learner.cross_entropy(network(rows), rows)
                 for sum_, part in zip(total, torch.autograd.grad(loss, maps), strict=True):
                     sum_ += part
-                count += counted
-            apart = torch.autograd.grad(self.reflection(learner) / self.strength(task), maps)
+            apart = torch.autograd.grad(self.apart(learner), maps)
         learner.task = earlier
         ours, theirs = (torch.cat([one.flatten() for one in parts]).norm() for parts in (total, apart))
         if not float(theirs):
