@@ -85,7 +85,7 @@ def run_of(row: str, place: int, final: float, order: str = "3") -> dict[str, An
         },
         "matrix": cells(row, final, order),
         "cost": [
-            {**cost, "position": at, "hook_seconds": 0.1, "bytes_stored": at * 2**20, "examples_kept": 0}
+            {**cost, "position": at, "hook_seconds": 1.5, "bytes_stored": at * 2**20, "examples_kept": 0}
             for at in (1, 2, 3)
         ],
         "diagnostics": [],

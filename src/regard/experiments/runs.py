@@ -23,7 +23,7 @@ COST = (
 )
 """What a run cost: sums over its tasks, but the peak of memory and what is stored after the last; `seconds` are of
 training, `run_seconds` of the whole run."""
-_FLOATS = ("til", "cil", "seconds", "run_seconds", "flops", "peak_memory_mib")
+_FLOATS = ("til", "cil", "seconds", "hook_seconds", "run_seconds", "flops", "peak_memory_mib")
 
 
 class Case(NamedTuple):

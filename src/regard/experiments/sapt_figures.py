@@ -116,7 +116,7 @@ def cost(tables: Tables) -> Figure:
     for row in tables.rows(tables.whole):
         found = tables.mean(tables.whole, row)
         if found is not None:
-            seconds = float(where(tables.cost, row=row)["seconds"].mean())
+            seconds = tables.seconds(row)
             ink = INKS[0] if row == SAPT else GREY
             axes.scatter([seconds], [found.mean], s=14, color=ink, linewidths=0)
             axes.annotate(row, (seconds, found.mean), xytext=(3, 2), textcoords="offset points", fontsize=5.5)

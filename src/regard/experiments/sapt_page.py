@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regard.continual.methods.replay_lora import ReplayLora
 from regard.experiments import results_page
 from regard.experiments.comparison import where
 from regard.experiments.markdown import collapsed, listed, pictures, table, wrapped
@@ -35,7 +36,7 @@ CAPTIONS = {
     "order.",
     "sapt-curves.svg": "Average performance on the tasks that were learnt so far, by their number, among all labels "
     "seen; means over seeds of the first order.",
-    "sapt-cost.svg": "Average performance at the end against seconds of training, means over runs: one mark a row.",
+    "sapt-cost.svg": "Average performance at the end against seconds of training, one mark a row.",
     "sapt-fifty.svg": "Fifty tasks: weight of the own block, entropy of the weights, average performance and seconds a "
     "step, by the number of tasks.",
 }
@@ -125,7 +126,7 @@ def _setting(tables: Tables) -> str:
     without = f" Of the published tasks there is no data here for {listed(absent)}." if absent else ""
     versions = record["versions"]
     named = listed(sorted({f"torch {each['torch']}, transformers {each['transformers']}" for each in versions}))
-    revision = f" Revision {record['revision']}." if record["revision"] else ""
+    revision = f" The last of them with revision {record['revision']}." if record["revision"] else ""
     hours = tables.cost["run_seconds"].sum() / 3600
     return (
         f"The model is `{record['model']}`, its weights frozen, with the head that compares a text's state with those "
@@ -134,7 +135,7 @@ def _setting(tables: Tables) -> str:
         f"{_chance(tables)}A task has at most {record['train_rows_a_task']} training rows, classes alike, and at most "
         f"{record['test_rows_a_task']} test rows; texts have at most {budget['length']} tokens; blocks have rank "
         f"{record['lora']['rank']}; {budget['epochs']} epochs at {budget['rate']:g} in batches of {budget['batch']}, "
-        f"computing in {budget['precision']}. The seed draws rows, batches and weights: "
+        f"computing in {budget['precision']}. {_otherwise(record)}The seed draws rows, batches and weights: "
         f"{listed(map(str, record['seeds']))}. All {len(tables.cost)} runs together took {hours:.1f} hours on one core "
         f"each. Regard {listed(record['regard'])}, {named}.{revision}"
     )
@@ -146,7 +147,29 @@ def _chance(tables: Tables) -> str:
     counts = [len(of["classes"][task]) for task in of["tasks"] if task in of["classes"]]
     if len(counts) < len(of["tasks"]):
         return ""
-    return f"Among a task's own labels chance gives {sum(100 / count for count in counts) / len(counts):.1f} %. "
+    return (
+        f"Among a task's own labels chance gives {sum(100 / count for count in counts) / len(counts):.1f} %; among all "
+        f"labels a model that says one and the same of every text is right about some, for tasks share labels. "
+    )
+
+
+def _otherwise(record: Mapping[str, Any]) -> str:
+    """What is not the same for all rows."""
+    rows = record["rows"]
+    by_rate: dict[float, list[str]] = {}
+    for row, of in rows.items():
+        if of["rate"] is not None:
+            by_rate.setdefault(of["rate"], []).append(f"`{row}`")
+    rates = "; ".join(f"{rate:g} for {listed(names)}" for rate, names in by_rate.items())
+    said = f"Other rates: {rates}. " if rates else ""
+    stored = rows.get(SAPT, {}).get("settings", {}).get("stored")
+    if stored:
+        said += (
+            f"`{SAPT}` reflects on {stored} query vectors a task, where the paper keeps 2 % of its rows; `replay-lora` "
+            f"keeps {ReplayLora().settings.memory} texts of all tasks together. The published gate's λ is of the mean "
+            f"over tasks, not of their sum. "
+        )
+    return said
 
 
 def _summary(judged: Sequence[Finding]) -> str:
@@ -162,8 +185,9 @@ COLUMNS = (
     "(no task id); *own AP*: among those of its own task; *F.Ra*: how much was lost since each task's best; *BWT*: "
     "change since each task was learnt; *learning*: mean accuracy of each task just after it was learnt; these three "
     "among all labels seen by then. *own learning*: the same among the labels of the task; *FWT*: that less the "
-    "accuracy of a model for each task (`separate`). *s*: seconds of training a run, taken beside other work on the "
-    "same machine; *TFLOP*: what was computed in training; *kept*: what is stored for later tasks beside the model. "
+    "accuracy of a model for each task (`separate`). *s*: seconds of training a run and of what is done "
+    "before and after each task's, the median, taken beside other work on the same machine; *TFLOP*: what was computed "
+    "in the training steps alone; *kept*: what is stored for later tasks beside the model. "
     "*T5* and *LLaMA*: published AP with T5-large and with LLaMA-2-7B. Points of per cent throughout. *To sapt*: "
     "differences run by run; \\*: the interval leaves 0 out; *p*: of the paired t-test, corrected for the number of "
     "rows (Holm)."
@@ -233,7 +257,7 @@ def _scores(tables: Tables) -> str:
     for row in tables.rows(stream):
         cost = where(tables.cost, row=row)
         means = [told(tables.mean(stream, row, metric, setting), 1) for metric, setting in SCORES.values()]
-        paid = (f"{cost['seconds'].mean():.0f}", f"{cost['flops'].mean() / 1e12:.1f}", _mebibytes(cost["bytes_stored"]))
+        paid = (f"{tables.seconds(row):.0f}", f"{cost['flops'].mean() / 1e12:.1f}", _mebibytes(cost["bytes_stored"]))
         published = [f"{of[row]:.1f}" if row in of else DASH for of in (T5, LLAMA)]
         lines.append([row, str(tables.n(stream, row)), *means, *paid, *published])
     return table(head, lines)

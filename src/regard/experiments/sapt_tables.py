@@ -40,14 +40,15 @@ GATE = (
 )
 COLUMNS: dict[str, tuple[str, ...]] = {
     "matrix": (*KEY, "after_task", "position", "til", "cil"),
-    "cost": (*KEY, *finished.COST),
+    "cost": (*KEY, *finished.COST, "hook_seconds"),
     "gate": (*KEY, "position", "task", *GATE),
     "weights": ("order", "row", "when", "position", "block", "weight", "n"),
 }
 """The columns of docs/results/sapt-NAME.csv.
 
 `matrix`: the scores of both settings side by side, empty where there is none; the names of the tasks, and how many test
-rows they have, are in the record. `cost`: see `regard.experiments.runs`. `gate`: what the gate of a run did with the
+rows they have, are in the record. `cost`: see `regard.experiments.runs`; `hook_seconds` are those of what a method does
+before a task's training and after it. `gate`: what the gate of a run did with the
 rows of a task, see `regard.continual.gate`, when it was learnt and at the end; `drift`: how far the mean weights at the
 end are from those when it was learnt, KL in nats. `weights`: these weights, means over the `n` runs of an order.
 
@@ -76,7 +77,7 @@ class Tables(Comparison):
             matrix=finished.frame(
                 (row for run in runs for row in finished.settings_beside(run, _key(run))), COLUMNS["matrix"]
             ),
-            cost=finished.frame((finished.cost(run, _key(run)) for run in runs), COLUMNS["cost"]),
+            cost=finished.frame((_cost(run) for run in runs), COLUMNS["cost"]),
             gate=finished.frame((row for run in runs for row in _gate(run)), COLUMNS["gate"], FLOATS),
             weights=_weights(runs),
             analyses=_analyses(work),
@@ -157,6 +158,11 @@ class Tables(Comparison):
                 for setting in ("cil", "til"):
                     yield stream, metric, setting
 
+    def seconds(self, row: str) -> float:
+        """The median over runs of the seconds of training, with what is done before and after that."""
+        found = where(self.cost, row=row)
+        return float((found["seconds"] + found["hook_seconds"]).median())
+
     # -- the gate -----------------------------------------------------------------------------------------
 
     def own_weights(self, row: str, when: str, order: str | None = None) -> pd.Series:
@@ -199,6 +205,10 @@ def _place(run: Mapping[str, Any]) -> tuple[int, int, bool, int]:
 
 def _key(run: Mapping[str, Any]) -> dict[str, Any]:
     return {name: run[name] for name in KEY}
+
+
+def _cost(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {**finished.cost(run, _key(run)), "hook_seconds": sum(task["hook_seconds"] for task in run["cost"])}
 
 
 def _tasks(run: Mapping[str, Any]) -> list[tuple[str, int]]:
