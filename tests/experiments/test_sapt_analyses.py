@@ -67,7 +67,7 @@ def placed(name: str, case: str) -> dict[str, dict[float | None, float]]:
         ("pair", [f"similar (cat-dog, red-blue-green), {row}" for row in ("sapt", "sequential-lora", "separate")]),
         ("strength", ["λ 0.01", "λ 0.1", "λ 1", "λ 10", "balanced 1"]),
         ("gate", list(sapt_analyses.GATES)),
-        ("rates", [f"{row}, {rate}" for row in sapt_analyses.RATED for rate in ("0.001", "0.002", "0.005")]),
+        ("rates", [f"{row}, {rate}" for row in sapt_analyses.RATED for rate in ("0.0005", "0.001", "0.002")]),
         ("fifty", ["sapt, 3 tasks", "sequential-lora, 3 tasks"]),
         ("instructions", ["with", "without"]),
     ],
@@ -125,8 +125,8 @@ def test_unseen_tasks_are_scored_and_never_trained(case: str, monkeypatch: pytes
 def test_rates_are_those_that_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Row] = []
     monkeypatch.setattr(sapt_analyses, "learnt", lambda of, *rest, **more: asked.append(of) or tiny(of, *rest, **more))
-    found = made("rates", "joint, 0.005")
-    assert [(of.method, of.lora, of.rate) for of in asked] == [("joint", True, 5e-3)]
+    found = made("rates", "joint, 0.0005")
+    assert [(of.method, of.lora, of.rate) for of in asked] == [("joint", True, 5e-4)]
     assert "ap cil" in found
 
 
