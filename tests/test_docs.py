@@ -8,6 +8,7 @@ it out.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import io
 import json
@@ -15,7 +16,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import pandas as pd
 import pytest
@@ -25,6 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 import regard
 from regard.cli import main, parser
+from regard.continual.methods import sapt, sapt_noticed
 from regard.statistics import DEFAULT, STATISTICS
 
 ROOT = Path(__file__).parents[1]
@@ -315,6 +317,38 @@ def test_the_readme_names_every_statistic() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     table = text.split("## What is measured")[1].split("\n## ")[0]
     assert set(re.findall(r"`(\w+)`", table)) == set(STATISTICS)
+
+
+def settings_of(heading: str) -> dict[str, tuple[str, str, str]]:
+    """A table of docs/sapt-settings.md: default, what is allowed and what it is read with, by name."""
+    text = (ROOT / "docs" / "sapt-settings.md").read_text(encoding="utf-8").split(f"## {heading}\n")[1]
+    lines = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("| `")]
+    rows = [[cell.strip(" `") for cell in line.split("|")[1:5]] for line in lines]
+    return {name: (default, allowed, read_with) for name, default, allowed, read_with in rows}
+
+
+def told(value: Any) -> str:
+    """A default as the table has it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() or "none"
+
+
+def test_every_setting_of_sapt_is_listed() -> None:
+    fields = {one.name: one for one in dataclasses.fields(sapt.Settings)}
+    found = settings_of("Of `sapt`")
+    assert {name: row[0] for name, row in found.items()} == {name: told(one.default) for name, one in fields.items()}
+    read = {name: f"{where}={', '.join(values)}" for name, (where, values) in sapt._READ.items()}
+    assert {name: row[2] for name, row in found.items() if row[2]} == read
+    choices = {name: get_args(hint) for name, hint in get_type_hints(sapt.Settings).items() if get_args(hint)}
+    assert {name: found[name][1] for name in choices} == {name: ", ".join(of) for name, of in choices.items()}
+
+
+def test_every_setting_of_noticing_is_listed() -> None:
+    plain = {one.name: one.default for one in dataclasses.fields(sapt.Settings)}
+    own = {one.name: one.default for one in dataclasses.fields(sapt_noticed.Settings)}
+    other = {name: told(value) for name, value in own.items() if value != plain.get(name)}
+    assert {name: row[0] for name, row in settings_of("Of `sapt-noticed`").items()} == other
 
 
 @pytest.mark.parametrize("command", ["measure", "replace"])

@@ -320,7 +320,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         ({"rows": 3}, "rows: expected none with a stream that is given, which has its rows"),
         ({"method": []}, "method: expected names apart by commas, each once, got ''"),
         ({"speed": 1}, "course: there is no field speed; allowed are stream, method, "),
-        ({"set": ("scaling=full",)}, "set: there is no setting scaling; allowed are none"),
+        ({"set": ("scaling=full",)}, "set: probe has no settings, got scaling"),
         ({"epochs": 0}, "epochs: expected a number of at least 1, got 0"),
         ({"order": "2-0"}, "order: expected each number from 0 to 2 once"),
         ({"model": torch.nn.Linear(2, 2)}, "cannot teach Linear: expected a Hugging Face PreTrainedModel, or its name"),

@@ -200,7 +200,7 @@ def test_an_interruption_just_after_the_earlier_run_gave_its_name(
 
 @pytest.mark.usefixtures("saved")
 def test_a_run_that_is_there_is_not_written_over_unasked(run: Measurements, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"run exists; choose another folder, or allow --overwrite"):
+    with pytest.raises(UserError, match=r"run exists; choose another folder, or give --overwrite"):
         run.save(tmp_path / "run")
 
 

@@ -77,14 +77,14 @@ class Course:
     """
 
     stream: str = option("stdlib-split", "stream by its name, or a table or folder of your own")
-    method: str = option("prescale", "method by its name, or several apart by commas")
-    model: str = option("minilm", "hub id, folder, or minilm")
+    method: str = option("prescale", "method by its name, or several apart by commas (default: prescale)")
+    model: str = option("minilm", "hub id, folder, or minilm, the embedded one (default: minilm)")
     data: str | None = option(None, "folder of published files (default: $REGARD_DATA, else the hub)")
     order: str = option(
-        "random", "paper (or 1), a number the stream knows it by, random (by the seed), or tasks as 2-0-1"
+        "random", "paper (or 1), a number the stream knows it by, random (by the seed; default), or tasks as 2-0-1"
     )
     seed: int = option(508, "of rows, order, weights and batches", least=0, most=LARGEST_SEED)
-    scale: str = option("laptop", f"where nothing is said: {', '.join(SCALES)}")
+    scale: str = option("laptop", f"what rows, lengths, epochs and rates are: {', '.join(SCALES)} (default: laptop)")
     protocol: str = option("clean", "clean, or paper: nothing in common between splits is dropped")
     form: str = option(
         "auto", "what is learnt: labels, text (answers are written), or auto (the first that the stream has)"
@@ -163,8 +163,10 @@ class Course:
         """The method with its settings. Raises UserError."""
         from regard.continual.methods import method_named
 
-        kind = method_named(self.method)
-        return kind(kind.Settings.parsed(dict(_pair(said) for said in self.set)))
+        kind, said = method_named(self.method), dict(map(_pair, self.set))
+        if said and not fields(kind.Settings):
+            raise UserError(f"set: {self.method} has no settings, got {next(iter(said))}")
+        return kind(kind.Settings.parsed(said))
 
     def read(self, folder: str | None = None) -> Stream:
         """The stream; one that is published from the course's folder, or from this one. Raises UserError."""
@@ -230,15 +232,17 @@ def each_method(course: Course) -> list[Course]:
 
     Of `set` each has what it knows; what none knows is refused. Raises UserError.
     """
+    from regard.continual.method import meant
     from regard.continual.methods import method_named
 
     wanted = [name.strip() for name in course.method.split(",") if name.strip()]
     if not wanted or len(set(wanted)) < len(wanted):
         raise UserError(f"method: expected names apart by commas, each once, got {course.method!r}")
     kinds = {name: {one.name for one in fields(method_named(name).Settings)} for name in wanted}
-    for said in course.set if len(wanted) > 1 else ():
-        if not any(_pair(said)[0] in known for known in kinds.values()):
-            raise UserError(f"set: none of {', '.join(wanted)} has a setting {_pair(said)[0]}")
+    every = {one for known in kinds.values() for one in known}
+    for name, _ in map(_pair, course.set if len(wanted) > 1 else ()):
+        if name not in every:
+            raise UserError(f"set: none of {', '.join(wanted)} has a setting {name}{meant(name, sorted(every))}")
     found = []
     for name, known in kinds.items():
         own = course.set if len(wanted) == 1 else tuple(said for said in course.set if _pair(said)[0] in known)

@@ -256,6 +256,7 @@ def _record(
                 "order": _order(streams[one.seed]),
                 "tasks": [task.name for task in streams[one.seed].tasks],
                 **{name: result[name] for name in ("learning_rate", "search", "settings", "seconds", "truncated")},
+                **({"blocks": result["blocks"]} if result.get("blocks") else {}),
                 "warnings": result.get("warnings", []),
             }
             for one, result in zip(courses, results, strict=True)

@@ -36,7 +36,7 @@ def check_free(folder: str | Path, *, overwrite: bool, sign: str = RECORD, asked
             what = "a run" if sign == RECORD else "what is written here"
             raise UserError(f"{asked}: {folder} holds something else than {what} (no {sign}); it is not overwritten")
         if not overwrite:
-            raise UserError(f"{asked}: {folder} exists; choose another folder, or allow {_overwriting(asked)}")
+            raise UserError(f"{asked}: {folder} exists; choose another folder, or give {_overwriting(asked)}")
 
 
 def check_free_file(path: str | Path, *, overwrite: bool) -> None:
@@ -47,7 +47,7 @@ def check_free_file(path: str | Path, *, overwrite: bool) -> None:
             raise UserError(f"{OPTION}: expected a file, {path} is a folder")
         _check_writable(path, OPTION)
         if path.exists() and not overwrite:
-            raise UserError(f"{OPTION}: {path} exists; choose another name, or allow --overwrite")
+            raise UserError(f"{OPTION}: {path} exists; choose another name, or give --overwrite")
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def _reachable(path: Path, asked: str) -> Iterator[None]:
 
 def _overwriting(asked: str) -> str:
     """How writing over something is allowed, where the place was asked for in this way."""
-    return "--overwrite" if asked.startswith("-") else "overwrite"
+    return "--overwrite" if asked.startswith("-") else "overwrite=True"
 
 
 def _check_writable(path: Path, asked: str) -> None:

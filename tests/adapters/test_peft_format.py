@@ -109,7 +109,7 @@ def test_the_router_lies_beside_the_block(tmp_path: Path) -> None:
 def test_a_folder_is_replaced_only_where_that_is_allowed(tmp_path: Path) -> None:
     adapters = filled("bert")
     adapters.export_peft("task0", tmp_path / "one")
-    with pytest.raises(UserError, match=r"^folder: .* exists; choose another folder, or allow overwrite"):
+    with pytest.raises(UserError, match=r"^folder: .* exists; choose another folder, or give overwrite=True"):
         adapters.export_peft("task1", tmp_path / "one")
     adapters.export_peft("task1", tmp_path / "one", overwrite=True)
     name = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_B.weight"

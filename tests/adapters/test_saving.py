@@ -233,7 +233,7 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 def test_only_a_folder_of_blocks_is_replaced_and_only_if_allowed(tmp_path: Path) -> None:
     adapters = filled("bert")
     adapters.save_pretrained(tmp_path / "saved")
-    with pytest.raises(UserError, match=r"^folder: .* exists; choose another folder, or allow overwrite"):
+    with pytest.raises(UserError, match=r"^folder: .* exists; choose another folder, or give overwrite=True"):
         adapters.save_pretrained(tmp_path / "saved")
     adapters.remove("task0")
     adapters.save_pretrained(tmp_path / "saved", overwrite=True)

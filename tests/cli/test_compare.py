@@ -97,7 +97,7 @@ def test_what_cannot_be_compared(runs: Path, regard: Regard, tmp_path: Path) -> 
     (tmp_path / "broken" / "results.json").write_text("{")
     assert refused(natural, "broken").startswith("the run in broken cannot be read: ")
     (tmp_path / "page.html").write_text("mine")
-    expected = "--out: page.html exists; choose another name, or allow --overwrite"
+    expected = "--out: page.html exists; choose another name, or give --overwrite"
     assert refused(natural, longer, "--out", "page.html") == expected
     assert refused(natural, longer, "--out", "broken") == "--out: expected a file, broken is a folder"
     assert "page.html is a file" in refused(natural, longer, "--out", "page.html/below.html")

@@ -166,7 +166,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
         "regard learn: interrupted; what was learnt is kept in run.work: the same command with --resume goes on"
     )
     assert not (tmp_path / "run").exists()
-    assert "go on with --resume, or allow --overwrite" in regard(*line).complaint
+    assert "go on with --resume, or give --overwrite" in regard(*line).complaint
     ended = regard(*line, "--resume")
     assert ended.code == 0, ended.err
     assert len(ended.err.splitlines()) == 6 - (3 * (run - 1) + position - 1)
@@ -245,7 +245,9 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         (("nowhere",), "stream: expected one of yahoo-split, db-split"),
         (("--method", "oblivion"), "method: expected one of finetune, probe"),
         (("--method", "finetune,finetune"), "method: expected names apart by commas, each once"),
-        (("--method", "finetune", "--set", "scaling=sink"), "set: there is no setting scaling; allowed are"),
+        (("--method", "finetune", "--set", "scaling=sink"), "set: finetune has no settings, got scaling"),
+        (("--method", "stap"), "method: there is no 'stap', did you mean 'sapt'?"),
+        (("none.jsonl",), "stream: expected a file, there is no none.jsonl"),
         (("--method", "prescale", "--set", "scaling"), "set: expected NAME=VALUE, got 'scaling'"),
         (("--seeds", "few"), "--seeds: expected a number, got 'few'"),
         (("--seeds", "1,,2"), "--seeds: expected a number, got ''"),
@@ -293,6 +295,18 @@ def test_a_refused_run_leaves_nothing_and_touches_no_folder_of_others(
     assert "model: " in regard(*line, "--model", "nowhere", "--out", "run", "--overwrite").complaint
     assert regard(*line, "--method", "finetune", "--out", "run", "--overwrite").code == 0
     assert [path.name for path in (tmp_path / "run.work").iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_that_is_finished_is_not_gone_on_with(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
+    line = (*line, "--method", "finetune", "--out", "run")
+    assert regard(*line, "--resume").code == 0  # or begins
+    assert "run exists; choose another folder, or give --overwrite" in regard(*line).complaint
+    assert regard(*line, "--resume").complaint == (
+        "regard learn: --resume: the run in run is finished, there is nothing to resume; choose another folder with "
+        "--out, or begin again with --overwrite"
+    )
+    assert regard(*line, "--resume", "--overwrite").code == 0
+    assert os.listdir(tmp_path) == ["run"]
 
 
 def test_a_run_is_not_written_over_unasked(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:

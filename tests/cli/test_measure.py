@@ -112,7 +112,7 @@ def test_overwriting_when_asked(tiny: Tiny, text_file: Path, regard: Regard, tmp
     few = ("measure", tiny("llama"), "--text", text_file, *FEW, "--out", "run", "--statistics")
     assert regard(*few, "entropy").code == 0
     assert regard(*few, "row_sum").complaint == (
-        "regard measure: --out: run exists; choose another folder, or allow --overwrite"
+        "regard measure: --out: run exists; choose another folder, or give --overwrite"
     )
     assert set(Measurements.load(tmp_path / "run").table["statistic"]) == {"entropy"}
     assert regard(*few, "row_sum", "--overwrite").code == 0

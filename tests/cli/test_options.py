@@ -140,6 +140,21 @@ def test_help_of_learn_names_every_stream_and_every_method() -> None:
     assert {*METHODS, *STREAMS} <= set(named.replace(",", " ").split())
 
 
+def test_help_of_learn_lists_methods_with_blocks_beside_the_model_under_lora() -> None:
+    from regard.continual.methods import METHODS
+    from regard.continual.pooled import PoolNetwork
+
+    lora = COMMANDS["learn"].EXAMPLES.partition("  LoRA")[2].partition("  prompts,")[0]
+    with_blocks = {name for name, method in METHODS.items() if issubclass(method.Network, PoolNetwork)}
+    assert set(lora.replace(",", " ").split()) == with_blocks
+
+
+def test_help_of_learn_says_what_is_learnt_with_where_nothing_is_given(regard: Callable[..., Any]) -> None:
+    shown = " ".join(regard("learn", "--help").out.split())
+    for said in ("(default: minilm)", "(default: prescale)", "(default: laptop)", "are those of --scale."):
+        assert said in shown
+
+
 def test_help_of_the_whole_names_the_commands(regard: Callable[..., Any]) -> None:
     ended = regard("--help")
     assert ended.code == 0

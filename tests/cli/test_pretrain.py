@@ -86,9 +86,9 @@ def test_a_mistake_gets_one_line(
 def test_a_broken_off_run_is_not_written_over_unasked(regard: Regard, prose: Path, tmp_path: Path) -> None:
     (tmp_path / "run.work" / "checkpoints" / "step-00000002").mkdir(parents=True)
     options = ("pretrain", *SMALL, "--data", prose, "--out", "run")
-    assert "go on with --resume, or allow --overwrite" in regard(*options).complaint
+    assert "go on with --resume, or give --overwrite" in regard(*options).complaint
     assert regard(*options, "--overwrite").code == 0
-    assert "run exists; choose another folder, or allow --overwrite" in regard(*options).complaint
+    assert "run exists; choose another folder, or give --overwrite" in regard(*options).complaint
     assert regard(*options, "--overwrite").code == 0
 
 

@@ -308,7 +308,7 @@ def test_a_length_that_the_model_was_not_made_for(refused: Callable[..., str]) -
 def test_a_run_is_not_written_over(replaced: Regard, refused: Callable[..., str], tmp_path: Path) -> None:
     few = ("--fractions", "0", "--seeds", 1)
     assert replaced(*few).code == 0
-    assert refused(*few) == "--out: out/run exists; choose another folder, or allow --overwrite"
+    assert refused(*few) == "--out: out/run exists; choose another folder, or give --overwrite"
     before = (tmp_path / "out" / "run" / "results.json").read_text()
     assert replaced(*few, "--seeds", 2, "--overwrite").code == 0
     assert (tmp_path / "out" / "run" / "results.json").read_text() != before
@@ -358,7 +358,7 @@ def test_an_interrupted_run_goes_on_to_the_same_scores(
     )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run.work", "whole"]
     line = refused()
-    assert line == "--out: out/run.work is of a run that was broken off; go on with --resume, or allow --overwrite"
+    assert line == "--out: out/run.work is of a run that was broken off; go on with --resume, or give --overwrite"
     line = refused("--resume", "--seeds", 3)
     assert line.startswith("resume: expected the settings of the run that was broken off; ")
     journal = (tmp_path / "out" / "run.work" / "journal.jsonl").read_text()

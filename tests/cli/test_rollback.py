@@ -66,7 +66,7 @@ def test_the_model_scores_as_it_did_then(method: str, learnt: Path, regard: Rega
 def test_only_such_a_model_is_written_over(learnt: Path, regard: Regard, words: Path, tmp_path: Path) -> None:
     line = ("rollback", learnt, 1, "--method", "finetune", "--seed", 3, "--out", "m")
     assert regard(*line).code == 0
-    assert "m exists; choose another folder, or allow --overwrite" in regard(*line).complaint
+    assert "m exists; choose another folder, or give --overwrite" in regard(*line).complaint
     (tmp_path / "m" / "stale").touch()
     assert regard(*line, "--overwrite").code == 0
     assert not (tmp_path / "m" / "stale").exists()

@@ -284,3 +284,17 @@ def test_names_that_are_no_method() -> None:
     assert method_named("replay") is METHODS["replay"]
     with pytest.raises(UserError, match=r"method: expected one of finetune, .*, got 'er'"):
         method_named("er")
+    with pytest.raises(UserError, match=r"^method: there is no 'repaly', did you mean 'replay'\?"):
+        method_named("repaly")
+
+
+def test_settings_that_are_none() -> None:
+    parsed = METHODS["replay"].Settings.parsed
+    with pytest.raises(UserError, match=r"^set: there is no setting speed; allowed are memory, "):
+        parsed({"speed": 1})
+    with pytest.raises(
+        UserError, match=r"^set: there is no setting memry, did you mean 'memory'\? Allowed are memory, "
+    ):
+        parsed({"memry": 1})
+    with pytest.raises(UserError, match=r"^set: there is no setting memory, the method has none$"):
+        METHODS["finetune"].Settings.parsed({"memory": 1})

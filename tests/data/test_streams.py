@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -366,6 +367,12 @@ def test_yahoo_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes(stream) == [(22, 2, 24)] * 5
     assert stream.tasks[0].test.texts[0] == ("test why 6", "test because 6")
     assert stream.tasks[0].source.startswith("community-datasets/yahoo_answers_topics/train (train), ")
+
+
+def test_a_hub_that_cannot_be_read_is_told_of_as_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as where the package is not installed
+    for name in ("ag-split", "long-sequence"):
+        assert message_of(name).startswith("stream: expected a folder of files, or the package datasets for the hub")
 
 
 def test_ag_from_the_hub_with_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:

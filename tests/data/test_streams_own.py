@@ -39,6 +39,7 @@ def message_of(path: Path, **settings: Any) -> str:
     with pytest.raises(UserError) as caught:
         read_stream(path, **settings)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(("stream: ", "folder: "))
     return str(caught.value)
 
 
@@ -169,7 +170,7 @@ def test_texts_that_are_numbers(tmp_path: Path) -> None:
 
 def test_tasks_that_are_none(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", [row | {"label": "same"} for row in records("a")])
-    assert "task: expected at least two classes in 'a', got same" in message_of(one)
+    assert "stream: expected at least two classes in 'a', got same" in message_of(one)
     unseen = [row | {"split": "train"} for row in records("a")]
     unseen += [{"task": "a", "text": "new", "label": "maybe", "split": "test"}]
     path = write(tmp_path / "unseen.jsonl", unseen)
@@ -182,7 +183,19 @@ def test_tasks_that_are_none(tmp_path: Path) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    assert "there is no" in message_of(tmp_path / "none.jsonl")
+    assert message_of(tmp_path / "none.jsonl") == f"stream: expected a file, there is no {tmp_path / 'none.jsonl'}"
+    for name, text, said in (
+        ("cut.jsonl", '{"task"', "expected JSON in"),
+        ("list.jsonl", "[1]", "expected an object in"),
+        ("wide.csv", "task,text,label\na,b\n", "expected 3 columns in"),
+        ("open.csv", 'task,text,label\na,"b', "expected CSV in"),
+        ("wide.tsv", "task\ttext\tlabel\na\tb\n", "expected 3 columns in"),
+        ("mine.csv.gz", "text", "expected a gzip file"),
+    ):
+        (tmp_path / name).write_text(text)
+        assert message_of(tmp_path / name).startswith(f"stream: {said}")
+    (tmp_path / "latin.csv").write_bytes("é".encode("latin-1"))
+    assert message_of(tmp_path / "latin.csv").startswith("stream: expected UTF-8")
     (tmp_path / "empty.jsonl").write_text("")
     assert message_of(tmp_path / "empty.jsonl").startswith("stream: expected rows in ")
     (tmp_path / "mine.txt").write_text("text")

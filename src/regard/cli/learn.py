@@ -36,12 +36,16 @@ EXAMPLES = """streams:
 
 methods:
   all of a model   finetune, probe, probe-finetune, prescale, replay, agem,
-                   der++, mbpa++, ewc, lwf, idbr
+                   der++, mbpa++, ewc, lwf, idbr, osf
   LoRA             sapt, sapt-noticed, sequential-lora, incremental-lora,
                    replay-lora, o-lora, n-lora, inflora, migu, slao, gainlora,
-                   seekr, osf, epi
+                   seekr, epi
   prompts, other   l2p, progprompt, lfpt5, ctr
   to compare with  separate (a model for each task), joint (all tasks at once)
+
+settings:
+  --set NAME=VALUE, of the method; those of sapt and sapt-noticed stand in
+  docs/sapt-settings.md, a name that there is not is answered with all there are
 
 examples:
   regard learn stdlib-split
@@ -55,6 +59,8 @@ examples:
 Several methods are one comparison: one run for each method and seed, one after
 the other. `regard sweep learn` gives each a process of its own.
 """
+BY_SCALE = """Rows, lengths, batch, epochs, rates, schedule and precision that are not given
+are those of --scale."""
 OTHERWISE = ("stream", "seed")
 """Fields of a course that the command takes in another way than as an option of their name."""
 
@@ -81,7 +87,8 @@ def _add_course(parser: argparse.ArgumentParser) -> None:
     """One option for each field of a course, unset unless it is given."""
     from regard.courses import Course
 
-    add_fields(parser.add_argument_group("course"), Course, "course", without=OTHERWISE)
+    group = parser.add_argument_group("course", BY_SCALE)
+    add_fields(group, Course, "course", without=OTHERWISE)
 
 
 def given_course(given: argparse.Namespace) -> tuple[Course, list[int]]:
@@ -109,6 +116,7 @@ def run(given: argparse.Namespace) -> None:
     out = given.out or Path("runs") / f"learn-{named}"
     work = work_beside(out)
     if is_first():
+        _check_unfinished(out, work, given)
         check_free(out, overwrite=given.overwrite)
         check_work(work, work.exists(), given)
     try:
@@ -135,6 +143,18 @@ def run(given: argparse.Namespace) -> None:
             _clear(work)
     _clear(work)
     tell(found.summary(), out)
+
+
+def _check_unfinished(out: Path, work: Path, given: argparse.Namespace) -> None:
+    """Nothing, or a UserError: a run is to be gone on with that is finished."""
+    from regard.learn import can_go_on
+    from regard.writing import RECORD
+
+    if given.resume and not given.overwrite and (out / RECORD).is_file() and not can_go_on(work):
+        raise UserError(
+            f"--resume: the run in {out} is finished, there is nothing to resume; choose another folder with --out, "
+            "or begin again with --overwrite"
+        )
 
 
 def _clear(work: Path) -> None:

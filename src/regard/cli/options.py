@@ -71,7 +71,7 @@ def work_beside(out: Path) -> Path:
 def check_work(work: Path, there: bool, given: argparse.Namespace) -> None:
     """Nothing, or a UserError: there is what a run that was broken off has left, and it is not said what to do."""
     if there and not (given.resume or given.overwrite):
-        raise UserError(f"--out: {work} is of a run that was broken off; go on with --resume, or allow --overwrite")
+        raise UserError(f"--out: {work} is of a run that was broken off; go on with --resume, or give --overwrite")
 
 
 def number(text: str, kind: type, option: str) -> float | int:

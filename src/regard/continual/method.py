@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_type_hints
 
@@ -34,12 +35,22 @@ class Settings:
         hints, known = get_type_hints(cls), [one.name for one in dataclasses.fields(cls)]
         unknown = [name for name in said if name not in known]
         if unknown:
-            raise UserError(f"set: there is no setting {unknown[0]}; allowed are {', '.join(known) or 'none'}")
+            if not known:
+                raise UserError(f"set: there is no setting {unknown[0]}, the method has none")
+            near = meant(unknown[0], known)
+            told = f"{near} Allowed" if near else "; allowed"
+            raise UserError(f"set: there is no setting {unknown[0]}{told} are {', '.join(known)}")
         return cls(**{name: _value(name, value, hints[name]) for name, value in said.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting by its name."""
         return dataclasses.asdict(self)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The name that is nearest to one that nothing has, as in ", did you mean 'sapt'?"; '' where none is near."""
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def _value(name: str, value: Any, kind: Any) -> Any:

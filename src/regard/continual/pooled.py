@@ -32,6 +32,8 @@ class PoolSettings(method.Settings):
         """Check the numbers."""
         method.check_number("rank", self.rank, least=1)
         method.check_number("alpha", self.alpha, least=0)
+        if not self.alpha:
+            raise UserError("alpha: expected a number above 0, got 0, with which blocks add nothing")
 
 
 class PoolNetwork(Network):

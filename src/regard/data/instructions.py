@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from regard.data import task_files
 from regard.data.instruction_settings import Benchmark, Form, InstructionTask
 from regard.data.splits import FREE, RawTask, Sample, Samples, divide, key_of
-from regard.data.task_files import NO_GOLD_LABEL, Columns
+from regard.data.task_files import NO_GOLD_LABEL, STREAM, Columns
 from regard.data.task_hub import read_hub
 from regard.errors import UserError
 
@@ -67,7 +67,7 @@ def read_sheet(path: Path) -> Sheet:
     Raises UserError for a file that is none, an input that is empty, and where no row has an answer.
     """
     try:
-        said = json.loads("\n".join(task_files.lines_of(path)))
+        said = json.loads("\n".join(task_files.lines_of(path, STREAM)))
         written = [(row["input"], row["output"]) for row in said["Instances"]]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -147,7 +147,7 @@ def read_hub_task(task: InstructionTask) -> Read:
     known |= dict(zip(hub.names, task.labels, strict=bool(hub.names)))
     found = []
     for split in hub.splits:
-        table = read_hub(*hub.place, split, Columns(hub.columns, hub.label))
+        table = read_hub(*hub.place, split, Columns(hub.columns, hub.label), asked=STREAM)
         samples = []
         for row in table.rows:
             if row.label not in known:

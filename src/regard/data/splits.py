@@ -69,20 +69,22 @@ class RawTask:
         """Check that there are two classes, rows of each to train on, and none of others."""
         if len(self.labels) < 2 and not self.free:
             found = ", ".join(self.labels) or "none"
-            raise UserError(f"task: expected at least two classes in {self.name!r}, got {found} ({self.source})")
+            raise UserError(f"stream: expected at least two classes in {self.name!r}, got {found} ({self.source})")
         for name, rows in (("train", self.train), ("dev", self.dev), ("test", self.test)):
             if rows is not None and not rows:
-                raise UserError(f"task: expected rows in the {name} split of {self.name!r}, got none ({self.source})")
+                raise UserError(f"stream: expected rows in the {name} split of {self.name!r}, got none ({self.source})")
         if len({len(row.texts) for rows in (self.train, self.dev or (), self.test) for row in rows}) > 1:
-            raise UserError(f"task: expected one text in each row of {self.name!r}, or two in each, got both")
+            raise UserError(f"stream: expected one text in each row of {self.name!r}, or two in each, got both")
         trained = {row.label for row in self.train}
         missing = [label for label in self.labels if label not in trained]
         unseen = sorted({row.label for row in (*(self.dev or ()), *self.test)} - trained)
         if unseen:
             allowed = ", ".join(self.labels)
-            raise UserError(f"task: expected labels of train ({allowed}) in {self.name!r}, got {unseen[0]!r} beside it")
+            raise UserError(
+                f"stream: expected labels of train ({allowed}) in {self.name!r}, got {unseen[0]!r} beside it"
+            )
         if missing:
-            raise UserError(f"task: expected rows of {missing[0]!r} in the train split of {self.name!r}, got none")
+            raise UserError(f"stream: expected rows of {missing[0]!r} in the train split of {self.name!r}, got none")
 
 
 class Settled(NamedTuple):
@@ -177,7 +179,7 @@ def divide(rows: Samples, shares: Sequence[float], seed: int, name: str) -> tupl
     for label, found in sorted(keys.items()):
         if len(found) <= len(shares):
             need = f"at least {len(shares) + 1} texts of {label!r} in {name}"
-            raise UserError(f"task: expected {need}, one for each split, got {len(found)}")
+            raise UserError(f"stream: expected {need}, one for each split, got {len(found)}")
         found.sort(key=lambda key: _drawn("split", seed, key))
         end = len(found)
         for part, share in reversed(list(enumerate(shares, start=1))):
@@ -305,8 +307,8 @@ def _clean(task: RawTask, tests: _Owners, devs: _Owners, count: _Counts) -> RawT
     count.dropped["dev"] += len(task.dev or ()) - len(dev)
     if not dev:
         raise UserError(
-            f"task: expected dev rows in {task.name!r} that are not test rows, got none: leave dev out to have it held "
-            "out of train, or ask for the protocol 'paper'"
+            f"stream: expected dev rows in {task.name!r} that are not test rows, got none: leave dev out to have it "
+            "held out of train, or ask for the protocol 'paper'"
         )
     _check_left(task, "train", train)
     return replace(task, train=train, dev=dev)
@@ -318,7 +320,7 @@ def _check_left(task: RawTask, split: str, rows: Samples) -> None:
     gone = [label for label in task.labels if label not in left]
     if gone:
         raise UserError(
-            f"task: expected rows of {gone[0]!r} in the {split} split of {task.name!r} that no dev or test split has,"
+            f"stream: expected rows of {gone[0]!r} in the {split} split of {task.name!r} that no dev or test split has,"
             " got none"
         )
 

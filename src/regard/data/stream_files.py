@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from regard.data import task_files
 from regard.data.splits import RawTask, Sample, Samples, divide, key_of
 from regard.data.stream_settings import DataSet, Files
-from regard.data.task_files import NO_GOLD_LABEL
+from regard.data.task_files import NO_GOLD_LABEL, STREAM
 from regard.data.task_hub import read_hub
 from regard.errors import UserError
 
@@ -59,7 +59,7 @@ def read_data_set(name: str, settings: DataSet, folder: Path | None) -> Pool:
 
 def _from_hub(settings: DataSet) -> Pool:
     """Both splits from the hub."""
-    tables = [read_hub(*settings.hub, split, settings.columns) for split in settings.splits]
+    tables = [read_hub(*settings.hub, split, settings.columns, asked=STREAM) for split in settings.splits]
     train, test = (
         _samples(((row.texts, row.label, table.place(row)) for row in table.rows), settings, 0) for table in tables
     )
@@ -115,7 +115,7 @@ def _found(place: Path, names: Sequence[str]) -> Path | None:
 
 def _csv(path: Path, files: Files) -> Iterator[_Written]:
     """Zhang et al.'s rows: class and texts; a first line of names is passed over, the titles may be missing."""
-    reader = csv.reader(io.StringIO("\n".join(task_files.lines_of(path))), strict=True)
+    reader = csv.reader(io.StringIO("\n".join(task_files.lines_of(path, STREAM))), strict=True)
     full = max(files.fields) + 1
     try:
         for fields in reader:
@@ -135,7 +135,7 @@ def _csv(path: Path, files: Files) -> Iterator[_Written]:
 def _sentences(path: Path, files: Files) -> Iterator[_Written]:
     """The rows of GLUE, and of jsonl with the same columns."""
     assert files.columns is not None, "a file of sentences has names of its columns"
-    table = task_files.read_sentences(path, files.columns)
+    table = task_files.read_sentences(path, files.columns, STREAM)
     return ((row.texts, row.label, table.place(row)) for row in table.rows)
 
 
@@ -146,7 +146,7 @@ def _instructions(path: Path, files: Files) -> Iterator[_Written]:
     """
     assert files.columns is not None, "instructions say what the parts of an input are called"
     try:
-        instances = json.loads("\n".join(task_files.lines_of(path)))["Instances"]
+        instances = json.loads("\n".join(task_files.lines_of(path, STREAM)))["Instances"]
         pairs = [(str(row["input"]), str(row["output"])) for row in instances]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -275,7 +275,7 @@ def _own_rows(path: Path, also: tuple[str, ...] = ()) -> list[_OwnRow]:
     """The rows of a table, at least one; `also`: columns that it needs beside text and label."""
     unit = "row" if path.suffix == ".parquet" else "line"
     rows = []
-    for number, record in task_files.records_of(path)(path):
+    for number, record in task_files.records_of(path, STREAM):
         place = f"{path}, {unit} {number}"
         missing = [name for name in (*also, "text", "label") if name not in record]
         if missing:

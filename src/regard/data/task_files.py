@@ -18,6 +18,8 @@ import pyarrow.parquet
 from regard.errors import UserError
 
 NO_GOLD_LABEL = "-"
+TASK, STREAM = "task", "stream"
+"""What messages call the place where files were asked for: what a probe is of, or what is learnt."""
 
 
 class Row(NamedTuple):
@@ -30,15 +32,19 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file or split, what it is called in messages, and what its lines are called."""
+    """The rows of one file or split, what it is called in messages, and what its lines are called.
+
+    `asked`: the name under which the user asked for it.
+    """
 
     name: str
     rows: tuple[Row, ...]
     unit: str = "line"
+    asked: str = TASK
 
     def __post_init__(self) -> None:
         if not self.rows:
-            raise UserError(f"task: expected examples in {self.name}, found none")
+            raise UserError(f"{self.asked}: expected examples in {self.name}, found none")
 
     def place(self, row: Row) -> str:
         """Where a row stands, for a message."""
@@ -54,15 +60,16 @@ class Columns:
     header: tuple[str, ...] | None = None
 
 
-def read_sentences(path: Path, columns: Columns) -> Table:
+def read_sentences(path: Path, columns: Columns, asked: str = TASK) -> Table:
     """The rows of a published classification file: .tsv as GLUE has it, or .jsonl; rows labelled '-' are left out.
 
-    The .tsv of GLUE knows no quotes: a quotation mark is text, and every tab begins a column.
+    The .tsv of GLUE knows no quotes: a quotation mark is text, and every tab begins a column. `asked`: the name under
+    which the user asked for it.
     """
     packed = path.name.removesuffix(".gz")
-    records = _tsv(path, columns.header) if packed.endswith(".tsv") else records_of(path)(path)
-    rows = (_row(record, columns, f"{path}, line {line}", line) for line, record in records)
-    return Table(str(path), tuple(row for row in rows if row.label != NO_GOLD_LABEL))
+    records = _tsv(path, asked, columns.header) if packed.endswith(".tsv") else records_of(path, asked)
+    rows = (_row(record, columns, f"{path}, line {line}", line, asked) for line, record in records)
+    return Table(str(path), tuple(row for row in rows if row.label != NO_GOLD_LABEL), asked=asked)
 
 
 def read_table(path: Path, columns: Columns) -> Table:
@@ -70,9 +77,9 @@ def read_table(path: Path, columns: Columns) -> Table:
 
     Labels are strings or whole numbers.
     """
-    records = records_of(path)(path)
+    records = records_of(path)
     unit = "row" if path.suffix == ".parquet" else "line"
-    rows = (_row(record, columns, f"{path}, {unit} {line}", line) for line, record in records)
+    rows = (_row(record, columns, f"{path}, {unit} {line}", line, TASK) for line, record in records)
     return Table(str(path), tuple(rows), unit)
 
 
@@ -135,37 +142,37 @@ def _conll_width(fields: Sequence[str], place: str) -> int:
     return len(fields)
 
 
-def _row(record: Mapping[str, Any], columns: Columns, place: str, line: int) -> Row:
+def _row(record: Mapping[str, Any], columns: Columns, place: str, line: int, asked: str) -> Row:
     """The texts and the label of one record."""
     missing = [name for name in (*columns.texts, columns.label) if name not in record]
     if missing:
         found = ", ".join(map(str, record)) or "none"
-        raise UserError(f"task: expected the column '{missing[0]}' in {place}, found {found}")
+        raise UserError(f"{asked}: expected the column '{missing[0]}' in {place}, found {found}")
     texts = tuple(record[name] for name in columns.texts)
     for name, text in zip(columns.texts, texts, strict=True):
         if not isinstance(text, str):
-            raise UserError(f"task: expected a string in the column '{name}' of {place}, got {text!r}")
+            raise UserError(f"{asked}: expected a string in the column '{name}' of {place}, got {text!r}")
     label = record[columns.label]
     if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
-        raise UserError(f"task: expected a string or a whole number as label in {place}, got {label!r}")
+        raise UserError(f"{asked}: expected a string or a whole number as label in {place}, got {label!r}")
     return Row(texts, str(label), line)
 
 
-def _tsv(path: Path, header: tuple[str, ...] | None = None) -> Iterator[tuple[int, dict[str, str]]]:
+def _tsv(path: Path, asked: str, header: tuple[str, ...] | None = None) -> Iterator[tuple[int, dict[str, str]]]:
     """Line number and fields by name; no quotes."""
-    for number, line in enumerate(lines_of(path), start=1):
+    for number, line in enumerate(lines_of(path, asked), start=1):
         fields = tuple(line.split("\t"))
         if header is None:
             header = fields
         elif line:
             if len(fields) != len(header):
-                raise UserError(f"task: expected {len(header)} columns in {path}, line {number}, got {len(fields)}")
+                raise UserError(f"{asked}: expected {len(header)} columns in {path}, line {number}, got {len(fields)}")
             yield number, dict(zip(header, fields, strict=True))
 
 
-def _csv(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def _csv(path: Path, asked: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Line number and fields by name, with the usual quotes; the line is the one that the record ends on."""
-    reader = csv.reader(io.StringIO("\n".join(lines_of(path))), strict=True)
+    reader = csv.reader(io.StringIO("\n".join(lines_of(path, asked))), strict=True)
     header: list[str] | None = None
     try:
         for fields in reader:
@@ -174,36 +181,36 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             elif fields:
                 if len(fields) != len(header):
                     place = f"{path}, line {reader.line_num}"
-                    raise UserError(f"task: expected {len(header)} columns in {place}, got {len(fields)}")
+                    raise UserError(f"{asked}: expected {len(header)} columns in {place}, got {len(fields)}")
                 yield reader.line_num, dict(zip(header, fields, strict=True))
     except csv.Error as error:
-        raise UserError(f"task: expected CSV in {path}, line {reader.line_num}: {error}") from None
+        raise UserError(f"{asked}: expected CSV in {path}, line {reader.line_num}: {error}") from None
 
 
-def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _jsonl(path: Path, asked: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and object."""
-    for number, line in enumerate(lines_of(path), start=1):
+    for number, line in enumerate(lines_of(path, asked), start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise UserError(f"task: expected JSON in {path}, line {number}: {error}") from None
+            raise UserError(f"{asked}: expected JSON in {path}, line {number}: {error}") from None
         if not isinstance(record, dict):
-            raise UserError(f"task: expected an object in {path}, line {number}, got {type(record).__name__}")
+            raise UserError(f"{asked}: expected an object in {path}, line {number}, got {type(record).__name__}")
         yield number, record
 
 
-def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet(path: Path, asked: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Row number, from 1, and fields by name."""
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"task: expected a Parquet file, {path} is none: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{asked}: expected a Parquet file, {path} is none: {str(error).splitlines()[0]}") from None
     yield from enumerate(rows, start=1)
 
 
-_READERS: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
+_READERS: dict[str, Callable[[Path, str], Iterator[tuple[int, dict[str, Any]]]]] = {
     ".jsonl": _jsonl,
     ".csv": _csv,
     ".tsv": _tsv,
@@ -211,23 +218,23 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
 }
 
 
-def records_of(path: Path) -> Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]:
-    """The reader that the suffix says."""
+def records_of(path: Path, asked: str = TASK) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a table with their numbers, by the reader that its suffix says."""
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if suffix not in _READERS:
-        raise UserError(f"task: expected a file with one of the suffixes {suffixes()}, got {path}")
-    return _READERS[suffix]
+        raise UserError(f"{asked}: expected a file with one of the suffixes {suffixes()}, got {path}")
+    return _READERS[suffix](path, asked)
 
 
-def lines_of(path: Path) -> list[str]:
+def lines_of(path: Path, asked: str = TASK) -> list[str]:
     """The lines of a UTF-8 file, unpacked if it ends in .gz, without line ends and byte order mark."""
     if not path.is_file():
-        raise UserError(f"task: expected a file, there is no {path}")
+        raise UserError(f"{asked}: expected a file, there is no {path}")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = raw.decode("utf-8-sig")
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"task: expected a gzip file, {path} is none: {error}") from None
+        raise UserError(f"{asked}: expected a gzip file, {path} is none: {error}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"task: expected UTF-8, {path} is not: {error.reason} at offset {error.start}") from None
+        raise UserError(f"{asked}: expected UTF-8, {path} is not: {error.reason} at offset {error.start}") from None
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]

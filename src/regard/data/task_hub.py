@@ -6,29 +6,30 @@ import importlib
 import importlib.util
 from typing import Any
 
-from regard.data.task_files import Columns, Row, Table
+from regard.data.task_files import TASK, Columns, Row, Table
 from regard.errors import UserError
 
 CLIENTS = ("httpx2", "httpx", "requests")
 """Packages that huggingface_hub reaches the hub with, by its version."""
 
 
-def read_hub(repository: str, config: str | None, split: str, columns: Columns | str) -> Table:
+def read_hub(repository: str, config: str | None, split: str, columns: Columns | str, *, asked: str = TASK) -> Table:
     """The rows of one split: with a text and a label by their `columns`, or lines of the one column of running text.
 
     Class numbers become the names that the split has for them; rows labelled −1, which have none, are left out.
+    `asked`: the name under which the user asked for them.
 
     Raises UserError where `datasets` is not installed, the hub cannot be reached, or a column is missing.
     """
     name = "/".join(part for part in (repository, config, split) if part)
-    data = _load(repository, config, split)
+    data = _load(repository, config, split, asked)
     wanted = (columns,) if isinstance(columns, str) else (*columns.texts, columns.label)
     missing = [column for column in wanted if column not in data.column_names]
     if missing:
-        raise UserError(f"task: expected the column '{missing[0]}' in {name}, found {', '.join(data.column_names)}")
+        raise UserError(f"{asked}: expected the column '{missing[0]}' in {name}, found {', '.join(data.column_names)}")
     if isinstance(columns, str):
         lines = ((number, str(line).strip()) for number, line in enumerate(data[columns], start=1))
-        return Table(name, tuple(Row((line,), None, number) for number, line in lines if line), "row")
+        return Table(name, tuple(Row((line,), None, number) for number, line in lines if line), "row", asked)
     texts = [data[column] for column in columns.texts]
     names = _class_names(data.features[columns.label])
     rows = []
@@ -38,23 +39,23 @@ def read_hub(repository: str, config: str | None, split: str, columns: Columns |
                 rows.append(Row(tuple(parts[0]), tuple(_named(tag, names) for tag in label), number))
         elif label != -1:
             rows.append(Row(tuple(parts), _named(label, names), number))
-    return Table(name, tuple(rows), "row")
+    return Table(name, tuple(rows), "row", asked)
 
 
-def _load(repository: str, config: str | None, split: str) -> Any:
+def _load(repository: str, config: str | None, split: str, asked: str) -> Any:
     """The split as `datasets` has it."""
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise UserError(
-            f"task: expected a folder of files, or the package {error.name} for the hub: pip install 'regard[hub]'"
+            f"{asked}: expected a folder of files, or the package {error.name} for the hub: pip install 'regard[hub]'"
         ) from None
     try:
         return datasets.load_dataset(repository, config, split=split)
     except (OSError, ValueError, *network_errors(), datasets.exceptions.DatasetsError) as error:
         name = "/".join(part for part in (repository, config) if part)
         said = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"task: expected {name} from the hub, or a folder of files; the hub gave: {said}") from None
+        raise UserError(f"{asked}: expected {name} from the hub, or a folder of files; the hub gave: {said}") from None
 
 
 def network_errors() -> tuple[type[Exception], ...]:

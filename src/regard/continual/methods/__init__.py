@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.continual.method import Method
+from regard.continual.method import Method, meant
 from regard.continual.methods.agem import AGem
 from regard.continual.methods.ctr import Ctr
 from regard.continual.methods.derpp import DarkExperience
@@ -74,5 +74,7 @@ METHODS: dict[str, type[Method]] = {
 def method_named(name: str) -> type[Method]:
     """The method of that name. Raises UserError."""
     if name not in METHODS:
+        if near := meant(name, METHODS):
+            raise UserError(f"method: there is no {name!r}{near} `regard learn --help` names all")
         raise UserError(f"method: expected one of {', '.join(METHODS)}, got {name!r}")
     return METHODS[name]

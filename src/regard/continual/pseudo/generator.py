@@ -119,8 +119,8 @@ def check_marks(learner: TextLearner) -> None:
     ids = learner.tokenizer(f"a {INPUT} a", add_special_tokens=False)["input_ids"]
     if INPUT not in learner.tokenizer.decode(ids, skip_special_tokens=True):
         raise UserError(
-            f"reflects: expected a tokenizer that can write {INPUT} for 'generated', this one cannot; "
-            "set reflects=density or reflects=real"
+            f"reflects: 'generated' needs a tokenizer that can write {INPUT}, this model's cannot; "
+            "set reflects=density or reflects=real, or give texts with pseudo=DIR"
         )
 
 

@@ -39,8 +39,8 @@ def check(learner: Learner, settings: Any) -> None:
                 raise UserError(f"pseudo: expected pseudo samples of {task.name!r} in {path}, there is no such file")
     elif not isinstance(learner, TextLearner):
         raise UserError(
-            "reflects: expected 'density' or 'real', or pseudo samples from files in `pseudo`, got 'generated': "
-            "an encoder cannot write texts"
+            "reflects: 'generated' needs a model that writes (--form text), here one learns classes; "
+            "set reflects=density or reflects=real, or give texts with pseudo=DIR"
         )
     else:
         check_marks(learner)
