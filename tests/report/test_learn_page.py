@@ -1,11 +1,14 @@
 """The report on runs of continual learning: page and terminal, held against scores that follow a formula."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 from tests.report import learned
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
+from regard.continual.metrics import metrics_table
 from regard.errors import UserError
 from regard.report import charts, learn_page, learn_summary
 from regard.report.learn_charts import SHOWN_TASKS
@@ -13,9 +16,9 @@ from regard.report.learn_costs import totals
 from regard.report.learn_differences import against
 from regard.report.learn_gate import TIMES
 from regard.report.learn_matrix import MEAN, NUMBERS, matrices
-from regard.report.learn_metrics import fixed
+from regard.report.learn_metrics import METRICS, fixed
 from regard.report.learn_tables import agree, task_names, unfinished
-from regard.report.learn_words import WARNED, warnings
+from regard.report.learn_words import WARNED, listed, warnings
 
 TABLES = learned.tables()
 EMPTY = pd.DataFrame()
@@ -110,8 +113,50 @@ def test_the_bound_is_no_competitor(parsed: Parsed) -> None:
     assert "jointall tasks at once" in parsed.text
 
 
+def alike(methods: dict[str, float]) -> Parsed:
+    """The page of methods whose tasks lose so many points each for each later one, in one run."""
+    scores = pd.concat([learned.matrix((name,), (39,), settings=("til",)) for name in methods])
+    lost = scores["method"].map(methods) * (scores["after_task"] - scores["position"])
+    scores["score"] = scores["score"].where(scores["position"] > scores["after_task"], 96 - lost)
+    return Parsed(learn_page(learned.tables(scores), learned.record()))
+
+
+def test_methods_that_end_alike_are_called_so() -> None:
+    """A difference that is not printed is none; the tiles crown nobody."""
+    page = alike({"sapt": 0.0, "replay-lora": 0.0005})
+    assert "sapt and replay-lora end with the same AP, 96.00." in page.text
+    assert "sapt and replay-lora forget the same, 0.00 points." in page.text
+    for told in ("keeps most", "forgets least", "forgets most", "highest", "may be chance.", "Run by run"):
+        assert told not in page.text.replace("differences may be chance.", "")
+    assert "AP, TIL" in page.text
+    assert "AP96.00the same: sapt and replay-loraFGT0.00the same:" in page.text
+
+
+def test_some_that_end_alike_stand_before_the_others() -> None:
+    page = alike({"finetune": 8.0, "sapt": 0.0, "ewc": 1.0, "replay-lora": 0.0, "lwf": 8.0})
+    assert "sapt and replay-lora end with the same AP, 96.00, before ewc with 94.50." in page.text
+    least, most = "sapt and replay-lora forget least, 0.00 points each", "forget most, 16.00 points each."
+    assert f"{least}; finetune and lwf {most}" in page.text
+    assert "AP, highest96.00the same: sapt and replay-lora" in page.text
+    assert "FGT, least0.00the same: sapt and replay-lora" in page.text
+
+
+def test_one_that_is_ahead_as_printed_is_still_crowned() -> None:
+    page = alike({"sapt": 0.0, "replay-lora": 0.01})
+    assert "sapt keeps most, AP 96.00, before replay-lora with 95.98;" in page.text
+    assert "sapt forgets least, 0.00 points; replay-lora forgets most, 0.02 points." in page.text
+    assert "AP, highest96.00sapt" in page.text
+
+
+def test_long_lists_of_methods_are_cut() -> None:
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b", "c"]) == "a, b and c"
+    assert listed(list("abcdefg")) == "a, b, c, d and 3 more"
+
+
 def test_a_single_method_is_told_alone() -> None:
     page = Parsed(learn_page(learned.tables(learned.matrix(("ewc",))), learned.record()))
+    assert "highest" not in page.text
     assert "ewc ends at AP 91.60 ±" in page.text
     assert "keeps most" not in page.text
     assert "differences-title" not in ids(page)
@@ -141,11 +186,47 @@ def test_the_lines_of_a_gate_are_by_task(parsed: Parsed) -> None:
 
 
 def test_the_scores_under_other_weights_are_a_table(parsed: Parsed) -> None:
-    assert "Politics80.090.080.090.060.0" in parsed.text
+    """Those with another block too, at both times: there was none yet when the first task was learnt."""
+    head = "TaskRouted, learntOwn block, learntOther block, learntRouted, endOwn block, endOther block, end"
+    assert f"{head}Politics80.090.0–80.090.060.0Science80.090.055.080.090.060.0" in parsed.text
     rows = TABLES["gate"]
     without = rows[~rows["statistic"].isin(["forced_score", "other_score"])]
     page = Parsed(learn_page({**TABLES, "gate": without}, learned.record()))
-    assert "Politics80.0–80.0––" in page.text
+    assert "Politics80.0––80.0––" in page.text
+
+
+def test_blocks_are_called_by_their_tasks_where_each_has_its_own(parsed: Parsed) -> None:
+    assert parsed.data["gate"]["blocks"] == {"prescale": [f"block of {name}" for name in learned.TASKS]}
+    assert "Each task has a block of its own: block 2 is that of the second task." in parsed.text
+    assert "Given block" not in parsed.text
+    assert "called[method][cell.j]" in parsed.scripts[-1][1]
+
+
+def test_blocks_that_tasks_share_are_called_by_their_numbers() -> None:
+    """Three blocks for four tasks: the third task was given that of the first."""
+    shared = learned.gate(TABLES["matrix"], given=(1, 2, 1, 3))
+    page = Parsed(learn_page({**TABLES, "gate": shared}, learned.record()))
+    found = page.data["gate"]
+    assert found["blocks"] == {"prescale": ["block 1", "block 2", "block 3"]}
+    assert found["cells"]["prescale"]["learning"][2] == [0.5, 0.5, None]
+    assert found["cells"]["prescale"]["inference"][3] == [0.25, 0.25, 0.5]
+    assert "may be shared by tasks (prescale): block 2 need not be that of the second task" in page.text
+    assert "Given blockRouted, learnt" in page.text
+    assert "Science280.0" in page.text
+    assert "Sports180.0" in page.text
+    assert "other methods" not in page.text
+
+
+def test_a_block_for_each_task_need_not_be_its_own() -> None:
+    """As many blocks as tasks, but of two runs one has them in another order; the other method has no such thing."""
+    one, other = (learned.gate(TABLES["matrix"], given=given) for given in ((), (1, 3, 2, 4)))
+    table = pd.concat([one[one["seed"] == 39], other[other["seed"] != 39], one.assign(method="finetune")])
+    page = Parsed(learn_page({**TABLES, "gate": table}, learned.record()))
+    assert page.data["gate"]["blocks"]["prescale"] == [f"block {number}" for number in (1, 2, 3, 4)]
+    assert page.data["gate"]["blocks"]["finetune"][1] == "block of Science"
+    assert "Science2 or 380.0" in page.text
+    assert "(prescale): block 2 need not be" in page.text
+    assert "With the other methods block 2 is that of the second task." in page.text
 
 
 def test_without_a_gate_there_is_no_such_section() -> None:
@@ -164,10 +245,15 @@ def test_pseudo_samples_are_a_table_and_dots_beside_forgetting(parsed: Parsed) -
     assert "r = −1.00" in panels[0]["note"]
 
 
-def test_without_pseudo_samples_there_is_no_such_section() -> None:
-    page = Parsed(learn_page({**TABLES, "pseudo": TABLES["pseudo"].iloc[:0]}, learned.record()))
-    assert "pseudo-title" not in ids(page)
-    assert page.data["pseudo"] == []
+def test_without_pseudo_samples_there_is_no_such_section(tmp_path: Path) -> None:
+    """Nor where the table was saved without rows, and its columns have no type."""
+    pd.DataFrame([], columns=TABLES["pseudo"].columns).to_parquet(tmp_path / "pseudo.parquet")
+    saved = pd.read_parquet(tmp_path / "pseudo.parquet")
+    for table in (TABLES["pseudo"].iloc[:0], saved, TABLES["pseudo"].assign(value=np.nan)):
+        page = Parsed(learn_page({**TABLES, "pseudo": table}, learned.record()))
+        assert not {"pseudo-title", "pseudo-dots"} & ids(page)
+        assert "seudo samples" not in page.text
+        assert page.data["pseudo"] == []
 
 
 def test_what_runs_warn_of_is_on_the_page_and_the_terminal() -> None:
@@ -330,12 +416,12 @@ def test_runs_are_dots_of_ap_over_fgt(parsed: Parsed) -> None:
 
 def test_cost_stands_beside_the_score(parsed: Parsed) -> None:
     found = totals(TABLES["cost"])
-    assert found.loc["prescale"].tolist() == [80, 8e12, 840, 4 * 2**20, 0, 32]
-    assert found.loc["finetune"].tolist() == [40, 8e12, 840, 0, 0, 64]
-    assert "1 min 20 s8.008404.00 MiB032.0" in parsed.text
-    assert "40.0 s8.008400 B064.0" in parsed.text
+    assert found.loc["prescale"].tolist() == [80, 16, 8e12, 840, 4 * 2**20, 0, 32, 96]
+    assert found.loc["finetune"].tolist() == [40, 8, 8e12, 840, 0, 0, 64, 48]
+    assert "1 min 36 s16.0 s8.008404.00 MiB032.0" in parsed.text
+    assert "48.0 s8.00 s8.008400 B064.0" in parsed.text
     times, kept = parsed.data["cost"]
-    assert {point["series"]: point["x"] for point in times["points"]} == {"finetune": 40, "prescale": 80, "joint": 40}
+    assert {point["series"]: point["x"] for point in times["points"]} == {"finetune": 48, "prescale": 96, "joint": 48}
     assert {point["series"]: point["x"] for point in kept["points"]}["prescale"] == 4
 
 
@@ -343,7 +429,28 @@ def test_unknown_costs_stay_unknown() -> None:
     found = totals(TABLES["cost"].assign(flops=None))
     assert found["flops"].isna().all()
     page = Parsed(learn_page({**TABLES, "cost": TABLES["cost"].assign(flops=None)}, learned.record()))
-    assert "1 min 20 s–840" in page.text
+    assert "1 min 36 s16.0 s–840" in page.text
+    page = Parsed(learn_page({**TABLES, "cost": TABLES["cost"].drop(columns="hook_seconds")}, learned.record()))
+    assert "1 min 20 s–8.00840" in page.text
+
+
+def test_the_note_on_costs_says_what_they_leave_out(parsed: Parsed) -> None:
+    assert "FLOPs and examples/s are of training steps alone." in parsed.text
+    assert "Time is that of training and of what a method does around it" in parsed.text
+    assert "vectors, densities and texts that a method makes of rows are counted under Stored alone" in parsed.text
+
+
+def test_zero_shot_is_told_as_it_is_computed() -> None:
+    """Of two tasks the second one alone counts, less 50 for its two classes."""
+    scores = learned.matrix(("prescale",), (39,), ("first", "second"), ("til",))
+    found = metrics_table(scores.assign(order="0-1"), initial={"first": 50.0, "second": 50.0})
+    before = scores.query("after_task == 1 and position == 2")["score"].item()
+    assert found.set_index("metric").loc["zero_shot", "value"] == before - 50
+    about = METRICS["zero_shot"].about
+    assert about.startswith("mean score of all tasks but the first, each just before it is learnt, less what guessing")
+    assert "100 divided by the number of its classes, or 0 where answers are written" in about
+    summary = pd.concat([TABLES["summary"], TABLES["summary"].assign(metric="zero_shot")])
+    assert about in Parsed(learn_page({**TABLES, "summary": summary}, learned.record())).text
 
 
 # -- diagnostics and interference
@@ -380,8 +487,8 @@ def test_interference_is_symmetric(parsed: Parsed) -> None:
 
 
 def test_stream_settings_and_command_are_told(parsed: Parsed) -> None:
-    wanted = ("Politicspublished files2: Politics 0, Politics 12,4902001,000", "train0ababab", "train, test17")
-    for text in (*wanted, "batch size32", "22,713,216", "finetune, seed 39, order 2-0-1-3, done"):
+    wanted = ("train0ababab", "name minilm\n", "22,713,216", "finetune, seed 39, order 2-0-1-3, done")
+    for text in wanted:
         assert text in parsed.text
     line = (
         "regard learn yahoo-split --method finetune,prescale,joint --model minilm --seeds 39,123,508 --protocol clean"
@@ -390,6 +497,14 @@ def test_stream_settings_and_command_are_told(parsed: Parsed) -> None:
     page = Parsed(learn_page(TABLES, learned.record(command="regard learn x --order 1")))
     assert "regard learn x --order 1" in page.text
     assert line not in page.text
+
+
+def test_settings_and_stream_read_as_text_alone(parsed: Parsed) -> None:
+    """Names, values and cells do not run together."""
+    task = "Politics published files 2: Politics 0, Politics 1 2,490 200 1,000 train0ababab"
+    assert task in parsed.text
+    assert "\nname yahoo-split\nprotocol clean\noverlaps \ntrain, test 17\n" in parsed.text
+    assert "epochs 3\nbatch size 32\nlearning rate 2e-05\nmax length 128\n" in parsed.text
 
 
 def test_hostile_texts_are_escaped() -> None:

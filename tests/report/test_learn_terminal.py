@@ -16,6 +16,7 @@ from regard.report.learn_diagnostics import whole
 from regard.report.learn_differences import probability
 from regard.report.learn_metrics import METRICS, Estimate, fixed, metric, ordered, shown
 from regard.report.learn_tables import correlation, forgotten
+from regard.report.learn_terminal import AHEAD, apart
 from regard.report.learn_words import between, signed
 
 TABLES = learned.tables()
@@ -133,12 +134,61 @@ def test_summary_fits_and_tells_what_matters() -> None:
 
 
 def test_summary_of_one_run_has_its_matrix() -> None:
-    scores = learned.matrix(("finetune",), (39,), ("a", "a much longer name", "c"))
+    scores = learned.matrix(("finetune",), (39,), ("a", "a much longer name than there is room for", "c"))
     rows = [line.split() for line in terminal(learned.tables(scores), {}).splitlines()]
-    assert ["TIL", "a", "a", "much…", "c"] in rows
-    assert ["before", "50.0", "–", "–"] in rows
+    assert ["TIL", "a", "a", "much", "longer", "name", "t…", "c"] in rows
+    assert ["before", "(50.0)", "–", "–"] in rows
     assert ["after", "3", "80.0", "88.0", "96.0"] in rows
     assert ["after", "3", "60.0", "68.0", "76.0"] in rows
+
+
+def test_scores_of_tasks_not_yet_learnt_are_marked() -> None:
+    """Where there are such: their digits stand below those of the others."""
+    scores = learned.matrix(("finetune",), (39,))
+    lines = terminal(learned.tables(scores), {}).splitlines()
+    start = lines.index(next(line for line in lines if line.startswith("TIL")))
+    assert lines[start + 2].split() == ["after", "1", "96.0", "(50.0)", "–", "–"]
+    assert lines[start + 5].split() == ["after", "4", "72.0", "80.0", "88.0", "96.0"]
+    assert lines[start + 6] == AHEAD
+    assert lines[start + 1].index("50.0") == lines[start + 2].index("96.0")
+    assert lines.count(AHEAD) == 1
+    assert AHEAD not in terminal(learned.tables(scores[scores["position"] <= scores["after_task"]]), {})
+
+
+@pytest.mark.parametrize(
+    "names, wide, told",
+    [
+        (("Politics", "Police"), 8, ["Politics", "Police"]),
+        (("task591_sciq", "task363_sst2"), 6, ["591_s…", "363_s…"]),
+        (("task1572_samsum", "task1510_evalution"), 7, ["1572_s…", "1510_e…"]),
+        (("amazon_books", "amazon_baby"), 7, ["books", "baby"]),
+        (("amazon_books", "amazon_music", "yelp_food"), 7, ["1 amaz…", "2 amaz…", "yelp_f…"]),
+        (("a long name",), 6, ["a lon…"]),
+        (("the same name", "the same name"), 7, ["1 name", "2 name"]),
+        (("long", "long name"), 6, ["long", "long …"]),
+    ],
+)
+def test_names_keep_what_tells_them_apart(names: tuple[str, ...], wide: int, told: list[str]) -> None:
+    found = apart(names, wide)
+    assert found == told
+    assert max(map(len, found)) <= wide
+
+
+def test_names_of_many_tasks_are_told_apart() -> None:
+    tasks = [f"task{number}_of_natural_instructions" for number in (591, 363, 1290, 181, 2, 1510, 639)]
+    lines = terminal(learned.tables(learned.matrix(("finetune",), (39,), tasks)), {}).splitlines()
+    assert max(map(len, lines)) <= 80
+    (head,) = [line.split() for line in lines if line.startswith("CIL")]
+    assert len(set(head)) == 8
+    assert head[1].startswith("591")
+
+
+def test_names_of_methods_take_the_room_that_there_is() -> None:
+    name = "sapt-noticed reuse=1 gate=published balanced=1"
+    scores = learned.matrix((name, "finetune"), (39,), settings=("til",))
+    lines = terminal(learned.tables(scores), {}).splitlines()
+    assert any(line.startswith(f"{name}     1   91.50") for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_summary_takes_names_as_they_are() -> None:
@@ -149,6 +199,6 @@ def test_summary_takes_names_as_they_are() -> None:
 
 def test_summary_cuts_long_names() -> None:
     scores = learned.matrix(("x" * 60, "y" * 60), (39, 123))
-    text = terminal(learned.tables(scores), {})
-    assert max(len(line) for line in text.splitlines()) <= 80
-    assert f"{'x' * 13}…" in text
+    lines = terminal(learned.tables(scores), {}).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [len(line) for line in lines if "x…" in line] == [80]

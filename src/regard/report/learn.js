@@ -153,10 +153,10 @@
   const drawGate = () => {
     const parent = $("gate-grids");
     if (!parent) return;
-    const { tasks, times, cells, lines: panels } = data.gate;
+    const { tasks, times, blocks: called, cells, lines: panels } = data.gate;
     const method = chosen("gate-method");
     const names = apart(tasks);
-    const blocks = tasks.map((_, j) => String(j + 1));
+    const blocks = called[method].map((_, j) => String(j + 1));
     parent.replaceChildren();
     Object.entries(cells[method]).forEach(([time, found]) => {
       const written = found.flatMap((line, i) => line.map((value, j) => ({ value, i, j, x: blocks[j], y: names[i] })))
@@ -165,7 +165,7 @@
           ...cell,
           ahead: false,
           strong: cell.value > 0.55,
-          what: `rows of ${cell.y}, block of ${names[cell.j]}`,
+          what: `rows of ${cell.y}, ${called[method][cell.j]}`,
           short: cell.value.toFixed(2),
           shown: show(cell.value),
         }));

@@ -13,22 +13,36 @@ from regard.report.pretrain_words import duration
 
 _NUMBERS = {
     "seconds": "sum",
+    "hook_seconds": "sum",
     "flops": "sum",
     "peak_memory_mib": "max",
     "bytes_stored": "max",
     "examples_kept": "max",
     "examples_per_second": "mean",
 }
+ABOUT = (
+    "Time and FLOPs are of all tasks of a run; memory, bytes and examples the most of any task; means over runs. Time "
+    "is that of training and of what a method does around it: before its steps, and when a task is done. That part is "
+    "told again beside it; scoring and diagnostics are in neither. FLOPs and examples/s are of training steps alone. "
+    "Stored is what a method keeps beside the model. Examples kept are rows that are stored as they are: vectors, "
+    "densities and texts that a method makes of rows are counted under Stored alone."
+)
+"""What the columns of the table are."""
+
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def totals(cost: pd.DataFrame) -> pd.DataFrame:
-    """By method, means over runs: seconds and FLOPs of all tasks, the most memory, bytes and examples of any task."""
+    """By method, means over runs: seconds and FLOPs of all tasks, the most memory, bytes and examples of any task.
+
+    `whole_seconds` are those of training (`seconds`) and those around it (`hook_seconds`), where these are known.
+    """
     keys = [key for key in ("method", "seed", "order") if key in cost]
     numbers = pd.DataFrame({name: column(cost, name) for name in _NUMBERS}, index=cost.index)
     runs = numbers.groupby([cost[key] for key in keys], sort=False)
     by_run = pd.DataFrame({name: _reduced(runs[name], how) for name, how in _NUMBERS.items()})
-    return by_run.groupby(level=0, sort=False).mean()
+    found = by_run.groupby(level=0, sort=False).mean()
+    return found.assign(whole_seconds=found["seconds"] + found["hook_seconds"].fillna(0.0))
 
 
 def _reduced(groups: pd.api.typing.SeriesGroupBy, how: str) -> pd.Series:
@@ -43,11 +57,12 @@ def table(found: pd.DataFrame, methods: Sequence[str], scores: Mapping[str, Esti
     for method in methods:
         if method in found.index:
             row = found.loc[method]
-            cells = [learn_metrics.shown(scores.get(method)), _time(row["seconds"]), _flops(row["flops"])]
-            cells += [_number(row["peak_memory_mib"]), size(row["bytes_stored"])]
+            cells = [learn_metrics.shown(scores.get(method)), _time(row["whole_seconds"]), _time(row["hook_seconds"])]
+            cells += [_flops(row["flops"]), _number(row["peak_memory_mib"]), size(row["bytes_stored"])]
             cells += [_number(row["examples_kept"]), _number(row["examples_per_second"])]
             rows.append((method, learn_metrics.REFERENCES.get(method, ""), cells))
-    head = ["Method", name, "Time a run", "TFLOPs a run", "Peak memory, MiB", "Stored", "Examples kept", "Examples/s"]
+    head = ["Method", name, "Time a run", "Around training", "TFLOPs a run", "Peak memory, MiB", "Stored"]
+    head += ["Examples kept", "Examples/s"]
     return markup.values_table(head, rows, "Cost by method") if rows else ""
 
 

@@ -23,6 +23,10 @@ class Metric:
     rises: bool = True
 
 
+_ZERO_SHOT = (
+    "mean score of all tasks but the first, each just before it is learnt, less what guessing scores "
+    "(100 divided by the number of its classes, or 0 where answers are written)"
+)
 METRICS = {
     "ap": Metric("AP", "mean score of all tasks at the end"),
     "fgt": Metric("FGT", "what old tasks lost on average since they were learnt", rises=False),
@@ -31,7 +35,7 @@ METRICS = {
     "fwt": Metric("FWT", "mean score of tasks when learnt, less that of a model for each task"),
     "learning_accuracy": Metric("Learning accuracy", "mean score of tasks when learnt"),
     "intransigence": Metric("Intransigence", "what tasks, when learnt, lack of joint training’s score", rises=False),
-    "zero_shot": Metric("Zero-shot", "mean score of tasks just before they are learnt, less an untrained model’s"),
+    "zero_shot": Metric("Zero-shot", _ZERO_SHOT),
     "area": Metric("Area", "mean, over the stream, of the mean score of the tasks seen"),
 }
 """The metrics by their names in the tables, in the order in which a report tells them."""
@@ -138,6 +142,12 @@ def final(summary: pd.DataFrame, setting: str, name: str = "ap") -> dict[str, Es
 def ranked(methods: Sequence[str], scores: Mapping[str, Estimate]) -> list[str]:
     """The methods by that metric, the highest first; those without it last, in their order."""
     return sorted(methods, key=lambda name: -scores[name].mean if name in scores else math.inf)
+
+
+def level(methods: Sequence[str], scores: Mapping[str, Estimate]) -> list[str]:
+    """Those of the methods whose mean is printed as that of the first one is, in the order of the scores."""
+    told = fixed(scores[methods[0]].mean)
+    return [name for name in scores if name in methods and fixed(scores[name].mean) == told]
 
 
 def fixed(value: float, places: int = 2) -> str:

@@ -52,18 +52,18 @@ def learn_page(tables: Tables, record: Mapping[str, Any]) -> str:
             markup.section("curves", "Forgetting", _curves(data), _about_curves(matrix)),
             markup.section("metrics", "In numbers", _metrics(tables, data), _about_metrics(tables)),
             markup.section("differences", "Differences", *differences(tables)),
-            markup.section("cost", "Cost", _cost(tables, data), _COST),
+            markup.section("cost", "Cost", _cost(tables, data), learn_costs.ABOUT),
             markup.section("diagnostics", "Diagnostics", _diagnostics(data), _DIAGNOSTICS),
             markup.section(
                 "beside", "Diagnostics and forgetting", markup.panels("beside-dots", data["beside"]), _BESIDE
             ),
             markup.section("interference", "Gradient interference", _interference(data), _INTERFERENCE),
-            markup.section("gate", "Gate", _gate(tables, data), learn_gate.ABOUT),
+            markup.section("gate", "Gate", _gate(tables, data), _about_gate(tables)),
             markup.section("pseudo", "Pseudo samples", _pseudo(tables, data), learn_pseudo.ABOUT),
             markup.section("stream", "Stream", _stream(record)),
             markup.section("settings", "Settings", _nested(labels.section(record, "course"))),
             markup.section("again", "How to run it again", markup.command(_command(matrix, record)), _AGAIN),
-            markup.section("provenance", "Provenance", markup.provenance(_rest(record))),
+            markup.section("provenance", "Provenance", _nested(_rest(record))),
             "</main>",
             markup.footer(record),
         ]
@@ -172,12 +172,6 @@ def _about_metrics(tables: Tables) -> str:
     return f"Means over runs{', ± half of the 95 % interval' if sure else ''}, sorted by AP. {told}.{low}"
 
 
-_COST = (
-    "Time and FLOPs are of all tasks of a run; memory, bytes and examples the most of any task; means over runs. "
-    "Stored is what a method keeps beside the model."
-)
-
-
 def _cost(tables: Tables, data: Mapping[str, Any]) -> str:
     totals = learn_costs.totals(known.table(tables, "cost"))
     setting, scores = _first(tables)
@@ -233,6 +227,10 @@ def _gate(tables: Tables, data: Mapping[str, Any]) -> str:
     return _controls([_select("gate-method", "Method", methods)]) + boxes + scores
 
 
+def _about_gate(tables: Tables) -> str:
+    return learn_gate.about(known.table(tables, "gate"))
+
+
 def _pseudo(tables: Tables, data: Mapping[str, Any]) -> str:
     found = learn_pseudo.qualities(known.table(tables, "pseudo"), tables["matrix"])
     return found + markup.panels("pseudo-dots", data["pseudo"])
@@ -244,11 +242,21 @@ def _stream(record: Mapping[str, Any]) -> str:
     head = ["Task", "Classes", "Train", "Dev", "Test", "SHA-256 of train, dev, test"]
     table = markup.values_table(head, rows, "Tasks of the stream") if rows else ""
     rest = {key: value for key, value in labels.section(record, "stream").items() if key != "tasks"}
-    return table + (_nested(rest) if rest else "")
+    return _spaced(table) + _nested(rest)
 
 
 def _nested(told: Mapping[str, Any]) -> str:
-    return markup.provenance(told) if told else ""
+    return _spaced(markup.provenance(told)) if told else ""
+
+
+def _spaced(html: str) -> str:
+    """The same with a blank after each name and cell and before each note, each value and each row on its own line.
+
+    So the text alone reads; every text in it is escaped, and a page shows no blanks between these parts.
+    """
+    for tag, blank in (("</dt>", " "), ("</th>", " "), ("</td>", " "), ("</dd>", "\n"), ("</tr>", "\n")):
+        html = html.replace(tag, f"{tag}{blank}")
+    return html.replace('<span class="note">', ' <span class="note">').replace("<dd><dl", "<dd>\n<dl")
 
 
 def _task(one: Mapping[str, Any]) -> tuple[str, str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,12 @@ from regard.report import learn_words as words
 from regard.report.learn_metrics import Estimate
 from regard.report.learn_tables import SETTINGS, Tables
 
-WIDTH, RUNS, CELL = 80, 6, 15
+WIDTH, GAP = 80, 2
+LEAST = 14
+"""The fewest characters that a long name of a method is cut to."""
 SHOWN = ("ap", "fgt")
 NAME, SCORE = 9, 8
+AHEAD = "In parentheses: not yet learnt."
 
 
 def learn_summary(tables: Tables, record: Mapping[str, Any]) -> Group:
@@ -45,14 +49,17 @@ def _methods(tables: Tables) -> list[str]:
     if not found:
         return []
     methods = learn_metrics.ranked(learn_tables.methods(tables["matrix"]), found[0][2])
-    wide = min(max(len("method"), *(len(_plain(name)) for name in methods)), WIDTH - RUNS - CELL * len(found))
-    head = "".join(f"{f'{learn_metrics.metric(name).title} {SETTINGS[setting]}':>{CELL}}" for name, setting, _ in found)
-    lines = [f"{'method':<{wide}}{'runs':>{RUNS}}{head}"]
-    for method in methods:
-        known = [scores.get(method) for _, _, scores in found]
-        cells = "".join(f"{learn_metrics.shown(one):>{CELL}}" for one in known)
-        lines.append(f"{_cut(_plain(method), wide):<{wide}}{_runs(known):>{RUNS}}{cells}")
-    return lines
+    columns = [["runs", *(str(_runs([scores.get(method) for _, _, scores in found])) for method in methods)]]
+    for name, setting, scores in found:
+        head = f"{learn_metrics.metric(name).title} {SETTINGS[setting]}"
+        columns.append([head, *(learn_metrics.shown(scores.get(method)) for method in methods)])
+    widths = [GAP + max(map(len, column)) for column in columns]
+    names = ["method", *map(_plain, methods)]
+    wide = min(max(map(len, names)), max(LEAST, WIDTH - sum(widths)))
+    return [
+        f"{_cut(name, wide):<{wide}}" + "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        for name, *row in zip(names, *columns, strict=True)
+    ]
 
 
 def _runs(known: Sequence[Estimate | None]) -> int:
@@ -71,11 +78,49 @@ def _matrices(matrix: pd.DataFrame) -> list[list[str]]:
 
 
 def _matrix(rows: pd.DataFrame, setting: str) -> list[str]:
-    names, whole = learn_tables.task_names(rows), learn_tables.count_tasks(rows)
+    """A line for each number of tasks learnt; scores of tasks not yet learnt stand in parentheses."""
+    whole = learn_tables.count_tasks(rows)
+    names = [_plain(name) for name in learn_tables.task_names(rows)]
     afters = sorted(int(after) for after in rows["after_task"].unique())
-    head = "".join(f"{_cut(_plain(name), SCORE - 1):>{SCORE}}" for name in names)
-    lines = [f"{setting:<{NAME}}{head}"]
+    end = " " if len(learn_tables.learnt(rows)) < len(rows) else ""
+    wide = max(SCORE, min(1 + max(map(len, names)) + len(end), (WIDTH - NAME) // whole))
+    lines = [_line(setting, [name + end for name in apart(names, wide - 1 - len(end))], wide)]
     for after, line in zip(afters, learn_matrix.cells(rows, afters, whole), strict=True):
-        scores = "".join(f"{'–' if value is None else f'{value:.1f}':>{SCORE}}" for value in line)
-        lines.append(f"{f'after {after}' if after else 'before':<{NAME}}{scores}")
-    return lines
+        cells = [_score(value, end, ahead=place > after) for place, value in enumerate(line, 1)]
+        lines.append(_line(f"after {after}" if after else "before", cells, wide))
+    return [*lines, AHEAD] if end else lines
+
+
+def _line(name: str, cells: Sequence[str], wide: int) -> str:
+    return (f"{name:<{NAME}}" + "".join(f"{cell:>{wide}}" for cell in cells)).rstrip()
+
+
+def _score(value: float | None, end: str, *, ahead: bool) -> str:
+    """The score, before an end as wide as a parenthesis where others stand in parentheses."""
+    if value is None:
+        return f"–{end}"
+    return f"({value:.1f})" if ahead else f"{value:.1f}{end}"
+
+
+def apart(names: Sequence[str], wide: int) -> list[str]:
+    """The names in at most so many characters: where one is too long, without their common beginning.
+
+    Those that are cut to the same text get their numbers before it.
+    """
+    if max(map(len, names)) > wide:
+        names = [name[_common(names) :] for name in names]
+    cut = [_cut(name, wide) for name in names]
+    return [
+        one if cut.count(one) == 1 else _cut(f"{number} {name}", wide)
+        for number, (one, name) in enumerate(zip(cut, names, strict=True), 1)
+    ]
+
+
+def _common(names: Sequence[str]) -> int:
+    """The length of the beginning that all names share, which ends where a word or a number does; 0 for one name."""
+    least = min(map(len, names)) - 1
+    whole = next((place for place in range(least) if len({name[place] for name in names}) > 1), least)
+    inside = re.compile(r"[^\W\d_]{2}|\d{2}")
+    while whole and any(inside.fullmatch(name[whole - 1 : whole + 1]) for name in names):
+        whole -= 1
+    return whole if len(names) > 1 else 0

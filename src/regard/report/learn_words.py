@@ -50,12 +50,22 @@ _HOW = {"til": "With the task known (TIL)", "cil": "Among the classes of all tas
 
 
 def _most(rivals: Sequence[str], scores: Mapping[str, Estimate]) -> str:
-    best = scores[rivals[0]]
+    best, level = scores[rivals[0]], learn_metrics.level(rivals, scores)
     if len(rivals) == 1:
         return f"{rivals[0]} ends at AP {learn_metrics.shown(best)}."
-    second = scores[rivals[1]]
-    first = f"{rivals[0]} keeps most, AP {learn_metrics.shown(best)}"
-    return f"{first}, before {rivals[1]} with {learn_metrics.shown(second)}; {between(best, second)}."
+    following = "".join(
+        f", before {name} with {learn_metrics.shown(scores[name])}" for name in rivals[len(level) :][:1]
+    )
+    if len(level) > 1:
+        return f"{listed(level)} end with the same AP, {fixed(best.mean)}{following}."
+    return f"{rivals[0]} keeps most, AP {learn_metrics.shown(best)}{following}; {between(best, scores[rivals[1]])}."
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """The names as in "a, b and c"; beyond so many the number of the others."""
+    rest = len(names) - most
+    shown = [*names[:most], f"{rest} more"] if rest > 0 else list(names)
+    return " and ".join([*([", ".join(shown[:-1])] if shown[:-1] else []), shown[-1]])
 
 
 def between(one: Estimate, other: Estimate) -> str:
@@ -66,7 +76,12 @@ def between(one: Estimate, other: Estimate) -> str:
 
 
 def _paired(tables: Tables, setting: str, rivals: Sequence[str]) -> list[str]:
-    """What the best method has run by run more than the next one; than the first, if the table has no more."""
+    """What the best method has run by run more than the next one; than the first, if the table has no more.
+
+    Nothing where several share the highest AP.
+    """
+    if len(learn_metrics.level(rivals, learn_metrics.final(tables["summary"], setting))) > 1:
+        return []
     every = learn_metrics.differences(learn_tables.table(tables, "differences"), setting).get("ap", [])
     others = dict.fromkeys([*rivals[1:2], learn_tables.methods(tables["matrix"])[0]])
     found = [_between(every, rivals[0], other) for other in others]
@@ -95,16 +110,26 @@ def _rest(tables: Tables, setting: str, rivals: Sequence[str]) -> list[str]:
     lost = learn_metrics.final(tables["summary"], setting, "fgt")
     scores = learn_metrics.final(tables["summary"], setting)
     ours = learn_metrics.ranked([name for name in rivals if name in lost], lost)
-    told = [f"{name} forgets {how}" for name, how in _extremes(ours, lost)]
+    told = _extremes(ours, lost)
     told += [f"joint, {REFERENCES['joint']}, reaches AP {fixed(scores['joint'].mean)}"] if "joint" in scores else []
     return [f"{'; '.join(told)}."] if told else []
 
 
-def _extremes(ours: Sequence[str], lost: Mapping[str, Estimate]) -> list[tuple[str, str]]:
-    points = [f"{fixed(lost[name].mean)} points" for name in ours]
-    if len(ours) < 2:
-        return list(zip(ours, points, strict=True))
-    return [(ours[-1], f"least, {points[-1]}"), (ours[0], f"most, {points[0]}")]
+def _extremes(ours: Sequence[str], lost: Mapping[str, Estimate]) -> list[str]:
+    """Who of the methods, those that forget more first, forgets least and most; that they are level if all are."""
+    if not ours:
+        return []
+    most, least = learn_metrics.level(ours, lost), learn_metrics.level(ours[::-1], lost)
+    if len(most) == len(ours):
+        return [f"{listed(most)} {_forgets(most)} {'the same, ' if most[1:] else ''}{fixed(lost[most[0]].mean)} points"]
+    return [
+        f"{listed(names)} {_forgets(names)} {how}, {fixed(lost[names[0]].mean)} points{' each' if names[1:] else ''}"
+        for names, how in ((least, "least"), (most, "most"))
+    ]
+
+
+def _forgets(names: Sequence[str]) -> str:
+    return "forget" if names[1:] else "forgets"
 
 
 def signed(value: float) -> str:
@@ -151,7 +176,7 @@ WARNED = 4
 
 
 def key_figures(tables: Tables, record: Mapping[str, Any]) -> list[KeyFigure]:
-    """By setting the highest AP and the least FGT of a method that learns in order; then the bound, size and time."""
+    """By setting the highest AP and the least FGT of methods that learn in order; then size and time."""
     matrix, figures = tables["matrix"], []
     several = len(learn_tables.settings(matrix)) > 1
     for setting in learn_tables.settings(matrix):
@@ -160,13 +185,18 @@ def key_figures(tables: Tables, record: Mapping[str, Any]) -> list[KeyFigure]:
             scores = learn_metrics.final(tables["summary"], setting, name)
             order = [one for one in learn_metrics.ranked(list(scores), scores) if one not in REFERENCES]
             if order:
-                which = order[0] if end == "highest" else order[-1]
-                figures.append(
-                    KeyFigure(
-                        f"{learn_metrics.metric(name).title}{where}, {end}", learn_metrics.shown(scores[which]), which
-                    )
-                )
+                title = f"{learn_metrics.metric(name).title}{where}"
+                figures.append(_best(title, end, order if end == "highest" else order[::-1], scores))
     return [*figures, *_size(matrix, record), *_time(record)]
+
+
+def _best(title: str, end: str, order: Sequence[str], scores: Mapping[str, Estimate]) -> KeyFigure:
+    """The value at an end of the order and whose it is; of no end where all methods have it."""
+    level = learn_metrics.level(order, scores)
+    label = f"{title}, {end}" if len(level) < len(order) else title
+    if len(level) == 1:
+        return KeyFigure(label, learn_metrics.shown(scores[order[0]]), order[0])
+    return KeyFigure(label, fixed(scores[order[0]].mean), f"the same: {listed(level)}")
 
 
 def _size(matrix: pd.DataFrame, record: Mapping[str, Any]) -> list[KeyFigure]:
