@@ -147,6 +147,10 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
     assert config["architectures"] == ["RegardForCausalLM"]
     monkeypatch.setattr(sapt_decoder, "pretrain", None)
     assert cases["joint"]()
+    asked: list[Row] = []
+    monkeypatch.setattr(sapt_analyses, "learnt", lambda of, *rest: asked.append(of) or sapt.learnt(of, *rest))
+    cases["incremental-lora"]()
+    assert (asked[0].method, asked[0].rate) == ("incremental-lora", None)  # the budget's, as all others
 
 
 def test_a_decoder_has_room_for_texts_and_answers() -> None:

@@ -288,7 +288,8 @@ def decoder(given: Setting) -> Cases:
 def _written(given: Setting, name: str) -> list[Number]:
     loaded = sapt_decoder.pretrained(given.work, given.seed)
     tasks = only(sapt_decoder.written_tasks(given.seed, given.data), FEW)
-    return numbers(learnt(ROWS[name], tasks, given.seed, loaded, given.data, sapt_decoder.TAUGHT))
+    row = dataclasses.replace(ROWS[name], rate=None)  # another model, whose rate is that of its budget
+    return numbers(learnt(row, tasks, given.seed, loaded, given.data, sapt_decoder.TAUGHT))
 
 
 ANALYSES: Mapping[str, Callable[[Setting], Cases]] = {
