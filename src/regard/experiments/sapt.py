@@ -5,9 +5,9 @@
 ORDER is 3 or 4, of the tasks of the Long Sequence benchmark that are in DIR, each text behind its instruction, as
 published. MiniLM-L6 with the label-text head: no task has a head of its own, and none is told of at test. At most 120
 training rows a task, classes alike, and 40 test rows, drawn by the seed; 72 tokens a text; blocks of rank 8 on queries
-and values; 4 epochs in batches of 16 at 2e-3, in bfloat16. SAPT's variants are run in order 3 alone. A run takes two and
-a half to five minutes on one core: `sapt`, `joint`, `separate` and the plain baselines with three seeds some two hours
-on two, all rows twice that. Finished runs are kept in `--work` and never made twice.
+and values; 4 epochs in batches of 16 at 2e-3, in bfloat16. SAPT's variants are run in order 3 alone. A run takes two
+to five minutes on one core: `sapt`, `joint`, `separate` and the plain baselines with three seeds some two hours on two,
+all rows twice that. Finished runs are kept in `--work` and never made twice.
 """
 
 from __future__ import annotations
