@@ -242,7 +242,7 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
     [
         ({"stream": "nowhere"}, "stream: expected one of yahoo-split"),
         ({"method": "finetune,ewc"}, "method: expected one in each trial, got finetune,ewc; vary method=finetune,ewc"),
-        ({"method": "finetune", "set": ["share=2"]}, "set: there is no setting|share: expected"),
+        ({"method": "finetune", "set": ["share=2"]}, "set: finetune has no settings, got share"),
         ({"scale": "huge"}, "scale: expected one of laptop"),
     ],
 )
