@@ -98,5 +98,6 @@ def test_the_model_of_a_task_is_put_together_again(name: str, tmp_path: Path) ->
         network, _ = rebuilt(tmp_path, learnt, loaded())
         with torch.no_grad():
             found = network(rows)
-        exact: dict[str, Any] = {} if name == "sapt" else {"rtol": 0.0, "atol": 0.0}  # an open block and a frozen one round otherwise
+        # A block that is open rounds otherwise than one that is frozen.
+        exact: dict[str, Any] = {} if name == "sapt" else {"rtol": 0.0, "atol": 0.0}
         torch.testing.assert_close(found, seen[learnt - 1], **exact)
