@@ -122,14 +122,16 @@ def blocks_of(gate: Sequence[Row]) -> dict[str, int]:
 def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
     """What to say of a run: the tasks whose blocks the gate had shut off when they had just been learnt, and later."""
     found, told = [], set[str]()
-    looks = list(dict.fromkeys(int(row["after_task"]) for row in gate))
-    for learnt in looks:
-        for task, weight in shut([row for row in gate if row["after_task"] == learnt], learnt, fresh=True).items():
+    looks: dict[int, list[Row]] = {}
+    for row in gate:
+        looks.setdefault(int(row["after_task"]), []).append(row)
+    for learnt, rows in looks.items():
+        for task, weight in shut(rows, learnt, fresh=True).items():
             said = f"gate: the block of {task} got {weight:.2g} of its rows' weight; it was not learnt."
             found.append(f"{said} Open it: {_opening(method.settings)}")
             told.add(task)
-    for learnt in looks[-1:]:
-        for task, weight in shut([row for row in gate if row["after_task"] == learnt], learnt, fresh=False).items():
+    for learnt, rows in list(looks.items())[-1:]:
+        for task, weight in shut(rows, learnt, fresh=False).items():
             if task not in told:
                 said = f"gate: the block of {task} got {weight:.2g} of its rows' weight in the end; it is lost."
                 found.append(f"{said} Hold it: {_holding(method.settings)}")
@@ -167,11 +169,9 @@ def _holding(settings: Any) -> str:
     """What holds the weights of earlier tasks more than these settings do."""
     if settings.reflects == "none":
         return "--set reflects=real"
-    return (
-        "more vectors with --set stored=N"
-        if settings.gate == "open"
-        else "more than --set strength=" + (f"{settings.strength:g}, or gate=open")
-    )
+    if settings.gate == "open":
+        return "more vectors with --set stored=N"
+    return f"more than --set strength={settings.strength:g}, or gate=open"
 
 
 def _begun(course: Course, stream: Stream, method: Method, loaded: Loaded, budget: Budget) -> Learner:
