@@ -71,6 +71,7 @@ def race(contestants: Contestants, *, least: int = 3, most: int = 15, budget: fl
             start = clock()
             run()
             taken[name].append(clock() - start)
+    gc.collect()
     memory = {name: extra_memory(run) for name, run in contestants.items()}
     return {
         name: Figures(
@@ -85,11 +86,13 @@ def race(contestants: Contestants, *, least: int = 3, most: int = 15, budget: fl
 
 
 def extra_memory(run: Callable[[], object]) -> float | None:
-    """MiB by which resident memory peaks above where it stood before the run; None where the system does not tell."""
+    """MiB by which resident memory peaks above where it stood before the run; None where the system does not tell.
+
+    What Python has not collected yet may be freed, and used again, in the run: collect it before.
+    """
     reset = Path("/proc/self/clear_refs")
     if not reset.exists():
         return None
-    gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     reset.write_text("5")
     before = _status("VmRSS")

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from regard import __version__, data, models, processes
 from regard.data import Texts, Windows
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 from regard.provenance import now, peak_memory, versions
 from regard.results import Measurements
 from regard.slot import ReplacedModel, Watch, watching
@@ -59,10 +59,8 @@ class Settings:
         object.__setattr__(self, "epsilon", _each(self.epsilon, float))
         if self.layers is not None:
             object.__setattr__(self, "layers", _each(self.layers, int))
-        if self.input not in INPUTS:
-            raise UserError(f"input: expected one of {', '.join(INPUTS)}, got {self.input!r}")
-        if self.bos not in data.BOS:
-            raise UserError(f"bos: expected one of {', '.join(data.BOS)}, got {self.bos!r}")
+        check_choice("input", self.input, INPUTS)
+        check_choice("bos", self.bos, data.BOS)
         for name in ("samples", "length", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from regard.constants import SOURCES
 from regard.data import LAYOUTS
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 from regard.selection import ORDERS
 
 TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
@@ -73,8 +73,7 @@ class Settings:
             told = ", ".join(f"{fraction:g}" for fraction in self.fractions) or "none"
             raise UserError(f"fractions: expected numbers from 0 to 1, got {told}")
         for name, allowed in (("scale", ("paper", "laptop")), ("layout", LAYOUTS)):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), allowed)
         for name in WHOLE:
             value = getattr(self, name)
             if value is not None and value < 1:

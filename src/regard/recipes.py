@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard import settings
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 from regard.settings import LARGEST_SEED, option
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ class Recipe:
             object.__setattr__(self, one.name, settings.checked(Recipe, one, getattr(self, one.name)))
         _ = self.spec
         for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), allowed)
         if self.width % self.heads:
             raise UserError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
         if self.heads % (self.kv_heads or self.heads):
@@ -139,8 +138,7 @@ class Recipe:
         """The attention, with its positions, window, prefix and form."""
         from regard.attention.spec import ATTENTIONS
 
-        if self.attention not in ATTENTIONS:
-            raise UserError(f"attention: expected one of {', '.join(ATTENTIONS)}, got {self.attention!r}")
+        check_choice("attention", self.attention, ATTENTIONS)
         chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix", "form")}
         return ATTENTIONS[self.attention].with_(**chosen)
 
@@ -258,8 +256,7 @@ def recipe(name: str | Recipe, **changes: Any) -> Recipe:
     """A recipe by its name, with some fields changed. Raises UserError."""
     if isinstance(name, Recipe):
         return replace(name, **_known(changes))
-    if name not in RECIPES:
-        raise UserError(f"recipe: expected one of {', '.join(RECIPES)}, got {name!r}")
+    check_choice("recipe", name, RECIPES)
     return Recipe(**{**RECIPES[name], **_known(changes)})
 
 

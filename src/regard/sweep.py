@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.engines import Engine, Event, Job, Local, Ray, run
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 from regard.results import PAGE
 from regard.sweeps import LOCK, TRIALS, VERBS, State, Verb, check_folder, entry, varied
 from regard.writing import write_file
@@ -131,8 +131,7 @@ def combinations(
 
 def engine_named(on: str, *, address: str | None = None, workers: int | None = None, gpus: int | None = None) -> Engine:
     """Where trials run. Raises UserError."""
-    if on not in ENGINES:
-        raise UserError(f"on: expected one of {', '.join(ENGINES)}, got {on!r}")
+    check_choice("on", on, ENGINES)
     if gpus is not None and gpus < 0:
         raise UserError(f"gpus: expected at least 0, got {gpus}")
     if on == "ray":
@@ -159,8 +158,7 @@ def _devices() -> tuple[str, ...]:
 def _verb(verb: str | Verb) -> Verb:
     if isinstance(verb, Verb):
         return verb
-    if verb not in VERBS:
-        raise UserError(f"sweep: expected one of {', '.join(VERBS)}, got {verb!r}")
+    check_choice("sweep", verb, VERBS)
     return VERBS[verb]()
 
 

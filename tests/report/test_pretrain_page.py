@@ -156,8 +156,8 @@ def test_domains_get_a_panel_and_a_figure_each() -> None:
 
 
 def test_differing_fields_stand_before_the_others(parsed: Parsed) -> None:
-    assert "weight decay0.50.1" in parsed.text
-    assert "fixed token0, 7–" in parsed.text
+    assert "weight decay 0.5 0.1" in parsed.text
+    assert "fixed token 0, 7 –" in parsed.text
     assert parsed.text.index("fixed token") < parsed.text.index("As in the base recipe")
     assert parsed.text.index("As in the base recipe") < parsed.text.index("hidden size")
     same = pretrain_run.record()

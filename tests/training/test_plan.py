@@ -20,12 +20,12 @@ PLAN = Plan(steps=100, batch_size=8, learning_rate=0.5, warmup_steps=10)
 @pytest.mark.parametrize(
     "field, value, told",
     [
-        ("steps", 0, "steps: expected a whole number, at least 1, got 0"),
-        ("steps", 10.0, "steps: expected a whole number, at least 1, got 10.0"),
-        ("batch_size", True, "batch_size: expected a whole number, at least 1, got True"),
-        ("micro_batch", 0, "micro_batch: expected a whole number, at least 1, got 0"),
-        ("keep", None, "keep: expected a whole number, at least 1, got None"),
-        ("checkpoint_every", 0, "checkpoint_every: expected a whole number, at least 1, got 0"),
+        ("steps", 0, "steps: expected a whole number of at least 1, got 0"),
+        ("steps", 10.0, "steps: expected a whole number of at least 1, got 10.0"),
+        ("batch_size", True, "batch_size: expected a whole number of at least 1, got True"),
+        ("micro_batch", 0, "micro_batch: expected a whole number of at least 1, got 0"),
+        ("keep", None, "keep: expected a whole number of at least 1, got None"),
+        ("checkpoint_every", 0, "checkpoint_every: expected a whole number of at least 1, got 0"),
         ("schedule", "square", "schedule: expected one of constant, cosine, linear, got 'square'"),
         ("precision", "float16", "precision: expected one of float32, bfloat16, got 'float16'"),
         ("decay", "none", "decay: expected one of all, matrices, got 'none'"),

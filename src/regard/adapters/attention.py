@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 
 Order = Literal["published", "paper"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -45,8 +45,7 @@ class SharedAttention(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if order not in ORDERS:
-            raise UserError(f"order: expected one of {', '.join(ORDERS)}, got {order!r}")
+        check_choice("order", order, ORDERS)
         self.order, self.seed = order, seed
         self.temperature = math.sqrt(width) if temperature is None else temperature
         random = torch.Generator().manual_seed(seed)

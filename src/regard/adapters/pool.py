@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.adapters.lora import LoraBlocks, MixedLayer, Mixture, is_linear, shape_of
-from regard.errors import UserError
+from regard.errors import UserError, check_whole
 
 AUTO = (
     ("q", "v"),
@@ -134,10 +134,9 @@ def _has(names: Sequence[str]) -> str:
 
 
 def _check(rank: Any, top_k: Any) -> None:
-    for name, value in (("rank", rank), ("top_k", top_k)):
-        none = name == "top_k" and value is None
-        if not none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UserError(f"{name}: expected a whole number of at least 1, got {value!r}")
+    check_whole("rank", rank, least=1)
+    if top_k is not None:
+        check_whole("top_k", top_k, least=1)
 
 
 def _check_fits(model: nn.Module, names: Sequence[str], rank: int) -> None:

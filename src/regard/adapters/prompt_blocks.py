@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.errors import UserError
+from regard.errors import UserError, check_whole
 
 
 class PromptBlocks(nn.Module):
@@ -38,8 +38,7 @@ class PromptBlocks(nn.Module):
     ) -> None:
         super().__init__()
         for name, value, least in (("width", width, 1), ("length", length, 1), ("hidden", hidden, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UserError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+            check_whole(name, value, least=least)
         self.width, self.length, self.residual, self.seed = width, length, residual, seed
         self._words = (words,)
         self._like = torch.empty(0)

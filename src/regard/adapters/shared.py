@@ -18,7 +18,7 @@ from regard.adapters.lora import MixedLayer
 from regard.adapters.pool import LoraPool
 from regard.adapters.prompts import PromptPool
 from regard.adapters.routing import Routing
-from regard.errors import UserError
+from regard.errors import UserError, check_choice, check_whole
 
 BLOCKS = ("lora", "prompt")
 
@@ -286,8 +286,7 @@ def _check(model: Any, block: Any) -> None:
         raise UserError(f"model: expected a PreTrainedModel of Transformers, got {type(model).__name__}")
     if any(isinstance(module, MixedLayer) for module in model.modules()):
         raise UserError("model: expected one without blocks, got one that has some already")
-    if block not in BLOCKS:
-        raise UserError(f"block: expected one of {', '.join(BLOCKS)}, got {block!r}")
+    check_choice("block", block, BLOCKS)
 
 
 def _check_prompts(**options: Any) -> None:
@@ -308,7 +307,7 @@ def _check_numbers(*, alpha: Any, inner: Any, temperature: Any, dropout: Any) ->
         right = value == value and value < float("inf") if whole or isinstance(value, float) else False
         if name == "dropout" and not (right and 0 <= value < 1):
             raise UserError(f"dropout: expected a number from 0 to below 1, got {value!r}")
-        if name == "inner" and not (whole and value > 0):
-            raise UserError(f"inner: expected a whole number of at least 1, got {value!r}")
+        if name == "inner":
+            check_whole(name, value, least=1)
         if name != "dropout" and not (right and value > 0):
             raise UserError(f"{name}: expected a number above 0, got {value!r}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from regard.cli.options import number
-from regard.errors import UserError
+from regard.errors import check_choice
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,8 +45,7 @@ def run(given: argparse.Namespace) -> int:
     from regard.learning import Learning
 
     margin = float(number(given.margin, float, "--margin"))
-    if given.setting not in get_args(Setting):
-        raise UserError(f"setting: expected one of {', '.join(get_args(Setting))}, got {given.setting!r}")
+    check_choice("setting", given.setting, get_args(Setting))
     scores = Learning.load(given.run).matrix
     methods = list(scores["method"].unique())
     found = sorted(drops(scores, margin, setting=given.setting), key=lambda one: methods.index(one.method))

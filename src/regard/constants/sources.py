@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.constants.constants import Constants
-from regard.errors import UserError
+from regard.errors import check_choice
 
 
 def identity(queries: int, keys: int) -> Float[Tensor, "query key"]:
@@ -33,8 +33,7 @@ SOURCES: dict[str, Callable[[int, int], Tensor]] = {"identity": identity, "toepl
 
 def data_free(source: str, like: Constants) -> Constants:
     """Constants of a data-free source for the model, the length and the layout of others."""
-    if source not in SOURCES:
-        raise UserError(f"constants: expected one of {', '.join(SOURCES)}, got {source!r}")
+    check_choice("constants", source, SOURCES)
     matrices = {}
     for place, matrix in like.matrices.items():
         heads, queries, keys = matrix.shape

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.constants.constants import Constants, Layer
 from regard.constants.lengths import fitted
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 
 Form = Literal["low-rank", "columns+band", "top-k", "toeplitz"]
 FORMS: tuple[Form, ...] = ("low-rank", "columns+band", "top-k", "toeplitz")
@@ -137,7 +137,6 @@ def _offset(matrix: Tensor) -> Tensor:
 
 
 def _check(form: str, size: int, length: int) -> None:
-    if form not in FORMS:
-        raise UserError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
+    check_choice("form", form, FORMS)
     if not 1 <= size <= length:
         raise UserError(f"size: expected 1 to {length}, the length of the constants, got {size}")

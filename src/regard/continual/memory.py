@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from regard.continual import method
 from regard.continual.batches import Batches, Epochs, Item
-from regard.errors import UserError
+from regard.errors import check_choice, check_whole
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -38,18 +38,6 @@ class Settings(method.Settings):
         check_whole("memory", self.memory, least=1)
         check_whole("replay_batch", self.replay_batch, least=0)
         check_choice("store", self.store, get_args(Store))
-
-
-def check_whole(name: str, value: Any, *, least: int) -> None:
-    """Nothing, or a UserError: a setting is no whole number from `least` on."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name}: expected a whole number of at least {least}, got {value!r}")
-
-
-def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Nothing, or a UserError: a setting is none of the names."""
-    if value not in allowed:
-        raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
 
 
 # -- what is kept ---------------------------------------------------------------------------------------

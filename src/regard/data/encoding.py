@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.data.arrange import SpecialTokens, arrange, check_length, moved, separators, special_tokens
 from regard.data.examples import KINDS, Examples, TaskKind
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 
 Layout = Literal["paper", "natural"]
 LAYOUTS: tuple[Layout, ...] = ("paper", "natural")
@@ -89,10 +89,8 @@ def encode(kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layo
     Raises UserError for no examples, a row without a token, a length that the special tokens fill, a mix of one and
     two texts, and for token tasks a tokenizer that cannot tell which word a piece is of.
     """
-    if layout not in LAYOUTS:
-        raise UserError(f"layout: expected one of {', '.join(LAYOUTS)}, got '{layout}'")
-    if kind not in KINDS:
-        raise UserError(f"task kind: expected one of {', '.join(KINDS)}, got '{kind}'")
+    check_choice("layout", layout, LAYOUTS)
+    check_choice("task kind", kind, KINDS)
     if not examples.texts:
         raise UserError("examples: expected at least one, got none")
     if kind == "mlm":

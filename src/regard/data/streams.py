@@ -31,7 +31,7 @@ from regard.data.stream import SPLITS, Protocol, Stream, Task
 from regard.data.stream_files import Pool, read_data_set, read_own
 from regard.data.stream_settings import DATA_SETS, STREAMS, StreamSettings, TaskOf
 from regard.data.text_task import Metric, TextTask
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 
 Missing = Literal["refuse", "skip"]
 STDLIB = "stdlib-split"
@@ -181,8 +181,7 @@ def _numbers(
 
 def check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     """Nothing, or a UserError: a value is not among those allowed."""
-    if value not in allowed:
-        raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+    check_choice(name, value, allowed)
 
 
 def check_seed(seed: Any) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 
 Metric = Literal["rouge-l", "exact-match"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -57,8 +57,7 @@ class TextTask:
 
     def __post_init__(self) -> None:
         """Check the metric."""
-        if self.metric not in METRICS:
-            raise UserError(f"metric: expected one of {', '.join(METRICS)}, got {self.metric!r}")
+        check_choice("metric", self.metric, METRICS)
 
     def split(self, name: Literal["train", "dev", "test"]) -> Pairs:
         """The rows of a split."""

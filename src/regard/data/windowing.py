@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenizers import ordinary_tokens
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 
 Bos = Literal["keep", "drop", "add"]
 BOS: tuple[Bos, ...] = ("keep", "drop", "add")
@@ -121,8 +121,7 @@ def _made(content: Tensor, frame: Frame) -> Windows:
 
 def _frame(tokenizer: Any, bos: Bos) -> Frame:
     """The special tokens around a text, found by tokenising one with and without them."""
-    if bos not in BOS:
-        raise UserError(f"bos: expected one of {', '.join(BOS)}, got '{bos}'")
+    check_choice("bos", bos, BOS)
     plain = _tokenised("a", tokenizer)
     whole = _tokenised("a", tokenizer, special=True)
     start = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), None)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 from regard.models import labels
 from regard.models.configuration import RegardConfig
 from regard.models.heads import (
@@ -64,8 +64,7 @@ class ClassifierConfig(PreTrainedConfig):
         label_words: int = 0,
         **others: Any,
     ) -> None:
-        if head not in HEADS:
-            raise UserError(f"head: expected one of {', '.join(HEADS)}, got {head!r}")
+        check_choice("head", head, HEADS)
         if reading not in (_UNSTATED, *READINGS):
             raise UserError(f"reading: expected one of {_UNSTATED}, {', '.join(READINGS)}, got {reading!r}")
         if not isinstance(label_scale, (int, float)) or not 0 < label_scale < float("inf"):

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from regard.attention.spec import ATTENTIONS, AttentionSpec
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 from regard.models.layers import FEED_FORWARDS
 
 NORMS = ("pre", "post")
@@ -75,8 +75,7 @@ class RegardConfig(PreTrainedConfig):
 
     def _check(self, divided: bool) -> None:
         for name, known in (("ffn", tuple(FEED_FORWARDS)), ("norm", NORMS)):
-            if getattr(self, name) not in known:
-                raise UserError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), known)
         heads, groups = self.num_attention_heads, self.num_key_value_heads
         if divided and self.hidden_size % heads:
             raise UserError(f"hidden_size: expected a multiple of the {heads} heads, got {self.hidden_size}")
@@ -91,8 +90,7 @@ def _spec(attention: AttentionSpec | Mapping[str, Any] | str) -> AttentionSpec:
     if isinstance(attention, AttentionSpec):
         return attention
     if isinstance(attention, str):
-        if attention not in ATTENTIONS:
-            raise UserError(f"attention: expected one of {', '.join(ATTENTIONS)}, got {attention!r}")
+        check_choice("attention", attention, ATTENTIONS)
         return ATTENTIONS[attention]
     known = AttentionSpec.__dataclass_fields__
     if unknown := [name for name in attention if name not in known]:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 
 HeadName = Literal["linear", "full", "uniform", "sink", "labels"]
 HEADS: tuple[HeadName, ...] = get_args(HeadName)
@@ -180,8 +180,7 @@ def make_head(
     label_words: int = 0,
 ) -> nn.Module:
     """The head of that name; `label_scale` and `label_words` are of the head "labels". Raises UserError."""
-    if name not in HEADS:
-        raise UserError(f"head: expected one of {', '.join(HEADS)}, got {name!r}")
+    check_choice("head", name, HEADS)
     if name == "linear":
         return LinearHead(width, classes, reading=reading, dropout=dropout)
     if name == "labels":

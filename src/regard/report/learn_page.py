@@ -242,21 +242,11 @@ def _stream(record: Mapping[str, Any]) -> str:
     head = ["Task", "Classes", "Train", "Dev", "Test", "SHA-256 of train, dev, test"]
     table = markup.values_table(head, rows, "Tasks of the stream") if rows else ""
     rest = {key: value for key, value in labels.section(record, "stream").items() if key != "tasks"}
-    return _spaced(table) + _nested(rest)
+    return table + _nested(rest)
 
 
 def _nested(told: Mapping[str, Any]) -> str:
-    return _spaced(markup.provenance(told)) if told else ""
-
-
-def _spaced(html: str) -> str:
-    """The same with a blank after each name and cell and before each note, each value and each row on its own line.
-
-    So the text alone reads; every text in it is escaped, and a page shows no blanks between these parts.
-    """
-    for tag, blank in (("</dt>", " "), ("</th>", " "), ("</td>", " "), ("</dd>", "\n"), ("</tr>", "\n")):
-        html = html.replace(tag, f"{tag}{blank}")
-    return html.replace('<span class="note">', ' <span class="note">').replace("<dd><dl", "<dd>\n<dl")
+    return markup.provenance(told) if told else ""
 
 
 def _task(one: Mapping[str, Any]) -> tuple[str, str, list[str]]:

@@ -177,7 +177,7 @@ def values_table(head: Sequence[str], rows: Iterable[tuple[str, str, Sequence[st
     lines = []
     for name, note, cells in rows:
         values = "".join(f"<td>{escape(text)}</td>" for text in cells)
-        heading = f'{escape(name)}<span class="note">{escape(note)}</span>'
+        heading = escape(name) + (f'<span class="note">{escape(note)}</span>' if note else "")
         lines.append(f'<tr><th scope="row">{heading}</th>{values}</tr>')
     return _scrolled(top, "".join(lines), label)
 
@@ -186,8 +186,18 @@ def _scrolled(top: str, lines: str, label: str) -> str:
     """A table that scrolls inside its own box, from the HTML of its head's cells and of its rows."""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">'
-        f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>"
+        f"<table><thead><tr>{_spaced(top)}</tr></thead><tbody>{_spaced(lines)}</tbody></table></div>"
     )
+
+
+def _spaced(html: str) -> str:
+    """The same with a blank after each name and cell and before each note, each value and each row on its own line.
+
+    So the text alone reads; every text in it is escaped, and a page shows no blanks between these parts.
+    """
+    for tag, blank in (("</dt>", " "), ("</th>", " "), ("</td>", " "), ("</dd>", "\n"), ("</tr>", "\n")):
+        html = html.replace(tag, f"{tag}{blank}")
+    return html.replace('<span class="note">', ' <span class="note">').replace("<dd><dl", "<dd>\n<dl")
 
 
 def command(line: str) -> str:
@@ -203,7 +213,7 @@ def tables(found: Iterable[tuple[str, str]]) -> str:
 
 def provenance(record: Mapping[str, Any]) -> str:
     """The whole record but the statistics' labels (see `glossary`), as nested lists."""
-    return _nested({key: value for key, value in record.items() if key != "statistics"})
+    return _spaced(_nested({key: value for key, value in record.items() if key != "statistics"}))
 
 
 def glossary(record: Mapping[str, Any]) -> str:

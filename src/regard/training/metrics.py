@@ -8,7 +8,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 from regard.training.probes import IGNORED
 
 Metric = Callable[[Tensor, Tensor, Sequence[str]], float]
@@ -25,8 +25,7 @@ def score(metric: str, labels: Tensor, predictions: Tensor, label_names: Sequenc
 
 def check_metric(metric: str) -> None:
     """Nothing, or a UserError: the metric is not known, or the package that it is taken from is not there."""
-    if metric not in METRICS:
-        raise UserError(f"metric: expected one of {', '.join(METRICS)}, got {metric!r}")
+    check_choice("metric", metric, METRICS)
     if metric in PACKAGES:
         _package(PACKAGES[metric], metric)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from regard.errors import UserError
+from regard.errors import UserError, check_choice, check_whole
 
 ScheduleName = Literal["constant", "cosine", "linear"]
 Decay = Literal["all", "matrices"]
@@ -66,10 +66,10 @@ class Plan:
     def __post_init__(self) -> None:
         """Check each field: a plan that exists can be carried out."""
         for name, least in _WHOLE.items():
-            self._check_whole(name, least)
+            if getattr(self, name) is not None or name not in _OPTIONAL:
+                check_whole(name, getattr(self, name), least=least)
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), allowed)
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise UserError(f"betas: expected two numbers from 0 to below 1, got {self.betas!r}")
         if not isinstance(self.trackers, (tuple, list)):
@@ -88,13 +88,6 @@ class Plan:
             raise UserError(f"warmup_steps: expected at most steps ({self.steps}), got {self.warmup_steps}")
         if not isinstance(self.compile, bool):
             raise UserError(f"compile: expected True or False, got {self.compile!r}")
-
-    def _check_whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value is None and name in _OPTIONAL:
-            return
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UserError(f"{name}: expected a whole number, at least {least}, got {value!r}")
 
     @staticmethod
     def _check_range(

@@ -16,7 +16,7 @@ from regard.continual.learner import IGNORED
 from regard.continual.method import Method, Stage
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
-from regard.errors import UserError
+from regard.errors import check_whole
 from regard.models.heads import LinearHead
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ class Settings(method.Settings):
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name in ("neurons", "capsule", "middle", "transfers", "filters"):
-            method.check_number(name, getattr(self, name), least=1)
-            if not isinstance(getattr(self, name), int):
-                raise UserError(f"{name}: expected a whole number, got {getattr(self, name)!r}")
+            check_whole(name, getattr(self, name), least=1)
         method.check_number("slope", self.slope, least=1)
         method.check_number("sparsity", self.sparsity, least=0)
         method.check_number("rate", self.rate, least=0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
-from regard.errors import UserError
+from regard.errors import check_choice
 
 if TYPE_CHECKING:
     from regard.continual.batches import Item
@@ -44,8 +44,7 @@ class Settings(method.Settings):
         method.check_number("strength", self.strength, least=0)
         method.check_number("samples", self.samples, least=1)
         method.check_number("gamma", self.gamma, least=0, most=1)
-        if self.labels not in get_args(Labels):
-            raise UserError(f"labels: expected one of {', '.join(get_args(Labels))}, got {self.labels!r}")
+        check_choice("labels", self.labels, get_args(Labels))
 
 
 class Ewc(Method):

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.learner import IGNORED
-from regard.continual.memory import check_choice
 from regard.continual.method import Method
 from regard.continual.methods.inflora import Measure, measured
 from regard.continual.methods.o_lora import overlap
 from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.errors import check_choice
 from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:

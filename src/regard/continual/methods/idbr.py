@@ -17,7 +17,7 @@ from regard.continual.method import Method
 from regard.continual.methods.idbr_halves import Halving
 from regard.continual.methods.idbr_kmeans import representatives
 from regard.continual.methods.idbr_network import IdbrNetwork, Parts
-from regard.errors import UserError
+from regard.errors import UserError, check_whole
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -53,9 +53,7 @@ class Settings(method.Settings):
         for name in ("order", "task", "generic", "specific", "held_new", "held_replayed"):
             method.check_number(name, getattr(self, name), least=0)
         for name in ("interval", "size", "memory"):
-            method.check_number(name, getattr(self, name), least=1)
-            if not isinstance(getattr(self, name), int):
-                raise UserError(f"{name}: expected a whole number, got {getattr(self, name)!r}")
+            check_whole(name, getattr(self, name), least=1)
         if not isinstance(self.replay, bool):
             raise UserError(f"replay: expected true or false, got {self.replay!r}")
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regard.continual import method
 from regard.continual.layer_inputs import reading
-from regard.continual.memory import check_choice
 from regard.continual.methods.incremental_lora import IncrementalLora
 from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.errors import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

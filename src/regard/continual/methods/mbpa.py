@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from regard.continual import memory, method
 from regard.continual.network import INPUTS, Network
-from regard.errors import UserError
+from regard.errors import UserError, check_choice, check_whole
 from regard.models.heads import LinearHead, pooled
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ class Settings(memory.Settings):
     def __post_init__(self) -> None:
         """Check them."""
         super().__post_init__()
-        memory.check_whole("interval", self.interval, least=1)
-        memory.check_whole("neighbours", self.neighbours, least=1)
-        memory.check_whole("steps", self.steps, least=0)
+        check_whole("interval", self.interval, least=1)
+        check_whole("neighbours", self.neighbours, least=1)
+        check_whole("steps", self.steps, least=0)
         method.check_number("rate", self.rate, least=0)
         method.check_number("pull", self.pull, least=0)
-        memory.check_choice("adapt", self.adapt, get_args(Adapt))
+        check_choice("adapt", self.adapt, get_args(Adapt))
 
 
 @dataclass(frozen=True, eq=False)

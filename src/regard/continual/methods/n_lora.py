@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.learner import IGNORED
-from regard.continual.memory import check_choice
 from regard.continual.methods.incremental_lora import IncrementalLora
 from regard.continual.pooled import PoolNetwork, PoolSettings
-from regard.errors import UserError
+from regard.errors import UserError, check_choice
 
 if TYPE_CHECKING:
     from regard.adapters.pool import LoraPool

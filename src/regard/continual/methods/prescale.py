@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from regard.continual import method
 from regard.continual.method import Method, Stage
-from regard.errors import UserError
+from regard.errors import check_choice
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -31,8 +31,7 @@ class Settings(method.Settings):
     def __post_init__(self) -> None:
         """Check the choices."""
         for name, allowed in (("scaling", get_args(Scaling)), ("common", get_args(Common))):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), allowed)
         method.check_number("share", self.share, least=0, most=1)
 
 

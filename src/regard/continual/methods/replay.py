@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from regard.continual import memory
+from regard.errors import check_choice, check_whole
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
@@ -29,8 +30,8 @@ class Settings(memory.Settings):
     def __post_init__(self) -> None:
         """Check them."""
         super().__post_init__()
-        memory.check_choice("mixing", self.mixing, get_args(Mixing))
-        memory.check_whole("interval", self.interval, least=1)
+        check_choice("mixing", self.mixing, get_args(Mixing))
+        check_whole("interval", self.interval, least=1)
 
 
 class Replay(memory.Remembering):

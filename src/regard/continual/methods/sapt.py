@@ -17,11 +17,10 @@ from regard.continual import method
 from regard.continual.batches import Batches
 from regard.continual.beginning import begin_as, best_of
 from regard.continual.learner import IGNORED
-from regard.continual.memory import check_whole
 from regard.continual.method import Method
 from regard.continual.pooled import PoolNetwork, PoolSettings
 from regard.continual.pseudo import stand_ins
-from regard.errors import UserError
+from regard.errors import UserError, check_choice, check_whole
 from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ MEASURED = 4
 """Batches on which `balanced` measures gradients."""
 
 
-_READ: dict[str, tuple[str, tuple[str, ...]]] = {
+READ: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(("begins", "ahead", "ahead_rate", "opening", "floor", "entropy", "held"), ("gate", ("open",))),
     "tried": ("begins", ("best",)),
     **dict.fromkeys(("strength", "balanced"), ("gate", ("published",))),
@@ -115,15 +114,14 @@ class Settings(PoolSettings):
         method.check_number("entropy", self.entropy, least=-1e6)
         choices = {"gate": Gate, "begins": Begins, "reflects": Reflects}
         for name, allowed in (("order", ORDERS), *((name, get_args(of)) for name, of in choices.items())):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), allowed)
 
         self._check_read()
 
     def _check_read(self) -> None:
         """Nothing, or a UserError: something is set that nothing will read."""
         plain = {one.name: one.default for one in dataclasses.fields(self)}
-        for name, (where, read) in _READ.items():
+        for name, (where, read) in READ.items():
             value = getattr(self, where)
             if getattr(self, name) != plain[name] and value not in read:
                 raise UserError(f"{name}: expected {where}={' or '.join(read)}, which reads it, got {where}={value}")
