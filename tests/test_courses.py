@@ -55,6 +55,27 @@ def test_the_published_settings_of_shared_attention(scale: str, epochs: int, rat
     assert (course.schedule, course.target_length, course.rows, SAPT_SEED) == ("constant", 50, None, 42)
 
 
+def test_steps_are_limited_by_task() -> None:
+    """LLaMA-2's long sequence in arXiv 2401.08295 has six tasks with a limit of their own; no other scale has one."""
+    limited = {scale: Course(scale=scale).budget().most_steps for scale in SCALES}
+    published = {"cb": 100, "copa": 200, "boolq": 500, "imdb": 250, "dbpedia": 200, "multirc": 500}
+    assert limited.pop("sapt-llama-long") == published
+    assert set(map(len, limited.values())) == {0}
+    own = Course(most_steps=("json=3",))
+    assert own.budget().most_steps == {"json": 3}
+    assert Course.from_dict(json.loads(json.dumps(own.said()))) == own
+    assert Course.from_dict(json.loads(json.dumps(Course(scale="sapt-llama-long").to_dict()))).limits == published
+
+
+def test_limited_tasks_are_of_the_stream() -> None:
+    """Those of a scale need not be: a folder may lack some of them."""
+    stream = Course().read()
+    Course(scale="sapt-llama-long").check_tasks(stream)
+    Course(most_steps=(f"{stream.tasks[0].name}=3",)).check_tasks(stream)
+    with pytest.raises(UserError, match=r"most-steps: expected tasks of stdlib-split, .*; got 'cb'"):
+        Course(most_steps=("cb=3",)).check_tasks(stream)
+
+
 def test_every_scale_says_the_same_fields() -> None:
     """So that no field of one is left over where another is asked for."""
     fields = [set(scale) for scale in SCALES.values()]
@@ -152,6 +173,9 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
         ({"seed": True}, "seed: expected a whole number, got True"),
         ({"seed": -1}, "seed: expected a number of at least 0"),
         ({"epochs": 0}, "epochs: expected a number of at least 1, got 0"),
+        ({"most_steps": ("cb",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb'"),
+        ({"most_steps": ("cb=0",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb=0'"),
+        ({"most_steps": ("=3",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got '=3'"),
         ({"epochs": 1.5}, "epochs: expected a whole number, got 1.5"),
         ({"batch": "many"}, "batch: expected a whole number, got 'many'"),
         ({"length": 3}, "length: expected a number of at least 4, got 3"),

@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from regard.continual.method import Method
     from regard.data.stream import Stream
 
-_ALL_ROWS: dict[str, Any] = {"rows": None, "eval_rows": None, "batch": 32, "probing_epochs": 3, "probing_rate": 1e-3}
+_ALL_ROWS: dict[str, Any] = {
+    **{"rows": None, "eval_rows": None, "batch": 32, "most_steps": ()},
+    **{"probing_epochs": 3, "probing_rate": 1e-3},
+}
 _FALLING = {"schedule": "linear", "warmup": 0.06, "weight_decay": 0.01, "precision": "float32"}
 _PAPER = {**_ALL_ROWS, **_FALLING, "length": 128, "target_length": 50}
 _CONSTANT = {"schedule": "constant", "warmup": 0.0, "weight_decay": 0.0, "precision": "bfloat16"}
 _SAPT_T5 = {**_ALL_ROWS, **_CONSTANT, "length": 512, "target_length": 50, "learning_rate": 3e-4}
 _SAPT_LLAMA = {**_SAPT_T5, "length": 1024, "learning_rate": 5e-5}
+_FEW_STEPS = ("cb=100", "copa=200", "boolq=500", "imdb=250", "dbpedia=200", "multirc=500")
 SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
         **_FALLING,
-        **{"rows": 60, "eval_rows": 100, "length": 32, "target_length": 16, "batch": 16},
+        **{"rows": 60, "eval_rows": 100, "length": 32, "target_length": 16, "batch": 16, "most_steps": ()},
         **{"epochs": 3, "learning_rate": 1e-4, "probing_epochs": 3, "probing_rate": 1e-2},
     },
     "paper": {**_PAPER, "epochs": 3, "learning_rate": 2e-5},
@@ -37,7 +41,7 @@ SCALES: dict[str, dict[str, Any]] = {
     "sapt-t5-superni": {**_SAPT_T5, "epochs": 100},
     "sapt-t5-long": {**_SAPT_T5, "epochs": 10},
     "sapt-llama-superni": {**_SAPT_LLAMA, "epochs": 50},
-    "sapt-llama-long": {**_SAPT_LLAMA, "epochs": 20},
+    "sapt-llama-long": {**_SAPT_LLAMA, "epochs": 20, "most_steps": _FEW_STEPS},
 }
 """What fields are that are not given: `paper` and `paper-roberta` as arXiv 2410.05648 trains BERT and RoBERTa.
 
@@ -45,8 +49,7 @@ Texts of RTE are cut at 128 tokens as all others are, and not at 512. `laptop` h
 which the rates are larger: a run of seven tasks takes about a minute.
 
 `sapt-…` are those with which arXiv 2401.08295 trains T5 and LLaMA-2 on `superni` and `long-sequence`. Its ranks and its
-λ are settings of the method; the steps that it grants six tasks of LLaMA-2's long sequence at most are not kept; and
-the rates of heads that are probed, which it has none of, are those of `paper`.
+λ are settings of the method; the rates of heads that are probed, which it has none of, are those of `paper`.
 """
 CHOICES: dict[str, tuple[str, ...]] = {
     "scale": tuple(SCALES),
@@ -98,6 +101,7 @@ class Course:
     batch: int | None = option(None, "rows an update")
     micro_batch: int | None = option(None, "rows a forward (default: all)")
     epochs: int | None = option(None, "epochs of training everything")
+    most_steps: tuple[str, ...] | None = option(None, "updates of a task in a stage, at most, each TASK=STEPS")
     learning_rate: float | None = option(None, "of training everything, at its peak", above=0)
     schedule: str | None = option(None, "of the learning rate after the warm-up: linear (to 0), or constant")
     warmup: float | None = option(None, "share of a stage's steps in which the learning rate grows", least=0, most=1)
@@ -125,6 +129,7 @@ class Course:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         self._check_search()
+        _limits(self.most_steps or ())
 
     def _check_search(self) -> None:
         """Nothing, or a UserError: learning rates that cannot be, or would be chosen on test rows."""
@@ -148,6 +153,11 @@ class Course:
         return found
 
     @property
+    def limits(self) -> dict[str, int]:
+        """The most updates that a stage of a task takes, by the task's name; tasks without a limit are not there."""
+        return _limits(self.most_steps or ())
+
+    @property
     def label(self) -> str:
         """What the method is called in tables: its name, and what is set."""
         return " ".join([self.method, *self.set])
@@ -156,8 +166,9 @@ class Course:
         """What each task is trained with."""
         from regard.continual.learner import Budget
 
-        named = {one.name for one in fields(Budget)} & {one.name for one in fields(self)}
-        return Budget(**{name: getattr(self, name) for name in named}, rate=rate or self.rates[0])
+        named = {one.name for one in fields(Budget)} & {one.name for one in fields(self)} - {"most_steps"}
+        said = {name: getattr(self, name) for name in named}
+        return Budget(**said, most_steps=self.limits, rate=rate or self.rates[0])
 
     def make_method(self) -> Method:
         """The method with its settings. Raises UserError."""
@@ -186,6 +197,12 @@ class Course:
             instructions=self.instructions,
         )
 
+    def check_tasks(self, stream: Stream) -> None:
+        """Nothing, or a UserError: a task that is limited is not in the stream, nor in those that the scale is for."""
+        there = [task.name for task in stream.tasks]
+        if self.most_steps != SCALES[self.scale]["most_steps"] and (other := set(self.limits).difference(there)):
+            raise UserError(f"most-steps: expected tasks of {stream.name}, {', '.join(there)}; got {min(other)!r}")
+
     def with_(self, **changes: Any) -> Course:
         """The course with some fields changed; what its scale gave becomes what that of the new one gives."""
         return Course.from_dict({**self.said(), **changes})
@@ -193,7 +210,8 @@ class Course:
     def said(self) -> dict[str, Any]:
         """Every field by name but those that are as the scale has them."""
         given = SCALES[self.scale]
-        return {name: value for name, value in self.to_dict().items() if name not in given or value != given[name]}
+        every = self.to_dict().items()
+        return {name: value for name, value in every if name not in given or getattr(self, name) != given[name]}
 
     def to_dict(self) -> dict[str, Any]:
         """Every field by name, as a file holds it."""
@@ -263,6 +281,17 @@ def _pair(said: str) -> tuple[str, str]:
     if not (name and equal and value):
         raise UserError(f"set: expected NAME=VALUE, got {said!r}")
     return name.strip().replace("-", "_"), value.strip()
+
+
+def _limits(most_steps: tuple[str, ...]) -> dict[str, int]:
+    """Steps by the task's name. Raises UserError."""
+    found = {}
+    for said in most_steps:
+        name, _, steps = said.rpartition("=")
+        if not name or not steps.isdecimal() or not int(steps):
+            raise UserError(f"most-steps: expected TASK=STEPS, a whole number of at least 1, got {said!r}")
+        found[name] = int(steps)
+    return found
 
 
 def _known(said: Mapping[str, Any]) -> Mapping[str, Any]:

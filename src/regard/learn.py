@@ -149,10 +149,13 @@ def _loaded(course: Course, model: Any, tokenizer: Any, *, text: bool) -> Loaded
 def _stream(course: Course, own: Stream | None) -> Stream:
     """The stream of a course; one that is given, in the course's order where that says numbers."""
     if own is None:
-        return course.read(os.environ.get(DATA) or None)
-    if course.order == "random":
-        return own
-    return own.ordered(parse_order(course.order, len(own), course.seed))
+        found = course.read(os.environ.get(DATA) or None)
+    elif course.order == "random":
+        found = own
+    else:
+        found = own.ordered(parse_order(course.order, len(own), course.seed))
+    course.check_tasks(found)
+    return found
 
 
 # -- where it is kept -----------------------------------------------------------------------------------

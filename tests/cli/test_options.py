@@ -21,6 +21,7 @@ COURSE = (
     *("--form", "--missing", "--instructions/--no-instructions", "--target-length", "--head", "--schedule", "--warmup"),
     *("--batch", "--micro-batch", "--epochs", "--learning-rate", "--search", "--select", "--probing-epochs"),
     *("--probing-rate", "--precision", "--lora", "--set", "--diagnosed", "--checkpoint-every", "--weight-decay"),
+    "--most-steps",
 )
 OPTIONS: dict[str, dict[str, Any]] = {
     "measure": {

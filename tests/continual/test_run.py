@@ -173,6 +173,24 @@ def test_joint_learns_at_the_end() -> None:
     assert [row["examples_per_second"] is None for row in ran.found["cost"]] == [True, True, False]
 
 
+def test_a_limit_of_steps_is_of_one_task() -> None:
+    """It ends in the midst of an epoch, on the batches that there are without it; all tasks at once have none."""
+    budget = replace(PAPER, most_steps={exact().stream.tasks[1].name: 4})
+    plain, limited = (exact("finetune", budget=one) for one in (PAPER, budget))
+    whole = [math.ceil(len(CLASSES[task]) * 6 / 4) * 3 for task in range(3)]
+    assert whole[1] > 4
+    for learner in (plain, limited):
+        learner.task = 1
+    batches, fewer = (METHODS["finetune"]().batches(one, 1, one.fine_tuning()) for one in (plain, limited))
+    for step in range(4):
+        assert torch.equal(batches.rows(step)["input_ids"], fewer.rows(step)["input_ids"])
+    ran = run(limited, METHODS["finetune"]())
+    assert [row["steps"] for row in ran.found["cost"]] == [whole[0], 4, whole[2]]
+    budget = replace(PAPER, most_steps={exact().stream.tasks[2].name: 4})
+    together = run(exact("joint", budget=budget), METHODS["joint"]())
+    assert together.found["cost"][-1]["steps"] == 3 * math.ceil(42 / 4)
+
+
 # -- costs ----------------------------------------------------------------------------------------------
 
 

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
+from regard.settings import kinds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+_SEVERAL = tuple[str, ...]
 
 
 def is_first() -> bool:
@@ -45,8 +49,8 @@ def add_fields(
         if isinstance(one.default, bool):
             parser.add_argument(option, action=argparse.BooleanOptionalAction, **shared)
         else:
-            several: dict[str, Any] = {"nargs": "+", "action": "extend"} if isinstance(one.default, tuple) else {}
-            parser.add_argument(option, metavar="X", **several, **shared)
+            more: dict[str, Any] = {"nargs": "+", "action": "extend"} if kinds(record, one.name)[0] == _SEVERAL else {}
+            parser.add_argument(option, metavar="X", **more, **shared)
 
 
 def given_fields(given: argparse.Namespace, prefix: str, parsed: Callable[[str, str], Any]) -> dict[str, Any]:

@@ -34,15 +34,25 @@ class Batches:
 class Epochs:
     """Items in batches, each item once an epoch, the last batch of an epoch shorter; a function of seed and step.
 
-    The order is drawn for each epoch. `TOGETHER` batches at a time are sorted by length and then dealt out, so that
-    little padding is needed; which batch comes first is drawn again.
+    `most`: steps at the most. The order is drawn for each epoch. `TOGETHER` batches at a time are sorted by length and
+    then dealt out, so that little padding is needed; which batch comes first is drawn again.
     """
 
-    def __init__(self, items: Sequence[Item], lengths: Sequence[int], *, size: int, epochs: int, seed: int) -> None:
+    def __init__(
+        self,
+        items: Sequence[Item],
+        lengths: Sequence[int],
+        *,
+        size: int,
+        epochs: int,
+        seed: int,
+        most: int | None = None,
+    ) -> None:
         self.items, self.size, self.seed = list(items), size, seed
         self.lengths = np.asarray(lengths)
         self.per_epoch = -(-len(self.items) // size)
-        self.steps = self.per_epoch * epochs
+        steps = self.per_epoch * epochs
+        self.steps = steps if most is None else min(steps, most)
         self._epoch, self._batches = -1, list[list[int]]()
 
     def at(self, step: int) -> list[Item]:

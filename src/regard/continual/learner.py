@@ -32,8 +32,9 @@ class Budget:
 
     `probing_rate`, `probing_epochs`: of stages that train the head alone; `rate`, `epochs`: of those that train all.
     `schedule`: of the rate behind the warm-up, "linear" (to 0) or "constant"; `warmup`: share of a stage's steps.
-    `length`: tokens of a text at most; `target_length`: of an answer, in tasks from text to text. See the section on
-    training of prescale's paper.
+    `length`: tokens of a text at most; `target_length`: of an answer, in tasks from text to text. `most_steps`: updates
+    that a stage of a task takes at most, by the task's name; of tasks that are not named, as many as the epochs come
+    to. See the section on training of prescale's paper.
     """
 
     epochs: int = 3
@@ -50,6 +51,7 @@ class Budget:
     clip: float = 1.0
     precision: str = "float32"
     evaluation_batch: int = 64
+    most_steps: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -100,15 +102,19 @@ class Learner:
 
     def epochs(self, items: Sequence[Item], stage: Stage, *, rows: Callable[..., Any] | None = None) -> Batches:
         """Each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
-        make = rows or self.rows
-        drawn = Epochs(
+        make, drawn = rows or self.rows, self.drawn(items, stage)
+        return Batches(drawn.steps, self.budget.batch, lambda step: make(drawn.at(step), size=self.budget.batch))
+
+    def drawn(self, items: Sequence[Item], stage: Stage, *, lengths: Sequence[int] | None = None) -> Epochs:
+        """Each item once an epoch, as the seed draws them, in as many steps as the budget grants the task at hand."""
+        return Epochs(
             items,
-            [self.length(item) for item in items],
+            [self.length(item) for item in items] if lengths is None else lengths,
             size=self.budget.batch,
             epochs=stage.epochs,
             seed=self.seed_for("batches", self.task, stage.name),
+            most=self.budget.most_steps.get(self.stream.tasks[self.task].name) if stage.limited else None,
         )
-        return Batches(drawn.steps, self.budget.batch, lambda step: make(drawn.at(step), size=self.budget.batch))
 
     # -- rows -------------------------------------------------------------------------------------------
 

@@ -138,14 +138,7 @@ def replayed(learner: Learner, settings: Settings) -> int:
 
 def arriving(learner: Learner, task: int, stage: Stage) -> Epochs:
     """The task's own examples at each step, those that fine-tuning has."""
-    items = learner.items(task)
-    return Epochs(
-        items,
-        [learner.length(item) for item in items],
-        size=learner.budget.batch,
-        epochs=stage.epochs,
-        seed=learner.seed_for("batches", task, stage.name),
-    )
+    return learner.drawn(learner.items(task), stage)
 
 
 def beside(learner: Learner, kept: Kept, settings: Settings, task: int, stage: Stage) -> Batches:

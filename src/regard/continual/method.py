@@ -78,7 +78,8 @@ def check_number(name: str, value: Any, *, least: float, most: float = float("in
 class Stage:
     """A part of a task's training, with an optimiser and a schedule of its own.
 
-    `trains`: the head alone, or all that the network lets be trained; `correct(network, step)` may change a step's
+    `trains`: the head alone, or all that the network lets be trained; `limited`: whether the budget's limit of the
+    task's steps holds for it; `correct(network, step)` may change a step's
     gradient, see `regard.training.loop.train`.
     """
 
@@ -86,6 +87,7 @@ class Stage:
     epochs: int
     learning_rate: float
     trains: Trains = "all"
+    limited: bool = True
     correct: Callable[[nn.Module, int], None] | None = None
 
 

@@ -108,13 +108,7 @@ class Idbr(Method):
     def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
         """The task's batches in halves, and where there is a memory, steps that replay."""
         budget, items = learner.budget, learner.items(task)
-        new = Epochs(
-            items,
-            [learner.length(item) for item in items],
-            size=budget.batch,
-            epochs=stage.epochs,
-            seed=learner.seed_for("batches", task, stage.name),
-        )
+        new = learner.drawn(items, stage)
         old = [kept for number in range(task) if (kept := [item for item in self.kept.items if item.task == number])]
         halving = Halving.of(learner.tokenizer, length=budget.length, pad=learner.pad)
         seeds = learner.seed_for("replay", task, stage.name), learner.seed_for("halves", task, stage.name)

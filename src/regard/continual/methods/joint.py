@@ -22,7 +22,7 @@ class Joint(Method):
 
     def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
         """Nothing until the last task."""
-        return (learner.fine_tuning(),) if task == len(learner.stream) - 1 else ()
+        return (learner.fine_tuning(limited=False),) if task == len(learner.stream) - 1 else ()
 
     def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
         """The training rows of all tasks, mixed."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.answers import normalised
-from regard.continual.batches import Batches, Epochs, Item
+from regard.continual.batches import Batches, Item
 from regard.continual.generating import texts_of
 from regard.continual.method import Method, Stage
 from regard.continual.prompted import Before, PromptNetwork, PromptSettings, check_room
@@ -135,8 +135,7 @@ class Lfpt5(Method):
         """The task's rows and those that were written, as one set."""
         items = [Item(task, row) for row in range(len(self.new))] + [Item(_OLD, row) for row in range(len(self.old))]
         lengths = [len(one.input) + len(one.answer) for one in (*self.new, *self.old)]
-        size, seed = learner.budget.batch, learner.seed_for("batches", task, stage.name)
-        drawn = Epochs(items, lengths, size=size, epochs=stage.epochs, seed=seed)
+        size, drawn = learner.budget.batch, learner.drawn(items, stage, lengths=lengths)
         return Batches(drawn.steps, size, lambda step: self._rows(_texts(learner), drawn.at(step), size))
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
