@@ -338,7 +338,7 @@ def test_every_setting_of_sapt_is_listed() -> None:
     fields = {one.name: one for one in dataclasses.fields(sapt.Settings)}
     found = settings_of("Of `sapt`")
     assert {name: row[0] for name, row in found.items()} == {name: told(one.default) for name, one in fields.items()}
-    read = {name: f"{where}={', '.join(values)}" for name, (where, values) in sapt.READ.items()}
+    read = {name: "; ".join(map(str, conditions)) for name, conditions in sapt.READ.items()}
     assert {name: row[2] for name, row in found.items() if row[2]} == read
     choices = {name: get_args(hint) for name, hint in get_type_hints(sapt.Settings).items() if get_args(hint)}
     assert {name: found[name][1] for name in choices} == {name: ", ".join(of) for name, of in choices.items()}

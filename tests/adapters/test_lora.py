@@ -88,6 +88,17 @@ def test_states_that_are_not_contiguous() -> None:
     compare(layer(4, 3), drawn(3, 4, 2 * INPUTS)[..., ::2], weights_of(3, 4))
 
 
+@pytest.mark.parametrize("trained", [(), (4,), (1,), (0, 3)])
+def test_in_evaluation_it_makes_no_difference_what_is_trained(trained: tuple[int, ...]) -> None:
+    """With `top_k` of all blocks: what is frozen, saved and read again computes the same."""
+    states, weights = drawn(3, 4, INPUTS), weights_of(3, 5)
+    open_, closed = layer(5, *trained, top_k=2).eval(), layer(5, top_k=2).eval()
+    for made in (open_, closed):
+        made.mixture.weights = weights
+    torch.testing.assert_close(open_(states), closed(states), rtol=1e-12, atol=1e-12)
+    compare(closed, states, weights)
+
+
 def test_with_top_k_of_all_blocks_a_mix_is_dense() -> None:
     states, weights = drawn(3, 4, INPUTS), weights_of(3, 5)
     dense, all_of_them = layer(5, 4), layer(5, 4, top_k=4)

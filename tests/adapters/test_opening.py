@@ -7,6 +7,7 @@ import torch
 
 from regard.adapters.attention import SharedAttention
 from regard.adapters.opening import Earlier, divergences, knowing, open_gate
+from regard.errors import UserError
 
 
 def attention(blocks: int) -> SharedAttention:
@@ -63,6 +64,23 @@ def test_it_is_a_function_of_its_seed() -> None:
 
     assert torch.equal(opened(1), opened(1))
     assert not torch.equal(opened(1), opened(2))
+
+
+def test_what_is_opened_is_the_open_block() -> None:
+    """Not the newest, whose key is frozen."""
+    gate = attention(2)
+    gate.open(0)
+    open_gate(gate, vectors(1.0), [], steps=100, rate=5e-3)
+    assert gate(vectors(1.0))[:, 0].min() > 0.8
+
+
+def test_without_an_open_block_or_a_row_nothing_is_opened() -> None:
+    gate = attention(2)
+    with pytest.raises(UserError, match="vectors: expected at least one of the task's rows, got none"):
+        open_gate(gate, vectors(1.0)[:0], [], steps=1, rate=5e-3)
+    gate.open(None)
+    with pytest.raises(UserError, match="attention: expected one with an open block, got none"):
+        open_gate(gate, vectors(1.0), [], steps=1, rate=5e-3)
 
 
 def test_no_steps_change_nothing() -> None:

@@ -124,6 +124,11 @@ def test_a_folder_is_replaced_only_where_that_is_allowed(tmp_path: Path) -> None
         ({"peft_type": "IA3"}, "expected a LoRA adapter, got one of the type 'IA3'"),
         ({"bias": "all"}, "expected a plain LoRA adapter, got one with biases"),
         ({"modules_to_save": ["classifier"]}, "got one that is with whole modules"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            r"peft changes the base model's own weights \(init_lora_weights='pissa",
+        ),
+        ({"init_lora_weights": "olora"}, "peft changes the base model's own weights"),
         ({"r": None}, "expected a rank r and lora_alpha"),
     ],
 )

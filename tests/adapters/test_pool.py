@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertModel,
+    DebertaV2Config,
+    DebertaV2Model,
     GPT2Config,
     GPT2Model,
     LlamaConfig,
@@ -102,7 +104,7 @@ def test_auto_names_queries_and_values(name: str, expected: set[str]) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("top_k", [None, 2])
 def test_a_model_with_a_pool_gives_what_its_changed_matrices_would(name: str, top_k: int | None) -> None:
-    """Row by row, with the blocks that the row uses added to the matrices of a model without a pool."""
+    """Row by row, with the blocks that the row uses added to the matrices of a model without a pool; in evaluation."""
     found = model(name)
     weights = shares()
     pool = pool_in(found, 4, 3, top_k=top_k)
@@ -111,7 +113,7 @@ def test_a_model_with_a_pool_gives_what_its_changed_matrices_would(name: str, to
     for row in range(2):
         other = model(name)
         for place, layer in pool.layers.items():
-            for block in {*plain.chosen(weights[row].tolist(), range(3), top_k), 3}:
+            for block in plain.chosen(weights[row].tolist(), range(4), top_k):
                 matrix = other.get_submodule(place).weight
                 delta = weights[row, block] * layer.blocks.delta(block)
                 with torch.no_grad():
@@ -268,6 +270,19 @@ def test_what_cannot_be_is_refused_and_the_model_is_as_it_was(options: dict[str,
         LoraPool(found, **options)
     assert all(part.requires_grad for part in found.parameters())
     assert not any(isinstance(module, MixedLayer) for module in found.modules())
+
+
+def test_layers_that_read_more_than_tokens_are_refused() -> None:
+    """DeBERTa's table of relative positions has no rows that could be weighed."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4, "vocab_size": 30}
+    found = DebertaV2Model(DebertaV2Config(**sizes, **relative, share_att_key=True)).eval()
+    with pytest.raises(UserError, match=r"targets: expected none of query_proj, .* targets=value_proj is possible"):
+        LoraPool(found)
+    pool = LoraPool(found, targets="value_proj", rank=2)
+    pool.reserve(2)
+    with pool.weighing(torch.full((3, 2), 0.5)), torch.no_grad():
+        assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)
 
 
 def test_a_model_without_queries_is_refused() -> None:

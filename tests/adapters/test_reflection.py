@@ -7,7 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.adapters.reflection import Density, divergence, target_of
+from regard.adapters.attention import SharedAttention
+from regard.adapters.reflection import Density, divergence, target_of, without
+from regard.errors import UserError
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
 def written_out(target: list[float], scores: list[list[float]]) -> float:
@@ -79,8 +85,46 @@ def test_draws_are_their_seeds_and_keep_no_row() -> None:
     assert torch.cdist(first, vectors).min() > 1e-3
 
 
-def test_one_vector_is_its_own_density() -> None:
-    one = torch.randn(1, 4)
-    density = Density.of(one, 3)
-    assert density.directions.shape == (0, 4)
-    assert torch.equal(density.draw(2, seed=0), one.expand(2, -1))
+def test_one_vector_has_no_density() -> None:
+    """It would be the row itself."""
+    with pytest.raises(UserError, match="density: expected at least two rows of a task, got 1"):
+        Density.of(torch.randn(1, 4), 3)
+
+
+# -- what cannot be held ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_in_low_precision_the_divergence_is_that_of_float32(kind: torch.dtype) -> None:
+    scores = drawn(5, 3).to(kind)
+    target = torch.tensor([0.25, 0.75])
+    found = divergence(target, scores)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, divergence(target, scores.float()))
+
+
+def test_under_autocast_the_attention_keeps_its_precision() -> None:
+    gate = SharedAttention(8, inner=4, seed=0)
+    gate.use(2)
+    vectors = drawn(5, 8).float()
+    with torch.no_grad():
+        target = gate(vectors[:1])[0]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = gate.scores(vectors)
+            assert 0 <= float(divergence(target, gate.scores(vectors[:1]))) < 1e-6
+    assert torch.equal(found, gate.scores(vectors).detach())
+
+
+def test_a_target_is_of_blocks_that_are_there() -> None:
+    with pytest.raises(UserError, match="target: expected weights of at most the 2 blocks that there are, got 3"):
+        divergence(torch.full((3,), 1 / 3), drawn(4, 2))
+    with pytest.raises(UserError, match="vectors: expected at least one for each earlier task, got none"):
+        divergence(torch.ones(1), drawn(0, 2))
+
+
+def test_a_target_without_a_block_shares_what_that_had() -> None:
+    target = torch.tensor([0.2, 0.5, 0.3])
+    assert torch.allclose(without(target, 1), torch.tensor([0.4, 0.6]))
+    assert without(target, 3) is target
+    with pytest.raises(UserError, match="expected weight on blocks other than 0, which was removed"):
+        without(torch.tensor([1.0, 0.0]), 0)

@@ -97,12 +97,13 @@ class SharedAttention(nn.Module):
         return self.norm(mapped)
 
     def scores(self, vectors: Tensor, blocks: Sequence[int] | None = None) -> Tensor:
-        """k_i · q / τ (row, block), of the blocks that are in use or of those that are given."""
+        """k_i · q / τ (row, block), of the blocks that are in use or of those that are given; autocast or not."""
         used = range(int(self.count)) if blocks is None else blocks
         if not len(used):
             raise UserError("blocks: expected at least one that is in use, got none; add one")
         keys = torch.stack([self.keys[number] for number in used])
-        found: Tensor = self.query(vectors) @ keys.T / self.temperature
+        with torch.autocast(vectors.device.type, enabled=False):
+            found: Tensor = self.query(vectors) @ keys.T / self.temperature
         return found
 
     def forward(self, vectors: Tensor) -> Tensor:

@@ -35,7 +35,8 @@ class Mixture:
     """How the layers of a pool mix their blocks at the moment.
 
     `weights` (row, block), or (block,) for all rows alike; None: there is no block, the layers are as they were.
-    `top_k`: of the blocks that are not trained each row uses those that it weighs most, None: all.
+    `top_k`: each row uses the blocks that it weighs most, None: all. In training those are of the frozen blocks, and
+    what is trained is used besides; in evaluation of all, so that what is frozen makes no difference.
     """
 
     def __init__(self, weights: Tensor | None = None, top_k: int | None = None) -> None:
@@ -51,7 +52,9 @@ class Mixture:
         self._weights = weights
         self._made: dict[Any, Shares] = {}
 
-    def shares(self, rows: int, tokens: int, rank: int, scale: float, trained: tuple[int, ...]) -> Shares:
+    def shares(
+        self, rows: int, tokens: int, rank: int, scale: float, trained: tuple[int, ...], *, training: bool = True
+    ) -> Shares:
         """The weights as a layer of that rank and scale uses them: made once for all layers, but where they train."""
         assert self._weights is not None
         weights = self._weights if self._weights.dim() > 1 else self._weights[None]
@@ -61,12 +64,14 @@ class Mixture:
         frozen = used - sum(number < used for number in trained)
         sparse = self.top_k is not None and self.top_k < frozen
         gathers = sparse and (self.top_k or 0) * (tokens + GATHERED * groups) < frozen * (tokens + GATHERED // 2)
+        most = None if training or self.top_k is None or self.top_k >= used else self.top_k
         if torch.is_grad_enabled() and weights.requires_grad:
-            return _shares(weights, rank, scale, trained, self.top_k if sparse else None, gathers)
+            return _shares(_highest(weights, most), rank, scale, trained, self.top_k if sparse else None, gathers)
         changes = None if weights.is_inference() else weights._version
-        key = (rank, scale, trained, self.top_k, gathers, changes, torch.is_inference_mode_enabled())
+        key = (rank, scale, trained, self.top_k, most, gathers, changes, torch.is_inference_mode_enabled())
         if key not in self._made:
-            self._made[key] = _shares(weights, rank, scale, trained, self.top_k if sparse else None, gathers)
+            kept = _highest(weights, most)
+            self._made[key] = _shares(kept, rank, scale, trained, self.top_k if sparse else None, gathers)
         return self._made[key]
 
 
@@ -143,7 +148,7 @@ class LoraBlocks(nn.Module):
         if weights.shape[-1] > len(self):
             raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {weights.shape[-1]}")
         tokens = states.numel() // self.inputs
-        shares = mixture.shares(len(states), tokens, self.rank, self.scale, self.trained)
+        shares = mixture.shares(len(states), tokens, self.rank, self.scale, self.trained, training=self.training)
         groups = 1 if weights.dim() == 1 else len(weights)
         read = (self.dropout(states) if self.training else states).reshape(groups, -1, self.inputs)
         found = out.reshape(groups, -1, self.outputs)
@@ -257,6 +262,14 @@ def _add_gathered(read: Tensor, out: Tensor, down: Tensor, up: Tensor, shares: T
     if out.dtype == mixed.dtype == up.dtype:
         return torch.baddbmm(out, mixed, up)
     return out + (mixed @ _cast(up, mixed)).to(out.dtype)
+
+
+def _highest(weights: Tensor, most: int | None) -> Tensor:
+    """Weights (group, block) with only so many of each group left, the highest; 0 in the place of the others."""
+    if most is None:
+        return weights
+    best = weights.topk(most, dim=-1).indices
+    return torch.zeros_like(weights).scatter(1, best, weights.gather(1, best))
 
 
 def _shares(

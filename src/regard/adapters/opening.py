@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.adapters.attention import SharedAttention
 from regard.adapters.reflection import divergence
+from regard.errors import UserError
 
 
 class Earlier(NamedTuple):
@@ -52,14 +53,20 @@ def open_gate(
     batch: int = 64,
     warmup: float = 0.06,
     seed: int = 0,
-    own: int = -1,
+    own: int | None = None,
 ) -> float:
     """Teach a key and the maps to know a task's rows by their vectors (row, width); the loss at the end.
 
-    `own`: the task's block, the newest unless it is said. AdamW without decay, its rate rising for a share of `steps`
-    and falling linearly to 0, on at most `batch` vectors of each task a step, drawn by `seed`. Nothing else of a model
-    is needed, or changed.
+    `own`: the task's block, the one that is open unless it is said. AdamW without decay, its rate rising for a share of
+    `steps` and falling linearly to 0, on at most `batch` vectors of each task a step, drawn by `seed`. Nothing else of
+    a model is needed, or changed. Raises UserError where no block is open, and without vectors.
     """
+    opened = [number for number, key in enumerate(attention.keys) if key.requires_grad]
+    if not opened:
+        raise UserError("attention: expected one with an open block, got none; open a block, or add one")
+    if not len(vectors):
+        raise UserError("vectors: expected at least one of the task's rows, got none")
+    own = opened[0] if own is None else own
     random = torch.Generator().manual_seed(seed)
     trained = [one for one in attention.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)

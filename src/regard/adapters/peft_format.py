@@ -32,9 +32,12 @@ _REFUSED = {
     "layer_replication": "with layers repeated",
     "alora_invocation_tokens": "invoked by tokens",
     "trainable_token_indices": "with embeddings",
+    "kasa_config": "with base weights that are cut down (KaSA)",
     "target_parameters": "with targets that are no layers",
 }
 """Settings of PEFT under which an adapter is more than A and B beside linear layers."""
+_CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""How blocks begin with which PEFT takes what they begin with out of the base model's weights."""
 
 
 def export(adapters: SharedAdapters, name: str, folder: Path, *, router: bool, overwrite: bool) -> Path:
@@ -106,6 +109,12 @@ def _check(folder: Path, about: Mapping[str, Any]) -> None:
     for setting, what in _REFUSED.items():
         if about.get(setting):
             raise UserError(f"{folder}: expected a plain LoRA adapter, got one that is {what} ({setting})")
+    begun = str(about.get("init_lora_weights", True))
+    if begun.startswith(_CHANGING):
+        raise UserError(
+            f"{folder}: expected a plain LoRA adapter, got one for which peft changes the base model's own weights "
+            f"(init_lora_weights={begun!r})"
+        )
     if about.get("bias", "none") != "none":
         raise UserError(f"{folder}: expected a plain LoRA adapter, got one with biases (bias={about['bias']!r})")
     rank, alpha = about.get("r"), about.get("lora_alpha")

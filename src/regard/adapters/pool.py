@@ -46,6 +46,7 @@ class LoraPool:
     ) -> None:
         _check(rank, top_k)
         names = target_layers(model, targets)
+        _check_shared(model, names)
         _check_fits(model, names, rank)
         model.requires_grad_(False)
         self.model, self.rank, self.alpha, self.seed = model, rank, alpha, seed
@@ -121,6 +122,20 @@ def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
         if not any(_is(name, one) for name in linear):
             raise UserError(f"targets: expected names of linear layers, got {one!r}; {_has(linear)}")
     return [name for name in linear if any(_is(name, one) for one in wanted)]
+
+
+def _check_shared(model: nn.Module, names: Sequence[str]) -> None:
+    """Nothing, or a UserError: a layer reads more than rows of tokens, and so cannot weigh blocks row by row.
+
+    DeBERTa with `share_att_key` sends its table of relative positions through what makes queries and keys.
+    """
+    if getattr(getattr(model, "config", None), "share_att_key", False):
+        both = sorted({name.rsplit(".", 1)[-1] for name in names} & {"query_proj", "key_proj"})
+        if both:
+            raise UserError(
+                f"targets: expected none of {', '.join(both)}, which this model uses for relative positions as well as "
+                "for tokens (share_att_key); targets=value_proj is possible"
+            )
 
 
 def _is(name: str, wanted: str) -> bool:

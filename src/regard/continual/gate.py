@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
 
 
 def shut(rows: Sequence[Row], learnt: int, *, fresh: bool) -> dict[str, float]:
-    """The weights of the own blocks, by task, that get less than `SHUT` of an equal share after `learnt` tasks.
+    """The weights of the own blocks, by task, that get less than `SHUT` of an equal share after `learnt` tasks,
+    which is 1 of as many blocks as there are then.
 
     With `fresh` of the task that has just been learnt, otherwise of those before it.
     """
@@ -56,7 +58,8 @@ def shut(rows: Sequence[Row], learnt: int, *, fresh: bool) -> dict[str, float]:
         for row in rows
         if row["statistic"] == "own_weight" and (row["after_task"] == row["position"]) is fresh
     }
-    return {task: value for task, value in own.items() if value < SHUT / max(1, learnt)}
+    blocks = Counter((row["task"], row["after_task"]) for row in rows if row["statistic"] == "weight")
+    return {task: value for task, value in own.items() if value < SHUT / max(1, blocks[task, learnt])}
 
 
 def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tuple[str, int | None, float]]:

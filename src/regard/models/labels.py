@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -39,8 +40,8 @@ def label_texts(classes: Sequence[str], given: Mapping[str, str]) -> dict[str, s
 
 
 def background(tokenizer: Any, texts: Sequence[str], count: int) -> list[str]:
-    """So many words of the vocabulary that are none of the texts, always the same; fewer where it has fewer."""
-    labels = {text.casefold() for text in texts}
+    """So many words of the vocabulary that are in none of the texts, always the same; fewer where it has fewer."""
+    labels = {word for text in texts for word in re.findall(r"\w+", text.casefold())}
     every = {token.lstrip(_MARKS).casefold() for token in tokenizer.get_vocab()}
     words = sorted(word for word in every if word.isalpha() and len(word) >= _LETTERS and word not in labels)
     return random.Random(0).sample(words, min(count, len(words)))

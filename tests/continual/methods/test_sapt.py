@@ -304,6 +304,18 @@ def test_the_open_gate_learns_the_words() -> None:
         ({"tried": 8}, "tried: expected begins=best, which reads it, got begins=last"),
         ({"begins": "best", "gate": "published"}, "begins: expected gate=open, which reads it, got gate=published"),
         ({"begins": "first"}, "begins: expected one of last, best, nothing, got 'first'"),
+        ({"warming": 0.2}, "warming: expected floor above 0, which reads it, got floor=0.0"),
+        ({"ahead": 0, "ahead_rate": 0.1}, "ahead_rate: expected ahead above 0, which reads it, got ahead=0"),
+        ({"stored": 5, "share": 0.5}, "share: expected stored=0, which reads it, got stored=5"),
+        (
+            {"reflects": "generated", "pseudo": "x", "generator_steps": 7},
+            "generator_steps: expected pseudo=none, which reads it, got pseudo=x",
+        ),
+        (
+            {"gate": "published", "reflects": "none", "strength": 3.0},
+            "strength: expected reflects=real or generated or density, which reads it, got reflects=none",
+        ),
+        ({"gate": "published", "aligned": False}, "aligned: expected gate=open, which reads it, got gate=published"),
         ({"directions": 2}, "directions: expected reflects=density, which reads it, got reflects=real"),
     ],
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.adapters.novelty import novelty
 from regard.continual import run as running
-from regard.continual.gate import gate_rows
+from regard.continual.gate import gate_rows, shut
 from regard.continual.learner import Learner
 from regard.continual.methods import sapt
 from regard.continual.methods.sapt import Sapt
@@ -67,6 +67,16 @@ def begun(of: Stream, **settings: Any) -> tuple[Learner, SaptNoticed]:
 def network_of(learner: Learner) -> NoticedNetwork:
     assert isinstance(learner.network, NoticedNetwork)
     return learner.network
+
+
+def test_a_shut_gate_is_measured_by_the_blocks_that_there_are() -> None:
+    """Of two blocks an equal share is a half, however many portions came."""
+    place = {"after_task": 20, "position": 3, "task": "again"}
+    weights = {1: 0.9, 2: 0.1}
+    rows = [{**place, "statistic": "weight", "block": block, "value": value} for block, value in weights.items()]
+    rows.append({**place, "statistic": "own_weight", "block": 2, "value": 0.1})
+    assert shut(rows, 20, fresh=False) == {"again": 0.1}
+    assert shut([*rows[:2], {**rows[2], "value": 0.3}], 20, fresh=False) == {}
 
 
 @cache

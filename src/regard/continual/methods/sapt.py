@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -16,11 +15,12 @@ from regard.adapters.reflection import Density, target_of
 from regard.continual import method
 from regard.continual.batches import Batches
 from regard.continual.beginning import begin_as, best_of
+from regard.continual.conditions import NONE, Where, check_read
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.pooled import PoolNetwork, PoolSettings
 from regard.continual.pseudo import stand_ins
-from regard.errors import UserError, check_choice, check_whole
+from regard.errors import check_choice, check_whole
 from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -39,15 +39,21 @@ MEASURED = 4
 """Batches on which `balanced` measures gradients."""
 
 
-READ: dict[str, tuple[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("begins", "ahead", "ahead_rate", "opening", "floor", "entropy", "held"), ("gate", ("open",))),
-    "tried": ("begins", ("best",)),
-    **dict.fromkeys(("strength", "balanced"), ("gate", ("published",))),
-    **dict.fromkeys(("stored", "share"), ("reflects", ("real", "generated", "density"))),
-    "directions": ("reflects", ("density",)),
-    **dict.fromkeys(("generator_steps", "generator_rate", "generator_batch", "pseudo"), ("reflects", ("generated",))),
+_OPEN, _PUBLISHED = Where("gate", ("open",)), Where("gate", ("published",))
+_REFLECTS, _WRITES = Where("reflects", ("real", "generated", "density")), Where("reflects", ("generated",))
+READ: dict[str, tuple[Where, ...]] = {
+    **dict.fromkeys(("begins", "ahead", "opening", "floor", "entropy", "held", "aligned"), (_OPEN,)),
+    "ahead_rate": (_OPEN, Where("ahead")),
+    "warming": (_OPEN, Where("floor")),
+    "tried": (_OPEN, Where("begins", ("best",))),
+    **dict.fromkeys(("strength", "balanced"), (_PUBLISHED, _REFLECTS)),
+    "stored": (_REFLECTS,),
+    "share": (_REFLECTS, Where("stored", ("0",))),
+    "directions": (Where("reflects", ("density",)),),
+    **dict.fromkeys(("generator_steps", "generator_rate", "generator_batch"), (_WRITES, Where("pseudo", (NONE,)))),
+    "pseudo": (_WRITES,),
 }
-"""Settings that are read only where another is one of those named."""
+"""Settings that are read only where others are as they are said to be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +121,7 @@ class Settings(PoolSettings):
         choices = {"gate": Gate, "begins": Begins, "reflects": Reflects}
         for name, allowed in (("order", ORDERS), *((name, get_args(of)) for name, of in choices.items())):
             check_choice(name, getattr(self, name), allowed)
-
-        self._check_read()
-
-    def _check_read(self) -> None:
-        """Nothing, or a UserError: something is set that nothing will read."""
-        plain = {one.name: one.default for one in dataclasses.fields(self)}
-        for name, (where, read) in READ.items():
-            value = getattr(self, where)
-            if getattr(self, name) != plain[name] and value not in read:
-                raise UserError(f"{name}: expected {where}={' or '.join(read)}, which reads it, got {where}={value}")
+        check_read(self, READ)
 
     @property
     def opens(self) -> bool:
@@ -364,7 +361,7 @@ class Sapt(Method):
         total = [torch.zeros_like(one) for one in maps]
         count = 0
         with learner.losing(), torch.enable_grad():
-            for rows in learner.each(items):
+            for rows in learner.each(items, size=learner.budget.micro_batch or learner.budget.batch):
                 count += int((rows["labels"] != IGNORED).sum())
                 loss = learner.cross_entropy(network(rows), rows)
                 for sum_, part in zip(total, torch.autograd.grad(loss, maps), strict=True):
