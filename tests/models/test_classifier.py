@@ -495,7 +495,7 @@ def test_other_words_of_the_vocabulary_are_no_labels_and_are_saved(tmp_path: Pat
     classifier = Classifier.over(small.loaded(), ["blue", "green"], head="labels", label_words=100)
     words = background(small.loaded().tokenizer, ["blue", "green"], 100)
     assert words == background(small.loaded().tokenizer, ["green", "blue"], 100)
-    assert words == background(small.loaded().tokenizer, ["not Green", "blue-green"], 100)
+    assert set(words) == set(background(small.loaded().tokenizer, ["not Green", "blue-green"], 1000))
     assert classifier.config.label_words == len(words) == len(classifier.head.others) > 0
     assert not {"blue", "green"} & set(words)
     assert all(word.isalpha() for word in words)

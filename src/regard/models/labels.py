@@ -40,11 +40,15 @@ def label_texts(classes: Sequence[str], given: Mapping[str, str]) -> dict[str, s
 
 
 def background(tokenizer: Any, texts: Sequence[str], count: int) -> list[str]:
-    """So many words of the vocabulary that are in none of the texts, always the same; fewer where it has fewer."""
-    labels = {word for text in texts for word in re.findall(r"\w+", text.casefold())}
+    """Words of the vocabulary that are in none of the texts, always the same: `count`, or a few less.
+
+    They are drawn from those that are no text as it is, and then those go that are a word of one.
+    """
+    labels = {text.casefold() for text in texts}
+    parts = {word for text in labels for word in re.findall(r"\w+", text)}
     every = {token.lstrip(_MARKS).casefold() for token in tokenizer.get_vocab()}
     words = sorted(word for word in every if word.isalpha() and len(word) >= _LETTERS and word not in labels)
-    return random.Random(0).sample(words, min(count, len(words)))
+    return [word for word in random.Random(0).sample(words, min(count, len(words))) if word not in parts]
 
 
 def label_states(loaded: Loaded, encoder: PreTrainedModel, classes: Mapping[str, str], reading: Reading) -> Tensor:

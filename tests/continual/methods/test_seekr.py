@@ -161,6 +161,23 @@ def test_the_loss_of_replayed_rows_has_its_three_parts() -> None:
     assert float(method.loss(learner, network, rows).detach()) == pytest.approx(expected, rel=1e-5)
 
 
+def test_where_nothing_has_changed_nothing_is_held_though_there_is_dropout() -> None:
+    method, learner, network = begun(heads=1.0, layers=1.0, attention=1000.0, distilled=1.0)
+    method.prepare(learner, 0)
+    method.finish(learner, 0)
+    learner.task = 1
+    method.prepare(learner, 1)
+    rows = learner.rows(list(method.kept.items))
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.3
+    network.train()
+    answers = [method.kept.tensors[f"logits/0/{item.row}"][[0, 1]].softmax(-1) for item in method.kept.items]
+    expected = -sum(float((one * one.log()).sum()) for one in answers)
+    assert float(method.loss(learner, network, rows).detach()) == pytest.approx(expected, abs=1e-3)
+    assert network.training
+
+
 def test_what_is_in_the_memory_no_more_leaves_nothing_behind() -> None:
     method, learner, _ = begun()
     for task in range(2):

@@ -30,7 +30,8 @@ class Settings(method.Settings):
     """`pool`: prompts that there are, M; `length`: tokens of each, L; `chosen`: prompts before a text, N.
 
     `pull`: λ, of the distances between a text and the keys that it chooses. `rate`: the learning rate, in place of the
-    budget's, which is meant for encoders. `diversified`: whether in training prompts that earlier tasks often chose
+    budget's, which is meant for encoders; that of the authors, 0.03, is for batches of 256, and they scale it by the
+    size of the batch: at 16 it is 0.002. `diversified`: whether in training prompts that earlier tasks often chose
     are further away. The defaults are the paper's.
     """
 
@@ -147,6 +148,8 @@ class L2p(Method):
     tokens, at the model's first positions and with token type 0, and the head reads the mean of the states that become
     of them; in causal models, whose prompts cannot see the text behind them, it reads the last token's state.
 
+    A task is learnt among its own classes, whatever the head, as in the authors' code.
+
     `diversified` is the paper's penalty of prompts that are often used: in training (never in evaluation) distances are
     multiplied by the shares in which earlier tasks chose each prompt. Those are counted at a task's end, of its
     training rows with the keys as they are then, and not along the way: so they depend on no split of the batches.
@@ -154,6 +157,7 @@ class L2p(Method):
 
     Settings = Settings
     Network = L2pNetwork
+    among = "task"
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Check that all texts of the stream have room behind the prompts, before any is learnt."""

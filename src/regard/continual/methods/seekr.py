@@ -95,11 +95,12 @@ class Seekr(memory.Remembering):
 
     A replayed row's loss is (1 − w) cross-entropy + w distillation + β D. The distillation is the cross-entropy with
     the stored answer over the classes that the row is held against. D is the mean over the layers with selected heads
-    of the mean of KL(stored ‖ present) over heads and queries, of real tokens alone and before anything is dropped out.
+    of the mean of KL(stored ‖ present) over heads and queries, of real tokens alone. What is distilled is computed as
+    it was when it was stored, in evaluation: with anything dropped out D would be far from 0 where nothing has changed.
 
-    In the paper the whole model is trained, and a batch of the memory follows every few of the new task; here it is one
-    LoRA block, and each batch has rows of the memory beside the new ones, as `replay-lora` has: so that budgets and
-    memories of a comparison are equal.
+    In the paper the whole model is trained, and a batch of the memory follows every few of the new task, in a step of
+    its own; here it is one LoRA block, and each batch has rows of the memory beside the new ones, as `replay-lora` has:
+    so that budgets and memories of a comparison are equal.
     """
 
     Settings = Settings
@@ -129,14 +130,16 @@ class Seekr(memory.Remembering):
         old = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORED)).nonzero().flatten()
         if not len(old):
             return learner.cross_entropy(network(rows), rows)
-        with learner.network_as(SeekrNetwork).reading() as reads:
-            logits = learner.of_task(network(rows), rows["tasks"])
+        logits = learner.of_task(network(rows), rows["tasks"])
         entropy = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORED, reduction="none")
         share = torch.ones_like(entropy).index_fill(0, old, 1 - self.settings.distilled)
-        items = [Item(int(rows["tasks"][row]), int(rows["rows"][row])) for row in old]
-        stored = torch.stack([self._stored(LOGITS, item) for item in items]).to(logits)
-        answers = distillation(logits[old][:, : stored.shape[1]], learner.of_task(stored, rows["tasks"][old]))
-        held = self._divergence(reads, rows["attention_mask"].bool(), old, items)
+        again = {name: value[old] for name, value in rows.items()}
+        with learner.evaluating(), learner.network_as(SeekrNetwork).reading() as reads:
+            present = learner.of_task(learner.network(again), again["tasks"])
+        items = [Item(int(task), int(row)) for task, row in zip(again["tasks"], again["rows"], strict=True)]
+        stored = torch.stack([self._stored(LOGITS, item) for item in items]).to(present)
+        answers = distillation(present[:, : stored.shape[1]], learner.of_task(stored, again["tasks"]))
+        held = self._divergence(reads, again["attention_mask"].bool(), items)
         return (share * entropy).sum() + self.settings.distilled * answers.sum() + self.settings.attention * held
 
     def finish(self, learner: Learner, task: int) -> None:
@@ -207,13 +210,13 @@ class Seekr(memory.Remembering):
         here = learner.network_as(SeekrNetwork).places
         return self.kept.tensors.get(IMPORTANCE, torch.zeros(len(here), max(place.heads for place in here)))
 
-    def _divergence(self, reads: Sequence[Read], real: Tensor, old: Tensor, items: Sequence[Item]) -> Tensor:
-        """The sum over rows `old`, which are those examples, of D."""
+    def _divergence(self, reads: Sequence[Read], real: Tensor, items: Sequence[Item]) -> Tensor:
+        """The sum over rows, which are those examples, of D."""
         wanted = {layer for item in items for layer, _ in self.kept.values[HEADS][str(item.task)]}
-        present = {layer: reads[layer].weights(old) for layer in sorted(wanted)}
+        present = {layer: reads[layer].weights() for layer in sorted(wanted)}
         total = real.new_zeros((), dtype=torch.promote_types(reads[0].output.dtype, torch.float32))
         for place, item in enumerate(items):
-            chosen, here = self.kept.values[HEADS][str(item.task)], real[old[place]]
+            chosen, here = self.kept.values[HEADS][str(item.task)], real[place]
             now = torch.stack([present[layer][place, head][here][:, here] for layer, head in chosen])
             each = divergence(self._stored(ATTENTION, item).to(now), now)
             total = total + by_layer(each, [layer for layer, _ in chosen])

@@ -1,0 +1,71 @@
+"""The blocks that a run of SAPT has learnt, as a pool of their own: to be mixed, pruned, or used with peft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from regard.adapters.pool import LoraPool
+from regard.adapters.shared import SharedAdapters
+from regard.continual.methods.sapt import SaptNetwork
+from regard.continual.models import load_network
+from regard.errors import UserError
+from regard.models.generator import Generator
+from regard.models.pretrained import load
+
+
+def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
+    """The blocks of a network of SAPT that `regard rollback` wrote, in the model that its run began with.
+
+    `model`: that model, which is changed in place, or its name. A block has the name of its task, or of several with
+    "+" between them where they share it. Hidden states and weights are those of the network that `load_network` reads,
+    whose head is none of it. Raises UserError for a network of another method, and for another model.
+    """
+    network = load_network(folder)
+    if not isinstance(network, SaptNetwork):
+        raise UserError(f"folder: expected a model of sapt, whose blocks share one attention; {folder} is none")
+    if not isinstance(model, PreTrainedModel):
+        text = isinstance(network.classifier, Generator)
+        model = load(str(model), dtype="float32", language_model=text).model
+    learnt = list(network.pool.layers.values())
+    network.pool.remove()
+    _check_base(model, network)
+    used, tasks = int(network.count), network.classifier.config.lineage["tasks"]
+    owners: list[list[dict[str, Any]]] = [[] for _ in range(used)]
+    for number, task in enumerate(tasks):
+        owners[network.block_of(number)].append(task)
+    settings = network.settings
+    found = SharedAdapters(
+        model,
+        rank=settings.rank,
+        alpha=settings.alpha,
+        targets=list(network.pool.layers),
+        inner=settings.inner,
+        order=settings.order,
+        detach_old=settings.detach_old,
+        top_k=settings.top_k or None,
+    )
+    found.restore([("+".join(task["name"] for task in own), {"tasks": own}) for own in owners], used)
+    assert isinstance(found.pool, LoraPool)
+    with torch.no_grad():
+        for layer, other in zip(found.pool.layers.values(), learnt, strict=True):
+            for parts, values in ((layer.blocks.A, other.blocks.A), (layer.blocks.B, other.blocks.B)):
+                for part, value in zip(parts, values, strict=False):  # those behind them are not in use yet
+                    part.copy_(value)
+    weights = network.attention.state_dict()
+    found.attention.load_state_dict({name: weights[name] for name in found.attention.state_dict()})
+    return found
+
+
+def _check_base(model: PreTrainedModel, network: SaptNetwork) -> None:
+    """Nothing, or a UserError: the network was built on other weights."""
+    encoder: nn.Module = network.classifier.encoder
+    base: nn.Module = model if type(model) is type(encoder) else model.base_model
+    own, told = base.state_dict(), network.classifier.config.lineage["base"]
+    for name, value in encoder.state_dict().items():
+        if name not in own or not torch.equal(own[name].to(value), value):
+            raise UserError(f"model: expected the one that the run began with, {told}; got one with other {name}")
