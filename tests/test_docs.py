@@ -222,6 +222,7 @@ def test_what_is_not_run_says_why_and_can_be_parsed() -> None:
     assert {block.why for _, block in left_out} <= {
         "starts processes of its own",
         "needs a GPU",
+        "takes minutes",
         "needs data from the hub",
         "needs a package that is not installed",
     }

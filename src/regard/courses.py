@@ -201,7 +201,7 @@ class Course:
         """Nothing, or a UserError: a task that is limited is not in the stream, nor in those that the scale is for."""
         there = [task.name for task in stream.tasks]
         if self.most_steps != SCALES[self.scale]["most_steps"] and (other := set(self.limits).difference(there)):
-            raise UserError(f"most-steps: expected tasks of {stream.name}, {', '.join(there)}; got {min(other)!r}")
+            raise UserError(f"most-steps: expected tasks of {stream.name} ({', '.join(there)}), got {min(other)!r}")
 
     def with_(self, **changes: Any) -> Course:
         """The course with some fields changed; what its scale gave becomes what that of the new one gives."""

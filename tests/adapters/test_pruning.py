@@ -139,6 +139,11 @@ def test_a_merged_block_is_saved_and_merged_again(tmp_path: Path) -> None:
     assert_close(logits(nothing, batch), logits(loaded, batch), atol=1e-5, rtol=1e-4)
 
 
+def test_one_batch_is_no_list() -> None:
+    with pytest.raises(UserError, match="batches: expected a list of them, got one alone, with input_ids"):
+        filled("bert").usage(rows("bert"))  # type: ignore[arg-type]
+
+
 def test_mistakes_are_refused() -> None:
     adapters = filled("bert")
     with pytest.raises(UserError, match=r"batches: expected at least one, got none"):

@@ -39,7 +39,7 @@ def message_of(path: Path, **settings: Any) -> str:
     with pytest.raises(UserError) as caught:
         read_stream(path, **settings)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith(("stream: ", "folder: "))
+    assert str(caught.value).startswith(("stream: ", "data: "))
     return str(caught.value)
 
 
@@ -203,7 +203,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_text("text")
     assert "expected a Parquet file" in message_of(tmp_path / "bad.parquet")
     path = write(tmp_path / "mine.jsonl", records("a"))
-    assert message_of(path, folder=tmp_path).startswith("folder: expected none with tasks of your own")
+    assert message_of(path, folder=tmp_path).startswith(
+        "data: expected no folder of published files with tasks of your own"
+    )
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class Pruned:
 
 def usage(adapters: SharedAdapters, batches: Batches) -> Usage:
     """How much of each block the rows of batches get."""
+    _check_batches(batches)
     with _looking(adapters):
         weights = [adapters.weights(**batch).double().cpu() for batch in batches]
     if not weights:
@@ -97,6 +98,7 @@ def prune(
     They are dropped, or with `merge` added to the model's own weights, each times its mean weight. The block that is
     open stays. `loss` gives the mean loss of a batch's rows; without one it is what the model itself returns as loss.
     """
+    _check_batches(batches)
     batches = list(batches)
     if not 0 < least < 1:
         raise UserError(f"least: expected a number between 0 and 1, got {least}")
@@ -129,6 +131,11 @@ def _mean_loss(adapters: SharedAdapters, batches: list[Mapping[str, Any]], loss:
             count = len(next(iter(batch.values())))
             total, rows = total + float(value) * count, rows + count
     return total / rows
+
+
+def _check_batches(batches: Any) -> None:
+    if isinstance(batches, Mapping):
+        raise UserError(f"batches: expected a list of them, got one alone, with {', '.join(map(str, batches))}")
 
 
 @contextmanager

@@ -14,8 +14,10 @@ EXAMPLES = """examples:
   regard rollback runs/db athlete-village --method prescale --seed 508 --out m
 
 AutoModelForSequenceClassification loads DIR; of methods with weights of their
-own (l2p, ctr, idbr) regard.continual.models.load_network does. lineage.json and
-its config say which tasks it has learnt, in which order, from which base.
+own (l2p, ctr, idbr, and all with blocks or prompts) load_network does, in
+regard.continual.models, and of sapt's blocks load_adapters, in
+regard.continual.blocks. lineage.json and its config say which tasks it has
+learnt, in which order, from which base.
 """
 
 

@@ -217,7 +217,7 @@ def _own(name: str, folder: str | Path | None, seed: int) -> list[RawTask]:
         allowed = f"{', '.join(STREAMS)}, a file ({task_files.suffixes()}) or a folder with a folder for each task"
         raise UserError(f"stream: expected one of {allowed}; got {name!r}")
     if folder is not None:
-        raise UserError(f"folder: expected none with tasks of your own ({name}), got {folder}")
+        raise UserError(f"data: expected no folder of published files with tasks of your own ({name}), got {folder}")
     return read_own(path, seed)
 
 

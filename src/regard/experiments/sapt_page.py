@@ -49,6 +49,10 @@ al. 2024, arXiv 2401.08295) claims, asked of a small encoder, beside other metho
 This page is made from the tables in `docs/results` by `python -m regard.experiments.sapt_page`; whether a finding holds
 is decided from these numbers too, by the rules [below](#how-findings-are-decided).
 
+`sapt` is not SAPT as it is published. There nothing makes a new block's gate open; here the attention is first taught
+to know the new task's rows, and the block begins as the one before it (`gate=open`, which is Regard's). As published it
+is the row `sapt, gate published`, with the λ of Regard and, as `λ 1`, with another.
+
 {setting}
 
 ## Findings
@@ -185,7 +189,9 @@ COLUMNS = (
     "(no task id); *own AP*: among those of its own task; *F.Ra*: how much was lost since each task's best; *BWT*: "
     "change since each task was learnt; *learning*: mean accuracy of each task just after it was learnt; these three "
     "among all labels seen by then. *own learning*: the same among the labels of the task; *FWT*: that less the "
-    "accuracy of a model for each task (`separate`). *s*: seconds of training a run and of what is done "
+    "accuracy of a model for each task (`separate` with the same seed, in whichever order). *runs*: of both orders "
+    "together; where there are fewer, not every seed of every order was run, and the table by order says what they are "
+    "of. *s*: seconds of training a run and of what is done "
     "before and after each task's, the median, taken beside other work on the same machine; *TFLOP*: what was computed "
     "in the training steps alone; *kept*: what is stored for later tasks beside the model. "
     "*T5* and *LLaMA*: published AP with T5-large and with LLaMA-2-7B. Points of per cent throughout. *To sapt*: "
@@ -194,11 +200,11 @@ COLUMNS = (
 )
 
 ABOUT_GATE = (
-    "Of the rows that have one attention over all blocks, looked at on {rows} dev rows a task after each task. *Own*: "
-    "the weight of a task's own block, mean over tasks, and the least of any task, when each was learnt and at the "
-    "end; *entropy* of a row's weights and *reflection*, their divergence from the mean that was kept, in nats; "
-    "*drift*: KL of a task's mean weights at the end from those when it was learnt. Scores at the end among the labels "
-    "of the own task: *routed* as the gate does, with the *own* block alone, and with *another* alone."
+    "Of the rows that have one attention over all blocks; weights are those of {rows} dev rows a task, scores of the "
+    "test rows. *Own*: the weight of a task's own block, mean over tasks, and the least of any task, when each was "
+    "learnt and at the end; *entropy* of a row's weights and *reflection*, their divergence from the mean that was "
+    "kept, in nats; *drift*: KL of a task's mean weights at the end from those when it was learnt. Scores at the end "
+    "among the labels of the own task: *routed* as the gate does, with the *own* block alone, and with *another* alone."
 )
 
 RULES = (
