@@ -56,8 +56,8 @@ def made(settings: Settings = SMALL, model: Callable[[], Loaded] = bert, *, seed
     with torch.random.fork_rng():
         torch.manual_seed(0)
         learner = begin(two(), method, model(), BUDGET, seed=seed)
-    network_of(learner).to(torch.float64)
-    network_of(learner).head.dropout.p = 0.0
+    learner.network_as(L2pNetwork).to(torch.float64)
+    learner.network_as(L2pNetwork).head.dropout.p = 0.0
     return learner, method
 
 
@@ -67,14 +67,9 @@ def two() -> Stream:
     return replace(whole, tasks=whole.tasks[:2], order=(0, 1))
 
 
-def network_of(learner: Learner) -> L2pNetwork:
-    assert isinstance(learner.network, L2pNetwork)
-    return learner.network
-
-
 def distances_of(learner: Learner, items: list[Item]) -> Any:
     """1 − cos(query, key) by the definition, (row, M), of [CLS] of each text alone."""
-    network, found = network_of(learner), []
+    network, found = learner.network_as(L2pNetwork), []
     for item in items:
         with torch.no_grad():
             ids = learner.rows([item])["input_ids"]
@@ -90,7 +85,7 @@ def distances_of(learner: Learner, items: list[Item]) -> Any:
 def test_the_prompts_of_the_nearest_keys_are_chosen() -> None:
     learner, _ = made()
     expected = distances_of(learner, ITEMS)
-    found = network_of(learner).choose(learner.rows(ITEMS))
+    found = learner.network_as(L2pNetwork).choose(learner.rows(ITEMS))
     order = np.argsort(expected, axis=1)[:, :3]
     assert found.numbers.tolist() == order.tolist()
     np.testing.assert_allclose(found.distances.detach(), np.take_along_axis(expected, order, 1), atol=1e-12)
@@ -100,7 +95,7 @@ def test_often_used_prompts_are_further_away_and_unused_ones_come_by_their_dista
     learner, _ = made()
     expected = distances_of(learner, ITEMS)
     usage = torch.tensor([0.7, 0.0, 0.3, 0.0], dtype=torch.float64)
-    found = network_of(learner).choose(learner.rows(ITEMS), usage)
+    found = learner.network_as(L2pNetwork).choose(learner.rows(ITEMS), usage)
     for row, numbers in enumerate(found.numbers.tolist()):
         away = {number: (expected[row, number] * float(usage[number]), expected[row, number]) for number in range(4)}
         assert numbers == sorted(away, key=away.__getitem__)[:3]
@@ -110,7 +105,7 @@ def test_often_used_prompts_are_further_away_and_unused_ones_come_by_their_dista
 
 def test_the_query_is_taken_without_gradient_and_the_distance_with_that_of_the_keys() -> None:
     learner, _ = made()
-    network, rows = network_of(learner), learner.rows(ITEMS)
+    network, rows = learner.network_as(L2pNetwork), learner.rows(ITEMS)
     found = network.choose(rows)
     (gradient,) = torch.autograd.grad(found.distances.sum(), network.keys)
     expected = network.keys.detach().clone().requires_grad_()
@@ -127,7 +122,7 @@ def test_the_query_is_taken_without_gradient_and_the_distance_with_that_of_the_k
 @pytest.mark.parametrize("model", MODELS)
 def test_prompts_are_read_as_tokens_with_such_embeddings_would_be(model: Callable[[], Loaded]) -> None:
     learner, _ = made(model=model)
-    network, rows = network_of(learner), learner.rows(ITEMS)
+    network, rows = learner.network_as(L2pNetwork), learner.rows(ITEMS)
     with torch.no_grad():
         network.prompts.add_(0.1)
         numbers = network.choose(rows).numbers
@@ -147,7 +142,7 @@ def test_prompts_are_read_as_tokens_with_such_embeddings_would_be(model: Callabl
 
 def test_prompts_have_token_type_zero() -> None:
     learner, _ = made()
-    network, rows = network_of(learner), learner.rows(ITEMS)
+    network, rows = learner.network_as(L2pNetwork), learner.rows(ITEMS)
     seen: list[Tensor] = []
     network.classifier.encoder.register_forward_pre_hook(
         lambda module, args, given: seen.append(given["token_type_ids"]), with_kwargs=True
@@ -161,7 +156,7 @@ def test_prompts_have_token_type_zero() -> None:
 
 def test_in_a_causal_model_both_the_text_and_the_prompts_are_read() -> None:
     learner, _ = made(model=llama)
-    network, rows = network_of(learner), learner.rows(ITEMS)
+    network, rows = learner.network_as(L2pNetwork), learner.rows(ITEMS)
     numbers = torch.zeros(len(ITEMS), 3, dtype=torch.long)
     assert network({**rows, "prompts": numbers}).unique(dim=0).shape[0] == len(ITEMS)
     assert not torch.allclose(network({**rows, "prompts": numbers}), network({**rows, "prompts": numbers + 1}))
@@ -170,8 +165,8 @@ def test_in_a_causal_model_both_the_text_and_the_prompts_are_read() -> None:
 def test_padding_and_the_texts_beside_make_no_difference() -> None:
     learner, _ = made()
     with torch.no_grad():
-        together = network_of(learner)(learner.rows(ITEMS))
-        alone = torch.cat([network_of(learner)(learner.rows([item])) for item in ITEMS])
+        together = learner.network_as(L2pNetwork)(learner.rows(ITEMS))
+        alone = torch.cat([learner.network_as(L2pNetwork)(learner.rows([item])) for item in ITEMS])
     torch.testing.assert_close(together, alone)
 
 
@@ -180,9 +175,9 @@ def test_no_task_is_named_and_usage_makes_no_difference_in_evaluation() -> None:
     rows = learner.rows(ITEMS)
     inputs = {name: rows[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
-        before = network_of(learner)(inputs)
+        before = learner.network_as(L2pNetwork)(inputs)
         method.finish(learner, 0)
-        torch.testing.assert_close(network_of(learner)(rows), before)
+        torch.testing.assert_close(learner.network_as(L2pNetwork)(rows), before)
 
 
 # -- the loss -------------------------------------------------------------------------------------------
@@ -193,7 +188,7 @@ def test_the_loss_is_cross_entropy_and_the_pull_of_the_chosen_keys() -> None:
     items = ITEMS[:3]
     nearest = np.sort(distances_of(learner, items), axis=1)[:, :3]
     with torch.no_grad():
-        logits = network_of(learner)(learner.rows(items))[:, 2:5]
+        logits = learner.network_as(L2pNetwork)(learner.rows(items))[:, 2:5]
         labels = learner.rows(items)["labels"] - 2
         expected = nn.functional.cross_entropy(logits, labels, reduction="sum") + 0.3 * nearest.sum()
         found = method.loss(learner, learner.network, learner.rows(items, size=5))
@@ -204,7 +199,10 @@ def test_the_loss_is_cross_entropy_and_the_pull_of_the_chosen_keys() -> None:
 def test_the_gradient_does_not_depend_on_how_the_batch_is_split(size: int) -> None:
     learner, method = made()
     method.kept.tensors["usage"] = torch.tensor([5.0, 1.0, 3.0, 2.0])
-    rows, trained = learner.rows(ITEMS[:4], size=5), [network_of(learner).prompts, network_of(learner).keys]
+    rows, trained = (
+        learner.rows(ITEMS[:4], size=5),
+        [learner.network_as(L2pNetwork).prompts, learner.network_as(L2pNetwork).keys],
+    )
     whole = torch.autograd.grad(method.loss(learner, learner.network, rows), trained)
     pieces = [{name: value[start : start + size] for name, value in rows.items()} for start in range(0, 5, size)]
     split = [torch.autograd.grad(method.loss(learner, learner.network, piece), trained) for piece in pieces]
@@ -215,7 +213,7 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_split(size: int) -> No
 
 def test_prompts_and_keys_that_no_text_chose_have_no_gradient() -> None:
     learner, method = made(replace(SMALL, chosen=1))
-    network, rows = network_of(learner), learner.rows(ITEMS)
+    network, rows = learner.network_as(L2pNetwork), learner.rows(ITEMS)
     chosen = set(network.choose(rows).numbers.flatten().tolist())
     found = torch.autograd.grad(method.loss(learner, network, rows), [network.prompts, network.keys])
     assert 0 < len(chosen) < 4
@@ -237,7 +235,7 @@ def test_the_encoder_stays_bit_for_bit_and_in_evaluation_and_all_else_is_trained
     now = done.network.state_dict()
     changed = {name for name, value in done.learner.start.items() if not torch.equal(now[name], value)}
     assert changed == {"prompts", "keys", "classifier.head.vectors", "classifier.head.bias"}
-    network = network_of(done.learner).train()
+    network = done.learner.network_as(L2pNetwork).train()
     assert network.training
     assert network.head.training
     assert not any(module.training for module in network.classifier.encoder.modules())
@@ -280,7 +278,7 @@ def test_the_prompts_that_a_task_chose_are_counted() -> None:
 
 
 def test_prompts_begin_as_embeddings_of_tokens_and_are_drawn_from_the_seed() -> None:
-    one, same, other = (network_of(made(seed=seed)[0]) for seed in (1, 1, 2))
+    one, same, other = (made(seed=seed)[0].network_as(L2pNetwork) for seed in (1, 1, 2))
     assert torch.equal(one.prompts, same.prompts)
     assert torch.equal(one.keys, same.keys)
     assert not torch.equal(one.prompts, other.prompts)
@@ -297,7 +295,7 @@ def test_prompts_begin_as_embeddings_of_tokens_and_are_drawn_from_the_seed() -> 
 @pytest.mark.parametrize("model,room", [(bert, 10), (roberta, 11), (llama, 10)])
 def test_positions_are_left_for_texts_as_the_model_counts_them(model: Callable[[], Loaded], room: int) -> None:
     learner, _ = made(model=model)
-    network = network_of(learner)
+    network = learner.network_as(L2pNetwork)
     assert network.room == room
     ids = torch.full((1, room), 5)
     assert network({"input_ids": ids, "attention_mask": ids > 0}).shape == (1, 5)

@@ -36,11 +36,6 @@ def made(settings: Settings = SMALL) -> tuple[Learner, Epi]:
     return learner, method
 
 
-def network_of(learner: Learner) -> EpiNetwork:
-    assert isinstance(learner.network, EpiNetwork)
-    return learner.network
-
-
 def rows_of(learner: Learner, *items: tuple[int, int]) -> dict[str, Tensor]:
     return learner.rows([Item(*one) for one in items])
 
@@ -81,7 +76,7 @@ def test_whitening_is_half_of_a_pseudo_inverse(rows: int, shrinkage: float) -> N
 
 def test_distances_are_to_the_nearest_class_by_the_mean_covariance_of_tasks() -> None:
     learner, _ = made()
-    network = network_of(learner)
+    network = learner.network_as(EpiNetwork)
     sets = [drawn(30, 16, 1), drawn(40, 16, 2) + 1]
     labels = [torch.arange(30) % 2, 2 + torch.arange(40) % 3]
     for task in range(2):
@@ -109,7 +104,7 @@ def test_a_text_is_what_the_frozen_model_makes_of_it() -> None:
     states = plain(rows["input_ids"], rows["attention_mask"]).last_hidden_state
     real = rows["attention_mask"][..., None]
     expected = (states * real).sum(1) / real.sum(1)
-    torch.testing.assert_close(network_of(learner).eval().states(rows), expected.detach())
+    torch.testing.assert_close(learner.network_as(EpiNetwork).eval().states(rows), expected.detach())
 
 
 def test_a_task_is_learnt_among_its_own_classes_whatever_the_head() -> None:
@@ -125,7 +120,7 @@ def test_a_task_is_learnt_among_its_own_classes_whatever_the_head() -> None:
 def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
     learner, method = made()
     run(learner, method)
-    network = network_of(learner).eval()
+    network = learner.network_as(EpiNetwork).eval()
     rows = rows_of(learner, *[(task, row) for task in range(3) for row in (0, 3, 7)])
     with torch.no_grad():
         tasks, found = network.identify(rows), network(rows)
@@ -143,7 +138,7 @@ def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
 def test_tasks_of_other_words_are_told_apart() -> None:
     learner, method = made()
     run(learner, method)
-    network = network_of(learner).eval()
+    network = learner.network_as(EpiNetwork).eval()
     right = sum(
         int((network.identify(rows) == rows["tasks"]).sum())
         for task in range(3)
@@ -158,7 +153,7 @@ def test_old_tasks_stay_as_they_are_where_they_are_recognised() -> None:
 
     def note(learner: Learner, learnt: int) -> None:
         head: Any = learner.network.classifier.head
-        blocks.append(network_of(learner).pool.blocks[0].B[0].detach().clone())
+        blocks.append(learner.network_as(EpiNetwork).pool.blocks[0].B[0].detach().clone())
         vectors.append(head.vectors[learner.own[0]].detach().clone())
 
     run(learner, method, on_task=note)
@@ -206,7 +201,7 @@ def test_answers_are_written_with_the_block_of_the_task(monkeypatch: pytest.Monk
     method = Epi(Settings(rank=2, shrinkage=0.1))
     learner = begin_texts(small_text.stream(many=2), method, small_text.loaded(), small_text.BUDGET, seed=1)
     run(learner, method)
-    network, rows = network_of(learner).eval(), rows_of(learner, (0, 1), (1, 4), (0, 7))
+    network, rows = learner.network_as(EpiNetwork).eval(), rows_of(learner, (0, 1), (1, 4), (0, 7))
     seen = list[Any]()
 
     def generate(*_: Any) -> Tensor:

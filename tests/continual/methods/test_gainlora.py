@@ -20,11 +20,6 @@ from regard.errors import UserError
 DRAWN = torch.Generator()
 
 
-def network_of(learner: Learner) -> GainNetwork:
-    assert isinstance(learner.network, GainNetwork)
-    return learner.network
-
-
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=DRAWN.manual_seed(seed), dtype=torch.float64)
 
@@ -45,7 +40,7 @@ def gated() -> tuple[Learner, GainNetwork]:
     """A run at its second task, whose gates and changes are drawn."""
     method = made("gainlora", inner=5)
     learner = precise(method)
-    network = network_of(learner)
+    network = learner.network_as(GainNetwork)
     network.begin_block(1)
     with torch.no_grad():
         for number, name in enumerate(LAYERS):
@@ -150,7 +145,7 @@ def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
     rows = some(learner)
     rows["labels"][1] = -100
     plain = float(learner.cross_entropy(learner.network(rows), rows).detach())
-    expected = plain + 6 * 0.7 * float(overlap(network_of(learner).pool, 2).detach())
+    expected = plain + 6 * 0.7 * float(overlap(learner.network_as(GainNetwork).pool, 2).detach())
     assert float(method.loss(learner, learner.network, rows).detach()) == pytest.approx(expected, rel=1e-12)
 
 
@@ -159,7 +154,7 @@ def test_what_is_kept_free_is_what_the_gate_has_read(measure: str) -> None:
     method = made("gainlora", inner=5, threshold=0.6, measure=measure)
     learner = precise(method, task=0)
     method.prepare(learner, 0)
-    network = network_of(learner)
+    network = learner.network_as(GainNetwork)
     with torch.no_grad():
         read = torch.cat([network.read(learner.rows([item])) for item in learner.items(0)])
         inputs = [one.numpy().T for one in network.inputs(read, 0)]
@@ -179,7 +174,7 @@ def test_after_two_tasks_the_second_block_is_for_the_second_task(
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
     method = made("gainlora", inner=8, threshold=0.99, measure=measure)
     learner = begin(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
-    network = network_of(run(learner, method).learner)
+    network = run(learner, method).learner.network_as(GainNetwork)
     with torch.no_grad():
         first, second = (network.weights(learner.rows(learner.items(task))) for task in (0, 1))
     assert first is not None

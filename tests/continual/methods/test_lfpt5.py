@@ -61,11 +61,6 @@ def second(kind: Kind = "t5") -> tuple[Learner, Lfpt5, dict[str, Tensor]]:
     return learner, method, method.batches(learner, 1, replace(stage, epochs=1)).rows(0)
 
 
-def network_of(learner: Learner) -> Lfpt5Network:
-    assert isinstance(learner.network, Lfpt5Network)
-    return learner.network
-
-
 # -- formulas ---------------------------------------------------------------------------------------------
 
 
@@ -104,7 +99,7 @@ def test_the_loss_is_of_answers_of_rows_as_they_are_written_and_of_what_was_said
     batches = method.batches(learner, 1, stage)
     every = [batches.rows(step) for step in range(batches.steps)]
     assert sum(int(rows["old"].sum()) for rows in every) >= 2
-    network, model = network_of(learner), cast(Any, learner.network.classifier)
+    network, model = learner.network_as(Lfpt5Network), cast(Any, learner.network.classifier)
     prompt = network.pool.prompts.prompt(0)[None]
     for rows in every:
         expected = torch.tensor(0.0, dtype=torch.float64)
@@ -208,7 +203,7 @@ def test_the_prompt_writes_rows_of_a_task(kind: Kind, monkeypatch: pytest.Monkey
     assert list(inputs) == ["animals : cat say :"]
     assert list(answers) == ["a cat"]  # nothing of the task is answered with "a red"
     assert (asked["do_sample"], asked["top_k"], asked["repetition_penalty"]) == (True, 5, 1.0)
-    assert torch.equal(method.kept.tensors[PROMPT], network_of(learner).pool.prompts.prompt(0))
+    assert torch.equal(method.kept.tensors[PROMPT], learner.network_as(Lfpt5Network).pool.prompts.prompt(0))
 
 
 def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:

@@ -37,11 +37,6 @@ def made(settings: PromptSettings = SMALL) -> tuple[Learner, ProgPrompt]:
     return learner, method
 
 
-def network_of(learner: Learner) -> ProgressiveNetwork:
-    assert isinstance(learner.network, ProgressiveNetwork)
-    return learner.network
-
-
 def rows_of(learner: Learner, *items: tuple[int, int]) -> dict[str, Tensor]:
     return learner.rows([Item(*one) for one in items])
 
@@ -56,7 +51,7 @@ def test_a_task_reads_its_prompt_and_those_before_it() -> None:
     learner, method = made()
     run(learner, method)
     plain: Any = loaded(dtype=torch.float64).model
-    network = network_of(learner)
+    network = learner.network_as(ProgressiveNetwork)
     assert not network.pool.prompts.live.any()
     prompts = [one.detach() for one in network.pool.prompts.P]
     for task in range(3):
@@ -82,7 +77,7 @@ def test_what_is_learnt_stays_as_it_is() -> None:
     for task in range(3):
         for later in seen[task + 1 :]:
             assert torch.equal(later[task], seen[task][task])
-    before = [one.clone() for one in network_of(learner).pool.prompts.P]
+    before = [one.clone() for one in learner.network_as(ProgressiveNetwork).pool.prompts.P]
     assert not torch.equal(before[0], before[1])
 
 
@@ -98,7 +93,7 @@ def test_a_row_of_no_task_has_all_prompts_and_one_that_is_not_told_none() -> Non
     learner, method = made()
     run(learner, method)
     rows = rows_of(learner, (0, 1))
-    network = network_of(learner).eval()
+    network = learner.network_as(ProgressiveNetwork).eval()
     with torch.no_grad():
         unknown = network({**rows, "tasks": torch.tensor([-1])})
         last = network({**rows, "tasks": torch.tensor([2])})

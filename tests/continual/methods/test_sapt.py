@@ -46,18 +46,13 @@ def after_two(**settings: Any) -> tuple[Learner, Sapt]:
         learner.task = task
         method.prepare(learner, task)
         method.place(learner, task)
-        _stir(network_of(learner), task)
+        _stir(learner.network_as(SaptNetwork), task)
         method.finish(learner, task)
     learner.task = 2
     method.prepare(learner, 2)
     method.place(learner, 2)
-    _stir(network_of(learner), 2)
+    _stir(learner.network_as(SaptNetwork), 2)
     return learner, method
-
-
-def network_of(learner: Learner) -> SaptNetwork:
-    assert isinstance(learner.network, SaptNetwork)
-    return learner.network
 
 
 @torch.no_grad()
@@ -91,10 +86,10 @@ def weights_written_out(network: SaptNetwork, rows: dict[str, Tensor]) -> Tensor
 def test_the_weights_are_those_of_the_paper() -> None:
     learner, _ = after_two()
     rows = learner.rows(learner.items(1)[:5])
-    found = network_of(learner).weights(rows)
+    found = learner.network_as(SaptNetwork).weights(rows)
     assert found is not None
     assert found.shape == (5, 3)
-    assert torch.allclose(found, weights_written_out(network_of(learner), rows), atol=1e-6)
+    assert torch.allclose(found, weights_written_out(learner.network_as(SaptNetwork), rows), atol=1e-6)
 
 
 def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
@@ -105,9 +100,9 @@ def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
     method.finish(learner, 0)
     method.prepare(learner, 1)
     method.place(learner, 1)
-    _stir(network_of(learner), 1)
+    _stir(learner.network_as(SaptNetwork), 1)
     method.finish(learner, 1)
-    expected = weights_written_out(network_of(learner), learner.rows(learner.items(1))).mean(0)
+    expected = weights_written_out(learner.network_as(SaptNetwork), learner.rows(learner.items(1))).mean(0)
     assert torch.allclose(method.kept.tensors["target/1"].double(), expected, atol=1e-6)
     assert torch.equal(method.kept.tensors["target/0"], torch.ones(1).to(method.kept.tensors["target/0"]))
 
@@ -116,7 +111,7 @@ def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
 def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
     said = {"open": {"opening": 2.0, "entropy": 0.5}, "published": {"strength": 0.7}}[gate]
     learner, method = after_two(gate=gate, stored=3, **said)
-    network = network_of(learner)
+    network = learner.network_as(SaptNetwork)
     rows = learner.rows(learner.items(2)[:3], size=4)
     found = method.loss(learner, network, rows)
     mixed = network.weights(rows)
@@ -153,16 +148,16 @@ def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
         learner, method = begun(gate=gate, reflects="none")
         method.prepare(learner, 0)
         method.place(learner, 0)
-        _stir(network_of(learner), 0)
+        _stir(learner.network_as(SaptNetwork), 0)
         learner.task = 1
         method.prepare(learner, 1)
         method.place(learner, 1)
         with torch.no_grad():
-            for layer in network_of(learner).pool.blocks:
+            for layer in learner.network_as(SaptNetwork).pool.blocks:
                 layer.B[0].zero_()
                 layer.A[0].normal_()
         method.loss(learner, learner.network, learner.rows(learner.items(1)[:3])).backward()
-        gradient = network_of(learner).attention.keys[1].grad
+        gradient = learner.network_as(SaptNetwork).attention.keys[1].grad
         assert gradient is not None
         assert bool(gradient.abs().max() > 1e-9) is moves
 
@@ -185,8 +180,8 @@ def test_the_gate_is_opened_before_the_block_is_trained() -> None:
 def test_a_gate_that_is_held_is_not_trained_with_the_block() -> None:
     learner, method = after_two(held=True)
     method.loss(learner, learner.network, learner.rows(learner.items(2)[:3])).backward()
-    assert all(one.grad is None for one in network_of(learner).attention.parameters())
-    assert network_of(learner).pool.blocks[0].A[2].grad is not None
+    assert all(one.grad is None for one in learner.network_as(SaptNetwork).attention.parameters())
+    assert learner.network_as(SaptNetwork).pool.blocks[0].A[2].grad is not None
 
 
 def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
@@ -203,7 +198,9 @@ def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
     assert all(torch.allclose(floor, torch.tensor(value)) for floor, value in zip(floors, expected, strict=True))
     rows = made.rows(0)
     learner.network.train()
-    with_floor, without = (network_of(learner).weights(one) for one in (rows, {**rows, FLOOR: torch.zeros(4)}))
+    with_floor, without = (
+        learner.network_as(SaptNetwork).weights(one) for one in (rows, {**rows, FLOOR: torch.zeros(4)})
+    )
     assert with_floor is not None
     assert without is not None
     assert torch.allclose(with_floor[:, 1], 0.2 * without[:, 1] + 0.8)
@@ -213,7 +210,7 @@ def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
 def test_unaligned_blocks_are_learnt_alone_and_mixed_when_they_answer() -> None:
     learner, method = after_two(aligned=False)
     rows = learner.rows(learner.items(2)[:2])
-    network = network_of(learner).train()
+    network = learner.network_as(SaptNetwork).train()
     assert torch.equal(network.weights(rows), torch.tensor([[0.0, 0.0, 1.0]] * 2, dtype=torch.float64))  # type: ignore[arg-type]
     alone, _ = network(rows), method
     with network.forcing(2):
@@ -236,7 +233,7 @@ def test_a_density_stands_for_rows_and_none_is_kept() -> None:
 def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(strength: float) -> None:
     """Those of the loss that is trained: with other words as one class more, and nothing dropped out."""
     learner, method = after_two(head="labels", gate="published", balanced=0.5, stored=4, strength=strength)
-    network = network_of(learner).eval()
+    network = learner.network_as(SaptNetwork).eval()
     head: Any = network.classifier.head
     assert len(head.others)
     maps = [network.attention.down, network.attention.up]
@@ -264,8 +261,10 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
         assert 0 <= by[place, "forced_score", place] <= 100
     assert {row["position"] for row in found if row["statistic"] == "reflection"} == {1, 2}
     with torch.no_grad():
-        network_of(learner).attention.keys[2].fill_(0)
-        network_of(learner).attention.norm.bias.copy_(20 * network_of(learner).attention.keys[0])
+        learner.network_as(SaptNetwork).attention.keys[2].fill_(0)
+        learner.network_as(SaptNetwork).attention.norm.bias.copy_(
+            20 * learner.network_as(SaptNetwork).attention.keys[0]
+        )
     found = gate_rows(learner, method, 3, scored=False)
     names = [task.name for task in learner.stream.tasks]
     assert list(shut(found, 3, fresh=True)) == [names[2]]
@@ -327,7 +326,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], told: str
 @pytest.mark.parametrize("begins", ["last", "nothing"])
 def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
     learner, method = begun(begins=begins, ahead=0, reflects="none")
-    network = network_of(learner)
+    network = learner.network_as(SaptNetwork)
     for task in range(3):
         learner.task = task
         method.prepare(learner, task)
@@ -348,7 +347,7 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
     learner.task = 0
     method.prepare(learner, 0)
     method.place(learner, 0)
-    network = network_of(learner)
+    network = learner.network_as(SaptNetwork)
     _stir(network, 0)
     for task in (1, 2):
         learner.task = task
@@ -370,10 +369,10 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     method.prepare(learner, 0)
     method.place(learner, 0)
     with torch.no_grad():
-        for part in network_of(learner).pool.parameters_of(0):
+        for part in learner.network_as(SaptNetwork).pool.parameters_of(0):
             part.copy_(50 * torch.randn(part.shape, generator=torch.Generator().manual_seed(1)))
     learner.task = 1
-    network_of(learner).begin_block(1)
+    learner.network_as(SaptNetwork).begin_block(1)
     found = losses(learner, 1, [0, 1], 64)
     assert found[1] < found[0]
     assert best_of(learner, 1, 1, 64) is None

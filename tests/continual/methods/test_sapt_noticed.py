@@ -64,11 +64,6 @@ def begun(of: Stream, **settings: Any) -> tuple[Learner, SaptNoticed]:
     return begin(of, method, loaded(dropout=0.0), BUDGET, seed=1), method
 
 
-def network_of(learner: Learner) -> NoticedNetwork:
-    assert isinstance(learner.network, NoticedNetwork)
-    return learner.network
-
-
 def test_a_shut_gate_is_measured_by_the_blocks_that_there_are() -> None:
     """Of two blocks an equal share is a half, however many portions came."""
     place = {"after_task": 20, "position": 3, "task": "again"}
@@ -103,7 +98,7 @@ def decided(method: SaptNoticed, portions: int = 3) -> list[int]:
 
 def test_what_comes_again_is_recognised_and_gets_no_new_block() -> None:
     ran, method, *_ = learnt()
-    network = network_of(ran.learner)
+    network = ran.learner.network_as(NoticedNetwork)
     assert decided(method) == [0, 1, 0]
     assert [method.kept.values[f"portion/{number}"]["new"] for number in range(3)] == [True, True, False]
     assert [network.block_of(number) for number in range(3)] == [0, 1, 0]
@@ -163,7 +158,7 @@ def test_one_may_always_take_a_new_block_or_reuse_one_that_is_a_little_alike(
         method.place(learner, task)
         method.finish(learner, task)
     assert decided(method) == blocks
-    assert int(network_of(learner).count) == max(blocks) + 1
+    assert int(learner.network_as(NoticedNetwork).count) == max(blocks) + 1
 
 
 def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_new_ones_do(
@@ -179,7 +174,7 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
         method.finish(learner, task)
     assert decided(method, 4) == [0, 1, 0, 2]
     assert begins == [(1, 0), (2, 1)]
-    assert network_of(learner).own == 2
+    assert learner.network_as(NoticedNetwork).own == 2
     assert [one.target.shape for one in method.earlier(learner, 3)] == [(2,), (2,)]
     assert method.strength(3) == 2 * method.settings.opening
 
@@ -196,7 +191,7 @@ def test_only_the_block_that_is_known_is_trained_again() -> None:
     assert all(name.endswith((".A.0", ".B.0")) for name in blocks)
     assert {name for name in moved if ".keys." in name} == {"attention.keys.0"}
     assert {"attention.down", "attention.up"} <= moved
-    assert all(not part.any() for layer in network_of(ran.learner).pool.blocks for part in layer.B[2:])
+    assert all(not part.any() for layer in ran.learner.network_as(NoticedNetwork).pool.blocks for part in layer.B[2:])
 
 
 def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
@@ -209,7 +204,7 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
     learner.task = AGAIN
     method.prepare(learner, AGAIN)
     method.place(learner, AGAIN)
-    network, rows = network_of(learner).eval(), learner.rows(learner.items(AGAIN)[:3], size=4)
+    network, rows = learner.network_as(NoticedNetwork).eval(), learner.rows(learner.items(AGAIN)[:3], size=4)
     mixed = network.weights(rows)
     assert mixed is not None
     target, stored = method.kept.tensors["target/1"], method.kept.tensors["vectors/1"]
@@ -225,7 +220,7 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
 
 def test_a_block_stands_for_all_of_its_rows() -> None:
     ran, method, _, kept = learnt()
-    learner, attention = ran.learner, network_of(ran.learner).attention
+    learner, attention = ran.learner, ran.learner.network_as(NoticedNetwork).attention
     old, new = kept[1]["vectors/0"], method._vectors_of(learner, AGAIN)
     with torch.no_grad():
         expected = (attention(old).mean(0) + attention(new).mean(0)) / 2  # as many rows of each portion

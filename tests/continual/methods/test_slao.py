@@ -9,15 +9,9 @@ from tests.continual.small import BUDGET, loaded
 from torch import Tensor
 
 from regard.continual import run as running
-from regard.continual.learner import Learner
 from regard.continual.methods.slao import MERGED, TUNED, SlaoNetwork, orthonormal
 from regard.continual.run import begin, run
 from regard.errors import UserError
-
-
-def network_of(learner: Learner) -> SlaoNetwork:
-    assert isinstance(learner.network, SlaoNetwork)
-    return learner.network
 
 
 def gram_schmidt(matrix: Tensor) -> list[list[float]]:
@@ -42,7 +36,7 @@ def test_the_basis_is_that_of_gram_and_schmidt() -> None:
 def test_each_task_begins_from_the_last_and_is_merged_with_its_share() -> None:
     method = made("slao")
     learner = precise(method, task=0)
-    network, drawn = network_of(learner), torch.Generator().manual_seed(5)
+    network, drawn = learner.network_as(SlaoNetwork), torch.Generator().manual_seed(5)
     first = network.pool.blocks[0]
     with torch.no_grad():
         first.B[MERGED].zero_()
@@ -67,7 +61,7 @@ def test_one_block_learns_and_the_other_answers(training: bool, block: int) -> N
     method = made("slao")
     learner = precise(method)
     method.prepare(learner, 0)
-    network, rows = network_of(learner), some(learner)
+    network, rows = learner.network_as(SlaoNetwork), some(learner)
     fill(network)
     found = network.train(training)(rows)
     model = loaded(dropout=0.0, dtype=torch.float64).model.double()
