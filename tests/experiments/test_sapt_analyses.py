@@ -177,7 +177,7 @@ def test_a_decoder_is_given_as_many_rows_of_each_answer(monkeypatch: pytest.Monk
 def test_only_the_first_order_is_run_with_variants() -> None:
     first, other = map(sapt.rows_of, sapt.ORDERS)
     assert first == list(sapt.ROWS)
-    assert {*first} - {*other} == {row for row, of in sapt.ROWS.items() if of.method == "sapt" and row != "sapt"}
+    assert {*first} - {*other} == {row for row in sapt.ROWS if ", " in row}
 
 
 def test_two_tasks_are_told_with_their_weights() -> None:

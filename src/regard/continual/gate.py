@@ -49,7 +49,7 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
 
 def shut(rows: Sequence[Row], learnt: int, *, fresh: bool) -> dict[str, float]:
     """The weights of the own blocks, by task, that get less than `SHUT` of an equal share after `learnt` tasks,
-    which is 1 of as many blocks as there are then.
+    which is 1 of as many blocks as there are then (of as many as tasks, where rows do not tell).
 
     With `fresh` of the task that has just been learnt, otherwise of those before it.
     """
@@ -59,7 +59,7 @@ def shut(rows: Sequence[Row], learnt: int, *, fresh: bool) -> dict[str, float]:
         if row["statistic"] == "own_weight" and (row["after_task"] == row["position"]) is fresh
     }
     blocks = Counter((row["task"], row["after_task"]) for row in rows if row["statistic"] == "weight")
-    return {task: value for task, value in own.items() if value < SHUT / max(1, blocks[task, learnt])}
+    return {task: value for task, value in own.items() if value < SHUT / max(1, blocks[task, learnt] or learnt)}
 
 
 def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tuple[str, int | None, float]]:

@@ -161,3 +161,7 @@ class Method:
 
     def finish(self, learner: Learner, task: int) -> None:
         """Called after a task is trained, before it is scored."""
+
+    def written(self, task: int) -> tuple[str, ...] | None:
+        """The inputs that the method has written, or read, to stand for a task; None where there are none."""
+        return None

@@ -25,6 +25,7 @@ from regard.continual.methods.lfpt5 import (
     means,
     row_of,
 )
+from regard.continual.pseudo.quality import pseudo_rows
 from regard.continual.run import begin, run
 from regard.continual.state import tensors_of
 from regard.continual.texts import begin_texts
@@ -87,6 +88,19 @@ def test_rows_are_an_input_and_an_answer() -> None:
     assert row_of("the cat __ans__ a cat", "__ans__") == ("the cat", "a cat")
     for text in ("the cat", "the cat __ans__ ", "__ans__ a cat", "one __ans__ two __ans__ three"):
         assert row_of(text, "__ans__") is None
+
+
+def test_what_is_written_is_looked_at() -> None:
+    """Its texts alone: there is no attention that reads query vectors of them."""
+    learner, method, _ = second()
+    assert method.written(0) == tuple(SAID[0][0])
+    assert method.written(1) is None
+    found = {row["statistic"]: row["value"] for row in pseudo_rows(learner, method, 2)}
+    assert {row["position"] for row in pseudo_rows(learner, method, 2)} == {1}
+    assert found["kept"] == 2
+    assert found["duplicates"] == 0
+    assert "frechet" not in found
+    assert Lfpt5(SMALL).written(0) is None
 
 
 # -- what is trained --------------------------------------------------------------------------------------

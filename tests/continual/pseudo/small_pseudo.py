@@ -49,7 +49,7 @@ def writer(kind: Any = "t5", **options: Any) -> Loaded:
 def begun(kind: Any = "t5", *, of: Stream | None = None, **settings: Any) -> tuple[Learner, Sapt]:
     """A run before its first task."""
     said = {**SMALL, "reflects": "generated", **settings}
-    if said["reflects"] != "generated":
+    if said["reflects"] != "generated" or "pseudo" in settings:
         said = {name: value for name, value in said.items() if not name.startswith("generator_")}
     method = Sapt(Settings(**said))
     return begin(of or tasks(), method, writer(kind), replace(BUDGET, evaluation_batch=32), seed=1), method

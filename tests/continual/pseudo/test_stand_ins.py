@@ -28,7 +28,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def classes(**settings: Any) -> tuple[Learner, Sapt]:
     """A run of classification before its first task."""
-    method = Sapt(Settings(**{**SMALL, "reflects": "generated", **settings}))
+    plain = {name: value for name, value in SMALL.items() if "pseudo" not in settings or "generator" not in name}
+    method = Sapt(Settings(**{**plain, "reflects": "generated", **settings}))
     return begin(small.stream(4), method, small.loaded(), small.BUDGET, seed=1), method
 
 

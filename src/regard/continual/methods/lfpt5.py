@@ -170,6 +170,11 @@ class Lfpt5(Method):
         found = [self._write(one, number) for number in range(task + 1)]
         self.kept.values[WRITTEN] = [list(map(list, zip(*pairs, strict=True))) for pairs in found]
 
+    def written(self, task: int) -> tuple[str, ...] | None:
+        """The inputs that were last written of a task; None of the last, and where none could be read."""
+        said = self.kept.values.get(WRITTEN, [])
+        return tuple(said[task][0]) if task < len(said) and said[task] else None
+
     def _written(self, task: int) -> list[tuple[tuple[str, ...], tuple[str, ...]] | None]:
         """The inputs and answers that were written of each earlier task; None for one of which there are none."""
         said = self.kept.values.get(WRITTEN, []) if task else []

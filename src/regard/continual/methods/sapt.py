@@ -297,6 +297,10 @@ class Sapt(Method):
             chosen = torch.randperm(len(found), generator=random)[: self.stored(len(found))]
             kept[f"{VECTORS}{task}"] = found[chosen.sort().values.to(found.device)].clone()
 
+    def written(self, task: int) -> tuple[str, ...] | None:
+        """The pseudo samples that stand for a task; None where other things do."""
+        return stand_ins.inputs(self.kept, task)
+
     def block(self, learner: Learner, task: int) -> int:
         """The block that a task is about to be given."""
         return task

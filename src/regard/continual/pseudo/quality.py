@@ -94,15 +94,16 @@ def task_quality(learner: Learner, method: Method, task: int) -> Row:
 def pseudo_rows(learner: Learner, method: Method, learnt: int) -> list[Row]:
     """Rows of `position`, `task`, `statistic` and `value` for each of the tasks learnt that has pseudo samples.
 
-    The statistics are those of `measured`, and of `privacies` with the stand-in's name before each, as
-    "generated membership".
+    The statistics are those of `measured`; and where the samples keep an attention in place, of `privacies` with the
+    stand-in's name before each, as "generated membership".
     """
     found: list[Row] = []
     for task in range(learnt):
-        if stand_ins.inputs(method.kept, task) is None:
+        if method.written(task) is None:
             continue
         told: dict[str, float | None] = measured(learner, method, task)
-        for name, private in privacies(learner, method, task).items():
+        private_of = privacies(learner, method, task) if hasattr(learner.network, "vectors") else {}
+        for name, private in private_of.items():
             told |= {f"{name} {one}": value for one, value in private._asdict().items()}
         place = {"position": task + 1, "task": learner.stream.tasks[task].name}
         found += [{**place, "statistic": one, "value": value} for one, value in told.items()]
@@ -113,9 +114,10 @@ def measured(learner: Learner, method: Method, task: int) -> dict[str, float | N
     """`quality` of a task's pseudo samples beside its dev rows, and what their query vectors are beside its rows'.
 
     `kept`: how many samples there are; `wanted`, `drawn`, `parsed`, `distinct`: what became of those of a generator;
-    `frechet`: the distance from training rows; `real_frechet`: that of as many of these from the others.
+    `frechet`: the distance from training rows; `real_frechet`: that of as many of these from the others; both of
+    networks with query vectors alone.
     """
-    written = stand_ins.inputs(method.kept, task)
+    written = method.written(task)
     if written is None:
         raise UserError(f"quality: expected pseudo samples of {learner.stream.tasks[task].name!r}, none were kept")
     seed = learner.seed_for("quality", task)
@@ -123,11 +125,16 @@ def measured(learner: Learner, method: Method, task: int) -> dict[str, float | N
     said = written
     if isinstance(named, Task):
         said = tuple(" ".join(texts).strip() for texts in _apart(named, written))
-    ours, theirs = stand_ins.query_vectors(learner, task, written), vectors_of(learner, task, "train")
-    return {
+    found = {
         "kept": len(written),
         **method.kept.values.get(f"{stand_ins.TEXTS}{task}", {}),
         **quality(real_inputs(named, "dev"), said, real_inputs(named), seed),
+    }
+    if not hasattr(learner.network, "vectors"):
+        return found
+    ours, theirs = stand_ins.query_vectors(learner, task, written), vectors_of(learner, task, "train")
+    return {
+        **found,
         "frechet": frechet(theirs, ours) if min(len(ours), len(theirs)) > 1 else None,
         "real_frechet": frechet_of_halves(theirs, len(ours), seed),
     }
@@ -140,7 +147,7 @@ def privacies(learner: Learner, method: Method, task: int) -> dict[str, Private]
     many vectors the others have; else it is the method's `stored` number.
     """
     trained, held_out = vectors_of(learner, task, "train"), vectors_of(learner, task, "dev")
-    written = stand_ins.inputs(method.kept, task)
+    written = method.written(task)
     found = {} if written is None else {"generated": stand_ins.query_vectors(learner, task, written)}
     many = len(written) if written is not None else method.stored(len(trained))  # type: ignore[attr-defined]
     seed = learner.seed_for("memory", task)
