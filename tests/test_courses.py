@@ -61,6 +61,7 @@ def test_steps_are_limited_by_task() -> None:
     published = {"cb": 100, "copa": 200, "boolq": 500, "imdb": 250, "dbpedia": 200, "multirc": 500}
     assert limited.pop("sapt-llama-long") == published
     assert set(map(len, limited.values())) == {0}
+    assert Course(scale="sapt-llama-long", most_steps=("none",)).limits == {}
     own = Course(most_steps=("json=3",))
     assert own.budget().most_steps == {"json": 3}
     assert Course.from_dict(json.loads(json.dumps(own.said()))) == own
@@ -175,6 +176,7 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
         ({"epochs": 0}, "epochs: expected a number of at least 1, got 0"),
         ({"most_steps": ("cb",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb'"),
         ({"most_steps": ("cb=0",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb=0'"),
+        ({"most_steps": ("cb=1", "cb=2")}, "most-steps: expected each task once, got 'cb' twice"),
         ({"most_steps": ("=3",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got '=3'"),
         ({"epochs": 1.5}, "epochs: expected a whole number, got 1.5"),
         ({"batch": "many"}, "batch: expected a whole number, got 'many'"),

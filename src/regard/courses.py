@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from regard.data.stream import Stream
 
 _ALL_ROWS: dict[str, Any] = {
-    **{"rows": None, "eval_rows": None, "batch": 32, "most_steps": ()},
+    **{"rows": None, "eval_rows": None, "batch": 32, "most_steps": None},
     **{"probing_epochs": 3, "probing_rate": 1e-3},
 }
 _FALLING = {"schedule": "linear", "warmup": 0.06, "weight_decay": 0.01, "precision": "float32"}
@@ -33,7 +33,7 @@ _FEW_STEPS = ("cb=100", "copa=200", "boolq=500", "imdb=250", "dbpedia=200", "mul
 SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
         **_FALLING,
-        **{"rows": 60, "eval_rows": 100, "length": 32, "target_length": 16, "batch": 16, "most_steps": ()},
+        **{"rows": 60, "eval_rows": 100, "length": 32, "target_length": 16, "batch": 16, "most_steps": None},
         **{"epochs": 3, "learning_rate": 1e-4, "probing_epochs": 3, "probing_rate": 1e-2},
     },
     "paper": {**_PAPER, "epochs": 3, "learning_rate": 2e-5},
@@ -101,7 +101,9 @@ class Course:
     batch: int | None = option(None, "rows an update")
     micro_batch: int | None = option(None, "rows a forward (default: all)")
     epochs: int | None = option(None, "epochs of training everything")
-    most_steps: tuple[str, ...] | None = option(None, "updates of a task in a stage, at most, each TASK=STEPS")
+    most_steps: tuple[str, ...] | None = option(
+        None, "steps of a stage on a task's own rows, at most, each TASK=STEPS; none"
+    )
     learning_rate: float | None = option(None, "of training everything, at its peak", above=0)
     schedule: str | None = option(None, "of the learning rate after the warm-up: linear (to 0), or constant")
     warmup: float | None = option(None, "share of a stage's steps in which the learning rate grows", least=0, most=1)
@@ -129,6 +131,8 @@ class Course:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         self._check_search()
+        if self.most_steps == ("none",):
+            object.__setattr__(self, "most_steps", ())
         _limits(self.most_steps or ())
 
     def _check_search(self) -> None:
@@ -154,7 +158,7 @@ class Course:
 
     @property
     def limits(self) -> dict[str, int]:
-        """The most updates that a stage of a task takes, by the task's name; tasks without a limit are not there."""
+        """The most steps on a task's own batches in a stage, by its name; one without a limit is not there."""
         return _limits(self.most_steps or ())
 
     @property
@@ -290,6 +294,8 @@ def _limits(most_steps: tuple[str, ...]) -> dict[str, int]:
         name, _, steps = said.rpartition("=")
         if not name or not steps.isdecimal() or not int(steps):
             raise UserError(f"most-steps: expected TASK=STEPS, a whole number of at least 1, got {said!r}")
+        if name in found:
+            raise UserError(f"most-steps: expected each task once, got {name!r} twice")
         found[name] = int(steps)
     return found
 

@@ -92,10 +92,11 @@ def test_states_that_are_not_contiguous() -> None:
 def test_in_evaluation_it_makes_no_difference_what_is_trained(trained: tuple[int, ...]) -> None:
     """With `top_k` of all blocks: what is frozen, saved and read again computes the same."""
     states, weights = drawn(3, 4, INPUTS), weights_of(3, 5)
-    open_, closed = layer(5, *trained, top_k=2).eval(), layer(5, top_k=2).eval()
-    for made in (open_, closed):
-        made.mixture.weights = weights
-    torch.testing.assert_close(open_(states), closed(states), rtol=1e-12, atol=1e-12)
+    for given_ in (weights, -weights.detach()):
+        open_, closed = layer(5, *trained, top_k=2).eval(), layer(5, top_k=2).eval()
+        for made in (open_, closed):
+            made.mixture.weights = given_
+        torch.testing.assert_close(open_(states), closed(states), rtol=1e-12, atol=1e-12)
     compare(closed, states, weights)
 
 

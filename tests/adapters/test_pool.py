@@ -278,10 +278,15 @@ def test_layers_that_read_more_than_tokens_are_refused() -> None:
     relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4, "vocab_size": 30}
     found = DebertaV2Model(DebertaV2Config(**sizes, **relative, share_att_key=True)).eval()
     with pytest.raises(UserError, match=r"targets: expected none of query_proj, .* targets=value_proj is possible"):
-        LoraPool(found)
-    pool = LoraPool(found, targets="value_proj", rank=2)
+        LoraPool(found, by_row=True)
+    pool = LoraPool(found, targets="value_proj", rank=2, by_row=True)
     pool.reserve(2)
     with pool.weighing(torch.full((3, 2), 0.5)), torch.no_grad():
+        assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)
+    pool.remove()
+    pool = LoraPool(found, rank=2)
+    pool.reserve(2)
+    with pool.weighing(torch.full((2,), 0.5)), torch.no_grad():  # the same for all rows: there it is possible
         assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)
 
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import peft
 import pytest
 import torch
+from tests.continual import small_text
 from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_text import BUDGET as TEXTS
+from tests.continual.small_text import Kind
 
 import regard
 from regard.continual import run as running
 from regard.continual.blocks import load_adapters
+from regard.continual.learner import Learner
+from regard.continual.method import Method
 from regard.continual.methods import METHODS
-from regard.continual.methods.sapt import SaptNetwork
+from regard.continual.methods.sapt import Sapt, SaptNetwork, Settings
 from regard.continual.models import Deltas, export, load_network, rebuilt
 from regard.continual.run import begin, run
+from regard.continual.texts import begin_texts
 from regard.errors import UserError
+from regard.models.pretrained import Loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 ROWS = {
@@ -32,14 +40,18 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(name: str, folder: Path, learnt: int, *said: str) -> Path:
     """A model as `regard rollback` writes it."""
-    kind = METHODS[name]
+    kind, model = METHODS[name], loaded(dropout=0.0)
     method = kind(kind.Settings.parsed(dict(one.split("=") for one in said)))
-    learner = begin(stream(4), method, loaded(dropout=0.0), BUDGET, seed=1)
+    return kept(begin(stream(4), method, model, BUDGET, seed=1), method, folder, model, learnt)
+
+
+def kept(learner: Learner, method: Method, folder: Path, model: Loaded, learnt: int = 2) -> Path:
+    """A run's network after so many tasks."""
     deltas = Deltas(folder / "deltas")
-    deltas.begin(learner, method, name)
+    deltas.begin(learner, method, next(name for name, kind in METHODS.items() if kind is type(method)))
     run(learner, method, on_task=lambda learner, number: deltas.keep(learner, number))
-    network, about = rebuilt(folder / "deltas", learnt, loaded(dropout=0.0))
-    return export(network, loaded().tokenizer, about, folder / "model")
+    network, about = rebuilt(folder / "deltas", learnt, model)
+    return export(network, model.tokenizer, about, folder / "model")
 
 
 @pytest.mark.parametrize("name, said", [("sapt", "ahead=20"), ("sapt", "top_k=1"), ("sapt-noticed", "ahead=20")])
@@ -70,6 +82,42 @@ def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
         ours = adapters(**ROWS).last_hidden_state
         torch.testing.assert_close(back(**ROWS).last_hidden_state, ours)
         torch.testing.assert_close(theirs(**ROWS).last_hidden_state, ours, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
+    """The whole language model, encoder and decoder, with the weights of the prompt."""
+    method, model = Sapt(Settings(rank=2, ahead=20)), small_text.loaded(kind)
+    folder = kept(begin_texts(small_text.stream(4, 2), method, model, TEXTS, seed=1), method, tmp_path, model)
+    network, adapters = load_network(folder), load_adapters(small_text.loaded(kind).model, folder)
+    assert isinstance(network, SaptNetwork)
+    ids = torch.tensor([[5, 7, 6, 4, 8, 5]])
+    rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([[4, 6, 7, 5, 5, 9]])}
+    rows["prompt_mask"] = torch.ones_like(ids)
+    given = {**rows, "prompt_mask": rows["prompt_mask"].bool()} if kind == "llama" else rows
+    if kind == "t5":
+        rows.pop("prompt_mask")
+    with torch.no_grad():
+        torch.testing.assert_close(adapters.weights(**given), network.weights(rows))
+        with network.pool.weighing(network.weights(rows)):
+            plain = {name: value for name, value in rows.items() if name != "prompt_mask"}
+            expected = network.classifier.encoder(**plain).logits
+        torch.testing.assert_close(adapters(**given).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_blocks_of_t5_that_tells_classes_are_in_its_encoder(tmp_path: Path) -> None:
+    found = replace(small_text.loaded("t5"), tokenizer=loaded().tokenizer)
+    method = Sapt(Settings(rank=2, ahead=20))
+    folder = kept(begin(stream(4), method, found, BUDGET, seed=1), method, tmp_path, found)
+    network, adapters = load_network(folder), load_adapters(found.model, folder)
+    assert isinstance(network, SaptNetwork)
+    assert all(name.startswith("encoder.") for name in adapters.layers("count"))
+    with torch.no_grad(), network.pool.weighing(network.weights(ROWS)):
+        expected = network.classifier.encoder(**ROWS).last_hidden_state
+    with torch.no_grad():
+        encoder = adapters.model.get_encoder()
+        with adapters.given(adapters.weights(**ROWS)):
+            torch.testing.assert_close(encoder(**ROWS).last_hidden_state, expected, rtol=0, atol=1e-6)
 
 
 def test_other_methods_have_no_such_blocks(tmp_path: Path) -> None:

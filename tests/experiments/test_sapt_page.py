@@ -257,6 +257,7 @@ def test_the_page_has_every_row_and_number(tables: Tables, tmp_path: Path) -> No
     assert first + " 14 | 3.0 | 3.00 | 82.0 | 81.9 |" in page  # three tasks of 3 s and 1.5 s
     said = " ".join(page.split())
     assert "Other rates: 0.0005 for `incremental-lora`, `o-lora`, `n-lora` and `inflora`; 0.0001 for `osf`." in said
+    assert "`n-lora` product=released, sparsity=0.4; `l2p` rate=0.002;" in said
     assert "`sapt` reflects on 100 query vectors a task" in said
     assert "`replay-lora` keeps 50 texts of all tasks together." in said
     assert "| sequential-lora | -39.00 ± 2.48\\* |" in page

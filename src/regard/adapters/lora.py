@@ -66,12 +66,11 @@ class Mixture:
         gathers = sparse and (self.top_k or 0) * (tokens + GATHERED * groups) < frozen * (tokens + GATHERED // 2)
         most = None if training or self.top_k is None or self.top_k >= used else self.top_k
         if torch.is_grad_enabled() and weights.requires_grad:
-            return _shares(_highest(weights, most), rank, scale, trained, self.top_k if sparse else None, gathers)
+            return _shares(weights, rank, scale, trained, self.top_k if sparse else None, gathers, most)
         changes = None if weights.is_inference() else weights._version
         key = (rank, scale, trained, self.top_k, most, gathers, changes, torch.is_inference_mode_enabled())
         if key not in self._made:
-            kept = _highest(weights, most)
-            self._made[key] = _shares(kept, rank, scale, trained, self.top_k if sparse else None, gathers)
+            self._made[key] = _shares(weights, rank, scale, trained, self.top_k if sparse else None, gathers, most)
         return self._made[key]
 
 
@@ -264,28 +263,32 @@ def _add_gathered(read: Tensor, out: Tensor, down: Tensor, up: Tensor, shares: T
     return out + (mixed @ _cast(up, mixed)).to(out.dtype)
 
 
-def _highest(weights: Tensor, most: int | None) -> Tensor:
-    """Weights (group, block) with only so many of each group left, the highest; 0 in the place of the others."""
-    if most is None:
-        return weights
-    best = weights.topk(most, dim=-1).indices
-    return torch.zeros_like(weights).scatter(1, best, weights.gather(1, best))
-
-
 def _shares(
-    weights: Tensor, rank: int, scale: float, trained: tuple[int, ...], top_k: int | None, gathers: bool
+    weights: Tensor,
+    rank: int,
+    scale: float,
+    trained: tuple[int, ...],
+    top_k: int | None,
+    gathers: bool,
+    most: int | None = None,
 ) -> Shares:
-    """The shares that weights (group, block) give, of `top_k` blocks that are not trained or of all of them."""
-    used = weights.shape[1]
+    """The shares that weights (group, block) give, of `top_k` blocks that are not trained or of all of them.
+
+    Before that, of `most` of all blocks: the others have none.
+    """
+    used, order = weights.shape[1], weights
+    if most is not None:
+        kept = torch.zeros_like(weights, dtype=torch.bool).scatter(1, weights.topk(most, dim=-1).indices, True)
+        weights, order = weights.masked_fill(~kept, 0), weights.masked_fill(~kept, -torch.inf)
     own = tuple(number for number in trained if number < used)
     rest = [number for number in range(used) if number not in own]
     scaled = weights * scale
     old, chosen = _columns(scaled, rest) if rest else None, None
     if old is not None and top_k is not None:
-        best = _columns(weights, rest).topk(top_k, dim=-1, sorted=False).indices
+        best = _columns(order, rest).topk(top_k, dim=-1, sorted=False).indices
         chosen = best if gathers else None
-        kept = old.gather(1, best)
-        old = kept if gathers else torch.zeros_like(old).scatter(1, best, kept)
+        used_of_them = old.gather(1, best)
+        old = used_of_them if gathers else torch.zeros_like(old).scatter(1, best, used_of_them)
     return Shares(
         trained=own,
         own=_spread(_columns(scaled, own), rank) if own else None,

@@ -29,7 +29,8 @@ class LoraPool:
     """LoRA blocks in a model, in place: each adapted layer becomes a `MixedLayer`, all under one `mixture`.
 
     `targets`: "auto", or names of layers or their ends ("q_proj", "layer.0.attention.self.query"). The model's own
-    weights are frozen. Raises UserError for names that the model does not have, with those it has.
+    weights are frozen. `by_row`: rows will be weighed each by itself. Raises UserError for names that the model does
+    not have, with those it has, and for layers that cannot be weighed so.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class LoraPool:
         dropout: float = 0.0,
         detach_old: bool = False,
         top_k: int | None = None,
+        by_row: bool = False,
         seed: int = 0,
     ) -> None:
         _check(rank, top_k)
         names = target_layers(model, targets)
-        _check_shared(model, names)
+        if by_row:
+            _check_rows(model, names)
         _check_fits(model, names, rank)
         model.requires_grad_(False)
         self.model, self.rank, self.alpha, self.seed = model, rank, alpha, seed
@@ -124,7 +127,7 @@ def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
     return [name for name in linear if any(_is(name, one) for one in wanted)]
 
 
-def _check_shared(model: nn.Module, names: Sequence[str]) -> None:
+def _check_rows(model: nn.Module, names: Sequence[str]) -> None:
     """Nothing, or a UserError: a layer reads more than rows of tokens, and so cannot weigh blocks row by row.
 
     DeBERTa with `share_att_key` sends its table of relative positions through what makes queries and keys.

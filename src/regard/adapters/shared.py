@@ -65,16 +65,18 @@ class SharedAdapters(nn.Module):
         named = targets if isinstance(targets, str) else list(targets)
         self.settings: dict[str, Any] = {"block": block, "inner": inner, "order": order, "temperature": temperature}
         mixed: dict[str, Any]
+        own: dict[str, Any]
         if block == "lora":
             mixed = {"rank": rank, "alpha": alpha, "targets": named}
             mixed |= {"detach_old": detach_old, "top_k": top_k, "dropout": dropout}
+            own = {"by_row": True}
         else:
             _check_prompts(targets=named, detach_old=detach_old, top_k=top_k, dropout=dropout)
-            mixed = {"length": length, "hidden": hidden}
+            mixed, own = {"length": length, "hidden": hidden}, {}
         self.settings |= {**mixed, "seed": seed}
         embedded: Any = model.get_input_embeddings().weight
         attention = SharedAttention(embedded.shape[1], inner=inner, order=order, temperature=temperature, seed=seed)
-        self.pool = (LoraPool if block == "lora" else PromptPool)(model, **mixed, seed=seed)
+        self.pool = (LoraPool if block == "lora" else PromptPool)(model, **mixed, **own, seed=seed)
         self.model: Any = model
         self.attention = attention.to(embedded.device)
         self.attention.open(None)

@@ -33,7 +33,7 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
         model = load(str(model), dtype="float32", language_model=text).model
     learnt = list(network.pool.layers.values())
     network.pool.remove()
-    _check_base(model, network)
+    within = _check_base(model, network)
     used, tasks = int(network.count), network.classifier.config.lineage["tasks"]
     owners: list[list[dict[str, Any]]] = [[] for _ in range(used)]
     for number, task in enumerate(tasks):
@@ -43,7 +43,7 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
         model,
         rank=settings.rank,
         alpha=settings.alpha,
-        targets=list(network.pool.layers),
+        targets=[f"{within}{name}" for name in network.pool.layers],
         inner=settings.inner,
         order=settings.order,
         detach_old=settings.detach_old,
@@ -61,11 +61,16 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     return found
 
 
-def _check_base(model: PreTrainedModel, network: SaptNetwork) -> None:
-    """Nothing, or a UserError: the network was built on other weights."""
+def _check_base(model: PreTrainedModel, network: SaptNetwork) -> str:
+    """What stands before names in the model of what the network's encoder calls so; of T5's encoder, "encoder.".
+
+    Raises UserError where the network was built on other weights.
+    """
     encoder: nn.Module = network.classifier.encoder
-    base: nn.Module = model if type(model) is type(encoder) else model.base_model
+    kinds = [(name, module) for name, module in model.named_modules() if type(module) is type(encoder)]
+    name, base = kinds[0] if kinds else ("", model)
     own, told = base.state_dict(), network.classifier.config.lineage["base"]
-    for name, value in encoder.state_dict().items():
-        if name not in own or not torch.equal(own[name].to(value), value):
-            raise UserError(f"model: expected the one that the run began with, {told}; got one with other {name}")
+    for key, value in encoder.state_dict().items():
+        if key not in own or not torch.equal(own[key].to(value), value):
+            raise UserError(f"model: expected the one that the run began with, {told}; got one with other {key}")
+    return f"{name}." if name else ""

@@ -1,4 +1,4 @@
-"""Settings that are read only where others are as they are said to be, and what is said of one that nothing reads."""
+"""Settings that are read only where others are as they are said to be, and the error for one without effect."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ def check_read(settings: Any, conditions: Mapping[str, Sequence[Where]]) -> None
 
 
 def _named(value: Any) -> str:
-    return NONE if value == "" else str(value)
+    return NONE if value == "" else str(value).lower() if isinstance(value, bool) else str(value)

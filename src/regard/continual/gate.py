@@ -49,7 +49,7 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
 
 def shut(rows: Sequence[Row], learnt: int, *, fresh: bool) -> dict[str, float]:
     """The weights of the own blocks, by task, that get less than `SHUT` of an equal share after `learnt` tasks,
-    which is 1 of as many blocks as there are then (of as many as tasks, where rows do not tell).
+    which is 1 divided by the number of blocks at that time (of tasks, where the rows do not tell that of blocks).
 
     With `fresh` of the task that has just been learnt, otherwise of those before it.
     """

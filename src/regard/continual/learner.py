@@ -32,9 +32,9 @@ class Budget:
 
     `probing_rate`, `probing_epochs`: of stages that train the head alone; `rate`, `epochs`: of those that train all.
     `schedule`: of the rate behind the warm-up, "linear" (to 0) or "constant"; `warmup`: share of a stage's steps.
-    `length`: tokens of a text at most; `target_length`: of an answer, in tasks from text to text. `most_steps`: updates
-    that a stage of a task takes at most, by the task's name; of tasks that are not named, as many as the epochs come
-    to. See the section on training of prescale's paper.
+    `length`: tokens of a text at most; `target_length`: of an answer, in tasks from text to text. `most_steps`: steps
+    on a task's own batches in a stage at most, by the task's name (steps that replay come besides, and `joint` has no
+    limit); of tasks that are not named, as many as the epochs come to. See the section on training of prescale's paper.
     """
 
     epochs: int = 3

@@ -50,8 +50,8 @@ This page is made from the tables in `docs/results` by `python -m regard.experim
 is decided from these numbers too, by the rules [below](#how-findings-are-decided).
 
 `sapt` is not SAPT as it is published. There nothing makes a new block's gate open; here the attention is first taught
-to know the new task's rows, and the block begins as the one before it (`gate=open`, which is Regard's). As published it
-is the row `sapt, gate published`, with the λ of Regard and, as `λ 1`, with another.
+to know the new task's rows, and the block begins as the one before it (`gate=open`, which is Regard's). The published
+gate is in the rows `sapt, gate published` (with Regard's default of λ) and `sapt, gate published, λ 1`.
 
 {setting}
 
@@ -166,6 +166,11 @@ def _otherwise(record: Mapping[str, Any]) -> str:
             by_rate.setdefault(of["rate"], []).append(f"`{row}`")
     rates = "; ".join(f"{rate:g} for {listed(names)}" for rate, names in by_rate.items())
     said = f"Other rates: {rates}. " if rates else ""
+    own = {row: of["settings"] for row, of in rows.items() if of["settings"] and row != SAPT and ", " not in row}
+    told_of = "; ".join(
+        f"`{row}` {', '.join(f'{name}={value}' for name, value in of.items())}" for row, of in own.items()
+    )
+    said += f"Settings other than by default: {told_of}. " if told_of else ""
     stored = rows.get(SAPT, {}).get("settings", {}).get("stored")
     if stored:
         said += (
@@ -190,8 +195,8 @@ COLUMNS = (
     "change since each task was learnt; *learning*: mean accuracy of each task just after it was learnt; these three "
     "among all labels seen by then. *own learning*: the same among the labels of the task; *FWT*: that less the "
     "accuracy of a model for each task (`separate` with the same seed, in whichever order). *runs*: of both orders "
-    "together; where there are fewer, not every seed of every order was run, and the table by order says what they are "
-    "of. *s*: seconds of training a run and of what is done "
+    "together; where there are fewer, not every seed of every order was run, and the table by order shows which they "
+    "are. *s*: seconds of training a run and of what is done "
     "before and after each task's, the median, taken beside other work on the same machine; *TFLOP*: what was computed "
     "in the training steps alone; *kept*: what is stored for later tasks beside the model. "
     "*T5* and *LLaMA*: published AP with T5-large and with LLaMA-2-7B. Points of per cent throughout. *To sapt*: "

@@ -42,7 +42,8 @@ def label_texts(classes: Sequence[str], given: Mapping[str, str]) -> dict[str, s
 def background(tokenizer: Any, texts: Sequence[str], count: int) -> list[str]:
     """Words of the vocabulary that are in none of the texts, always the same: `count`, or a few less.
 
-    They are drawn from those that are no text as it is, and then those go that are a word of one.
+    Words equal to a text are left out before they are drawn; words that occur in a longer text are removed from what
+    was drawn, so that there may be fewer.
     """
     labels = {text.casefold() for text in texts}
     parts = {word for text in labels for word in re.findall(r"\w+", text)}

@@ -314,7 +314,9 @@ def test_the_open_gate_learns_the_words() -> None:
             {"gate": "published", "reflects": "none", "strength": 3.0},
             "strength: expected reflects=real or generated or density, which reads it, got reflects=none",
         ),
-        ({"gate": "published", "aligned": False}, "aligned: expected gate=open, which reads it, got gate=published"),
+        ({"gate": "published", "aligned": False}, "aligned: expected true with gate=published"),
+        ({"held": True, "entropy": 0.1}, "entropy: expected held=false, which reads it, got held=true"),
+        ({"floor": 0.5, "warming": 0.0}, "floor: expected warming above 0, which reads it, got warming=0.0"),
         ({"directions": 2}, "directions: expected reflects=density, which reads it, got reflects=real"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -64,6 +64,10 @@ class EpiNetwork(PoolNetwork):
         self.register_buffer("owned", torch.zeros(tasks, classes, dtype=torch.bool))
         self.shrinkage: float = settings.shrinkage
         self.chosen: Tensor | None = None
+
+    def options(self, settings: Any) -> dict[str, Any]:
+        """What else a pool is made with."""
+        return {"by_row": True}
 
     def states(self, rows: dict[str, Tensor]) -> Tensor:
         """(row, width): the mean of a text's last states in the frozen model, which has no block."""

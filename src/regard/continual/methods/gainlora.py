@@ -80,6 +80,10 @@ class GainNetwork(PoolNetwork):
             self.register_buffer(f"free_{name}", torch.eye(shape[1], device=device))
             self.change[name] = nn.Parameter(torch.zeros(shape, device=device))
 
+    def options(self, settings: Any) -> dict[str, Any]:
+        """What else a pool is made with."""
+        return {"by_row": True}
+
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
         """How far each row opens the gate of each block in use, (row, block)."""
         if not int(self.count):

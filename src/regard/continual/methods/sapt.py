@@ -20,7 +20,7 @@ from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.pooled import PoolNetwork, PoolSettings
 from regard.continual.pseudo import stand_ins
-from regard.errors import check_choice, check_whole
+from regard.errors import UserError, check_choice, check_whole
 from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ MEASURED = 4
 _OPEN, _PUBLISHED = Where("gate", ("open",)), Where("gate", ("published",))
 _REFLECTS, _WRITES = Where("reflects", ("real", "generated", "density")), Where("reflects", ("generated",))
 READ: dict[str, tuple[Where, ...]] = {
-    **dict.fromkeys(("begins", "ahead", "opening", "floor", "entropy", "held", "aligned"), (_OPEN,)),
+    **dict.fromkeys(("begins", "ahead", "held"), (_OPEN,)),
+    **dict.fromkeys(("opening", "entropy"), (_OPEN, Where("held", ("false",)))),
+    "floor": (_OPEN, Where("warming")),
     "ahead_rate": (_OPEN, Where("ahead")),
     "warming": (_OPEN, Where("floor")),
     "tried": (_OPEN, Where("begins", ("best",))),
@@ -60,8 +62,8 @@ READ: dict[str, tuple[Where, ...]] = {
 class Settings(PoolSettings):
     """What a pool is made of (`PoolSettings`), and the attention.
 
-    `inner`, `order`: see `SharedAttention`; `top_k`: blocks that a row uses of those of earlier tasks, 0: all;
-    `detach_old`: no gradient through blocks of earlier tasks, as in the authors' code.
+    `inner`, `order`: see `SharedAttention`; `top_k`: blocks that a row uses, in training of those of earlier tasks, 0:
+    all; `detach_old`: no gradient through blocks of earlier tasks, as in the authors' code.
 
     `gate`: "published", or "open": the new block begins as `begins` says, a copy of the one before it ("last"), of
     that under which `tried` of the task's rows lose least ("best"), or at nothing, as published; before it is trained,
@@ -122,6 +124,8 @@ class Settings(PoolSettings):
         for name, allowed in (("order", ORDERS), *((name, get_args(of)) for name, of in choices.items())):
             check_choice(name, getattr(self, name), allowed)
         check_read(self, READ)
+        if self.gate == "published" and not self.aligned:
+            raise UserError("aligned: expected true with gate=published, whose keys learn from the tasks' losses alone")
 
     @property
     def opens(self) -> bool:
@@ -150,7 +154,7 @@ class SaptNetwork(PoolNetwork):
 
     def options(self, settings: Settings) -> dict[str, Any]:
         """What else a pool is made with."""
-        return {"detach_old": settings.detach_old, "top_k": settings.top_k or None}
+        return {"detach_old": settings.detach_old, "top_k": settings.top_k or None, "by_row": True}
 
     def begin_block(self, block: int) -> None:
         """Train this block, its key, and the maps."""

@@ -41,6 +41,8 @@ class Settings(sapt.Settings):
 
     def __post_init__(self) -> None:
         """Check the numbers and the choices."""
+        if self.share != sapt.Settings.share:
+            raise UserError("share: expected none with sapt-noticed, which keeps as many vectors as stored says")
         super().__post_init__()
         for name in ("stored", "compared"):
             method.check_number(name, getattr(self, name), least=2)
