@@ -148,7 +148,7 @@ Regard's. Memory in MiB, beside what the logits in float32 would take once.
 def _training() -> str:
     """What was measured of training so far: a section for each result that is there."""
     parts = {"operators": _operators, "training_step": _steps, "loss_layer": _loss, "learning": section}
-    parts |= {"adapters": adapters_section.section}
+    parts |= {"adapters": adapters_section.section, "gathering": adapters_section.gathering}
     return "".join(make(_read(name)["rows"]) for name, make in parts.items() if (RESULTS / f"{name}.json").exists())
 
 

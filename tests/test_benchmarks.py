@@ -23,6 +23,7 @@ from benchmarks.timing import RESULTS, extra_memory, race
         ("operators", "sdpa"),
         ("learning", "regard"),
         ("adapters", "regard"),
+        ("gathering", "masked"),
     ],
 )
 def test_a_benchmark_runs_and_says_what_it_measured(

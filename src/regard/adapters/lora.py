@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.errors import UserError
 
 GATHERED = 50
-"""About what it costs a row to gather a block, in products of a token with it: reckoned for a CPU, not measured."""
+"""About what it costs a row to gather a block, in products of a token with it, on a CPU: `benchmarks.gathering`."""
 
 
 @dataclass(frozen=True)
