@@ -41,7 +41,7 @@ def gathering(rows: Sequence[Mapping[str, Any]]) -> str:
     over = sorted(_seconds(one, "chosen") / min(_seconds(one, way) for way in ("gathered", "masked")) for one in rows)
     few = sorted(_over(one, "gathered", "masked") for one in rows)
     said = (
-        f"With `top_k` a row's blocks are gathered where that is reckoned to be quicker than leaving the others out of a "
+        f"With `top_k` a row's blocks are gathered where that is reckoned to be quicker than leaving others out of a "
         f"product with all of them (`python -m benchmarks.gathering`, {len(rows)} cases of 16 to 128 blocks and 1 to "
         f"128 tokens): gathering takes {few[0]:.2f} to {few[-1]:.2f} times as long, and what is chosen takes "
         f"{over[len(over) // 2]:.2f} times as long as the quicker of both in the median, {over[-1]:.2f} at the most."
