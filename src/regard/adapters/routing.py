@@ -207,9 +207,7 @@ class Routing:
 
     def weights(self, given: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """The weights (row, block) of a batch, the same whatever precision autocast asks for."""
-        vectors = self.vectors(given, prompt)
-        with torch.autocast(vectors.device.type, enabled=False):
-            found: Tensor = self.attention(vectors)
+        found: Tensor = self.attention(self.vectors(given, prompt))
         return found
 
     def _after_reading(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

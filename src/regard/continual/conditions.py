@@ -30,12 +30,11 @@ class Where(NamedTuple):
 def check_read(settings: Any, conditions: Mapping[str, Sequence[Where]]) -> None:
     """Nothing, or a UserError: a field of a record is not as by default, and nothing will read it."""
     plain = {one.name: one.default for one in dataclasses.fields(settings)}
-    for name, every in conditions.items():
-        for where in every:
+    for name in (name for name in conditions if getattr(settings, name) != plain[name]):
+        for where in conditions[name]:
             value = getattr(settings, where.name)
-            if getattr(settings, name) != plain[name] and not where.holds(value):
-                got = f"{where.name}={_named(value)}"
-                raise UserError(f"{name}: expected {where}, which reads it, got {got}")
+            if not where.holds(value):
+                raise UserError(f"{name}: expected {where}, which reads it, got {where.name}={_named(value)}")
 
 
 def _named(value: Any) -> str:

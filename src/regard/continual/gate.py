@@ -68,8 +68,7 @@ def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tup
     assert isinstance(network, SaptNetwork)
     with learner.evaluating(), torch.no_grad():
         vectors = torch.cat([network.vectors(one) for one in learner.each(learner.sampled(task, "dev", most), "dev")])
-        with torch.autocast(vectors.device.type, enabled=False):
-            scores = network.attention.scores(vectors)
+        scores = network.attention.scores(vectors)
     own = network.block_of(task)
     shares: Tensor = scores.softmax(-1)
     mean = shares.mean(0).tolist()

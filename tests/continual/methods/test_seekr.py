@@ -32,6 +32,16 @@ def begun(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
     return method, learner, network
 
 
+def second(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
+    """A run that has come to its second task, the attention of all heads held on examples of the first."""
+    method, learner, network = begun(heads=1.0, layers=1.0, **said)
+    method.prepare(learner, 0)
+    method.finish(learner, 0)
+    learner.task = 1
+    method.prepare(learner, 1)
+    return method, learner, network
+
+
 def attended(network: SeekrNetwork, rows: dict[str, Tensor]) -> tuple[Tensor, ...]:
     """The weights (row, head, query, key) of each layer, by Transformers."""
     encoder = network.classifier.encoder
@@ -133,11 +143,7 @@ def _states(network: SeekrNetwork, rows: dict[str, Tensor]) -> Tensor:
 
 
 def test_the_loss_of_replayed_rows_has_its_three_parts() -> None:
-    method, learner, network = begun(heads=1.0, layers=1.0, attention=3.0, distilled=0.3)
-    method.prepare(learner, 0)
-    method.finish(learner, 0)
-    learner.task = 1
-    method.prepare(learner, 1)
+    method, learner, network = second(attention=3.0, distilled=0.3)
     with torch.no_grad():
         for part in network.pool.parameters_of(0):
             part.mul_(1.3)
@@ -162,11 +168,7 @@ def test_the_loss_of_replayed_rows_has_its_three_parts() -> None:
 
 
 def test_where_nothing_has_changed_nothing_is_held_though_there_is_dropout() -> None:
-    method, learner, network = begun(heads=1.0, layers=1.0, attention=1000.0, distilled=1.0)
-    method.prepare(learner, 0)
-    method.finish(learner, 0)
-    learner.task = 1
-    method.prepare(learner, 1)
+    method, learner, network = second(attention=1000.0, distilled=1.0)
     rows = learner.rows(list(method.kept.items))
     for module in network.modules():
         if isinstance(module, nn.Dropout):
@@ -193,11 +195,7 @@ def test_what_is_in_the_memory_no_more_leaves_nothing_behind() -> None:
 
 def test_attention_on_stored_examples_stays_nearer_with_distillation() -> None:
     def drift(attention: float) -> float:
-        method, learner, network = begun(heads=1.0, layers=1.0, attention=attention, memory=3)
-        method.prepare(learner, 0)
-        method.finish(learner, 0)
-        learner.task = 1
-        method.prepare(learner, 1)
+        method, learner, network = second(attention=attention, memory=3)
         items = list(method.kept.items)
         rows = learner.rows([*learner.items(1), *items])
         optimiser = torch.optim.Adam([one for one in network.parameters() if one.requires_grad], lr=0.05)

@@ -175,12 +175,11 @@ class SaptNetwork(PoolNetwork):
         self.mixed = None
         if not int(self.count):
             return None
-        with torch.autocast(rows["input_ids"].device.type, enabled=False):
-            found: Tensor = self.attention(self.vectors(rows))
-            own = torch.nn.functional.one_hot(torch.full((len(found),), self.own), found.shape[1])
-            if FLOOR in rows:
-                floor = rows[FLOOR][:, None].to(found)
-                found = (1 - floor) * found + floor * own.to(found)
+        found: Tensor = self.attention(self.vectors(rows))
+        own = torch.nn.functional.one_hot(torch.full((len(found),), self.own), found.shape[1])
+        if FLOOR in rows:
+            floor = rows[FLOOR][:, None].to(found)
+            found = (1 - floor) * found + floor * own.to(found)
         self.mixed = found
         return own.to(found) if self.training and not self.settings.aligned else found
 
@@ -328,9 +327,8 @@ class Sapt(Method):
 
     def apart(self, learner: Learner) -> Tensor:
         """The mean of the earlier tasks' divergences."""
-        with torch.autocast(learner.device.type, enabled=False):
-            found = divergences(learner.network_as(SaptNetwork).attention, self.earlier(learner, learner.task))
-            return torch.stack(found).mean()
+        found = divergences(learner.network_as(SaptNetwork).attention, self.earlier(learner, learner.task))
+        return torch.stack(found).mean()
 
     def earlier(self, learner: Learner, task: int) -> list[Earlier]:
         """What stands for the tasks before one."""
