@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.adapters.families import blocks_of, filled, logits, made, rows
 from torch.testing import assert_close
 
+from regard.adapters.base import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 
@@ -196,3 +198,209 @@ def test_prompts_are_no_lora(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"block: expected 'lora' to export, got 'prompt'"):
         adapters.export_peft("one", tmp_path / "one")
     assert not (tmp_path / "one").exists()
+
+
+def metadata(path: Path) -> dict[str, str]:
+    """What is told in the header of a file of safetensors."""
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata())
+
+
+def tell(path: Path, told: dict[str, str]) -> None:
+    """Have the same tensors under another header."""
+    save_file(load_file(path), path, told)
+
+
+def exported(adapters: SharedAdapters, folder: Path, *, router: bool = True) -> list[Path]:
+    """The folders of all blocks, in their order."""
+    return [adapters.export_peft(name, folder / name, router=router) for name in adapters.names]
+
+
+def trained(family: str, **options: Any) -> SharedAdapters:
+    """Blocks whose keys and maps are no draw of a seed."""
+    adapters = filled(family, **options)
+    random = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for value in adapters.attention.parameters():
+            value.copy_(torch.randn(value.shape, generator=random))
+    return adapters
+
+
+def refusal(adapters: SharedAdapters, folder: Path, **options: Any) -> str:
+    """The one line with which an adapter is refused; what is here stays as it was."""
+    before = {name: value.clone() for name, value in adapters.state_dict().items()}
+    names, opened = adapters.names, adapters.opened
+    with pytest.raises(UserError) as refused:
+        adapters.import_peft(folder, "new", **options)
+    assert (adapters.names, adapters.opened) == (names, opened)
+    after = adapters.state_dict()
+    assert set(after) == set(before)
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_block_of_another_base_is_refused(family: str, tmp_path: Path) -> None:
+    adapters = filled(family)
+    adapters.export_peft("task1", tmp_path / "one")
+    other = SharedAdapters(made(family, seed=99), rank=4)
+    here, there = base_sha256(other.model)[:12], base_sha256(adapters.model)[:12]
+    wanted = f"the base of the blocks, {type(adapters.model).__name__} without a name with the weights {there}"
+    assert refusal(other, tmp_path / "one") == f"model: expected {wanted}, got the weights {here}"
+
+
+def test_the_base_is_known_by_its_weights_in_any_precision_with_any_head(tmp_path: Path) -> None:
+    filled("bert").export_peft("task1", tmp_path / "one")
+    headed = made("bert").bfloat16()
+    with torch.no_grad():
+        headed.classifier.weight.zero_()
+    assert SharedAdapters(headed, rank=4).import_peft(tmp_path / "one", "one") == 0
+
+
+def test_the_base_is_what_it_was_before_blocks_were_merged_into_it(tmp_path: Path) -> None:
+    adapters = filled("bert")
+    adapters.export_peft("task0", tmp_path / "before")
+    adapters.merge("task0")
+    adapters.export_peft("task1", tmp_path / "after")
+    assert adapters.import_peft(tmp_path / "before", "again") == 2
+    assert SharedAdapters(made("bert"), rank=4).import_peft(tmp_path / "after", "one") == 0
+
+
+def test_the_lineage_of_a_block_comes_back_with_it(tmp_path: Path) -> None:
+    adapters = SharedAdapters(made("bert"), rank=4)
+    adapters.add("old")
+    adapters.add("news", lineage={"task": "agnews", "data": {"train": "ab12"}})
+    adapters.export_peft("news", tmp_path / "one")
+    there = SharedAdapters(made("bert"), rank=4)
+    there.import_peft(tmp_path / "one", "first")
+    there.import_peft(tmp_path / "one", "second", lineage={"task": "mine"})
+    there.import_peft(tmp_path / "one", "third", lineage={})
+    told = {"task": "agnews", "data": {"train": "ab12"}, "base": {"name": None, "sha256": base_sha256(made("bert"))}}
+    assert there.lineages["first"] == {"order": 0, **told}
+    assert there.lineages["second"] == {"order": 1, "task": "mine"}
+    assert there.lineages["third"] == {"order": 2}
+    again = SharedAdapters.from_pretrained(made("bert"), there.save_pretrained(tmp_path / "saved"))
+    assert again.lineages["first"] == {"order": 0, **told}
+
+
+def test_peft_reads_what_is_told_of_a_block_without_a_word(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """What belongs to the block is in the header of the tensors: peft warns of settings that it does not know."""
+    adapters = filled("llama")
+    adapters.export_peft("task1", tmp_path / "one", router=True)
+    recwarn.clear()
+    there = peft.PeftModel.from_pretrained(made("llama"), tmp_path / "one")
+    assert [str(one.message) for one in recwarn if "Unexpected" in str(one.message)] == []
+    there.save_pretrained(tmp_path / "theirs")
+    other = SharedAdapters(made("llama", seed=99), rank=4)
+    assert other.import_peft(tmp_path / "theirs", "theirs") == 0
+    assert other.lineages["theirs"] == {"order": 0}
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_pool_goes_out_block_by_block_and_comes_back_whole(family: str, tmp_path: Path) -> None:
+    adapters, batch = trained(family, seed=5), rows(family)
+    there = SharedAdapters(made(family), rank=4)
+    for number, folder in enumerate(exported(adapters, tmp_path)):
+        assert there.import_peft(folder, folder.name, router=True) == number
+    assert there.names == adapters.names
+    assert there.opened is None
+    assert not any(value.requires_grad for value in there.parameters())
+    for name, value in adapters.attention.state_dict().items():
+        assert torch.equal(there.attention.state_dict()[name], value), name
+    assert torch.equal(there.weights(**batch), adapters.weights(**batch))
+    adapters.close()
+    assert_close(logits(there, batch), logits(adapters, batch), atol=1e-6, rtol=0)
+    assert not torch.allclose(logits(there, batch), logits(made(family), batch), atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [{"order": "paper", "temperature": 2.0, "inner": 5}, {"temperature": 4.0}])
+def test_a_pool_of_other_settings_comes_back_under_these(options: dict[str, Any], tmp_path: Path) -> None:
+    """A temperature of √width is the one that is meant where none is given."""
+    adapters, batch = trained("gpt2", **options), rows("gpt2")
+    there = SharedAdapters(made("gpt2"), rank=4, **({} if options == {"temperature": 4.0} else options))
+    for folder in reversed(exported(adapters, tmp_path)):
+        there.import_peft(folder, folder.name, router=True)
+    assert torch.equal(there.weights(**batch).flip(1), adapters.weights(**batch))
+
+
+def test_a_block_that_was_taken_out_comes_back_with_its_key(tmp_path: Path) -> None:
+    """Also while another is trained, under the maps that both have."""
+    adapters, batch = trained("bert"), rows("bert")
+    expected, key = adapters.weights(**batch), adapters.attention.keys[1].detach().clone()
+    adapters.export_peft("task1", tmp_path / "one", router=True)
+    adapters.remove("task1")
+    assert adapters.import_peft(tmp_path / "one", "back", router=True) == 2
+    assert adapters.opened == "task2"
+    assert adapters.attention.down.requires_grad
+    assert torch.equal(adapters.attention.keys[2], key)
+    assert not adapters.attention.keys[2].requires_grad
+    assert_close(adapters.weights(**batch), expected[:, [0, 2, 1]], atol=1e-6, rtol=0)
+
+
+def test_without_the_router_a_key_is_a_draw_and_the_maps_stay(tmp_path: Path) -> None:
+    folder = exported(trained("bert"), tmp_path)[0]
+    there, plain = SharedAdapters(made("bert"), rank=4), SharedAdapters(made("bert"), rank=4)
+    there.import_peft(folder, "one")
+    plain.add("one")
+    for mine, drawn in zip(there.attention.parameters(), plain.attention.parameters(), strict=True):
+        assert torch.equal(mine, drawn)
+
+
+def test_a_key_of_other_maps_is_refused(tmp_path: Path) -> None:
+    folder = exported(trained("bert"), tmp_path)[0]
+    reason = "; a key means something only under its own maps"
+    there = f"{folder / 'shared_attention.safetensors'}: expected"
+    assert refusal(filled("bert"), folder, router=True) == (
+        f"{there} the maps of the blocks that are here, got others{reason}"
+    )
+    for options in ({"order": "paper"}, {"temperature": 2.0}, {"inner": 7}):
+        other = SharedAdapters(made("bert"), rank=4, **options)
+        values = {"inner": 100, "width": 16, "order": "published", "temperature": 4.0}
+        mine, theirs = (
+            ", ".join(f"{name}={value!r}" for name, value in one.items()) for one in ({**values, **options}, values)
+        )
+        assert refusal(other, folder, router=True) == f"{there} maps of {mine}, got {theirs}{reason}"
+
+
+def test_maps_in_another_precision_are_the_same_maps(tmp_path: Path) -> None:
+    folders = exported(trained("bert"), tmp_path)
+    there = SharedAdapters(made("bert"), rank=4).bfloat16()
+    for folder in folders:
+        there.import_peft(folder, folder.name, router=True)
+    assert there.attention.down.dtype == torch.bfloat16
+    assert there.names == ("task0", "task1", "task2")
+
+
+def test_a_router_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
+    adapters = trained("bert")
+    adapters.export_peft("task1", tmp_path / "alone")
+    there = SharedAdapters(made("bert"), rank=4)
+    assert refusal(there, tmp_path / "alone", router=True) == (
+        f"{tmp_path / 'alone'}: expected shared_attention.safetensors beside the adapter, got none; "
+        "`export_peft` writes it with router=True"
+    )
+    folder = adapters.export_peft("task1", tmp_path / "one", router=True)
+    file, block = folder / "shared_attention.safetensors", folder / "adapter_model.safetensors"
+    whole, own, told = load_file(file), metadata(block), metadata(file)
+    damaged = f"{file}: expected keys and maps as `export_peft` leaves them, got "
+    for changed in ({**told, "names": "["}, {**told, "names": "[]"}, {**told, "settings": "{}"}, {"format": "pt"}):
+        tell(file, changed)
+        assert refusal(there, folder, router=True).startswith(damaged)
+    for name in whole:
+        save_file({other: value for other, value in whole.items() if other != name}, file, told)
+        assert refusal(there, folder, router=True).startswith(damaged)
+        save_file({**whole, name: whole[name][:-1].contiguous()}, file, told)
+        assert refusal(there, folder, router=True).startswith(damaged)
+    save_file(whole, file, {**told, "names": '["task0", "a", "b"]'})
+    assert refusal(there, folder, router=True) == f"{file}: expected the key of task1, got those of task0, a, b"
+    save_file(whole, file, told)
+    tell(block, {"format": "pt"})
+    assert refusal(there, folder, router=True) == (
+        f"{block}: expected the name of its block, got none; without router=True it is not needed"
+    )
+    for changed in ("[", "[]", "{}", '{"name": "task1", "lineage": {}, "base": {"sha256": 3}}'):
+        tell(block, {**own, "regard": changed})
+        assert refusal(there, folder).startswith(f"{block}: expected what `export_peft` tells of a block, got ")
+    tell(block, own)
+    assert there.import_peft(folder, "one", router=True) == 0

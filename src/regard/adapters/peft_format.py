@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS, ROUTER = "adapter_config.json", "adapter_model.safetensors", "shared_attention.safetensors"
 _PREFIX = "base_model.model."
+_OWN = "regard"
+"""Where a block's name, lineage and base are told in the header of its tensors: PEFT does not read the header, and
+warns of settings that it does not know."""
 _REFUSED = {
     "use_dora": "weight-decomposed (DoRA)",
     "use_qalora": "quantised (QALoRA)",
@@ -41,7 +44,10 @@ _CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def export(adapters: SharedAdapters, name: str, folder: Path, *, router: bool, overwrite: bool) -> Path:
-    """Where a block was written: the folder, which PEFT loads onto the same base; alone it is what `forced` gives."""
+    """Where a block was written: the folder, which PEFT loads onto the same base; alone it is what `forced` gives.
+
+    The block's name, its lineage and its base are told with it. With `router` all keys and the shared maps are written.
+    """
     number, layers = adapters.number(name), adapters.layers("export")
     tensors, turned = {}, False
     for layer, mixed in layers.items():
@@ -62,20 +68,24 @@ def export(adapters: SharedAdapters, name: str, folder: Path, *, router: bool, o
         "use_rslora": False,
         "use_dora": False,
     }
+    base = saving.base_of(adapters)
+    own = {"name": name, "lineage": saving.lineage_of(base, adapters.lineages[name]), "base": base}
     with writing(folder, sign=CONFIG, overwrite=overwrite, asked=saving.ASKED) as place:
         (place / CONFIG).write_text(json.dumps(about, indent=2), encoding="utf-8")
-        save_file(tensors, place / WEIGHTS, {"format": "pt"})
+        save_file(tensors, place / WEIGHTS, {"format": "pt", _OWN: json.dumps(own)})
         if router:
             told = {"format": "pt", "names": json.dumps(adapters.names), "settings": json.dumps(adapters.settings)}
             save_file(saving.attention_tensors(adapters), place / ROUTER, told)
     return folder
 
 
-def bring(adapters: SharedAdapters, folder: Path, name: str, lineage: Mapping[str, Any] | None) -> int:
+def bring(adapters: SharedAdapters, folder: Path, name: str, lineage: Mapping[str, Any] | None, *, router: bool) -> int:
     """The number of a new block, frozen, which alone is what the adapter of a folder is.
 
     Another scale goes into B, a lower rank is filled up with zeros, a layer that the adapter leaves alone gets zeros.
-    Raises UserError for what blocks cannot be.
+    Its lineage is the one that is given, or else the one in the folder. With `router` it has the key that it had, and
+    the first block brings the shared maps along. Raises UserError for what blocks cannot be, for a block of another
+    base, and with `router` for a key of other maps; nothing is changed then.
     """
     about = saving.read_json(folder / CONFIG, "an adapter of PEFT")
     _check(folder, about)
@@ -88,9 +98,17 @@ def bring(adapters: SharedAdapters, folder: Path, name: str, lineage: Mapping[st
         targets = ", ".join(dict.fromkeys(layer.rsplit(".", 1)[-1] for layer in layers))
         raise UserError(f"{folder}: expected an adapter of the layers {targets} of this model, got one of {unknown[0]}")
     parts = {layer: _fitted(layers[layer].blocks, folder, about, layer, *found[layer]) for layer in found}
+    own = _own(folder / WEIGHTS)
+    if own:
+        saving.check_weights(own["base"], saving.base_of(adapters)["sha256"])
+    key, maps = _routed(adapters, folder, own) if router else (None, {})
     before = adapters.opened
-    number = adapters.add(name, lineage)
+    number = adapters.add(name, own.get("lineage") if lineage is None else lineage)
     with torch.no_grad():
+        for place, value in maps.items():
+            saving.maps(adapters)[place].copy_(value)
+        if key is not None:
+            adapters.attention.keys[number].copy_(key)
         for layer, mixed in layers.items():
             if layer in parts:
                 mixed.blocks.A[number].copy_(parts[layer][0])
@@ -120,6 +138,69 @@ def _check(folder: Path, about: Mapping[str, Any]) -> None:
     rank, alpha = about.get("r"), about.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, (int, float)) or rank < 1:
         raise UserError(f"{folder}: expected a rank r and lora_alpha in {CONFIG}, got {rank!r} and {alpha!r}")
+
+
+def _own(path: Path) -> dict[str, Any]:
+    """The name, the lineage and the base of a block that was written here; nothing where PEFT wrote the adapter."""
+    told = saving.read_metadata(path).get(_OWN)
+    if told is None:
+        return {}
+    try:
+        found = json.loads(told)
+        lineage = {name: value for name, value in found["lineage"].items() if name != "order"}
+        base = {name: found["base"][name] for name in ("name", "architecture", "sha256")}
+        return {"name": str(found["name"]), "lineage": lineage, "base": {**base, "sha256": str(base["sha256"])}}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: expected what `export_peft` tells of a block, got {saving.line(error)}") from error
+
+
+def _routed(adapters: SharedAdapters, folder: Path, own: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The key (width,) of a folder's block, and the maps that it has a meaning under. Raises UserError for others."""
+    path, attention = folder / ROUTER, adapters.attention
+    if not path.is_file():
+        raise UserError(
+            f"{folder}: expected {ROUTER} beside the adapter, got none; `export_peft` writes it with router=True"
+        )
+    if not own:
+        raise UserError(
+            f"{folder / WEIGHTS}: expected the name of its block, got none; without router=True it is not needed"
+        )
+    there, keys, maps = _router(path)
+    inner, width = attention.down.shape
+    here = _kind(inner, width, attention.order, attention.temperature)
+    reason = "a key means something only under its own maps"
+    if here != there:
+        raise UserError(f"{path}: expected maps of {here}, got {there}; {reason}")
+    if own["name"] not in keys:
+        raise UserError(f"{path}: expected the key of {own['name']}, got those of {', '.join(keys)}")
+    mine = saving.maps(adapters)
+    if adapters.names and not all(torch.equal(value, maps[name].to(value)) for name, value in mine.items()):
+        raise UserError(f"{path}: expected the maps of the blocks that are here, got others; {reason}")
+    return keys[own["name"]], maps
+
+
+def _router(path: Path) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
+    """The kind of attention that a file holds, the key (width,) of each block, and the maps, both by name."""
+    tensors, told = saving.read_tensors(path), saving.read_metadata(path)
+    try:
+        names, settings = [str(name) for name in json.loads(told["names"])], json.loads(told["settings"])
+        keys = tensors.pop("attention.keys")
+        inner, width = int(settings["inner"]), keys.shape[1]
+        shapes = {"down": (inner, width), "up": (width, inner), "norm.weight": (width,), "norm.bias": (width,)}
+        maps = {f"attention.{name}": tensors[f"attention.{name}"] for name in shapes}
+        if any(maps[f"attention.{name}"].shape != shape for name, shape in shapes.items()):
+            raise ValueError(f"maps of other shapes than {shapes}")
+        temperature = settings["temperature"] or math.sqrt(width)
+        kind = _kind(inner, width, str(settings["order"]), temperature)
+        return kind, dict(zip(names, keys, strict=True)), maps
+    except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        got = saving.line(error)
+        raise UserError(f"{path}: expected keys and maps as `export_peft` leaves them, got {got}") from error
+
+
+def _kind(inner: int, width: int, order: str, temperature: float) -> str:
+    """What maps and keys are those of, in words."""
+    return f"inner={inner}, width={width}, order={order!r}, temperature={float(temperature)}"
 
 
 def _layers(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -37,7 +37,7 @@ def save(adapters: SharedAdapters, folder: Path, *, overwrite: bool) -> Path:
     """Where everything was written: the folder."""
     if not adapters.names and not adapters.merged:
         raise UserError("adapters: expected at least one block to save, got none; add one")
-    base = {**_base(adapters.model), "sha256": adapters.base_sha256 or base_sha256(adapters.model)}
+    base = base_of(adapters)
     with writing(folder, sign=ABOUT, overwrite=overwrite, asked=ASKED) as place:
         save_file(_tensors(adapters), place / TENSORS, {"format": "pt"})
         about = {
@@ -45,9 +45,10 @@ def save(adapters: SharedAdapters, folder: Path, *, overwrite: bool) -> Path:
             "settings": adapters.settings,
             "base": base,
             "layers": list(_layers(adapters)),
-            "blocks": [{"name": name, "lineage": _of(base, told)} for name, told in adapters.lineages.items()],
+            "blocks": [{"name": name, "lineage": lineage_of(base, told)} for name, told in adapters.lineages.items()],
             "merged": [
-                {"name": one.name, "weight": one.weight, "lineage": _of(base, one.lineage)} for one in adapters.merged
+                {"name": one.name, "weight": one.weight, "lineage": lineage_of(base, one.lineage)}
+                for one in adapters.merged
             ],
             "added": adapters.added,
             "sha256": _sha256(place / TENSORS),
@@ -86,7 +87,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{folder}: expected blocks as `save_pretrained` leaves them, got {_line(error)}") from error
+        raise UserError(f"{folder}: expected blocks as `save_pretrained` leaves them, got {line(error)}") from error
     return adapters
 
 
@@ -99,6 +100,32 @@ def attention_tensors(adapters: SharedAdapters) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous().clone() for name, value in kept.items()}
 
 
+def maps(adapters: SharedAdapters) -> dict[str, Tensor]:
+    """The maps that all blocks share, by the names in a file: the attention's own memory, to be filled."""
+    own = adapters.attention.state_dict()
+    return {f"attention.{name}": value for name, value in own.items() if name in ("down", "up") or "norm" in name}
+
+
+def base_of(adapters: SharedAdapters) -> dict[str, Any]:
+    """The model that blocks belong to, as it was before any was merged into it: name, architecture, sha256."""
+    model = adapters.model
+    told = {"name": model.name_or_path or None, "architecture": type(model).__name__}
+    return {**told, "sha256": adapters.base_sha256 or base_sha256(model)}
+
+
+def lineage_of(base: Mapping[str, Any], lineage: Mapping[str, Any]) -> dict[str, Any]:
+    """A lineage with the base that a block belongs to."""
+    return {**lineage, "base": {"name": base["name"], "sha256": base["sha256"]}}
+
+
+def check_weights(base: Mapping[str, Any], found: str) -> None:
+    """Nothing, or a UserError: the sha256 of a model is not that of the base of the blocks."""
+    if found != base["sha256"]:
+        raise UserError(
+            f"model: expected {_wanted(base)} with the weights {base['sha256'][:12]}, got the weights {found[:12]}"
+        )
+
+
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """What a file of JSON holds. Raises UserError if there is none, or not by name."""
     if not path.is_file():
@@ -106,7 +133,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: expected {what}, got a file that cannot be read: {_line(error)}") from error
+        raise UserError(f"{path}: expected {what}, got a file that cannot be read: {line(error)}") from error
     if not isinstance(found, dict):
         raise UserError(f"{path}: expected {what}, got {type(found).__name__}")
     return found
@@ -117,7 +144,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         found: dict[str, Tensor] = load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: expected a whole file of safetensors, got {_line(error)}") from error
+        raise UserError(f"{path}: expected a whole file of safetensors, got {line(error)}") from error
+    return found
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What the header of a file of safetensors tells beside its tensors, by name. Raises UserError."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            found: dict[str, str] = file.metadata() or {}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{path}: expected a whole file of safetensors, got {line(error)}") from error
     return found
 
 
@@ -153,15 +190,13 @@ def _layers(adapters: SharedAdapters) -> dict[str, MixedLayer]:
 
 def _fill(adapters: SharedAdapters, tensors: Mapping[str, Tensor]) -> None:
     """Put what a file holds into blocks and attention."""
-    own = adapters.attention.state_dict()
-    parts = {f"attention.{name}": value for name, value in own.items() if name in ("down", "up") or "norm" in name}
     stacks: dict[str, list[Tensor]] = {"attention.keys": list(adapters.attention.keys)}
     if isinstance(adapters.pool, PromptPool):
         stacks["prompts"] = list(adapters.pool.prompts.P)
         adapters.pool.prompts.folded.fill_(True)
     for name, layer in _layers(adapters).items():
         stacks |= {f"layers.{name}.A": list(layer.blocks.A), f"layers.{name}.B": list(layer.blocks.B)}
-    for name, place in parts.items():
+    for name, place in maps(adapters).items():
         _put(tensors[name], place, name)
     for name, places in stacks.items() if adapters.names else ():
         if len(tensors[name]) != len(places):
@@ -182,7 +217,7 @@ def _check_base(
     model: PreTrainedModel, base: Mapping[str, Any], layers: list[str], tensors: Mapping[str, Tensor]
 ) -> None:
     """Nothing, or a UserError: the blocks are of another base."""
-    wanted = f"the base of the blocks, {base['architecture']} {base['name'] or 'without a name'}"
+    wanted = _wanted(base)
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"model: expected {wanted}, got {type(model).__name__}")
     modules = dict(model.named_modules())
@@ -194,11 +229,12 @@ def _check_base(
         weight: Any = modules[name].weight
         if shape and weight.numel() != shape:
             raise UserError(f"model: expected {wanted}, got a {type(model).__name__} with {name} of another shape")
-    found = base_sha256(model)
-    if found != base["sha256"]:
-        raise UserError(
-            f"model: expected {wanted} with the weights {base['sha256'][:12]}, got the weights {found[:12]}"
-        )
+    check_weights(base, base_sha256(model))
+
+
+def _wanted(base: Mapping[str, Any]) -> str:
+    """The base of blocks, in words."""
+    return f"the base of the blocks, {base['architecture']} {base['name'] or 'without a name'}"
 
 
 def _in(tensors: Mapping[str, Tensor], layer: str) -> bool:
@@ -215,17 +251,8 @@ def _model(name: str | Path, architecture: str) -> PreTrainedModel:
     try:
         found: PreTrainedModel = known.from_pretrained(place, use_safetensors=True)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"model: expected a {architecture}, got {name}: {_line(error)}") from error
+        raise UserError(f"model: expected a {architecture}, got {name}: {line(error)}") from error
     return found.eval()
-
-
-def _base(model: PreTrainedModel) -> dict[str, Any]:
-    return {"name": model.name_or_path or None, "architecture": type(model).__name__}
-
-
-def _of(base: Mapping[str, Any], lineage: Mapping[str, Any]) -> dict[str, Any]:
-    """A lineage with the base that a block belongs to."""
-    return {**lineage, "base": {"name": base["name"], "sha256": base["sha256"]}}
 
 
 def _sha256(path: Path) -> str:
@@ -236,6 +263,6 @@ def _sha256(path: Path) -> str:
     return found.hexdigest()
 
 
-def _line(error: BaseException) -> str:
+def line(error: BaseException) -> str:
     """What went wrong, in one line."""
     return " ".join(str(error).split()) or type(error).__name__

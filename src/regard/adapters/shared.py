@@ -242,12 +242,24 @@ class SharedAdapters(nn.Module):
         return saving.load(cls, model, Path(folder))
 
     def export_peft(self, name: str, folder: str | Path, *, router: bool = False, overwrite: bool = False) -> Path:
-        """Where a block was written in PEFT's format. With `router` the shared attention lies beside it."""
+        """Where a block was written in PEFT's format, with its lineage and the hash of its base.
+
+        PEFT's model is then what `forced` gives, on the base that is here: what was merged into it is not in the file.
+        With `router` the keys and the shared maps lie beside it, of which PEFT reads nothing. Raises UserError.
+        """
         return peft_format.export(self, name, Path(folder), router=router, overwrite=overwrite)
 
-    def import_peft(self, folder: str | Path, name: str, lineage: Mapping[str, Any] | None = None) -> int:
-        """The number of a new block, with the LoRA adapter of a folder in PEFT's format. Its key is a draw."""
-        return peft_format.bring(self, Path(folder), name, lineage)
+    def import_peft(
+        self, folder: str | Path, name: str, lineage: Mapping[str, Any] | None = None, *, router: bool = False
+    ) -> int:
+        """The number of a new block, frozen, with the LoRA adapter of a folder in PEFT's format.
+
+        What `export_peft` wrote brings its lineage along, unless one is given, and is refused on another base; of an
+        adapter that PEFT wrote nothing is known. Its key is a draw, and the shared maps stay. With `router` it has the
+        key that it had when it was exported: the maps that were written with it have to be those that are here, and are
+        taken over where there is no block yet. Raises UserError, and changes nothing then.
+        """
+        return peft_format.bring(self, Path(folder), name, lineage, router=router)
 
     # -- pruning ----------------------------------------------------------------------------------------
 
