@@ -143,10 +143,10 @@ def test_help_of_learn_names_every_stream_and_every_method() -> None:
 
 def test_help_of_learn_lists_methods_with_blocks_beside_the_model_under_lora() -> None:
     from regard.continual.methods import METHODS
-    from regard.continual.pooled import PoolNetwork
+    from regard.continual.pooled import BlockNetwork
 
     lora = COMMANDS["learn"].EXAMPLES.partition("  LoRA")[2].partition("  prompts,")[0]
-    with_blocks = {name for name, method in METHODS.items() if issubclass(method.Network, PoolNetwork)}
+    with_blocks = {name for name, method in METHODS.items() if issubclass(method.Network, BlockNetwork)}
     assert set(lora.replace(",", " ").split()) == with_blocks
 
 
@@ -182,7 +182,10 @@ def test_the_version(regard: Callable[..., Any]) -> None:
         (["measure", "minilm", "--samples", "many"], "regard measure: argument --samples: invalid int value: 'many'"),
         (["measure", "minilm", "--length"], "regard measure: argument --length: expected one argument"),
         (["measure", "minilm", "--text"], "regard measure: argument --text: expected at least one argument"),
-        (["measure", "minilm", "--sample", "3"], "regard: unrecognized arguments: --sample 3"),
+        (
+            ["measure", "minilm", "--sample", "3"],
+            "regard measure: unrecognized arguments: --sample 3; see regard measure",
+        ),
         (["compare"], "regard compare: the following arguments are required: RUN"),
         (["replace", "minilm"], "regard replace: the following arguments are required: --task"),
         (["check"], "regard check: the following arguments are required: RUN"),

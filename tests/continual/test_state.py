@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from tests.continual.small import BUDGET, loaded, stream
+from torch import Tensor, nn
 
+from regard.continual import run as running
 from regard.continual import state
 from regard.continual.batches import Item
+from regard.continual.learner import Learner
 from regard.continual.method import Kept
+from regard.continual.methods.sapt import Sapt
+from regard.continual.run import begin, run
+from regard.continual.sapt_settings import Settings
 from regard.errors import UserError
+from regard.training.states import evaluating
 
 
 class Tied(nn.Module):
@@ -82,3 +91,34 @@ def test_a_state_of_other_settings(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     with pytest.raises(UserError, match=r"resume: expected the settings .*; seed was 1 and is 2"):
         state.restore(tmp_path, 1, Tied(), {**ABOUT, "seed": 2})
+
+
+def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is seen between two tasks is the same, and what was trained can still be asked for its gradient."""
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+
+    def seen_by(folder: Path, stop: int | None) -> list[tuple[set[str], Tensor]]:
+        method = Sapt(Settings(rank=2, ahead=2))
+        learner, found = begin(stream(2), method, loaded(), BUDGET, seed=1), []
+
+        def look(learner: Learner, task: int) -> list[Any]:
+            rows = learner.rows(learner.items(task)[:3])
+            with evaluating(learner.network), torch.no_grad():
+                states = learner.network(rows)
+            found.append(({name for name, one in learner.network.named_parameters() if one.requires_grad}, states))
+            return []
+
+        def leave(learnt: int) -> None:
+            if learnt == stop:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            run(learner, method, folder=folder, resume=True, diagnose=look, on_kept=leave)
+        return found
+
+    whole = seen_by(tmp_path / "whole", None)
+    parts = seen_by(tmp_path / "parts", 2) + seen_by(tmp_path / "parts", None)
+    assert len(whole) == len(parts) == 6
+    for (names, states), (again, mine) in zip(whole, parts, strict=True):
+        assert again == names
+        assert torch.equal(mine, states)

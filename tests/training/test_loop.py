@@ -76,6 +76,20 @@ def test_it_is_the_plain_loop() -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
+def test_parameters_may_have_rates_of_their_own() -> None:
+    plain, still = net(), net()
+    names = [name for name, _ in plain.named_parameters()]
+    begun = {name: one.detach().clone() for name, one in still.named_parameters()}
+    trained(still, PLAN, times={names[0]: 0.0})
+    for name, one in still.named_parameters():
+        assert torch.equal(one, begun[name]) is (name == names[0])
+    faster, slower = net(), net()
+    trained(faster, PLAN, times=dict.fromkeys(names, 2.0))
+    trained(slower, replace(PLAN, learning_rate=2 * PLAN.learning_rate))
+    for mine, theirs in zip(faster.parameters(), slower.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
 def test_gradients_may_be_corrected() -> None:
     """That of the whole batch, before it is clipped, in whatever micro-batches it was computed."""
     plan = replace(PLAN, clip=None, micro_batch=3)

@@ -12,7 +12,7 @@ from torch import nn
 
 from regard.errors import UserError
 from regard.training.plan import FREE, Plan
-from regard.training.schedule import adamw, learning_rate
+from regard.training.schedule import adamw, learning_rate, set_rate
 
 PLAN = Plan(steps=100, batch_size=8, learning_rate=0.5, warmup_steps=10)
 
@@ -89,6 +89,19 @@ def test_what_decays(decay: Any, of_vectors: float) -> None:
     found = {id(one): group["weight_decay"] for group in groups for one in group["params"]}
     vectors = (model[0].bias, *model[1].parameters())
     assert found == {id(model[0].weight): 0.1, **{id(one): of_vectors for one in vectors}}
+
+
+def test_some_learn_faster_than_others() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    optimizer = adamw(model, replace(PLAN, decay="matrices"), {"0.weight": 3.0, "1.bias": 0.5})
+    set_rate(optimizer, 0.1)
+    groups = {id(one): group for group in optimizer.param_groups for one in group["params"]}
+    of = {name: groups[id(parameter)] for name, parameter in model.named_parameters()}
+    rates = {"0.weight": 0.3, "0.bias": 0.1, "1.weight": 0.1, "1.bias": 0.05}
+    assert {name: group["lr"] for name, group in of.items()} == pytest.approx(rates)
+    assert {name: group["weight_decay"] for name, group in of.items()} == {
+        name: 0.1 if name.endswith("weight") else 0.0 for name in rates
+    }
 
 
 def test_the_optimiser_is_fused() -> None:

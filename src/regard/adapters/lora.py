@@ -127,6 +127,10 @@ class LoraBlocks(nn.Module):
                 part.requires_grad_(number in self.trained)
         self._stack = None
 
+    def reopen(self) -> None:
+        """Let those blocks be trained whose A and B require gradients, where that was said from without."""
+        self.open(*(number for number, one in enumerate(self.A) if one.requires_grad))
+
     def drop(self, block: int) -> None:
         """Take a block away; those after it move up. Raises UserError."""
         if block not in range(len(self)):

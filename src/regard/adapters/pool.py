@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.adapters.lora import LoraBlocks, MixedLayer, Mixture, is_linear, shape_of
@@ -93,6 +94,12 @@ class LoraPool:
         """A and B of a block, layer by layer."""
         return [part for one in self.blocks for part in (one.A[block], one.B[block])]
 
+    @torch.no_grad()
+    def copy(self, block: int, other: int) -> None:
+        """Let a block be what another is."""
+        for new, old in zip(self.parameters_of(block), self.parameters_of(other), strict=True):
+            new.copy_(old)
+
     @contextmanager
     def weighing(self, weights: Tensor | None) -> Iterator[None]:
         """While it lasts the layers mix with these weights, (row, block) or (block,); None: not at all."""
@@ -102,6 +109,16 @@ class LoraPool:
             yield
         finally:
             self.mixture.weights = before
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While it lasts the model has its own layers."""
+        self.remove()
+        try:
+            yield
+        finally:
+            for name, layer in self.layers.items():
+                _put(self.model, name, layer)
 
     def remove(self) -> None:
         """Give the model its own layers back."""

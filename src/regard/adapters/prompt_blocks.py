@@ -101,6 +101,15 @@ class PromptBlocks(nn.Module):
         self.live.zero_()
         self.requires_grad_(False)
 
+    @torch.no_grad()
+    def copy(self, block: int, other: int) -> None:
+        """Let a block be what another is; if it is open, with an MLP that adds nothing yet."""
+        self.P[block].copy_(self.prompt(other))
+        self.folded[block] = True
+        if self.live[block]:
+            self.live[block] = False
+            self.open(*self.trained)
+
     def drop(self, block: int) -> None:
         """Take a block away; those after it move up."""
         kept = [number for number in range(len(self)) if number != block]

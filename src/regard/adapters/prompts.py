@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -103,6 +103,10 @@ class PromptPool:
         """Take a block away; those after it move up."""
         self.prompts.drop(block)
 
+    def copy(self, block: int, other: int) -> None:
+        """Let a block be what another is."""
+        self.prompts.copy(block, other)
+
     def parameters_of(self, block: int) -> list[nn.Parameter]:
         """A block's prompt, and the MLP where it is this block's."""
         mlp = self.prompts.mlp
@@ -130,6 +134,10 @@ class PromptPool:
             yield
         finally:
             self._given = before
+
+    def aside(self) -> AbstractContextManager[None]:
+        """While it lasts texts have nothing before them."""
+        return self.weighing(None)
 
     def remove(self) -> None:
         """Leave the model as it was found."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.continual.pooled import PoolNetwork
+from regard.continual.pooled import BlockNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def losses(learner: Learner, task: int, blocks: list[int], rows: int) -> dict[int, float]:
     """The mean loss of at most so many training rows of a task under each of some blocks alone; nothing is trained."""
     network = learner.network
-    assert isinstance(network, PoolNetwork)
+    assert isinstance(network, BlockNetwork)
     items, found = learner.sampled(task, "train", rows), dict[int, float]()
     for block in blocks:
         total, count = 0.0, 0
@@ -35,13 +35,3 @@ def best_of(learner: Learner, task: int, block: int, rows: int) -> int | None:
     found = losses(learner, task, [*range(block), block], rows)
     best = min(found, key=lambda one: (found[one], -one))
     return None if best == block else best
-
-
-@torch.no_grad()
-def begin_as(network: PoolNetwork, block: int, other: int) -> None:
-    """Let a new block begin as a copy of another.
-
-    Blocks learn from earlier tasks in this way, which the weights alone do not see to once the gate is open.
-    """
-    for new, old in zip(network.pool.parameters_of(block), network.pool.parameters_of(other), strict=True):
-        new.copy_(old)

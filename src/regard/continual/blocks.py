@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.adapters.pool import LoraPool
+from regard.adapters.prompts import PromptPool
 from regard.adapters.shared import SharedAdapters
 from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.models import load_network
+from regard.continual.pooled import Pool
 from regard.errors import UserError
 from regard.models.generator import Generator
 from regard.models.pretrained import load
@@ -31,34 +33,41 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     if not isinstance(model, PreTrainedModel):
         text = isinstance(network.classifier, Generator)
         model = load(str(model), dtype="float32", language_model=text).model
-    learnt = list(network.pool.layers.values())
-    network.pool.remove()
+    learnt = network.pool
+    learnt.remove()
     within = _check_base(model, network)
     used, tasks = int(network.count), network.classifier.config.lineage["tasks"]
     owners: list[list[dict[str, Any]]] = [[] for _ in range(used)]
     for number, task in enumerate(tasks):
         owners[network.block_of(number)].append(task)
-    settings = network.settings
-    found = SharedAdapters(
-        model,
-        rank=settings.rank,
-        alpha=settings.alpha,
-        targets=[f"{within}{name}" for name in network.pool.layers],
-        inner=settings.inner,
-        order=settings.order,
-        detach_old=settings.detach_old,
-        top_k=settings.top_k or None,
-    )
+    found = SharedAdapters(model, **_made_as(network.settings, learnt, within))
     found.restore([("+".join(task["name"] for task in own), {"tasks": own}) for own in owners], used)
-    assert isinstance(found.pool, LoraPool)
-    with torch.no_grad():
-        for layer, other in zip(found.pool.layers.values(), learnt, strict=True):
-            for parts, values in ((layer.blocks.A, other.blocks.A), (layer.blocks.B, other.blocks.B)):
-                for part, value in zip(parts, values, strict=False):  # those behind them are not in use yet
-                    part.copy_(value)
+    for theirs, own in zip(_parts(learnt, used), _parts(found.pool, used), strict=True):
+        own.data.copy_(theirs)
+    if isinstance(found.pool, PromptPool):
+        found.pool.prompts.folded.fill_(True)
     weights = network.attention.state_dict()
     found.attention.load_state_dict({name: weights[name] for name in found.attention.state_dict()})
     return found
+
+
+def _made_as(settings: Any, pool: Pool, within: str) -> dict[str, Any]:
+    """What a pool in a model is made with to be like one in a part of it, whose names have that before them."""
+    names = ("block", "inner", "order")
+    if isinstance(pool, PromptPool):
+        return {name: getattr(settings, name) for name in (*names, "length", "hidden")}
+    assert isinstance(pool, LoraPool)
+    made = {name: getattr(settings, name) for name in (*names, "rank", "alpha", "detach_old")}
+    return made | {"targets": [f"{within}{name}" for name in pool.layers], "top_k": settings.top_k or None}
+
+
+def _parts(pool: Pool, blocks: int) -> list[Tensor]:
+    """What the first so many blocks are made of; soft prompts as they are read."""
+    if isinstance(pool, PromptPool):
+        pool.close()
+        return [pool.prompts.P[number] for number in range(blocks)]
+    assert isinstance(pool, LoraPool)
+    return [part for number in range(blocks) for part in pool.parameters_of(number)]
 
 
 def _check_base(model: PreTrainedModel, network: SaptNetwork) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.adapters.reflection import divergence
-from regard.continual.methods.sapt import TARGET, SaptNetwork
+from regard.continual.methods.sapt import TARGET, Sapt, SaptNetwork
 from regard.continual.scoring import score
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
     - weight: the mean weight of each block, of the task's rows;
     - own_weight: that of the task's own block, which the network knows (`block_of`);
     - entropy: the mean entropy of a row's weights, in nats;
+    - strength: λ, with which the task that has just been learnt was held against the others' reflection;
     - reflection: KL(ā ‖ a), the mean over rows, of the mean ā that was kept when the task was learnt, in nats;
     - routed_score, forced_score, other_score: per cent right (TIL, test rows) with the weights as they are; with the
       task's own block alone; and with the block alone that was learnt last, or before it where that is the own one.
@@ -41,6 +42,8 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
     for task in range(learnt):
         place = {"after_task": learnt, "position": task + 1, "task": learner.stream.tasks[task].name}
         told = _weights(learner, method, task, rows)
+        if isinstance(method, Sapt) and 0 < task == learnt - 1:
+            told.append(("strength", None, method.strength(task)))
         if scored:
             told += score_rows(learner, task, learnt)
         found += [{**place, "statistic": name, "block": block, "value": value} for name, block, value in told]

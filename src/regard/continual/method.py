@@ -79,8 +79,8 @@ class Stage:
     """A part of a task's training, with an optimiser and a schedule of its own.
 
     `trains`: the head alone, or all that the network lets be trained; `limited`: whether the budget's limit of the
-    task's steps holds for it; `correct(network, step)` may change a step's
-    gradient, see `regard.training.loop.train`.
+    task's steps holds for it; `correct(network, step)` may change a step's gradient, and `times` multiplies the rates
+    of parameters by their names, see `regard.training.loop.train`.
     """
 
     name: str
@@ -89,6 +89,7 @@ class Stage:
     trains: Trains = "all"
     limited: bool = True
     correct: Callable[[nn.Module, int], None] | None = None
+    times: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -1,11 +1,11 @@
-"""A model with a pool of LoRA blocks, a block a task: what methods that train blocks train."""
+"""A model with a pool of blocks, a block a task: what methods that train blocks train."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -36,7 +36,31 @@ class PoolSettings(method.Settings):
             raise UserError("alpha: expected a number above 0, got 0, with which blocks add nothing")
 
 
-class PoolNetwork(Network):
+class Pool(Protocol):
+    """Blocks in a model, which are opened to be trained and weighed row by row, of whatever they are made."""
+
+    def __len__(self) -> int: ...
+
+    def reserve(self, blocks: int) -> None:
+        """Have so many blocks."""
+
+    def open(self, *blocks: int) -> None:
+        """Let these blocks be trained, and no others."""
+
+    def copy(self, block: int, other: int) -> None:
+        """Let a block be what another is."""
+
+    def weighing(self, weights: Tensor | None) -> AbstractContextManager[None]:
+        """While it lasts the model mixes its blocks with these weights, (row, block) or (block,)."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """While it lasts the model is as it was found."""
+
+    def remove(self) -> None:
+        """Leave the model as it was found."""
+
+
+class BlockNetwork(Network):
     """A frozen model with blocks, and a head that is trained where it has anything to train.
 
     `count` blocks are in use. Which of them a row gets, and how much, is for the method: `weights`.
@@ -48,31 +72,25 @@ class PoolNetwork(Network):
     def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
         if classifier.config.lora:
-            raise UserError(
-                "lora: expected none with a method that has low-rank blocks of its own; --set rank=… is theirs"
-            )
-        named = settings.targets
-        pool = LoraPool(
-            classifier.encoder,
-            rank=settings.rank,
-            alpha=settings.alpha,
-            targets=named if named == "auto" else [one.strip() for one in named.split(",")],
-            **self.options(settings),
-            seed=seed,
-        )
-        self._pool = (pool,)
-        pool.reserve(self.blocks_for(tasks))
+            raise UserError("lora: expected none with a method that has blocks of its own; --set rank=… is theirs")
+        self._pool = (self.pool_in(classifier, settings, seed),)
+        self.pool.reserve(self.blocks_for(tasks))
         self.register_buffer("count", torch.tensor(0))
         self._forced: int | None = None
 
+    def pool_in(self, classifier: Classifier, settings: Any, seed: int) -> Pool:
+        """The blocks, put into a model."""
+        raise NotImplementedError
+
     @property
-    def pool(self) -> LoraPool:
+    def pool(self) -> Pool:
         """The blocks."""
         return self._pool[0]
 
-    def options(self, settings: Any) -> dict[str, Any]:
-        """What else a pool is made with."""
-        return {}
+    @property
+    def lengthens(self) -> bool:
+        """Whether the model reads more than a text with them, which low-rank ones do not make it."""
+        return not isinstance(self.pool, LoraPool)
 
     def blocks_for(self, tasks: int) -> int:
         """How many blocks so many tasks need."""
@@ -112,3 +130,33 @@ class PoolNetwork(Network):
         chosen = torch.zeros(int(self.count), device=self.count.device)
         chosen[self._forced] = 1.0
         return chosen
+
+
+class PoolNetwork(BlockNetwork):
+    """A frozen model with low-rank blocks."""
+
+    def pool_in(self, classifier: Classifier, settings: Any, seed: int) -> LoraPool:
+        """The blocks, put into a model."""
+        return lora_pool(classifier, settings, seed, **self.options(settings))
+
+    @property
+    def pool(self) -> LoraPool:
+        """The blocks."""
+        return cast(LoraPool, self._pool[0])
+
+    def options(self, settings: Any) -> dict[str, Any]:
+        """What else a pool is made with."""
+        return {}
+
+
+def lora_pool(classifier: Classifier, settings: PoolSettings, seed: int, **options: Any) -> LoraPool:
+    """Low-rank blocks in a model, as the settings have them."""
+    named = settings.targets
+    return LoraPool(
+        classifier.encoder,
+        rank=settings.rank,
+        alpha=settings.alpha,
+        targets=named if named == "auto" else [one.strip() for one in named.split(",")],
+        **options,
+        seed=seed,
+    )

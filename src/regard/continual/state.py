@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from regard.adapters.lora import LoraBlocks
 from regard.continual.batches import Item
 from regard.continual.method import Kept
 from regard.errors import UserError
@@ -33,7 +34,9 @@ def save(folder: Path, learnt: int, network: nn.Module, kept: Kept, found: Mappi
     with writing(place_of(folder, learnt), overwrite=False) as place:
         save_file(tensors_of(network), place / NETWORK)
         save_file({name: value.detach().cpu().contiguous() for name, value in kept.tensors.items()}, place / KEPT)
+        trained = [name for name, one in network.named_parameters() if one.requires_grad]
         said = {"format": FORMAT, "items": [list(item) for item in kept.items], "values": kept.values, "found": found}
+        said["trained"] = trained
         (place / STATE).write_text(json.dumps(said), encoding="utf-8")
     for earlier in range(learnt):
         shutil.rmtree(place_of(folder, earlier), ignore_errors=True)
@@ -46,7 +49,7 @@ def latest(folder: Path, tasks: int) -> int:
 
 
 def restore(folder: Path, learnt: int, network: nn.Module, about: Mapping[str, Any]) -> tuple[Kept, dict[str, Any]]:
-    """What was kept and found after `learnt` tasks; the network has its weights of then.
+    """What was kept and found after `learnt` tasks; the network has its weights of then, and trains what it did then.
 
     Raises UserError where the files are damaged, or of a run of other settings (`about`, which `found` has as well).
     """
@@ -61,7 +64,18 @@ def restore(folder: Path, learnt: int, network: nn.Module, about: Mapping[str, A
         ) from error
     check_same(found["about"], json.loads(json.dumps(about)))
     load_tensors(network, weights)
+    if "trained" in said:  # states that earlier versions wrote do not say
+        _reopen(network, said["trained"])
     return Kept(items, tensors, values), found
+
+
+def _reopen(network: nn.Module, trained: Sequence[str]) -> None:
+    """Let the parameters of these names be trained, and no others."""
+    for name, one in network.named_parameters():
+        one.requires_grad_(name in trained)
+    for module in network.modules():
+        if isinstance(module, LoraBlocks):
+            module.reopen()
 
 
 def tensors_of(network: nn.Module) -> dict[str, Tensor]:

@@ -126,6 +126,7 @@ def train(
     watchers: Sequence[Watcher] = (),
     on_progress: OnProgress | None = None,
     correct: Correct | None = None,
+    times: Mapping[str, float] | None = None,
     device: str | None = None,
 ) -> Trained:
     """The history of the run, having trained the model in place.
@@ -143,6 +144,7 @@ def train(
     and whenever a watcher was due. `on_progress(step, steps, numbers)` follows each step, in the first process; its
     numbers have `seconds_left` as well. `correct(model, step)` may change the gradient of a step in place, that of the
     whole batch, before it is clipped; every process calls it with the same gradient and must leave the same.
+    `times`: by how much a parameter's rate is multiplied, by name; all others have the plan's.
 
     `folder`: where checkpoints go, seen by every process; None keeps none. `resume`: go on from the last one, or start
     where there is none. On one CPU process a run that was killed and resumed is bit for bit the run that was not.
@@ -150,7 +152,7 @@ def train(
     """
     place_of_checkpoints = None if folder is None else Path(folder)
     with accelerated(plan, device, folder=None if folder is None else str(folder)) as accelerator:
-        placed = place(model, plan, accelerator)
+        placed = place(model, plan, accelerator, times)
         run = _Run(plan, placed, batch, loss, count, place_of_checkpoints, watchers, on_progress, correct, accelerator)
         progress = _started(run, resume)
         with own_random_numbers(placed.device), _tracked(run):

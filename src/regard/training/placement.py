@@ -166,16 +166,18 @@ def _check_processes(accelerator: Accelerator) -> None:
         raise UserError("FSDP: expected version 2 (accelerate launch --fsdp_version 2), got version 1")
 
 
-def place(model: nn.Module, plan: Plan, accelerator: Accelerator) -> Placement:
-    """The model on its device with its optimiser, for the processes that there are."""
+def place(
+    model: nn.Module, plan: Plan, accelerator: Accelerator, times: Mapping[str, float] | None = None
+) -> Placement:
+    """The model on its device with its optimiser (`adamw`), for the processes that there are."""
     _check_model(model)
     _check_shares(plan, accelerator.num_processes, equal=accelerator.is_fsdp2 or _sharded(model))
     if _sharded(model):  # as it was given
-        wrapped, optimizer = model, adamw(model, plan)
+        wrapped, optimizer = model, adamw(model, plan, times)
     else:
         if not accelerator.is_fsdp2:
             model.to(accelerator.device)
-        wrapped, prepared = accelerator.prepare(model, adamw(model, plan))
+        wrapped, prepared = accelerator.prepare(model, adamw(model, plan, times))
         optimizer = prepared.optimizer
     return Placement(
         bare=model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -30,21 +31,24 @@ def learning_rate(plan: Plan, step: int) -> float:
     return plan.learning_rate * (plan.final_rate + (1 - plan.final_rate) * share)
 
 
-def adamw(model: nn.Module, plan: Plan) -> torch.optim.AdamW:
-    """AdamW over the parameters that require gradients, fused where PyTorch has that for their devices."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [one for one in trained if plan.decay == "all" or one.ndim >= 2]
-    others = [one for one in trained if plan.decay != "all" and one.ndim < 2]
-    groups = [
-        {"params": parameters, "weight_decay": decay}
-        for parameters, decay in ((decayed, plan.weight_decay), (others, 0.0))
-        if parameters
-    ]
-    fused = all(parameter.device.type in _FUSED for parameter in trained)
-    return torch.optim.AdamW(groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.adam_epsilon, fused=fused)
+def adamw(model: nn.Module, plan: Plan, times: Mapping[str, float] | None = None) -> torch.optim.AdamW:
+    """AdamW over the parameters that require gradients, fused where PyTorch has that for their devices.
+
+    `times`: by how much the rate of a parameter of that name is multiplied; 1 for all others.
+    """
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for decays in (True, False):
+        for name, parameter in trained.items():
+            if (plan.decay == "all" or parameter.ndim >= 2) is decays:
+                key = (plan.weight_decay if decays else 0.0, (times or {}).get(name, 1.0))
+                groups.setdefault(key, []).append(parameter)
+    made = [{"params": those, "weight_decay": decay, "times": each} for (decay, each), those in groups.items()]
+    fused = all(parameter.device.type in _FUSED for parameter in trained.values())
+    return torch.optim.AdamW(made, lr=plan.learning_rate, betas=plan.betas, eps=plan.adam_epsilon, fused=fused)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group of the optimiser this learning rate."""
+    """Give every group of the optimiser this learning rate, multiplied by what its group says."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["times"]

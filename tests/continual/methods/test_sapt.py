@@ -238,7 +238,7 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
     assert len(head.others)
     maps = [network.attention.down, network.attention.up]
     rows = learner.rows(learner.items(2)[: 4 * BUDGET.batch])
-    method.kept.values["strength/2"] = method._balance(learner, 2)
+    method.kept.values["strength/2"] = method._balanced(learner, 2)
     assert not any(one.training for one in network.modules())
     head.train()
     own = learner.cross_entropy(network(rows), rows) / len(rows["labels"])

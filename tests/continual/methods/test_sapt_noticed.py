@@ -15,10 +15,10 @@ from tests.continual.small import BUDGET, CLASSES, examples, loaded, stream
 from torch import Tensor
 
 from regard.adapters.novelty import novelty
+from regard.adapters.pool import LoraPool
 from regard.continual import run as running
 from regard.continual.gate import gate_rows, shut
 from regard.continual.learner import Learner
-from regard.continual.methods import sapt
 from regard.continual.methods.sapt import Sapt
 from regard.continual.methods.sapt import Settings as Told
 from regard.continual.methods.sapt_noticed import NoticedNetwork, SaptNoticed, Settings
@@ -165,7 +165,7 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begins = list[tuple[int, int]]()
-    monkeypatch.setattr(sapt, "begin_as", lambda _, block, other: begins.append((block, other)))
+    monkeypatch.setattr(LoraPool, "copy", lambda _, block, other: begins.append((block, other)))
     learner, method = begun(longer())
     for task in range(4):
         learner.task = task

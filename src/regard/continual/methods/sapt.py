@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.attention import ORDERS, Order, SharedAttention, query_vectors
+from regard.adapters.attention import SharedAttention, query_vectors
 from regard.adapters.opening import Earlier, divergences, open_gate
+from regard.adapters.prompts import PromptPool
 from regard.adapters.reflection import Density, target_of
 from regard.continual import method
 from regard.continual.batches import Batches
-from regard.continual.beginning import begin_as, best_of
-from regard.continual.conditions import NONE, Where, check_read
+from regard.continual.beginning import best_of
 from regard.continual.learner import IGNORED
-from regard.continual.method import Method
-from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.continual.method import Method, Stage
+from regard.continual.pooled import BlockNetwork, Pool, lora_pool
+from regard.continual.prompted import check_room
 from regard.continual.pseudo import stand_ins
-from regard.errors import UserError, check_choice, check_whole
+from regard.continual.sapt_settings import Settings
 from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.method import Stage
     from regard.training.placement import Rows
 
-Gate = Literal["open", "published"]
-Begins = Literal["last", "best", "nothing"]
-Reflects = Literal["real", "generated", "density", "none"]
 TARGET, VECTORS = "target/", "vectors/"
 MEAN, DIRECTIONS, SPREAD = "mean/", "directions/", "spread/"
 STRENGTH = "strength/"
@@ -39,101 +35,7 @@ MEASURED = 4
 """Batches on which `balanced` measures gradients."""
 
 
-_OPEN, _PUBLISHED = Where("gate", ("open",)), Where("gate", ("published",))
-_REFLECTS, _WRITES = Where("reflects", ("real", "generated", "density")), Where("reflects", ("generated",))
-READ: dict[str, tuple[Where, ...]] = {
-    **dict.fromkeys(("begins", "ahead", "held"), (_OPEN,)),
-    **dict.fromkeys(("opening", "entropy"), (_OPEN, Where("held", ("false",)))),
-    "floor": (_OPEN, Where("warming")),
-    "ahead_rate": (_OPEN, Where("ahead")),
-    "warming": (_OPEN, Where("floor")),
-    "tried": (_OPEN, Where("begins", ("best",))),
-    **dict.fromkeys(("strength", "balanced"), (_PUBLISHED, _REFLECTS)),
-    "stored": (_REFLECTS,),
-    "share": (_REFLECTS, Where("stored", ("0",))),
-    "directions": (Where("reflects", ("density",)),),
-    **dict.fromkeys(("generator_steps", "generator_rate", "generator_batch"), (_WRITES, Where("pseudo", (NONE,)))),
-    "pseudo": (_WRITES,),
-}
-"""Settings that are read only where others are as they are said to be."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(PoolSettings):
-    """What a pool is made of (`PoolSettings`), and the attention.
-
-    `inner`, `order`: see `SharedAttention`; `top_k`: blocks that a row uses, in training of those of earlier tasks, 0:
-    all; `detach_old`: no gradient through blocks of earlier tasks, as in the authors' code.
-
-    `gate`: "published", or "open": the new block begins as `begins` says, a copy of the one before it ("last"), of
-    that under which `tried` of the task's rows lose least ("best"), or at nothing, as published; before it is trained,
-    the attention is taught for `ahead` steps at `ahead_rate` to know the task's rows (`regard.adapters.opening`); and
-    while it is, `opening` times what it was taught by is in the loss, in place of the reflection. For the first
-    `warming` of the steps the own block's weight is at least a floor, which falls from `floor` to 0. `entropy` times
-    that of a row's weights is added as well. `held`: the attention is not trained with the block. `aligned`: whether
-    blocks are learnt under the weights that select them; without, a task's own block is learnt alone.
-
-    `reflects`: what stands for earlier tasks: query vectors of `stored` of their rows ("real"; 0: a `share` of them),
-    as many drawn from a density over them with so many `directions` ("density"), those of as many texts that a block
-    trained to write inputs of the task has written ("generated": `generator_steps` at `generator_rate` of
-    `generator_batch` rows; or texts of files in the folder `pseudo`), or nothing. `strength`: λ of the
-    published gate, of the mean over tasks of their divergence; with `balanced` over 0 instead what makes the norm of
-    its gradient in the maps that many times that of the task's.
-    """
-
-    inner: int = 100
-    order: Order = "published"
-    top_k: int = 0
-    detach_old: bool = False
-    gate: Gate = "open"
-    begins: Begins = "last"
-    tried: int = 64
-    ahead: int = 300
-    ahead_rate: float = 2e-3
-    opening: float = 1.0
-    floor: float = 0.0
-    warming: float = 0.5
-    entropy: float = 0.0
-    held: bool = False
-    aligned: bool = True
-    reflects: Reflects = "real"
-    stored: int = 0
-    share: float = 0.02
-    directions: int = 16
-    generator_steps: int = 5000
-    generator_rate: float = 1e-3
-    generator_batch: int = 16
-    pseudo: str = ""
-    strength: float = 0.1
-    balanced: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check the numbers and the choices."""
-        super().__post_init__()
-        for name in ("inner", "tried", "generator_steps", "generator_batch"):
-            check_whole(name, getattr(self, name), least=1)
-        for name in ("top_k", "ahead", "stored", "directions"):
-            check_whole(name, getattr(self, name), least=0)
-        method.check_number("generator_rate", self.generator_rate, least=0)
-        for name in ("ahead_rate", "opening", "strength", "balanced"):
-            method.check_number(name, getattr(self, name), least=0)
-        for name in ("floor", "warming", "share"):
-            method.check_number(name, getattr(self, name), least=0, most=1)
-        method.check_number("entropy", self.entropy, least=-1e6)
-        choices = {"gate": Gate, "begins": Begins, "reflects": Reflects}
-        for name, allowed in (("order", ORDERS), *((name, get_args(of)) for name, of in choices.items())):
-            check_choice(name, getattr(self, name), allowed)
-        check_read(self, READ)
-        if self.gate == "published" and not self.aligned:
-            raise UserError("aligned: expected true with gate=published, whose keys learn from the tasks' losses alone")
-
-    @property
-    def opens(self) -> bool:
-        """Whether something is done to open the gate."""
-        return self.gate == "open"
-
-
-class SaptNetwork(PoolNetwork):
+class SaptNetwork(BlockNetwork):
     """A model with a pool, and the attention that says how each row mixes it.
 
     `mixed`: the weights (row, block) that the last rows were given; `own`: the block that is trained.
@@ -152,9 +54,12 @@ class SaptNetwork(PoolNetwork):
         """The block that a task was given."""
         return task
 
-    def options(self, settings: Settings) -> dict[str, Any]:
-        """What else a pool is made with."""
-        return {"detach_old": settings.detach_old, "top_k": settings.top_k or None, "by_row": True}
+    def pool_in(self, classifier: Classifier, settings: Settings, seed: int) -> Pool:
+        """The blocks, put into a model: low-rank ones, or soft prompts."""
+        if settings.block == "prompt":
+            return PromptPool(classifier.encoder, length=settings.length, hidden=settings.hidden, seed=seed)
+        told = {"detach_old": settings.detach_old, "top_k": settings.top_k or None, "by_row": True}
+        return lora_pool(classifier, settings, seed, **told)
 
     def begin_block(self, block: int) -> None:
         """Train this block, its key, and the maps."""
@@ -207,6 +112,8 @@ class Sapt(Method):
 
     def prepare(self, learner: Learner, task: int) -> None:
         """Check what is asked for, and put what is kept beside the weights."""
+        if self.settings.block == "prompt":
+            check_room(learner, self.settings.length)
         if self.settings.reflects == "generated":
             stand_ins.check(learner, self.settings)
         kept = self.kept.tensors
@@ -237,7 +144,7 @@ class Sapt(Method):
         measured = settings.balanced and not settings.opens and f"{STRENGTH}{task}" not in self.kept.values
         if measured and self.earlier(learner, task):
             network.to(learner.device)
-            self.kept.values[f"{STRENGTH}{task}"] = self._balance(learner, task)
+            self.kept.values[f"{STRENGTH}{task}"] = self._balanced(learner, task)
 
     def _begin(self, learner: Learner, task: int, block: int) -> None:
         """Let a new block begin as an earlier one, or leave it at nothing."""
@@ -247,7 +154,20 @@ class Sapt(Method):
         elif settings.begins == "last":
             other = block - 1
         if other is not None:
-            begin_as(learner.network_as(SaptNetwork), block, other)
+            learner.network_as(SaptNetwork).pool.copy(block, other)
+
+    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+        """The block with its key and the maps, each at its rate, and the head, for the budget's epochs."""
+        return (learner.fine_tuning(times=self._times(learner)),)
+
+    def _times(self, learner: Learner) -> dict[str, float]:
+        """By how much rates are multiplied, by the names of parameters, where not by 1."""
+        parts = {"classifier.encoder.": "block_rate", "attention.keys.": "key_rate", "attention.": "map_rate"}
+        found = {}
+        for name, _ in learner.network.named_parameters():
+            of = next((rate for start, rate in parts.items() if name.startswith(start)), None)
+            found[name] = 1.0 if of is None else float(getattr(self.settings, of))
+        return {name: times for name, times in found.items() if times != 1}
 
     def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
         """The task's rows; with the floor under their own block's weight while it warms up.
@@ -258,7 +178,7 @@ class Sapt(Method):
         found = super().batches(learner, task, stage)
         settings = self.settings
         last = math.ceil(settings.warming * found.steps)
-        if not settings.opens or not settings.floor or not last:
+        if not settings.floor or not last:
             return found
 
         def rows(step: int) -> Rows:
@@ -279,6 +199,7 @@ class Sapt(Method):
             shares = mixed.clamp_min(torch.finfo(mixed.dtype).tiny)
             found = found - self.settings.opening * (counted * shares[:, shown.own].log()).sum()
             found = found - self.settings.entropy * (counted * (shares * shares.log()).sum(-1)).sum()
+            found = found - self.settings.balance * (counted * shares.log().mean(-1)).sum()
         return found + counted.sum() * self.reflection(learner)
 
     def finish(self, learner: Learner, task: int) -> None:
@@ -358,7 +279,7 @@ class Sapt(Method):
             self.read = {task: torch.cat(parts)}
         return self.read[task]
 
-    def _balance(self, learner: Learner, task: int) -> float:
+    def _balanced(self, learner: Learner, task: int) -> float:
         """λ that makes the gradient of the divergence in the maps `balanced` times as long as that of the task."""
         network, earlier = learner.network_as(SaptNetwork), learner.task
         learner.task = task

@@ -11,8 +11,7 @@ from torch import Tensor
 from regard.adapters.novelty import DRAWS, novelty, recognised, tells_apart
 from regard.adapters.opening import Earlier
 from regard.adapters.reflection import target_of
-from regard.continual import method
-from regard.continual.methods import sapt
+from regard.continual import method, sapt_settings
 from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptNetwork
 from regard.errors import UserError
 from regard.models.classifier import Classifier
@@ -25,7 +24,7 @@ PORTION, SEEN = "portion/", "seen/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(sapt.Settings):
+class Settings(sapt_settings.Settings):
     """Those of SAPT, of which `stored`, the vectors that stand for a block's rows, has another default; and noticing.
 
     `compared`: rows of a portion that are compared with each block's; `alarm`: how often rows of a known kind are held
@@ -41,7 +40,7 @@ class Settings(sapt.Settings):
 
     def __post_init__(self) -> None:
         """Check the numbers and the choices."""
-        if self.share != sapt.Settings.share:
+        if self.share != sapt_settings.Settings.share:
             raise UserError("share: expected none with sapt-noticed, which keeps as many vectors as stored says")
         super().__post_init__()
         for name in ("stored", "compared"):

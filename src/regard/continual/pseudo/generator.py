@@ -14,7 +14,7 @@ from regard import training
 from regard.adapters.pool import LoraPool
 from regard.continual.batches import Epochs, Item
 from regard.continual.generating import texts_of
-from regard.continual.pooled import PoolNetwork
+from regard.continual.pooled import BlockNetwork
 from regard.continual.pseudo.packing import told_by_the_first
 from regard.continual.pseudo.parsing import ASKED, INPUT, Frame, distinct, frame_of
 from regard.continual.texts import EncodedTexts, TextLearner, batch, encode_pairs
@@ -84,7 +84,7 @@ def write(learner: TextLearner, task: int, wanted: int, recipe: Recipe) -> Writt
     """
     frame = frame_of(cast(TextTask, learner.stream.tasks[task]))
     seed = learner.seed_for("generator", task)
-    with beside(cast(PoolNetwork, learner.network), recipe, seed) as writing:
+    with beside(cast(BlockNetwork, learner.network), recipe, seed) as writing:
         rows = rows_to_say(learner, task, frame)
         _train(learner, writing, rows, recipe, seed % 2**31)
         with learner.evaluating():
@@ -92,22 +92,23 @@ def write(learner: TextLearner, task: int, wanted: int, recipe: Recipe) -> Writt
 
 
 @contextmanager
-def beside(network: PoolNetwork, recipe: Recipe, seed: int) -> Iterator[Writing]:
+def beside(network: BlockNetwork, recipe: Recipe, seed: int) -> Iterator[Writing]:
     """While it lasts the block of a generator stands in the place of the network's; then all is as it was."""
     encoder: Any = network.classifier.encoder
     asked = [(one, one.requires_grad) for one in network.parameters()]
     modes = [(one, one.training) for one in network.modules()]
-    layers = dict(network.pool.layers)
-    network.pool.remove()
+    targets = list(network.pool.layers) if isinstance(network.pool, LoraPool) else "auto"
+    options: dict[str, Any] = {"rank": recipe.rank, "alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
     try:
-        options: dict[str, Any] = {"rank": recipe.rank, "alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
-        pool = LoraPool(encoder, targets=list(layers), **options)
-        pool.reserve(1)
-        pool.open(0)
-        yield Writing(cast(Generator, cast(nn.Module, network.classifier)), pool)
+        with network.pool.aside():
+            pool = LoraPool(encoder, targets=targets, **options)
+            pool.reserve(1)
+            pool.open(0)
+            try:
+                yield Writing(cast(Generator, cast(nn.Module, network.classifier)), pool)
+            finally:
+                pool.remove()
     finally:
-        for name, layer in layers.items():
-            encoder.set_submodule(name, layer)
         for parameter, wanted in asked:
             parameter.requires_grad_(wanted)
         for module, mode in modes:

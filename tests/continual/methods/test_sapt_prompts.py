@@ -1,0 +1,202 @@
+"""SAPT with soft prompts for blocks (SAPT-Prompt): what is read, what is learnt, and what other parts make of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.continual.pseudo import small_pseudo
+from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_text import BUDGET as TEXTS
+from tests.continual.small_text import lively
+from tests.continual.small_text import stream as text_stream
+from torch import Tensor
+
+from regard.adapters.prompts import PromptPool
+from regard.continual import run as running
+from regard.continual.gate import gate_rows
+from regard.continual.learner import Learner
+from regard.continual.methods.sapt import Sapt, SaptNetwork
+from regard.continual.methods.sapt_noticed import SaptNoticed
+from regard.continual.methods.sapt_noticed import Settings as NoticedSettings
+from regard.continual.pseudo.generator import Recipe, write
+from regard.continual.run import begin, run
+from regard.continual.sapt_settings import Settings
+from regard.errors import UserError
+
+SMALL: dict[str, Any] = {"block": "prompt", "length": 2, "hidden": 4, "ahead": 20, "stored": 3}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+
+
+def made(**settings: Any) -> tuple[Learner, Sapt, SaptNetwork]:
+    """A run before its first task, in float64 and without dropout."""
+    method = Sapt(Settings(**SMALL | settings))
+    learner = begin(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
+    learner.network.double()
+    return learner, method, learner.network_as(SaptNetwork)
+
+
+def pool_of(network: SaptNetwork) -> PromptPool:
+    assert isinstance(network.pool, PromptPool)
+    return network.pool
+
+
+def begun(learner: Learner, method: Sapt, tasks: int) -> None:
+    """So many tasks begun, all but the last of them finished, with prompts that were trained a little."""
+    for task in range(tasks):
+        learner.task = task
+        method.prepare(learner, task)
+        method.place(learner, task)
+        with torch.no_grad():
+            pool = pool_of(learner.network_as(SaptNetwork))
+            pool.prompts.P[task].add_(0.1 * torch.randn(2, 16, generator=torch.Generator().manual_seed(task)))
+        if task + 1 < tasks:
+            method.finish(learner, task)
+
+
+def test_a_row_reads_the_mix_of_prompts_that_its_weights_say() -> None:
+    learner, method, network = made()
+    begun(learner, method, 3)
+    plain: Any = loaded(dropout=0.0, dtype=torch.float64).model
+    rows = learner.rows(learner.items(1)[:3])
+    prompts, mlp = pool_of(network).prompts, pool_of(network).prompts.mlp
+    assert mlp is not None
+    assert prompts.live.tolist() == [False, False, True]
+    read = [prompts.P[0], prompts.P[1], mlp(prompts.P[2]) + prompts.P[2]]
+    table = plain.embeddings.word_embeddings
+    network.eval()
+    with torch.no_grad():
+        found, weights = network(rows), network.weights(rows)
+    assert weights is not None
+    for row, (ids, mask) in enumerate(zip(rows["input_ids"], rows["attention_mask"], strict=True)):
+        ids = ids[mask.bool()]
+        mixed = sum(float(weight) * prompt for weight, prompt in zip(weights[row], read, strict=True))
+        states = plain(inputs_embeds=torch.cat([mixed, table(ids)])[None]).last_hidden_state
+        head: Any = network.classifier.head
+        torch.testing.assert_close(found[row], (states[0, 2] @ head.vectors.T + head.bias).detach())
+
+
+def test_the_newest_prompt_is_trained_with_its_key_and_the_maps() -> None:
+    learner, method, network = made()
+    begun(learner, method, 3)
+    with torch.no_grad():
+        pool_of(network).prompts.mlp[-1].weight.fill_(0.1)  # type: ignore[index,union-attr,operator]
+    method.loss(learner, network, learner.rows(learner.items(2)[:3])).backward()
+    moved = {name for name, one in network.named_parameters() if one.grad is not None and one.grad.any()}
+    blocks = {name.split("soft_prompts.")[1] for name in moved if "soft_prompts" in name}
+    assert {name for name in blocks if name.startswith("P.")} == {"P.2"}
+    assert any(name.startswith("mlp.") for name in blocks)
+    others = {name for name in moved if "soft_prompts" not in name and not name.startswith("classifier.head")}
+    assert "attention.keys.2" in others
+    shared = ("attention.down", "attention.up", "attention.norm", "attention.keys.2")
+    assert all(name.startswith(shared) for name in others)
+
+
+@pytest.mark.parametrize("begins", ["last", "nothing"])
+def test_a_prompt_begins_as_the_one_before_it_or_as_words(begins: str) -> None:
+    learner, method, network = made(begins=begins)
+    begun(learner, method, 1)
+    method.finish(learner, 0)
+    rows = learner.rows(learner.items(1)[:3])
+    network.eval()
+    with network.forcing(0):
+        first = network(rows)
+    method.place(learner, 1)
+    with network.forcing(1):
+        second = network(rows)
+    assert torch.allclose(first, second, atol=1e-9) is (begins == "last")
+
+
+def states_of(network: SaptNetwork) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in network.state_dict().items()}
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path) -> None:
+    def learner_of() -> tuple[Learner, Sapt]:
+        method = Sapt(Settings(**SMALL))
+        return begin(stream(4), method, loaded(), BUDGET, seed=1), method
+
+    whole = run(*learner_of())
+
+    def stop(learner: Learner, learnt: int) -> None:
+        if learnt == after:
+            raise KeyboardInterrupt
+
+    learner, method = learner_of()
+    with pytest.raises(KeyboardInterrupt):
+        run(learner, method, folder=tmp_path / "run", on_kept=lambda learnt: stop(learner, learnt))
+    again = run(*learner_of(), folder=tmp_path / "run", resume=True)
+    assert [row["score"] for row in again.found["matrix"]] == [row["score"] for row in whole.found["matrix"]]
+    for name, value in whole.learner.network.state_dict().items():
+        assert torch.equal(again.learner.network.state_dict()[name], value), name
+
+
+def test_the_gate_of_prompts_is_looked_at() -> None:
+    method = Sapt(Settings(**SMALL))
+    ran = run(begin(stream(4), method, loaded(), BUDGET, seed=1), method, gated=1)
+    own = [row["value"] for row in ran.found["gate"] if row["statistic"] == "own_weight"]
+    assert len(own) == 6
+    assert all(0 < value <= 1 for value in own)
+
+
+def test_tasks_that_are_noticed_have_prompts_too() -> None:
+    method = SaptNoticed(NoticedSettings(**SMALL | {"stored": 12, "alarm": 0.2}))
+    learner = begin(stream(6), method, loaded(), BUDGET, seed=1)
+    ran = run(learner, method)
+    assert len(gate_rows(ran.learner, method, 3, rows=4)) > 6
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_answers_are_written_behind_prompts(kind: Any) -> None:
+    method = Sapt(Settings(**SMALL))
+    learner = begin(text_stream(2, 2), method, lively(kind), replace(TEXTS, epochs=1), seed=1)
+    network = run(learner, method).network
+    assert isinstance(network, SaptNetwork)
+    rows = learner.rows(learner.items(1)[:3])
+    together = network.generate(rows, 4)
+    for number, item in enumerate(learner.items(1)[:3]):
+        alone = network.generate(learner.rows([item]), 4)[0]
+        width = min(len(alone), together.shape[1])
+        assert torch.equal(together[number, :width], alone[:width])
+    with network.pool.aside():
+        plain = network.classifier(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")}).logits
+    assert not torch.allclose(network(rows), plain, atol=1e-3)
+
+
+def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
+    learner, method = small_pseudo.begun(block="prompt", length=2, hidden=4, rank=8)
+    before = states_of(learner.network_as(SaptNetwork))
+    learner.task = 0
+    method.prepare(learner, 0)
+    write(small_pseudo.texts(learner), 0, 2, Recipe(steps=2, rate=1e-2, batch=4))
+    after = states_of(learner.network_as(SaptNetwork))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_texts_need_room_behind_prompts() -> None:
+    learner, method, _ = made(length=9)
+    with pytest.raises(UserError, match=r"length: expected texts of at most 7 tokens behind 9 of prompts, got \d+"):
+        method.prepare(learner, 0)
+
+
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        ({"rank": 4}, "rank: expected block=lora, which reads it, got block=prompt"),
+        ({"top_k": 1}, "top_k: expected block=lora, which reads it, got block=prompt"),
+        ({"block": "lora"}, "length: expected block=prompt, which reads it, got block=lora"),
+        ({"block": "prefix"}, "block: expected one of lora, prompt, got 'prefix'"),
+    ],
+)
+def test_settings_that_nothing_reads(said: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        Settings(**SMALL | said)
