@@ -1,8 +1,8 @@
 """Comparisons in processes of their own, for tests that kill them or let two learn together.
 
-`python learn_runs.py killed '[[WORK, OUT, WHEN], …]'`: one after another, each in a process forked from this one: it
-resumes what is in WORK and saves to OUT. It kills itself at WHEN: METHOD:POSITION:STAGE:STEP, as it is told of that.
-What is printed: how each ended.
+`python learn_runs.py killed '[[OF, WORK, OUT, WHEN], …]'`: one after another, each in a process forked from this one:
+it resumes what is in WORK, the comparison OF (of `COMPARED`), and saves to OUT. It kills itself at WHEN:
+METHOD:POSITION:STAGE:STEP, as it is told of that. What is printed: how each ended.
 
 `python learn_runs.py together OUT`: what one of several processes does.
 """
@@ -33,13 +33,23 @@ FIELDS: dict[str, Any] = {
     "length": 10,
     "diagnosed": 3,
 }
+SAPT: dict[str, Any] = {"method": "sapt", "set": ("rank=2", "ahead=20")}
+"""Of which most is to be restored: blocks, keys, the maps that all tasks train, and what stands for earlier tasks."""
+COMPARED: dict[str, dict[str, Any]] = {"two": {"method": METHODS}, "sapt": SAPT}
 
 
 def compared(work: str | Path, **options: Any) -> Learning:
-    """Both methods, with dropout."""
-    model = options.pop("model", None) or loaded()
-    given = {"seeds": [1], "work": work, "checkpoint_every": 2, **FIELDS, **options}
-    return learn(stream(), METHODS, model, **given)
+    """Both methods, or those that are given; with dropout."""
+    given = {
+        "method": METHODS,
+        "model": loaded(),
+        "seeds": [1],
+        "work": work,
+        "checkpoint_every": 2,
+        **FIELDS,
+        **options,
+    }
+    return learn(stream(), **given)
 
 
 def exact(work: str | Path) -> Learning:
@@ -52,20 +62,20 @@ def exact(work: str | Path) -> Learning:
         classifier.make_head = made
 
 
-def killed(work: str, out: str, when: str) -> None:
+def killed(of: str, work: str, out: str, when: str) -> None:
     def look(told: Progress) -> None:
         one = told.told
         if when == f"{told.method}:{one.position}:{one.stage}:{one.step}":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    compared(work, resume=True, on_progress=look).save(out)
+    compared(work, resume=True, on_progress=look, **COMPARED[of]).save(out)
 
 
-def forked(work: str, out: str, when: str) -> int:
+def forked(*job: str) -> int:
     process = os.fork()
     if process == 0:
         try:
-            killed(work, out, when)
+            killed(*job)
         except BaseException:
             traceback.print_exc()
             os._exit(1)

@@ -16,13 +16,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.continual.small import loaded, stream
-from tests.learn_runs import FIELDS, METHODS, compared, exact
+from tests.learn_runs import COMPARED, FIELDS, METHODS, compared, exact
 from tests.training.test_loop_processes import free_port
 
 from regard.continual.methods import METHODS as KNOWN
 from regard.continual.run import begin, run
 from regard.courses import Course
 from regard.data.stream import Stream
+from regard.data.streams import parse_order
 from regard.errors import UserError
 from regard.learn import LEARNT, Progress, learn
 from regard.learning import COLUMNS, LATER, TABLES, Learning
@@ -31,10 +32,16 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("learn_runs.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 CLOCK = ["seconds", "hook_seconds", "examples_per_second", "peak_memory_mib"]
+SAPT = "sapt rank=2 ahead=20"
 KILLS = {
-    "in a task and between two": ["finetune:2:fine-tuning:3", f"finetune:2:{LEARNT}:0", "prescale:3:probing:1"],
-    "before the first checkpoint": ["finetune:1:fine-tuning:1"],
+    "in a task and between two": (
+        "two",
+        ["finetune:2:fine-tuning:3", f"finetune:2:{LEARNT}:0", "prescale:3:probing:1"],
+    ),
+    "before the first checkpoint": ("two", ["finetune:1:fine-tuning:1"]),
+    "with blocks": ("sapt", [f"{SAPT}:2:fine-tuning:3", f"{SAPT}:3:fine-tuning:1", f"{SAPT}:3:{LEARNT}:0"]),
 }
+"""Of which comparison, and when each of its parts ends."""
 
 
 def check_same(found: Learning, expected: Learning, **options: Any) -> None:
@@ -132,13 +139,56 @@ def test_progress_is_told(tmp_path: Path) -> None:
 
 def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
     fields = {**FIELDS, "diagnosed": 0, "search": "1e-9,5e-3", "epochs": 12}
-    found = learn(stream(), ["finetune", "probe"], loaded(), seeds=[1], **fields)
-    first, second = found.record["runs"]
+    found = learn(stream(), ["finetune", "probe"], loaded(), seeds=[1, 2], **fields)
+    first, second, third, fourth = found.record["runs"]
     assert [one["learning_rate"] for one in first["search"]] == [1e-9, 5e-3]
     best = max(first["search"], key=lambda one: one["score"])
     assert first["learning_rate"] == best["learning_rate"] == 5e-3
-    assert len({one["score"] for one in second["search"]}) == 1, "probing does not depend on it"
-    assert second["learning_rate"] == 1e-9
+    assert (third["method"], third["learning_rate"]) == ("finetune", 5e-3)
+    for probed in (second, fourth):
+        assert (probed["method"], probed["search"]) == ("probe", [])
+        assert probed["learning_rate"] == found.record["course"]["probing_rate"] == 1e-2
+    told = "search: 1e-9,5e-3 was not used, probe is trained at a rate of its own: --probing-rate 0.01"
+    said = [[line for line in run["warnings"] if line.startswith("search")] for run in found.record["runs"]]
+    assert said == [[], [told], [], []], "once for all seeds"
+
+
+def test_a_learning_rate_that_is_given_to_a_method_with_its_own() -> None:
+    """It is trained as without, and says so; that of the scale is not spoken of."""
+    fields = {**FIELDS, "diagnosed": 0, "set": ("length=1", "rate=0.01")}
+    found = learn(stream(), "progprompt", loaded(), **fields)
+    (run,) = found.record["runs"]
+    assert run["learning_rate"] == 0.01
+    told = "learning-rate: 0.005 was not used, progprompt is trained at a rate of its own: --set rate=0.01"
+    assert told in run["warnings"]
+    plain = learn(stream(), "progprompt", loaded(), **{**fields, "learning_rate": 1e-4})
+    assert plain.matrix["score"].tolist() == found.matrix["score"].tolist()
+    assert not any(line.startswith("learning-rate") for line in plain.record["runs"][0]["warnings"])
+
+
+def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
+    """The record says which, and the numbers of the tasks in it."""
+    fields = {**FIELDS, "diagnosed": 0, "keep_models": False}
+    drawn = {seed: "-".join(map(str, parse_order("random", 3, seed))) for seed in (1, 3)}
+    assert len({*drawn.values(), "2-0-1"}) == 3, "other seeds are to be taken"
+    turned = stream().ordered((2, 0, 1))
+    for said, orders in (
+        ({}, {1: "2-0-1", 3: "2-0-1"}),
+        ({"order": None}, {1: "2-0-1", 3: "2-0-1"}),
+        ({"order": "random"}, drawn),
+        ({"order": "paper"}, {1: "0-1-2", 3: "0-1-2"}),
+    ):
+        found = learn(turned, "probe", loaded(), seeds=[1, 3], **fields, **said)
+        assert {run["seed"]: run["order"] for run in found.record["runs"]} == orders
+        assert found.record["course"]["order"] == (said.get("order") or "given")
+        names = {run["seed"]: run["tasks"] for run in found.record["runs"]}
+        published = [task.name for task in stream().tasks]
+        assert names == {seed: [published[int(one)] for one in order.split("-")] for seed, order in orders.items()}
+
+
+def test_a_stream_by_its_name_has_no_order_that_is_given() -> None:
+    with pytest.raises(UserError, match="order: expected paper, random or numbers of tasks as 2-0-1, got 'given'"):
+        learn("stdlib-split", "probe", loaded(), order="given", rows=2, eval_rows=2)
 
 
 # -- killed ---------------------------------------------------------------------------------------------
@@ -148,8 +198,8 @@ def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
     """Where they are, and how each part of them ended."""
     place = tmp_path_factory.mktemp("killed")
-    jobs = [(name, when) for name, kills in KILLS.items() for when in (*kills, "")]
-    arguments = [[str(place / name), str(place / f"{name} out"), when] for name, when in jobs]
+    jobs = [(of, name, when) for name, (of, kills) in KILLS.items() for when in (*kills, "")]
+    arguments = [[of, str(place / name), str(place / f"{name} out"), when] for of, name, when in jobs]
     ended = subprocess.run(
         [sys.executable, "-W", "error", str(SCRIPT), "killed", json.dumps(arguments)],
         capture_output=True,
@@ -159,23 +209,31 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, li
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     found: dict[str, list[int]] = {}
-    for (name, _), code in zip(jobs, json.loads(ended.stdout), strict=True):
+    for (_, name, _), code in zip(jobs, json.loads(ended.stdout), strict=True):
         found.setdefault(name, []).append(code)
     return place, found
 
 
+@pytest.fixture(scope="module")
+def unbroken(whole: Learning, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Learning]:
+    """Every comparison of those that are killed."""
+    return {"two": whole, "sapt": compared(tmp_path_factory.mktemp("sapt"), **COMPARED["sapt"])}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KILLS)
-def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, whole: Learning) -> None:
-    """Bit for bit, its models as well."""
+def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, unbroken: dict[str, Learning]) -> None:
+    """Bit for bit, its models and SAPT's gate as well."""
     place, ended = killed
-    assert ended[name] == [-signal.SIGKILL] * len(KILLS[name]) + [0]
-    found = Learning.load(place / f"{name} out")
+    of, kills = KILLS[name]
+    assert ended[name] == [-signal.SIGKILL] * len(kills) + [0]
+    found, whole = Learning.load(place / f"{name} out"), unbroken[of]
     check_same(found, whole)
+    assert found.gate.empty == (of != "sapt")
     assert found.models is not None
     assert whole.models is not None
     files = sorted(path.relative_to(whole.models) for path in whole.models.rglob("*.safetensors"))
-    assert len(files) == 6
+    assert len(files) == 3 * found.matrix["method"].nunique()
     for file in files:
         mine, theirs = load_file(found.models / file), load_file(whole.models / file)
         assert mine.keys() == theirs.keys()
@@ -250,7 +308,7 @@ def test_a_given_text_that_is_none() -> None:
 def test_nothing_is_searched_on_rows_that_are_test_rows_as_well() -> None:
     fields = {**FIELDS, "search": "1e-3,1e-2"}
     with pytest.raises(UserError, match="selection: expected dev rows of 'cat-dog' that are no test rows, got 8"):
-        learn(given_stream(dev_is_test=True), "probe", loaded(), **fields)
+        learn(given_stream(dev_is_test=True), "finetune", loaded(), **fields)
 
 
 def test_models_that_were_not_kept_are_not_written(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from transformers import AutoModelForSeq2SeqLM
 from regard.adapters.attention import SharedAttention
 from regard.cli import main
 from regard.continual import run as running
+from regard.continual.learner import Budget, rate_of_probing, rate_set
 from regard.continual.methods.sapt import Sapt, Settings
 from regard.continual.models import load_network
 from regard.continual.run import begin
@@ -196,7 +197,12 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
     assert unlearnt(cells(*(one + 1 for one in shares)), tasks) == []
     assert unlearnt([{**one, "after_task": 3} for one in cells(0.0, 0.0, shares[2] + 1)], tasks) == []
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks)
-    assert told.startswith(f"scores: no better than the commonest label when learnt: {places[0][0]}, {places[2][0]}. ")
+    worse = f"scores: no better than the commonest label when learnt: {places[0][0]}, {places[2][0]}. Try more "
+    assert told == f"{worse}--epochs or --learning-rate"
+    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_of_probing(Budget()))
+    assert told == f"{worse}epochs or another --probing-rate"
+    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_set(0.3))
+    assert told == f"{worse}epochs or another --set rate"
 
 
 def test_the_blocks_of_tasks_are_in_the_record(gated: Learning) -> None:

@@ -65,6 +65,8 @@ PUBLISHED_SEEDS = (508, 39, 123, 4536, 67)
 """The seeds of arXiv 2410.05648."""
 SAPT_SEED = 42
 """The seed of arXiv 2401.08295."""
+GIVEN = "given"
+"""The order of a `Stream` that is given, as it is; one by its name has none."""
 FREE = frozenset({"micro_batch", "checkpoint_every", "data"})
 """Fields in which a run that goes on may differ from what it was.
 
@@ -173,6 +175,17 @@ class Course:
         named = {one.name for one in fields(Budget)} & {one.name for one in fields(self)} - {"most_steps"}
         said = {name: getattr(self, name) for name in named}
         return Budget(**said, most_steps=self.limits, rate=rate or self.rates[0])
+
+    def unused_rate(self) -> list[str]:
+        """What to say where a learning rate is asked for that the method is not trained at; nothing where it is."""
+        from regard.continual.learner import own_rate
+
+        asked = "search" if self.search is not None else "learning_rate" if "learning_rate" in self.said() else None
+        own = None if asked is None else own_rate(self.make_method(), self.budget())
+        if asked is None or own is None:
+            return []
+        told = f"{asked.replace('_', '-')}: {getattr(self, asked)} was not used"
+        return [f"{told}, {self.method} is trained at a rate of its own: {own.told}"]
 
     def make_method(self) -> Method:
         """The method with its settings. Raises UserError."""

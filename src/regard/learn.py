@@ -19,7 +19,7 @@ from accelerate import PartialState
 from regard import __version__, processes
 from regard.continual.models import identified
 from regard.continual.run import Told
-from regard.courses import FREE, Course, each_method
+from regard.courses import FREE, GIVEN, Course, each_method
 from regard.data.stream import Stream
 from regard.data.stream_given import with_digests
 from regard.data.streams import parse_order
@@ -72,9 +72,10 @@ def learn(
 
     `stream` is a name, a table or folder of your own, a `Stream`, or a `Course` that says everything. `method` is a
     name out of `regard.continual.methods.METHODS`, or several. `model` is a name, or a model with its `tokenizer`.
-    `changes` are fields of `Course`. `work` is where finished runs, and the state of the one at hand, are kept: with
-    `resume` a comparison that was broken off goes on there, to the same numbers. With `keep_models` what each task has
-    changed of the model is kept there too, for `regard rollback`.
+    `changes` are fields of `Course`; without `order` a `Stream` comes in the order that it has, and a stream by its
+    name in one that is drawn by the seed, as both do with "random". `work` is where finished runs, and the state of the
+    one at hand, are kept: with `resume` a comparison that was broken off goes on there, to the same numbers. With
+    `keep_models` what each task has changed of the model is kept there too, for `regard rollback`.
 
     Under `accelerate launch` all processes train together, and each returns the same. Raises UserError.
     """
@@ -123,6 +124,9 @@ def _course(stream: str | Stream | Course, method: Any, model: Any, changes: Map
         raise UserError(f"{refused[0]}: expected none with a stream that is given, which has its rows")
     if isinstance(model, str):
         said["model"] = model
+    if said.get("order") is None:
+        said.pop("order", None)
+        said |= {"order": GIVEN} if isinstance(stream, Stream) else {}
     if isinstance(stream, Course):
         return stream.with_(**said)
     named = stream.name if isinstance(stream, Stream) else str(stream)
@@ -147,10 +151,10 @@ def _loaded(course: Course, model: Any, tokenizer: Any, *, text: bool) -> Loaded
 
 
 def _stream(course: Course, own: Stream | None) -> Stream:
-    """The stream of a course; one that is given, in the course's order where that says numbers."""
+    """The stream of a course; one that is given in its own order, or in that which the course says."""
     if own is None:
         found = course.read(os.environ.get(DATA) or None)
-    elif course.order == "random":
+    elif course.order == GIVEN:
         found = own
     else:
         found = own.ordered(parse_order(course.order, len(own), course.seed))
@@ -260,7 +264,7 @@ def _record(
                 "tasks": [task.name for task in streams[one.seed].tasks],
                 **{name: result[name] for name in ("learning_rate", "search", "settings", "seconds", "truncated")},
                 **({"blocks": result["blocks"]} if result.get("blocks") else {}),
-                "warnings": result.get("warnings", []),
+                "warnings": [*result.get("warnings", []), *(one.unused_rate() if one.seed == courses[0].seed else [])],
             }
             for one, result in zip(courses, results, strict=True)
         ],

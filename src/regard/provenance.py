@@ -28,8 +28,14 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
+def reset_peak(device: torch.device) -> None:
+    """Count `peak_memory` of a GPU anew from here on; that of a process goes on."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory(device: torch.device) -> float:
-    """MiB at the most: of the GPU, or of this process where it runs on none."""
+    """MiB at the most: on the GPU since `reset_peak`, or of this process since it began where it runs on none."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     unit = 2**20 if sys.platform == "darwin" else 2**10

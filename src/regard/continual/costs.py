@@ -13,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.continual.batches import Batches
 from regard.continual.learner import IGNORED, Learner
-from regard.continual.method import Method
-from regard.provenance import peak_memory
+from regard.continual.method import Method, Stage
 from regard.training import Trained
 
 Row = dict[str, Any]
@@ -43,23 +42,22 @@ class Spent:
 
         return rows
 
-    def add(self, trained: Trained, batches: Batches, flops: float) -> None:
-        """A stage that is done; steps that were taken before the run was resumed count as the others."""
+    def add(self, trained: Trained, batches: Batches, *, a_token: float, a_step: float) -> None:
+        """A stage that is done, and its FLOPs; steps that were taken before the run was resumed count as the others."""
         self.seconds += trained.seconds
         self.steps += trained.steps
         for step in set(range(batches.steps)) - self.tokens.keys():
             self.tokens[step] = _tokens(batches.rows(step))
-        self.flops += flops * sum(self.tokens.values())
+        self.flops += a_token * sum(self.tokens.values()) + a_step * trained.steps
         self.examples += sum(int(row["items"]) for row in trained.history[-1:])
 
-    def row(self, learner: Learner) -> Row:
+    def row(self) -> Row:
         """What a row of the table of costs says of them."""
         speed = self.examples / self.seconds if self.seconds else None
         return {
             "seconds": self.seconds,
             "hook_seconds": self.hooks,
             "flops": self.flops,
-            "peak_memory_mib": peak_memory(learner.device),
             "steps": self.steps,
             "examples_per_second": speed,
         }
@@ -88,13 +86,35 @@ def count(rows: Rows) -> int:
 
 
 def flops_a_token(learner: Learner, method: Method, batches: Batches) -> float:
-    """Floating-point operations of training a token of a batch, padding included: of the first four rows of a stage."""
+    """Floating-point operations of training a token of a batch, padding included: of the first four rows of a stage.
+
+    They are of the loss and its gradient. What a stage does to that gradient is `flops_a_correction`; what a network
+    does before it answers (`mbpa++` adapts itself to each text) is of scoring, and counted nowhere.
+    """
     learner.network.train()
-    rows = trimmed({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
+    rows = _first_rows(learner, batches)
     with FlopCounterMode(display=False) as counter, torch.random.fork_rng(devices=[]):
         method.loss(learner, learner.network, rows).backward()
     learner.network.zero_grad(set_to_none=True)
     return counter.get_total_flops() / _tokens(rows)
+
+
+def flops_a_correction(learner: Learner, method: Method, batches: Batches, stage: Stage) -> float:
+    """Floating-point operations of what a stage does to the gradient of a step (`Stage.correct`), at its first step."""
+    if stage.correct is None:
+        return 0.0
+    learner.network.train()
+    with torch.random.fork_rng(devices=[]):
+        method.loss(learner, learner.network, _first_rows(learner, batches)).backward()
+        with FlopCounterMode(display=False) as counter:
+            stage.correct(learner.network, 0)
+    learner.network.zero_grad(set_to_none=True)
+    return float(counter.get_total_flops())
+
+
+def _first_rows(learner: Learner, batches: Batches) -> Rows:
+    """The first four rows of a stage, on the device."""
+    return trimmed({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
 
 
 def timed(hook: Callable[[Learner, int], None], learner: Learner, task: int) -> float:

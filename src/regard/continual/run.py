@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from regard import processes, training
 from regard.continual import state
 from regard.continual.batches import Batches
-from regard.continual.costs import Spent, count, flops_a_token, stored, timed, trimmed
+from regard.continual.costs import Spent, count, flops_a_correction, flops_a_token, stored, timed, trimmed
 from regard.continual.gate import gate_rows, score_rows
 from regard.continual.learner import Budget, Learner, check_lengths, encode_stream, warmup_steps
 from regard.continual.method import Method, Stage
@@ -31,6 +31,7 @@ from regard.models.classifier import Classifier
 from regard.models.heads import HeadName
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
+from regard.provenance import peak_memory, reset_peak
 from regard.training import Plan
 
 Row = dict[str, Any]
@@ -57,10 +58,14 @@ class Told:
 
 @dataclass(eq=False)
 class Ran:
-    """What a run gave: rows of the tables that `docs/design.md` describes, and its network as it is at the end."""
+    """What a run gave: rows of the tables that `docs/design.md` describes, and its network as it is at the end.
+
+    `peak`: MiB at the most, of all tasks and what was seen of them; see `peak_memory`.
+    """
 
     learner: Learner
     method: Method
+    peak: float = 0.0
     found: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in FOUND})
 
     @property
@@ -139,14 +144,17 @@ def run(
     learner.network.to(learner.device)
     for task in range(learnt, len(learner.stream)):
         learner.task = task
+        reset_peak(learner.device)
         taken = timed(method.prepare, learner, task)
         _before(ran, diagnose)
         cost = _train(ran, place, resume, checkpoint_every, on_progress)
         taken += timed(method.finish, learner, task)
         _check_bound(method)
-        ran.found["cost"].append({**cost, "hook_seconds": taken + cost["hook_seconds"], **stored(learner, method)})
+        cost |= {"hook_seconds": taken + cost["hook_seconds"], "peak_memory_mib": peak_memory(learner.device)}
+        ran.found["cost"].append({**cost, **stored(learner, method)})
         _after(ran, diagnose)
         _add_gate(ran, gated)
+        ran.peak = max(ran.peak, peak_memory(learner.device))
         if on_task is not None:
             on_task(learner, task + 1)
         if place is not None:
@@ -242,7 +250,8 @@ def _train(
         if not batches.steps:
             continue
         with _only(learner, stage):
-            flops = flops_a_token(learner, method, batches)
+            a_token = flops_a_token(learner, method, batches)
+            a_step = flops_a_correction(learner, method, batches, stage)
             trained = training.train(
                 learner.network,
                 _plan(learner, stage, batches, every),
@@ -253,10 +262,11 @@ def _train(
                 resume=resume and every is not None,
                 on_progress=_telling(learner, stage, on_progress),
                 correct=stage.correct,
+                times=stage.times,
                 device="cpu" if learner.device.type == "cpu" else None,
             )
-        spent.add(trained, batches, flops)
-    return {**_place(learner, learner.task), **spent.row(learner)}
+        spent.add(trained, batches, a_token=a_token, a_step=a_step)
+    return {**_place(learner, learner.task), **spent.row()}
 
 
 def _plan(learner: Learner, stage: Stage, batches: Batches, every: int | None) -> Plan:

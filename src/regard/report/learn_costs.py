@@ -21,11 +21,15 @@ _NUMBERS = {
     "examples_per_second": "mean",
 }
 ABOUT = (
-    "Time and FLOPs are of all tasks of a run; memory, bytes and examples the most of any task; means over runs. Time "
-    "is that of training and of what a method does around it: before its steps, and when a task is done. That part is "
-    "told again beside it; scoring and diagnostics are in neither. FLOPs and examples/s are of training steps alone. "
-    "Stored is what a method keeps beside the model. Examples kept are rows that are stored as they are: vectors, "
-    "densities and texts that a method makes of rows are counted under Stored alone."
+    "Time and FLOPs are of all tasks of a run; memory, bytes and examples the most of any task; means over runs. Peak "
+    "memory on a GPU is of the task alone, from before a method prepares for it until it is learnt, what is looked at "
+    "before its steps included; on the CPU it is the most that the process has had up to then, so that in a "
+    "comparison in one process a method inherits what those before it took (regard sweep learn has a process for "
+    "each). Time is that of training and of what a method does around it: before its steps, and when a task is done. "
+    "That part is told again beside it; scoring and diagnostics are in neither. FLOPs and examples/s are of training "
+    "steps alone, what corrects their gradients included. What is computed before an answer (mbpa++ adapts itself to "
+    "each text) is in no column. Stored is what a method keeps beside the model. Examples kept are rows that are "
+    "stored as they are: vectors, densities and texts that a method makes of rows are counted under Stored alone."
 )
 """What the columns of the table are."""
 

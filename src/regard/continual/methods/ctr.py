@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORED, Budget, OwnRate, rate_of_probing, rate_set
 from regard.continual.method import Method, Stage
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
@@ -87,10 +87,14 @@ class Ctr(Method):
         network.begin(task, self.used)
         self.head_before = (head.vectors.detach().clone(), head.bias.detach().clone())
 
+    def own_rate(self, budget: Budget) -> OwnRate:
+        """What is set; where that is 0, that of probing."""
+        return rate_set(self.settings.rate) if self.settings.rate else rate_of_probing(budget)
+
     def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
         """The plug-ins and the head."""
         correct = partial(self._correct, learner, task, self._per_epoch(learner, task))
-        rate = self.settings.rate or learner.budget.probing_rate
+        rate = self.own_rate(learner.budget).value
         return (learner.fine_tuning(name="plug-ins", learning_rate=rate, correct=correct),)
 
     def _per_epoch(self, learner: Learner, task: int) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.adapters.embedded import positions_of, reads_embeddings
 from regard.adapters.prompts import too_long
 from regard.continual import method
-from regard.continual.learner import IGNORED
+from regard.continual.learner import IGNORED, Budget, OwnRate, rate_set
 from regard.continual.method import Method, Stage
 from regard.continual.network import Network
 from regard.errors import UserError
@@ -167,6 +167,10 @@ class L2p(Method):
             raise too_long(longest, network.room, network.added)
         for name, value in self.kept.tensors.items():
             self.kept.tensors[name] = value.to(network.keys.device)
+
+    def own_rate(self, budget: Budget) -> OwnRate:
+        """What is set."""
+        return rate_set(self.settings.rate)
 
     def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
         """Prompts, keys and head, for the budget's epochs."""

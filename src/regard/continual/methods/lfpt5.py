@@ -14,6 +14,7 @@ from regard.continual import method
 from regard.continual.answers import normalised
 from regard.continual.batches import Batches, Item
 from regard.continual.generating import texts_of
+from regard.continual.learner import Budget, OwnRate, rate_set
 from regard.continual.method import Method, Stage
 from regard.continual.prompted import Before, PromptNetwork, PromptSettings, check_room
 from regard.continual.texts import TextLearner, batch, encode_pairs
@@ -126,6 +127,10 @@ class Lfpt5(Method):
         ]
         for name, value in self.kept.tensors.items():
             self.kept.tensors[name] = value.to(learner.device)
+
+    def own_rate(self, budget: Budget) -> OwnRate:
+        """What is set."""
+        return rate_set(self.settings.rate)
 
     def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
         """The prompt, for the budget's epochs."""

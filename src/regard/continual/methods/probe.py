@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from regard.continual.learner import Budget, OwnRate, rate_of_probing
 from regard.continual.method import Method, Stage
 
 if TYPE_CHECKING:
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 
 class Probe(Method):
     """The head alone is trained, on hidden states that no task changes (arXiv 2410.05648, table 2)."""
+
+    def own_rate(self, budget: Budget) -> OwnRate:
+        """That of probing."""
+        return rate_of_probing(budget)
 
     def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
         """The head, as long as other methods train it and everything."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from regard.continual.learner import Budget, OwnRate, rate_set
 from regard.continual.method import Method, Stage
 from regard.continual.prompted import Before, PromptNetwork, PromptSettings, check_room, class_vectors, put_back
 from regard.errors import UserError
@@ -60,6 +61,10 @@ class ProgPrompt(Method):
         check_room(learner, len(network.pool) * self.settings.length)
         network.begin_block(task)
         self.head_before = class_vectors(learner)
+
+    def own_rate(self, budget: Budget) -> OwnRate:
+        """What is set."""
+        return rate_set(self.settings.rate)
 
     def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
         """The prompt, and the head, for the budget's epochs."""

@@ -1,0 +1,91 @@
+"""What a task costs: the work of correcting gradients, and memory of the task at hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.continual.small import BUDGET, CLASSES, loaded, stream
+
+from regard.continual import run as running
+from regard.continual.learner import Learner
+from regard.continual.methods import METHODS
+from regard.continual.methods.finetune import Finetune
+from regard.continual.run import Ran, begin, run
+from regard.data.examples import Examples
+from regard.data.stream import Stream
+
+ONE = replace(BUDGET, epochs=1, probing_epochs=1)
+
+
+def equal_lengths() -> Stream:
+    """The first two tasks, every text of six words."""
+    made = stream()
+    tasks = []
+    for task, labels in zip(made.tasks[:2], CLASSES[:2], strict=True):
+        parts = {name: replace_texts(task.split(name), labels) for name in ("train", "dev", "test")}  # type: ignore[arg-type]
+        tasks.append(replace(task, **parts))
+    return replace(made, tasks=tuple(tasks), order=(0, 1))
+
+
+def replace_texts(given: Any, labels: tuple[str, ...]) -> Examples:
+    texts = tuple((f"the a of on . {labels[label]}",) for label in given.labels)
+    return Examples(texts=texts, labels=given.labels)
+
+
+def learnt(name: str, of: Stream | None = None, **settings: Any) -> Ran:
+    kind = METHODS[name]
+    method = kind(kind.Settings(**settings))
+    return run(begin(of or equal_lengths(), method, loaded(), ONE, seed=1), method)
+
+
+def flops(ran: Ran) -> list[float]:
+    return [row["flops"] for row in ran.found["cost"]]
+
+
+def test_a_gradient_of_the_memory_is_counted() -> None:
+    """That of a batch as large as the step's own, once there is a memory: twice the work of fine-tuning."""
+    plain, corrected = flops(learnt("finetune")), flops(learnt("agem"))
+    assert corrected[0] == plain[0]
+    assert corrected[1] == pytest.approx(2 * plain[1], rel=1e-9)
+    half = flops(learnt("agem", replay_batch=2))
+    assert half[1] == pytest.approx(1.5 * plain[1], rel=1e-9)
+
+
+def test_counting_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither weights nor scores: what is done at a step is done once more, and forgotten."""
+    counted = {name: learnt(name, stream()) for name in ("agem", "migu")}
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+    monkeypatch.setattr(running, "flops_a_correction", lambda *_: 0.0)
+    for name, found in counted.items():
+        plain = learnt(name, stream())
+        assert found.found["matrix"] == plain.found["matrix"]
+        for one, other in zip(found.network.parameters(), plain.network.parameters(), strict=True):
+            assert one.equal(other)
+            assert one.grad is None
+
+
+def test_memory_is_of_a_task_until_it_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peak begins anew before a task, and is read when its method is done; what a run has had is of its whole."""
+    told: list[str] = []
+    peaks = iter(range(1, 100))
+
+    def peak(_: Any) -> float:
+        told.append("read")
+        return float(next(peaks))
+
+    class Told(Finetune):
+        def prepare(self, learner: Learner, task: int) -> None:
+            told.append("prepare")
+
+        def finish(self, learner: Learner, task: int) -> None:
+            told.append("finish")
+
+    monkeypatch.setattr(running, "peak_memory", peak)
+    monkeypatch.setattr(running, "reset_peak", lambda _: told.append("reset"))
+    method = Told()
+    ran = run(begin(equal_lengths(), method, loaded(), ONE, seed=1), method)
+    assert told == ["reset", "prepare", "finish", "read", "read"] * 2
+    assert [row["peak_memory_mib"] for row in ran.found["cost"]] == [1, 3]
+    assert ran.peak == 4

@@ -1,0 +1,52 @@
+"""The rates that methods are trained at: the budget's, or one of their own that they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.continual import small_text
+from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.together import TEXTS_ALONE, made
+
+from regard.continual.learner import Budget, own_rate
+from regard.continual.methods import METHODS
+from regard.continual.methods.ctr import Ctr
+from regard.continual.methods.ctr import Settings as CtrSettings
+from regard.continual.methods.l2p import L2p
+from regard.continual.methods.lfpt5 import Lfpt5
+from regard.continual.methods.probe import Probe
+from regard.continual.methods.progprompt import ProgPrompt
+from regard.continual.run import begin
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_rate_that_is_said_is_that_of_the_last_stage(name: str) -> None:
+    text = name in TEXTS_ALONE
+    given = small_text.stream(1) if text else replace(stream(4), tasks=stream(4).tasks[:1], order=(0,))
+    model, budget = (small_text.loaded(), small_text.BUDGET) if text else (loaded(), BUDGET)
+    method = made(name)
+    learner = begin(given, method, model, budget, seed=1)
+    method.prepare(learner, 0)
+    said = own_rate(method, budget)
+    assert method.stages(learner, 0)[-1].learning_rate == (budget.rate if said is None else said.value)
+
+
+def test_who_has_a_rate_of_its_own_and_how_it_is_set() -> None:
+    budget = Budget(rate=1e-4, probing_rate=0.02)
+    found = {name: said.told for name, kind in METHODS.items() if (said := own_rate(kind(), budget)) is not None}
+    assert found == {
+        "probe": "--probing-rate 0.02",
+        "l2p": "--set rate=0.03",
+        "ctr": "--set rate=0.001",
+        "progprompt": "--set rate=0.3",
+        "lfpt5": "--set rate=0.5",
+    }
+    assert own_rate(Ctr(CtrSettings(rate=0.0)), budget) == own_rate(Probe(), budget)
+
+
+@pytest.mark.parametrize("kind", [L2p, Ctr, ProgPrompt, Lfpt5])
+def test_a_rate_that_is_set_is_said(kind: type[L2p]) -> None:
+    found = own_rate(kind(kind.Settings(rate=0.25)), Budget())
+    assert found is not None
+    assert (found.told, found.value) == ("--set rate=0.25", 0.25)
