@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 from regard import processes
 from regard.continual.gate import shut
 from regard.continual.interference import gradients_of, interference_table
-from regard.continual.learner import IGNORED, Budget, Learner
+from regard.continual.learner import IGNORED, Budget, Learner, OwnRate, own_rate
 from regard.continual.method import Method
 from regard.continual.models import Deltas
 from regard.continual.network import INPUTS
-from regard.continual.pooled import PoolNetwork
+from regard.continual.pooled import BlockNetwork
 from regard.continual.pseudo.quality import pseudo_rows
 from regard.continual.run import Told, begin, run
 from regard.continual.scoring import score
@@ -29,6 +29,7 @@ from regard.courses import Course
 from regard.data.common_tokens import common_tokens
 from regard.data.splits import check_apart, check_selection
 from regard.data.stream import Stream, Task
+from regard.data.text_streams import difference
 from regard.diagnosis import diagnose
 from regard.models.classifier import without_decoder
 from regard.models.heads import HeadName
@@ -38,6 +39,8 @@ from regard.training.states import evaluating
 
 LEARNT = "learnt"
 """The stage that is told of when a task is done, and kept."""
+PROTOCOLS = "protocols"
+"""The stage that is told of before the first task where the protocols differ: in its numbers is in what."""
 MOST_NAMED = 5
 """Tasks that a warning names."""
 Row = dict[str, Any]
@@ -56,12 +59,16 @@ def learnt_by(
     """What one run gives: the rows of its tables by name, and what its record says.
 
     `states` is the folder of the state that it goes on from with `resume`; `models` that of what each task has changed,
-    None to keep nothing of it. Raises UserError.
+    None to keep nothing of it. `tell` is told how far it is, and before (stage `PROTOCOLS`) what the stream's protocols
+    differ in, if they do: `text_streams.difference`, from what the stream's record says. Raises UserError.
     """
     began = time.perf_counter()
-    budget, tried = _budget(course, stream, loaded)
     method = course.make_method()
+    own = own_rate(method, course.budget())
+    budget, tried = _budget(course, stream, loaded) if own is None else (course.budget(), [])
     learner = _begun(course, stream, method, loaded, budget)
+    if tell is not None and processes.first() and (numbers := difference(stream)):
+        tell(Told(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
     deltas = None if models is None else Deltas(models)
     with processes.together():
         if deltas is not None and processes.first():
@@ -96,16 +103,16 @@ def learnt_by(
         "interference": pairs,
         "pseudo": pseudo_rows(learner, method, len(stream)) if course.diagnosed else [],
         "seconds": round(time.perf_counter() - began, 3),
-        "peak_memory_mib": round(peak_memory(learner.device), 1),
+        "peak_memory_mib": round(max(ran.peak, peak_memory(learner.device)), 1),
         "tasks": digests(stream),
         "device": str(learner.device),
         "parameters": sum(one.numel() for one in classifier.parameters()),
-        "learning_rate": budget.rate,
+        "learning_rate": budget.rate if own is None else own.value,
         "search": tried,
         "settings": method.settings.to_dict(),
         "truncated": sum(part.truncated for part in learner.encoded.values()),
         "blocks": blocks_of(ran.found["gate"]),
-        "warnings": [*warnings_of(ran.found["gate"], method), *unlearnt(ran.found["matrix"], stream)],
+        "warnings": [*warnings_of(ran.found["gate"], method), *unlearnt(ran.found["matrix"], stream, own)],
     }
 
 
@@ -138,8 +145,11 @@ def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
     return found
 
 
-def unlearnt(matrix: Sequence[Row], stream: Stream) -> list[str]:
-    """What to say of tasks that were scored no better, when they had been learnt, than their commonest test label."""
+def unlearnt(matrix: Sequence[Row], stream: Stream, own: OwnRate | None = None) -> list[str]:
+    """What to say of tasks that were scored no better, when they had been learnt, than their commonest test label.
+
+    `own`: the rate that the method is trained at, None: the budget's.
+    """
     places = {task.name: task for task in stream.tasks if isinstance(task, Task)}
     of_each = {
         row["task"]: row["score"]
@@ -150,7 +160,8 @@ def unlearnt(matrix: Sequence[Row], stream: Stream) -> list[str]:
     if not found:
         return []
     names = ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
-    return [f"scores: no better than the commonest label when learnt: {names}. Try more --epochs or --learning-rate"]
+    more = "more --epochs or --learning-rate" if own is None else f"more epochs or another {own.option.rstrip(' =')}"
+    return [f"scores: no better than the commonest label when learnt: {names}. Try {more}"]
 
 
 def commonest(labels: Sequence[int]) -> float:
@@ -217,11 +228,13 @@ def _reader(learner: Learner) -> PreTrainedModel:
 
 
 def _shown(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """The inputs of each batch, read as the network would: with the blocks that the batch's rows get, if it has any."""
+    """The inputs of each batch, read as the network would, with the low-rank blocks that its rows get; as text alone
+    where the network puts soft prompts before it.
+    """
     network = learner.network
     for rows in batches:
         given = {name: rows[name] for name in INPUTS if name in rows}
-        if not isinstance(network, PoolNetwork):
+        if not isinstance(network, BlockNetwork) or network.lengthens:
             yield given
             continue
         with evaluating(network), torch.no_grad():

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import json
 import os
 import shutil
@@ -13,12 +14,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from rich.console import Console
+from tests.data.test_text_streams import DIFFERENCE, published
 
 from regard import Learning
 from regard.cli import learn as command
 from regard.continual.run import Told
 from regard.courses import SCALES
 from regard.learn import LEARNT, Progress
+from regard.learn_run import PROTOCOLS
 
 MODULE = importlib.import_module("regard.learn")
 """The module: as an attribute of the package that name is its function."""
@@ -71,6 +75,78 @@ def test_off_a_terminal_each_finished_task_is_a_line(regard: Regard, line: tuple
     assert lines == [f"{run}: {task}" for run in runs for task in tasks]
     assert ended.err.endswith("; 0:00:00 left\n")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [one for one in FOLDER if one != "models"]
+
+
+# -- protocols ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leaking(words: Path, tmp_path: Path) -> tuple[Any, ...]:
+    """A run of one method on two tasks whose published splits share rows."""
+    named = ("long-sequence", "--data", published(tmp_path / "leak"), "--missing", "skip", "--model", words / "model")
+    return ("learn", *named, "--method", "finetune", *SMALL, "--no-models", "--eval-rows", 4, "--rows", 4)
+
+
+@pytest.mark.parametrize("protocol", ["clean", "paper"])
+def test_what_the_protocols_differ_in_is_told_once_and_recorded(
+    protocol: str, regard: Regard, leaking: tuple[Any, ...], tmp_path: Path
+) -> None:
+    ended = regard(*leaking, "--protocol", protocol, "--seeds", "1,2", "--out", "run")
+    assert ended.code == 0, ended.err
+    lines = ended.err.splitlines()
+    assert lines[0].startswith("protocols: rows of the files that are test rows as well: 11 of dev, 1 of train; 1 of 2")
+    assert lines[1].startswith("  --protocol paper: 81 train, 21 dev and 20 test rows")
+    assert lines[2].startswith("  --protocol clean: 76 train, 14 dev and 20 test rows; 2 dropped")
+    assert all(line.startswith("run ") for line in lines[3:])
+    assert len(lines) == 3 + 4
+    found = record(tmp_path / "run")["stream"]["protocols"]
+    assert {name: one["dev_in_test"] for name, one in found.items()} == {"imdb": 1, "sst2": 10}
+    assert (found["sst2"]["paper"]["train"], found["sst2"]["clean"]["train"]) == (41, 36)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "<h3>Protocols</h3>" in page
+    assert "the same, byte for byte" in page
+
+
+def test_a_stream_that_leaks_nothing_says_nothing(
+    regard: Regard, leaking: tuple[Any, ...], line: tuple[Any, ...], tmp_path: Path
+) -> None:
+    published(tmp_path / "leak", leak=False)
+    for number, asked in enumerate((leaking, line)):
+        ended = regard(*asked, "--out", f"run{number}")
+        assert ended.code == 0, ended.err
+        assert all(text.startswith("run ") for text in ended.err.splitlines())
+        assert "<h3>Protocols</h3>" not in (tmp_path / f"run{number}" / "report.html").read_text(encoding="utf-8")
+    assert "protocols" not in record(tmp_path / "run1")["stream"]
+
+
+def test_a_resumed_run_records_the_same_difference(
+    stopped: Callable[..., str], regard: Regard, leaking: tuple[Any, ...], tmp_path: Path
+) -> None:
+    assert "is kept in run.work" in stopped((*leaking, "--out", "run"), signal.SIGINT, 1, 2)
+    assert regard(*leaking, "--out", "run", "--resume").code == 0
+    assert regard(*leaking, "--out", "whole").code == 0
+    resumed, whole = (record(tmp_path / name)["stream"] for name in ("run", "whole"))
+    assert resumed == whole
+
+
+def test_a_comparison_that_is_refused_is_refused_in_one_line(regard: Regard, leaking: tuple[Any, ...]) -> None:
+    assert "mixing" in regard(*leaking, "--set", "mixing=merge", "--out", "run").complaint
+    assert "from text to text" in regard(*leaking, "--method", "lfpt5", "--out", "run").complaint
+
+
+def test_it_stands_above_the_progress_on_a_terminal() -> None:
+    shown: list[Progress] = []
+    console = Console(file=io.StringIO(), width=40)
+    tell = command.with_protocols(console, shown.append)
+    for run in (1, 2):
+        tell(Progress("finetune", run, run, 2, 2, Told(1, "imdb", PROTOCOLS, 0, 0, DIFFERENCE)))
+        tell(progress(run, 1, LEARNT))
+    assert [told.told.stage for told in shown] == [LEARNT, LEARNT]
+    assert console.file.getvalue().count("11 of dev") == 1  # type: ignore[attr-defined]
+    assert len(console.file.getvalue().splitlines()) == 3  # type: ignore[attr-defined]
+
+
+# -- how far it is ------------------------------------------------------------------------------------------------
 
 
 def progress(run: int, position: int, stage: str) -> Progress:

@@ -10,7 +10,7 @@ import pytest
 from regard.data import read_stream
 from regard.data.examples import Examples
 from regard.data.stream import SPLITS, Stream, Task
-from regard.data.text_streams import many_tasks, protocols_compared, split_into, told, unseen
+from regard.data.text_streams import difference, many_tasks, protocols_compared, split_into, told, unseen
 from regard.data.text_task import TextTask
 from regard.errors import UserError
 
@@ -197,51 +197,103 @@ def test_unseen_tasks_that_cannot_be(which: list[Any]) -> None:
 # -- protocols ----------------------------------------------------------------------------------------
 
 
-def published(folder: Path) -> Path:
-    """Two tasks: one with the same dev and test file, one with a dev file of its own but for a row."""
-    for name, dev in (("sst2", "test"), ("imdb", "dev")):
+def published(folder: Path, *, leak: bool = True) -> Path:
+    """Two tasks: one with the same dev and test file, one with a dev file of its own but for a row.
+
+    Without a `leak` each file of both has rows of its own.
+    """
+    for name, dev in (("sst2", "test" if leak else "dev"), ("imdb", "dev")):
         head = "Text: " if name == "sst2" else ""
         for split, of, count in (("train", "train", 40), ("dev", dev, 10), ("test", "test", 10)):
             rows = [(f"{head}{name} {of} {at}", ("Bad", "Good")[at % 2]) for at in range(count)]
-            if (name, split) == ("imdb", "dev"):
-                rows.append((f"{head}{name} test 3", "Good"))
-            if (name, split) == ("sst2", "train"):
+            if leak and (name, split) in (("imdb", "dev"), ("sst2", "train")):
                 rows.append((f"{head}{name} test 3", "Good"))
             write(folder / f"Long_Sequence/{name}/{split}.json", rows)
     return folder
 
 
-def test_what_the_protocols_differ_in(tmp_path: Path) -> None:
-    stream = read_stream("long-sequence", published(tmp_path), missing="skip", form="text")
+DIFFERENCE = {
+    **{"tasks": 2, "both": 2, "identical": 1, "dev_in_test": 11, "train_in_test": 1, "train_in_dev": 1},
+    **{"paper_train": 81, "paper_dev": 21, "paper_test": 20},
+    **{"clean_train": 76, "clean_dev": 14, "clean_test": 20, "dropped": 2},
+}
+
+
+@pytest.mark.parametrize("protocol", ["clean", "paper"])
+def test_what_the_protocols_differ_in(protocol: Any, tmp_path: Path) -> None:
+    """It is the same whichever of them the stream is read with."""
+    stream = read_stream("long-sequence", published(tmp_path), missing="skip", form="text", protocol=protocol)
     imdb, sst2 = protocols_compared(stream)
     assert (imdb.task, imdb.identical, imdb.dev_in_test, imdb.dropped) == ("imdb", False, 1, 1)
-    assert (imdb.published, imdb.clean) == (
-        {"train": 40, "dev": 11, "test": 10},
-        {"train": 40, "dev": 10, "test": 10},
-    )
+    assert imdb.published == imdb.paper == {"train": 40, "dev": 11, "test": 10}
+    assert imdb.clean == {"train": 40, "dev": 10, "test": 10}
     assert (sst2.identical, sst2.dev_in_test, sst2.train_in_test, sst2.dropped) == (True, 10, 1, 1)
+    assert sst2.paper == {"train": 41, "dev": 10, "test": 10}
     assert sst2.clean == {"train": 36, "dev": 4, "test": 10}
-    assert told([imdb, sst2]) == ("1 of 2 tasks with both have byte-identical dev and test files, 11 rows are in both")
+    assert {task.name: len(task.train) for task in stream.tasks} == {
+        one.task: (one.clean if protocol == "clean" else one.paper)["train"] for one in (imdb, sst2)
+    }
+    assert difference(stream) == DIFFERENCE
     assert str(sst2).startswith("sst2: dev and test are the same file, 10 dev and 1 train rows are test rows; files: ")
     assert "\n" not in str(imdb)
 
 
-def test_protocols_of_other_streams(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="protocols: expected a stream with instructions, read from files"):
-        protocols_compared(read_stream("stdlib-split", rows=5, eval_rows=5))
-    paper = read_stream("long-sequence", published(tmp_path), missing="skip", protocol="paper")
-    with pytest.raises(UserError, match="got 'long-sequence' with 'paper'"):
-        protocols_compared(paper)
+def test_the_difference_in_words() -> None:
+    assert told(DIFFERENCE).splitlines() == [
+        "protocols: rows of the files that are test rows as well: 11 of dev, 1 of train; 1 of 2 tasks with both have "
+        "byte-identical dev and test files",
+        "  --protocol paper: 81 train, 21 dev and 20 test rows; as published, dev being test where it has no rows else",
+        "  --protocol clean: 76 train, 14 dev and 20 test rows; 2 dropped, dev held out of train where it was test",
+    ]
+    refused = {name: count for name, count in DIFFERENCE.items() if "clean" not in name and name != "dropped"}
+    assert told(refused | {"both": 0}).splitlines()[::2] == [
+        "protocols: rows of the files that are test rows as well: 11 of dev, 1 of train",
+        "  --protocol clean: refused, a split or a class would be left without rows",
+    ]
+
+
+def test_protocols_that_clean_files_do_not_set_apart(tmp_path: Path) -> None:
+    stream = read_stream("long-sequence", published(tmp_path, leak=False), missing="skip")
+    assert [one.clean == one.paper for one in protocols_compared(stream)] == [True, True]
+    assert difference(stream) == {}
+
+
+def test_many_tasks_have_both_protocols(tmp_path: Path) -> None:
+    stream = many_tasks(folder_of(tmp_path, 8), 8)
+    assert difference(stream) == {}
+    write(tmp_path / "task000_made_up" / "dev.json", [(f"task000_made_up test {at}", "so") for at in range(5)])
+    assert difference(many_tasks(tmp_path, 8))["dev_in_test"] == 5
+    held_out, _ = unseen(many_tasks(tmp_path, 8), ["task000_made_up"])
+    assert difference(held_out) == {}
+
+
+def test_what_clean_refuses_is_no_mistake_of_paper(tmp_path: Path) -> None:
+    folder = published(tmp_path)
+    rows = [("Text: sst2 test 1", "Good"), *((f"Text: sst2 train {at}", "Bad") for at in range(20))]
+    write(folder / "Long_Sequence/sst2/train.json", rows)
+    with pytest.raises(UserError, match="expected rows of 'Good' in the train split of 'sst2'"):
+        read_stream("long-sequence", folder, missing="skip")
+    found = protocols_compared(read_stream("long-sequence", folder, missing="skip", protocol="paper"))
+    assert [(one.clean, one.dropped) for one in found] == [(None, None)] * 2
+    assert "clean: refused" in str(found[0])
+
+
+def test_protocols_of_other_streams() -> None:
+    stream = read_stream("stdlib-split", rows=5, eval_rows=5)
+    with pytest.raises(UserError, match=r"protocols: expected a stream with instructions, read from files, got 'std"):
+        protocols_compared(stream)
+    assert difference(stream) == {}
 
 
 @pytest.mark.data
 def test_thirty_tasks_with_the_same_dev_and_test(data_folder: Path) -> None:
-    compared = [
-        one
+    found = [
+        difference(read_stream(name, data_folder, missing="skip", protocol=protocol))
         for name in ("long-sequence", "superni")
-        for one in protocols_compared(read_stream(name, data_folder, missing="skip"))
+        for protocol in ("clean", "paper")
     ]
-    assert told(compared).startswith("26 of 26 tasks with both have byte-identical dev and test files")
+    assert found[::2] == found[1::2]
+    assert sum(one["both"] for one in found[::2]) == sum(one["identical"] for one in found[::2]) == 26
 
 
 @pytest.mark.data

@@ -1,6 +1,7 @@
 """The report on runs of continual learning: page and terminal, held against scores that follow a formula."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -435,7 +436,10 @@ def test_unknown_costs_stay_unknown() -> None:
 
 
 def test_the_note_on_costs_says_what_they_leave_out(parsed: Parsed) -> None:
-    assert "FLOPs and examples/s are of training steps alone." in parsed.text
+    assert "FLOPs and examples/s are of training steps alone, what corrects their gradients included." in parsed.text
+    assert "What is computed before an answer (mbpa++ adapts itself to each text) is in no column." in parsed.text
+    assert "on the CPU it is the most that the process has had up to then" in parsed.text
+    assert "in a comparison in one process a method inherits what those before it took" in parsed.text
     assert "Time is that of training and of what a method does around it" in parsed.text
     assert "vectors, densities and texts that a method makes of rows are counted under Stored alone" in parsed.text
 
@@ -497,6 +501,43 @@ def test_stream_settings_and_command_are_told(parsed: Parsed) -> None:
     page = Parsed(learn_page(TABLES, learned.record(command="regard learn x --order 1")))
     assert "regard learn x --order 1" in page.text
     assert line not in page.text
+
+
+SIZES = {"train": 41, "dev": 10, "test": 10}
+APART = {
+    **{"identical": True, "dev_in_test": 10, "train_in_test": 1, "train_in_dev": 1, "published": SIZES, "paper": SIZES},
+    **{"clean": {"train": 36, "dev": 4, "test": 10}, "dropped": 1, "evaluated": "the test file"},
+}
+ALIKE = {**APART, "identical": None, "dev_in_test": 0, "train_in_test": 0, "clean": SIZES, "dropped": 0}
+
+
+def with_protocols(**told: Any) -> dict[str, Any]:
+    record = learned.record()
+    record["stream"]["protocols"] = told
+    return record
+
+
+def test_what_the_protocols_differ_in_is_a_table_of_the_tasks_in_which_they_do() -> None:
+    text = Parsed(learn_page(TABLES, with_protocols(one=APART, two=ALIKE, three=APART))).text
+    same = "tested on the test file the same, byte for byte 10 1 1 41, 10, 10 36, 4, 10 1 \n"
+    assert f"one {same}" in text
+    assert f"three {same}" in text
+    assert "two tested" not in text
+    assert "all 3 tasks 2 of 2 the same 20 2 3 123, 30, 30 113, 18, 30 2 \n" in text
+    assert_self_contained(Parsed(learn_page(TABLES, with_protocols(one=APART))))
+    assert_accessible(Parsed(learn_page(TABLES, with_protocols(one=APART))))
+
+
+def test_protocols_that_are_alike_or_not_known_are_no_table() -> None:
+    for record in (learned.record(), with_protocols(), with_protocols(two=ALIKE), with_protocols(two=None)):
+        assert "Protocols" not in Parsed(learn_page(TABLES, record)).text
+
+
+def test_what_clean_refuses_has_no_numbers() -> None:
+    refused = {**APART, "identical": False, "clean": None, "dropped": None}
+    text = Parsed(learn_page(TABLES, with_protocols(one=refused))).text
+    assert "tested on the test file two files 10 1 1 41, 10, 10 – –" in text
+    assert "clean refuses this stream" in text
 
 
 def test_settings_and_stream_read_as_text_alone(parsed: Parsed) -> None:

@@ -26,6 +26,8 @@ from regard.cli.options import (
 from regard.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from regard.courses import Course
     from regard.learn import Progress
 
@@ -117,7 +119,7 @@ def run(given: argparse.Namespace) -> None:
     work = work_beside(out)
     if is_first():
         _check_unfinished(out, work, given)
-        check_free(out, overwrite=given.overwrite)
+        check_free(out, overwrite=given.overwrite, verb="learn")
         check_work(work, work.exists(), given)
     try:
         with _progress() as on_progress:
@@ -181,7 +183,7 @@ def _progress() -> Iterator[Callable[[Progress], None] | None]:
         return
     clock = Clock()
     if not console.is_terminal:
-        yield lambda told: _line(clock, told)
+        yield with_protocols(console, lambda told: _line(clock, told))
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("tasks"))
     with Bar(*columns, console=console) as bar:
@@ -191,7 +193,29 @@ def _progress() -> Iterator[Callable[[Progress], None] | None]:
             clock.tick(told)
             bar.update(task, description=clock.said(told), completed=finished(told), total=told.runs * told.tasks)
 
-        yield show
+        yield with_protocols(console, show)
+
+
+def with_protocols(console: Console, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    """What shows how far a run is, and prints on the console what the stream's protocols differ in, once for all runs.
+
+    That is told by each run before its first task; the files are not read again for it.
+    """
+    from regard.data.text_streams import told as in_words
+    from regard.learn_run import PROTOCOLS
+
+    said: set[str] = set()
+
+    def tell(told: Progress) -> None:
+        if told.told.stage != PROTOCOLS:
+            show(told)
+            return
+        lines = in_words(told.told.numbers)
+        if lines not in said:
+            console.print(lines, markup=False, highlight=False, soft_wrap=True)
+        said.add(lines)
+
+    return tell
 
 
 def _line(clock: Clock, told: Progress) -> None:

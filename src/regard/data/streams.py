@@ -70,15 +70,16 @@ def read_stream(
     text to text, with the published prompts), None for the first that the stream has; `instructions` puts the
     definition of a task before the texts of classification. `missing`: 'refuse' tasks without any files, or 'skip'
     them, which `record["missing"]` then names; orders are the published ones without them. What the files held, and
-    what was divided for want of one, is in `record["files"]`.
+    what was divided for want of one, is in `record["files"]`; what the protocols make of each task, in
+    `record["protocols"]` (`text_streams.protocols_compared`), for which no file is read again.
 
     Raises UserError for names, files, columns, classes, splits, orders and numbers that are not as they should be.
     """
     check_seed(seed)
     _check_rows("rows", rows)
     _check_rows("eval rows", eval_rows)
-    check_one_of("protocol", protocol, get_args(Protocol))
-    check_one_of("missing", missing, get_args(Missing))
+    check_choice("protocol", protocol, get_args(Protocol))
+    check_choice("missing", missing, get_args(Missing))
     name = str(name_or_path)
     settings = STREAMS.get(name)
     if settings is not None and settings.benchmark is not None:
@@ -123,6 +124,7 @@ def assembled(
     `dev_is_test` as in `splits.settle`. Raises UserError as that does.
     """
     settled = settle(raw, protocol, seed, dev_is_test=dev_is_test)
+    both = _protocols(raw, settled, record.get("files", {}), protocol, seed)
     drawn = [_drawn(task, of, least, eval_rows, seed) for task, of, least in zip(settled, raw, rows, strict=True)]
     made: Any
     if infos is None:
@@ -144,6 +146,7 @@ def assembled(
             "available": {task.name: _sizes(task) for task in settled},
             "drawn": {task.name: _sizes(task) for task in drawn},
             "overlaps": {task.name: dict(task.common) for task in settled},
+            **({"protocols": both} if both else {}),
         },
     )
 
@@ -176,12 +179,7 @@ def _numbers(
     if orders and (words or (isinstance(order, str) and order.isdecimal())):
         allowed = f"paper, {', '.join(orders)}, random or numbers of tasks as 2-0-1"
         raise UserError(f"order: expected one of {allowed}, got {order!r}")
-    return _order(order, len(names), seed)
-
-
-def check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Nothing, or a UserError: a value is not among those allowed."""
-    check_choice(name, value, allowed)
+    return parse_order(order, len(names), seed) if isinstance(order, str) else _permutation(order, len(names))
 
 
 def check_seed(seed: Any) -> int:
@@ -189,10 +187,6 @@ def check_seed(seed: Any) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise UserError(f"seed: expected a whole number, got {seed!r}")
     return seed
-
-
-def _order(order: str | Sequence[int], count: int, seed: int) -> tuple[int, ...]:
-    return parse_order(order, count, seed) if isinstance(order, str) else _permutation(order, count)
 
 
 def _permutation(order: Sequence[int], count: int) -> tuple[int, ...]:
@@ -261,7 +255,7 @@ def _with_instructions(
 ) -> _Found:
     """The tasks of a benchmark from its files, or those of classification from the hub."""
     form = form or benchmark.forms[0]
-    check_one_of("form", form, benchmark.forms)
+    check_choice("form", form, benchmark.forms)
     if instructions and form == "text":
         raise UserError("instructions: expected none with the form text, whose prompts have them anyway")
     names = [of.name for of in settings.tasks]
@@ -377,3 +371,30 @@ def _said_of_dev(raw: Sequence[RawTask], protocol: Protocol, published: bool) ->
     if protocol == "paper" and published:
         return "the rows that are evaluated on, as published"
     return f"{HELD_OUT:.0%} of each class held out of train by the seed, where there is none"
+
+
+def _protocols(
+    raw: Sequence[RawTask], settled: Sequence[Settled], files: Mapping[str, Any], protocol: Protocol, seed: int
+) -> dict[str, Any]:
+    """By task the fields of `text_streams.Compared`, from rows that have been read; {} where files are not known."""
+    if any(set(files.get(task.name, {})) <= {"evaluated"} for task in raw):
+        return {}
+    clean: Sequence[Settled | None] = settled
+    if protocol == "paper":
+        try:
+            clean = settle(raw, "clean", seed, dev_is_test=True)
+        except UserError:  # a split or a class would be left without rows, which is no mistake with 'paper'
+            clean = [None] * len(raw)
+    return {task.name: _compared(task, of, files[task.name]) for task, of in zip(raw, clean, strict=True)}
+
+
+def _compared(task: RawTask, clean: Settled | None, files: Mapping[str, Any]) -> dict[str, Any]:
+    dev = task.test if task.dev is None else task.dev
+    return {
+        "identical": files["identical_dev_test"],
+        **{name: files[name] for name in ("dev_in_test", "train_in_test", "train_in_dev", "evaluated")},
+        "published": files["rows"],
+        "paper": {"train": len(task.train), "dev": len(dev), "test": len(task.test)},
+        "clean": None if clean is None else {split: len(getattr(clean, split)) for split in SPLITS},
+        "dropped": None if clean is None else sum(clean.common[f"dropped_from_{split}"] for split in ("train", "dev")),
+    }

@@ -245,10 +245,11 @@ def unseen(stream: Stream, names: Sequence[str]) -> tuple[Stream, tuple[Task | T
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What the files of a task have in common as published ('paper'), and what is left of them by 'clean'.
+    """What the files of a task have in common as published, and what rows each protocol takes of them.
 
-    `identical`: whether dev and test are the same file byte by byte, None where one is missing. `published` and `clean`
-    are numbers of rows by split. `evaluated`: what the test rows are.
+    `identical`: whether dev and test are the same file byte by byte, None where one is missing. `published`: numbers of
+    rows by file; `paper` and `clean`: by split, before any are drawn, `clean` None where it refuses the stream.
+    `dropped`: how many of them 'clean' drops. `evaluated`: what the test rows are.
     """
 
     task: str
@@ -257,8 +258,9 @@ class Compared:
     train_in_test: int
     train_in_dev: int
     published: Mapping[str, int]
-    clean: Mapping[str, int]
-    dropped: int
+    paper: Mapping[str, int]
+    clean: Mapping[str, int] | None
+    dropped: int | None
     evaluated: str
 
     def __str__(self) -> str:
@@ -270,47 +272,66 @@ class Compared:
         }
         shared = f"{self.dev_in_test} dev and {self.train_in_test} train rows are test rows"
         sizes = "; ".join(
-            f"{name}: {', '.join(f'{count} {split}' for split, count in of.items())}"
-            for name, of in (("files", self.published), ("clean", self.clean))
+            f"{name}: {', '.join(f'{count} {split}' for split, count in of.items()) if of else 'refused'}"
+            for name, of in (("files", self.published), ("paper", self.paper), ("clean", self.clean))
         )
         return f"{self.task}: {same[self.identical]}, {shared}; {sizes}; tested on {self.evaluated}"
 
 
 def protocols_compared(stream: Stream) -> tuple[Compared, ...]:
-    """For each task of a stream, read from files with the protocol 'clean', what 'paper' would have shared.
+    """For each task of a stream that was read from files, what 'paper' and 'clean' make of it; no file is read again.
 
     Raises UserError for streams of which that is not known.
     """
-    files = stream.record.get("files", {})
-    if stream.protocol != "clean" or any(set(files.get(task.name, {})) <= {"evaluated"} for task in stream.tasks):
-        raise UserError(
-            "protocols: expected a stream with instructions, read from files with the protocol 'clean', "
-            f"got {stream.name!r} with {stream.protocol!r}"
-        )
-    return tuple(_compared(task.name, files[task.name], stream) for task in stream.tasks)
+    found = stream.record.get("protocols", {})
+    if any(task.name not in found for task in stream.tasks):
+        raise UserError(f"protocols: expected a stream with instructions, read from files, got {stream.name!r}")
+    return tuple(Compared(task=task.name, **found[task.name]) for task in stream.tasks)
 
 
-def told(compared: Sequence[Compared]) -> str:
-    """How many tasks have the same dev and test, in one sentence."""
-    both = [one for one in compared if one.identical is not None]
-    same = sum(one.identical is True for one in both)
-    shared = sum(one.dev_in_test for one in both)
-    return f"{same} of {len(both)} tasks with both have byte-identical dev and test files, {shared} rows are in both"
+def difference(stream: Stream) -> dict[str, int]:
+    """What the protocols differ in, over all tasks; {} where they do not, or it is not known.
+
+    `tasks`; how many have a dev and a test file (`both`), and of these how many the same one (`identical`); rows of the
+    files that are in two splits (`dev_in_test`, …); rows of each split (`paper_train`, …, `clean_train`, …) and how
+    many 'clean' has dropped (`dropped`), which are missing where it refuses the stream.
+    """
+    if "protocols" not in stream.record:
+        return {}
+    compared = protocols_compared(stream)
+    if all(one.paper == one.clean for one in compared):
+        return {}
+    cleaned = [one.clean for one in compared if one.clean is not None]
+    return {
+        "tasks": len(compared),
+        "both": sum(one.identical is not None for one in compared),
+        "identical": sum(one.identical is True for one in compared),
+        **{name: sum(getattr(one, name) for one in compared) for name in ("dev_in_test", "train_in_test")},
+        "train_in_dev": sum(one.train_in_dev for one in compared),
+        **{f"paper_{split}": sum(one.paper[split] for one in compared) for split in SPLITS},
+        **({f"clean_{split}": sum(of[split] for of in cleaned) for split in SPLITS} if cleaned else {}),
+        **({"dropped": sum(one.dropped or 0 for one in compared)} if cleaned else {}),
+    }
 
 
-def _compared(name: str, files: Mapping[str, Any], stream: Stream) -> Compared:
-    common, left = stream.record["overlaps"][name], stream.record["available"][name]
-    return Compared(
-        task=name,
-        identical=files["identical_dev_test"],
-        dev_in_test=files["dev_in_test"],
-        train_in_test=files["train_in_test"],
-        train_in_dev=files["train_in_dev"],
-        published=files["rows"],
-        clean={split: sum(left[split].values()) for split in SPLITS},
-        dropped=common["dropped_from_train"] + common["dropped_from_dev"],
-        evaluated=files["evaluated"],
+def told(numbers: Mapping[str, float]) -> str:
+    """What the protocols differ in, as `difference` has it, in three lines."""
+    shared = f"{numbers['dev_in_test']:,} of dev, {numbers['train_in_test']:,} of train"
+    files = f"; {numbers['identical']} of {numbers['both']} tasks with both have byte-identical dev and test files"
+    clean = "refused, a split or a class would be left without rows"
+    if "dropped" in numbers:
+        clean = f"{_rows(numbers, 'clean')}; {numbers['dropped']:,} dropped, dev held out of train where it was test"
+    lines = (
+        f"protocols: rows of the files that are test rows as well: {shared}{files if numbers['both'] else ''}",
+        f"  --protocol paper: {_rows(numbers, 'paper')}; as published, dev being test where it has no rows else",
+        f"  --protocol clean: {clean}",
     )
+    return "\n".join(lines)
+
+
+def _rows(numbers: Mapping[str, float], protocol: str) -> str:
+    train, dev, test = (f"{numbers[f'{protocol}_{split}']:,}" for split in SPLITS)
+    return f"{train} train, {dev} dev and {test} test rows"
 
 
 def _check_count(name: str, count: Any, least: int = 1) -> None:

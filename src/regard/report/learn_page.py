@@ -17,6 +17,7 @@ from regard.report import (
     learn_gate,
     learn_matrix,
     learn_metrics,
+    learn_protocols,
     learn_pseudo,
     markup,
 )
@@ -237,12 +238,13 @@ def _pseudo(tables: Tables, data: Mapping[str, Any]) -> str:
 
 
 def _stream(record: Mapping[str, Any]) -> str:
-    """The tasks as a table, then all else that is known of the stream."""
+    """The tasks as a table, what the protocols differ in, then all else that is known of the stream."""
     rows = [_task(one) for one in words.tasks(record)]
     head = ["Task", "Classes", "Train", "Dev", "Test", "SHA-256 of train, dev, test"]
     table = markup.values_table(head, rows, "Tasks of the stream") if rows else ""
-    rest = {key: value for key, value in labels.section(record, "stream").items() if key != "tasks"}
-    return table + _nested(rest)
+    shown = ("tasks", learn_protocols.KEY)
+    rest = {key: value for key, value in labels.section(record, "stream").items() if key not in shown}
+    return table + learn_protocols.protocols(record) + _nested(rest)
 
 
 def _nested(told: Mapping[str, Any]) -> str:
