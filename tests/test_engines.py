@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.sweeping import alive, counted, processes, until
@@ -193,6 +194,86 @@ def test_ray_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         Ray()
 
 
+class FakeRay(SimpleNamespace):
+    """As much of Ray as an engine without jobs needs; keeps the environment that each part of it has seen."""
+
+    def __init__(self, running: bool = False, starts: bool = True) -> None:
+        super().__init__(running=running, starts=starts, seen={}, exceptions=SimpleNamespace(RayError=RuntimeError))
+
+    def is_initialized(self) -> bool:
+        return self.running
+
+    def init(self, **_: object) -> None:
+        self.seen["init"] = dict(os.environ)
+        if not self.starts:
+            raise RuntimeError("no node started")
+
+    def shutdown(self) -> None:
+        self.seen["shutdown"] = dict(os.environ)
+
+
+QUIET = {
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def faked(monkeypatch: pytest.MonkeyPatch, fake: FakeRay | None, **own: str) -> dict[str, str]:
+    """The environment once the fake (None: no Ray) stands in Ray's place and only these of its variables are set."""
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    for name in QUIET:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    return dict(os.environ)
+
+
+@pytest.mark.parametrize("own", [{}, {"RAY_USAGE_STATS_ENABLED": "1"}])
+@pytest.mark.parametrize("running", [False, True])
+def test_ray_is_asked_for_quiet_only_while_it_is_at_work(
+    running: bool, own: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRay(running)
+    before = faked(monkeypatch, fake, **own)
+    quiet = {**QUIET, **before}
+    engine = Ray()
+    assert dict(os.environ) == before
+    for _ in range(2):
+        with engine:
+            assert dict(os.environ) == quiet
+        assert dict(os.environ) == before
+    assert fake.seen == ({} if running else {"init": quiet, "shutdown": quiet})
+
+
+def test_the_environment_is_as_it_was_where_ray_is_missing_or_a_block_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = faked(monkeypatch, None)
+    with pytest.raises(UserError, match="ray is not installed"):
+        Ray()
+    assert dict(os.environ) == before
+    before = faked(monkeypatch, FakeRay(starts=False))
+    with pytest.raises(UserError, match="no Ray cluster at this machine: no node started"), Ray():
+        pass
+    assert dict(os.environ) == before
+    before = faked(monkeypatch, FakeRay())
+    with pytest.raises(KeyboardInterrupt), Ray():
+        raise KeyboardInterrupt
+    assert dict(os.environ) == before
+
+
+def test_ray_is_imported_with_its_environment_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of it Ray reads then and never again."""
+    before = faked(monkeypatch, FakeRay())
+    monkeypatch.delitem(sys.modules, "ray")
+    (tmp_path / "ray.py").write_text("import os\nSEEN = dict(os.environ)\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    Ray()
+    seen = sys.modules["ray"].SEEN
+    assert seen == {**before, **QUIET}
+    assert dict(os.environ) == before
+
+
 CLUSTER = """
 import sys, threading
 from pathlib import Path
@@ -238,7 +319,8 @@ print("all is well")
 @pytest.mark.slow
 def test_all_trials_finish_though_a_node_dies_and_none_that_is_finished_runs_again(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CLUSTER, str(tmp_path / "out")]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    alone = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}  # the cluster is the test's: no engine asks it for quiet
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, env=alone)
     assert (ended.returncode, ended.stdout) == (0, "all is well\n"), ended.stderr[-3000:]
 
 

@@ -1,5 +1,6 @@
 """Averages and what is kept with them: merging, input dependence, the file, and what it does not fit."""
 
+import copy
 import itertools
 import random
 import subprocess
@@ -13,10 +14,10 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForTokenClassification, BertModel
 
 import regard
-from regard.constants import Constants, Origin, at
+from regard.constants import Constants, Origin, at, data_free
 from regard.errors import UserError
 from regard.slot import identity, watching
 from regard.statistics.dependence import InputDependence
@@ -246,11 +247,74 @@ def test_constants_of_another_model_or_for_shorter_inputs_are_refused(constants:
     refused("type", path, model={**identity(bert()), "type": "roberta"})
     fewer = identity(bert())
     refused("weights are alike", path, model={**fewer, "weights": fewer["weights"][:-4]})
-    nearly = bert()
+
+
+def tuned(model: Any, by: float = 0.01, among: str = "") -> Any:
+    """A copy whose weights, those with `among` in their names, are a little different."""
+    copied = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
-        for parameter in nearly.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
-    assert Constants.load(path, model=identity(nearly)).layers == constants.layers
+        for name, parameter in copied.named_parameters():
+            if among in name:
+                parameter.add_(by * torch.randn(parameter.shape, generator=generator))
+    return copied
+
+
+@pytest.mark.parametrize(
+    "among", ["", "query.weight", "key.bias", "layer.1.output.dense", "attention.output.LayerNorm"]
+)
+def test_constants_from_before_fine_tuning_pass_with_a_warning(
+    among: str, constants: Constants, model: Any, tmp_path: Path
+) -> None:
+    path, other = constants.save(tmp_path / "constants.safetensors"), tuned(model, among=among)
+    with pytest.warns(UserWarning, match="a little different, as before fine-tuning") as told:
+        found = Constants.load(path, model=identity(other))
+    assert len(told) == 1
+    assert found.origin == constants.origin
+    with pytest.warns(UserWarning, match="a little different"), regard.replacing(other, found):
+        pass
+    with pytest.warns(UserWarning, match="a little different"):
+        found.merge(regard.average_attention(other, [inputs()], LENGTH))
+
+
+def test_constants_of_the_same_model_pass_without_a_warning(constants: Constants, model: Any, tmp_path: Path) -> None:
+    """Also under another head, beside other embeddings, in another precision, and where any weights would do."""
+    path = constants.save(tmp_path / "constants.safetensors")
+    headed = BertForTokenClassification(model.config).eval()
+    headed.bert.load_state_dict(model.state_dict(), strict=False)
+    same = [copy.deepcopy(model), headed, tuned(model, among="embeddings"), tuned(model, among="pooler")]
+    for other in (*same, copy.deepcopy(model).half(), copy.deepcopy(model).bfloat16()):
+        assert Constants.load(path, model=identity(other)).origin == constants.origin
+    with regard.replacing(tuned(model), data_free("toeplitz", constants)):
+        pass
+    with regard.replacing(tuned(model), constants, any_model=True):
+        pass
+
+
+def test_constants_without_a_digest_pass_as_before(constants: Constants, model: Any, tmp_path: Path) -> None:
+    """Such as files of earlier versions."""
+    old = {name: value for name, value in constants.origin.model.items() if name != "digest"}
+    path = changed(constants, model=old).save(tmp_path / "constants.safetensors")
+    for other in (model, tuned(model)):
+        assert Constants.load(path, model=identity(other)).origin.model == old
+        assert Constants.load(path, model={**identity(other), "digest": None}).layers == constants.layers
+    refused("weights are alike", path, model=identity(bert(seed=7)))
+
+
+@pytest.mark.parametrize("entry", [0, 63])
+def test_the_digest_sees_both_ends_of_each_weight(entry: int, model: Any) -> None:
+    known = identity(model)["digest"]
+    assert known.startswith("float32:")
+    assert identity(copy.deepcopy(model).double())["digest"].startswith("float64:")
+    for block in (model.encoder.layer[0], model.encoder.layer[1]):
+        for parameter in block.parameters():
+            flat = parameter.data.view(-1)
+            at = entry * (len(flat) - 1) // 63
+            before = flat[at].clone()
+            flat[at] += 1e-3
+            assert identity(model)["digest"] != known
+            flat[at] = before
+    assert identity(model)["digest"] == known
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(constants: Constants, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -128,7 +129,11 @@ class Constants:
         self.check_model(other.origin.model)
 
     def check_model(self, model: Mapping[str, Any]) -> None:
-        """Nothing, or a UserError: these are constants of another model than the one of this identity."""
+        """Nothing, or a UserError: these are constants of another model than the one of this identity.
+
+        Those of a model that is nearly this one, as before fine-tuning, pass with a warning. That needs digests of both
+        in one precision: nothing is said of weights in two, nor of files without a digest, as earlier versions wrote.
+        """
         mine = self.origin.model
         for name in ("type", "heads"):
             if name in mine and name in model and mine[name] != model[name]:
@@ -142,6 +147,12 @@ class Constants:
                 raise UserError(
                     "constants: expected those of this model, got those of another one of the same shape: their "
                     f"weights are alike by {alike:.2f} (cosine), {SAME} is allowed"
+                )
+            if _differ(mine.get("digest"), model.get("digest")):
+                warnings.warn(
+                    "constants: expected those of this model, got those of one whose weights are a little different, "
+                    "as before fine-tuning; they are used all the same",
+                    stacklevel=2,
                 )
 
     def input_dependence(self) -> dict[Layer, Float[Tensor, " head"]]:
@@ -253,6 +264,13 @@ def _alike(mine: Sequence[float], theirs: Sequence[float]) -> float:
     if len(mine) != len(theirs):
         return 0.0
     return float(torch.nn.functional.cosine_similarity(torch.tensor(mine), torch.tensor(theirs), dim=0))
+
+
+def _differ(mine: str | None, theirs: str | None) -> bool:
+    """Whether two digests are of different weights in the same precision; weights in two cannot be compared."""
+    if mine is None or theirs is None:
+        return False
+    return mine != theirs and mine.partition(":")[0] == theirs.partition(":")[0]
 
 
 def _short(value: Any) -> str:

@@ -38,5 +38,6 @@ def data_free(source: str, like: Constants) -> Constants:
     for place, matrix in like.matrices.items():
         heads, queries, keys = matrix.shape
         matrices[place] = SOURCES[source](queries, keys).expand(heads, queries, keys).contiguous()
-    origin = replace(like.origin, source=source, data={}, tokenizer=None, notes=())
+    model = {name: value for name, value in like.origin.model.items() if name != "digest"}  # of any weights
+    origin = replace(like.origin, source=source, model=model, data={}, tokenizer=None, notes=())
     return Constants(matrices=matrices, origin=origin)

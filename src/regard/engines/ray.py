@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -42,10 +42,9 @@ class Ray:
     def __init__(self, *, address: str | None = None, workers: int | None = None, gpus: int = 0) -> None:
         if workers is not None and workers < 1:
             raise UserError(f"workers: expected at least 1, got {workers}")
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
         try:
-            import ray
+            with _quiet():
+                import ray
         except ImportError:
             raise UserError("on: ray is not installed; pip install 'regard[sweep]', or choose local") from None
         self._ray: Any = ray
@@ -53,10 +52,18 @@ class Ray:
         self._threads = 1 if address or workers is None else max(1, cores() // workers)
         self._keys: dict[Any, str] = {}
         self._ours = False
+        self._around = ExitStack()
 
     def __enter__(self) -> Ray:
-        if self._ray.is_initialized():
-            return self
+        with ExitStack() as around:
+            around.enter_context(_quiet())
+            if not self._ray.is_initialized():
+                self._begin()
+            self._around = around.pop_all()
+        return self
+
+    def _begin(self) -> None:
+        """Start a cluster, or go to the one at the address. Raises UserError."""
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
         with _handlers_kept():
             try:
@@ -69,16 +76,16 @@ class Ray:
                 why = " ".join(str(error).split())
                 raise UserError(f"address: no Ray cluster at {self._address or 'this machine'}: {why}") from error
         self._ours = True
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._cancel()
-        finally:
-            if self._ours:
-                self._ray.shutdown()
+        with self._around:
+            try:
+                self._cancel()
+            finally:
+                if self._ours:
+                    self._ray.shutdown()
 
     def places(self) -> int:
         if self._workers is not None:
@@ -119,6 +126,18 @@ class Ray:
             _, left = self._ray.wait(tasks, num_returns=len(tasks), timeout=GRACE) if tasks else ([], [])
             for task in left:
                 self._ray.cancel(task, force=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While it lasts the environment asks Ray for quiet, unless it says otherwise; afterwards it is as it was."""
+    ours = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from regard.slot.site import Stack, kind, stacks
 
 SAMPLES = 4
 """Entries of each weight matrix that go into a model's identity."""
+DIGESTED = 64
+"""Entries of each weight of a layer, matrix or not, that go into the digest: its cost does not grow with their size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +73,10 @@ def places(model: nn.Module) -> list[Place]:
 
 
 def identity(model: nn.Module, found: list[Place] | None = None) -> dict[str, Any]:
-    """What tells a model from others: its type, its heads by layer, and a few of its attention weights.
+    """What tells a model from others: its type, its heads by layer, a few of its attention weights, and a digest.
 
-    Not its class: the same encoder under another head is the same model.
+    Not its class: the same encoder under another head is the same model. The weights tell how far two models are from
+    each other, the digest whether they are one, in the same precision.
     """
     found = places(model) if found is None else found
     weights: list[float] = []
@@ -86,7 +90,22 @@ def identity(model: nn.Module, found: list[Place] | None = None) -> dict[str, An
         "type": getattr(config, "base_model_type", None) or getattr(config, "model_type", type(model).__name__),
         "heads": {f"{place.site}.{place.layer}": place.heads for place in found},
         "weights": [float(f"{weight:.6g}") for weight in weights],
+        "digest": _digest(found),
     }
+
+
+def _digest(found: list[Place]) -> str:
+    """The precision of the layers' weights, and a sha256 over a few entries of each."""
+    precision: set[str] = set()
+    digest = hashlib.sha256()
+    for block in dict.fromkeys(block for place in found for block in place.stack.blocks):
+        for parameter in block.parameters():
+            size, few = parameter.numel(), min(parameter.numel(), DIGESTED)
+            at = torch.arange(few) * (size - 1) // max(few - 1, 1)
+            entries = parameter.detach().flatten()[at.to(parameter.device)].cpu().contiguous()
+            precision.add(str(parameter.dtype).removeprefix("torch."))
+            digest.update(entries.view(torch.uint8).numpy().tobytes())
+    return f"{'+'.join(sorted(precision))}:{digest.hexdigest()}"
 
 
 def _try(model: Any) -> None:
