@@ -7,7 +7,9 @@ then summed with the weights (loop); peft's layer in the way that its X-LoRA goe
 layer alone (base). Before the clock runs, all outputs are checked to be the same.
 
 Writing: a Llama of 8 layers of width 512 with random weights, 8 rows, 64 tokens more, greedy; blocks beside queries and
-values. The pool with 16 blocks and weights made once, with one block, and one LoRA in peft.
+values. `SharedAdapters.generate` with 16 blocks, which weighs them by each row's prompt (routed); the same blocks with
+those weights given (regard), so that the ratio of both is what the attention and its hooks cost; one block (one); and
+one LoRA in peft. Before the clock runs, the first two are checked to write the same.
 
     python -m benchmarks.adapters [--quick] [--threads N] [--ranks 4,8,16] [--blocks 1,4,16,64,128] [--budget SECONDS]
                                   [--out FILE]                                       about 10 minutes on one core
@@ -18,7 +20,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,8 +31,9 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import Figures, allocated, parser, prepared, race, row, show, write
-from regard.adapters.lora import MixedLayer, Mixture
+from regard.adapters.lora import LoraBlocks, MixedLayer, Mixture
 from regard.adapters.pool import LoraPool
+from regard.adapters.shared import SharedAdapters
 
 ALPHA, TOP, WRITING = 32, 8, 16
 Mix = Callable[[Tensor, Tensor], Tensor]
@@ -177,11 +180,27 @@ def pool_of(model: Any, blocks: int, rank: int) -> LoraPool:
     """A pool whose blocks all add something."""
     pool = LoraPool(model, rank=rank, alpha=ALPHA)
     pool.reserve(blocks)
-    random = torch.Generator().manual_seed(1)
-    for one in pool.blocks:
-        for part in one.B:
-            part.copy_(torch.randn(part.shape, generator=random) / 100)
+    fill(pool.blocks)
     return pool
+
+
+def shared_of(model: Any, blocks: int, rank: int) -> SharedAdapters:
+    """The blocks of such a pool, all frozen, under the attention that weighs them."""
+    adapters = SharedAdapters(model, rank=rank, alpha=ALPHA)
+    for number in range(blocks):
+        adapters.add(f"task{number}")
+    adapters.close()
+    fill(layer.blocks for layer in adapters.layers("fill").values())
+    return adapters.eval()
+
+
+@torch.no_grad()
+def fill(layers: Iterable[LoraBlocks]) -> None:
+    """Let every block add something."""
+    random = torch.Generator().manual_seed(1)
+    for blocks in layers:
+        for part in blocks.B:
+            part.copy_(torch.randn(part.shape, generator=random) / 100)
 
 
 def peer_of(model: Any, pool: LoraPool) -> Any:
@@ -199,7 +218,8 @@ def writing(rank: int, *, small: bool, budget: float) -> dict[str, Any]:
     """One line of the result: texts that are written with many blocks."""
     plain, rows, tokens = llama(small=small), 8, 4 if small else 64
     ids = torch.randint(3, 4096, (rows, 32))
-    weights = torch.randn(rows, WRITING).softmax(-1)
+    shared = shared_of(copy.deepcopy(plain), WRITING, rank)
+    weights = shared.weights(input_ids=ids)
     pools = {"regard": pool_of(copy.deepcopy(plain), WRITING, rank), "one": pool_of(copy.deepcopy(plain), 1, rank)}
     peer = peer_of(copy.deepcopy(plain), pools["one"])
 
@@ -218,12 +238,14 @@ def writing(rank: int, *, small: bool, budget: float) -> dict[str, Any]:
 
     with pools["one"].weighing(torch.ones(rows, 1)):
         torch.testing.assert_close(pools["one"].model(ids).logits, peer(ids).logits, rtol=1e-3, atol=1e-3)
-    contestants: dict[str, Callable[[], object]] = {
+    contestants: dict[str, Callable[[], Tensor]] = {
         "regard": pooled_writing(pools["regard"], weights),
+        "routed": lambda: write_with(shared),
         "one": pooled_writing(pools["one"], torch.ones(rows, 1)),
         "peft": lambda: write_with(peer),
         "base": lambda: write_with(plain),
     }
+    torch.testing.assert_close(contestants["routed"](), contestants["regard"]())
     figures: dict[str, Figures] = race(contestants, least=5, most=15, budget=4 * budget)
     bare = {name: dataclasses.replace(one, memory=None) for name, one in figures.items()}
     return row({"part": "writing", "rank": rank, "blocks": WRITING, "width": plain.config.hidden_size}, bare, "regard")

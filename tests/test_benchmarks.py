@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import tables
+from benchmarks import adapters, tables
 from benchmarks.timing import RESULTS, extra_memory, race
+
+from regard.adapters.attention import SharedAttention
 
 
 @pytest.mark.parametrize(
@@ -74,3 +76,25 @@ def test_contestants_take_turns() -> None:
     figures = race({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, least=2, most=2)
     assert order == ["a", "b"] * 3 + ["a", "b"]
     assert figures["a"].runs == 2
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_the_attention_that_weighs_blocks_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once each time that texts are written by it, and never for weights that are given; each row gets its own."""
+    seen: list[torch.Tensor] = []
+    forward = SharedAttention.forward
+
+    def watched(self: SharedAttention, vectors: torch.Tensor) -> torch.Tensor:
+        seen.append(forward(self, vectors))
+        return seen[-1]
+
+    monkeypatch.setattr(SharedAttention, "forward", watched)
+    with torch.no_grad():
+        line = adapters.writing(2, small=True, budget=0.0)
+    figures = line["figures"]
+    assert figures.keys() == {"regard", "routed", "one", "peft", "base"}
+    runs = figures["routed"]["runs"]
+    assert len(seen) == 1 + 1 + (1 + runs + 1)  # the given ones, the check; for warmth, on the clock, for memory
+    assert all(torch.equal(one, seen[0]) for one in seen)
+    assert seen[0].shape == (8, adapters.WRITING)
+    assert len(seen[0].unique(dim=0)) == 8

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.continual import small, small_text
+from tests.continual.pseudo import small_pseudo
 
 from regard.continual import run as continual
 from regard.continual.learner import Budget
@@ -15,7 +16,8 @@ from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.experiments import sapt, sapt_analyses, sapt_decoder
 from regard.experiments.sapt import Row
-from regard.experiments.sapt_analyses import ANALYSES, Setting, number, only, shallow
+from regard.experiments.sapt_analyses import ANALYSES, Setting, only, shallow
+from regard.experiments.sapt_numbers import number
 from regard.experiments.sapt_tables import Tables
 from regard.recipes import recipe
 
@@ -27,6 +29,7 @@ def tiny(of: Row, tasks: Stream, seed: int, loaded: Any, data: str, budget: Budg
     """A run with few steps, whatever the budget."""
     opened = of.method == "sapt" and of.settings.get("gate") != "published"
     quick = {**of.settings, "ahead": min(2, of.settings.get("ahead", 2))} if opened else of.settings
+    quick = {**quick, "length": 2} if quick.get("block") == "prompt" else quick
     return sapt.learnt(Row(of.method, quick, of.lora, of.rate), tasks, seed, loaded, data, small.BUDGET, **more)
 
 
@@ -67,6 +70,7 @@ def placed(name: str, case: str) -> dict[str, dict[float | None, float]]:
         ("pair", [f"similar (cat-dog, red-blue-green), {row}" for row in ("sapt", "sequential-lora", "separate")]),
         ("strength", ["λ 0.01", "λ 0.1", "λ 1", "λ 10", "balanced 1"]),
         ("gate", list(sapt_analyses.GATES)),
+        ("prompts", list(sapt_analyses.PROMPTS)),
         ("rates", [f"{row}, {rate}" for row in sapt_analyses.RATED for rate in ("0.0005", "0.001", "0.002")]),
         ("fifty", ["sapt, 3 tasks", "sequential-lora, 3 tasks"]),
         ("instructions", ["with", "without"]),
@@ -82,6 +86,8 @@ def test_an_analysis_has_these_cases(name: str, cases: list[str]) -> None:
         ("share", "real, 50%"),
         ("share", "density, 100%"),
         ("strength", "balanced 1"),
+        ("prompts", "prompts, rate ×5"),
+        ("prompts", "prompts, rate ×5, no MLP"),
         *(("gate", case) for case in sapt_analyses.GATES),
     ],
 )
@@ -139,7 +145,7 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
     monkeypatch.setattr(sapt_decoder, "written_tasks", lambda seed, data: small_text.stream())
     monkeypatch.setattr(sapt_analyses, "FEW", ("animals", "colours"))
     cases = dict(ANALYSES["decoder"](dataclasses.replace(GIVEN, work=tmp_path)))
-    assert tuple(cases) == sapt_decoder.DECODED
+    assert tuple(cases) == (*sapt_decoder.DECODED, "lfpt5")
     found = {one["measure"]: one["value"] for one in cases["sapt"]()}
     assert {"ap til", "f_ra til", "learning_accuracy til", "own_weight end"} <= set(found)
     assert "ap cil" not in found
@@ -151,6 +157,43 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
     monkeypatch.setattr(sapt_analyses, "learnt", lambda of, *rest: asked.append(of) or sapt.learnt(of, *rest))
     cases["incremental-lora"]()
     assert (asked[0].method, asked[0].rate) == ("incremental-lora", None)  # the budget's, as all others
+
+
+@pytest.mark.parametrize("case", list(sapt_decoder.STANDING))
+def test_what_stands_for_tasks_is_told_with_what_it_gives_away(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sapt_decoder, "pretrained", lambda work, seed: small_pseudo.writer())
+    monkeypatch.setattr(sapt_decoder, "written_tasks", lambda seed, data: small_pseudo.tasks(3))
+    monkeypatch.setattr(sapt_analyses, "FEW", tuple(task.name for task in small_pseudo.tasks(2).tasks))
+    monkeypatch.setattr(sapt_decoder, "TAUGHT", small_text.BUDGET)
+    quick = {"generated": {"generator_steps": 60, "generator_rate": 2e-2, "generator_batch": 8}}.get(case, {})
+
+    def learnt(of: Row, *rest: Any) -> Any:
+        return sapt.learnt(dataclasses.replace(of, settings={**of.settings, "ahead": 2, **quick}), *rest)
+
+    monkeypatch.setattr(sapt_analyses, "learnt", learnt)
+    found = made("standing", case)
+    assert "ap til" in found
+    assert ("membership" in found) is (case != "none")
+    assert 0 <= found.get("membership", 0) <= 1
+    assert ({"told apart", "near duplicates", "copied 8-grams", "kept"} & set(found) != set()) is (case == "generated")
+
+
+def test_portions_share_a_tasks_rows_and_come_again() -> None:
+    whole = small.stream()
+    found = sapt_analyses.in_portions(whole)
+    assert [task.name for task in found.tasks] == [*NAMES, *(f"{name}, again" for name in NAMES)]
+    for task, first, second in zip(whole.tasks, found.tasks[:3], found.tasks[3:], strict=True):
+        rows = [tuple(zip(one.train.texts, one.train.labels, strict=True)) for one in (task, first, second)]  # type: ignore[union-attr]
+        assert Counter(rows[0]) == Counter(rows[1]) + Counter(rows[2])
+        assert (first.test, second.dev) == (task.test, task.dev)
+
+
+def test_those_that_notice_are_told_with_how_often_they_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = made("noticed", "sapt, a block a portion")
+    assert found["blocks"] == 4
+    assert found["right"] == 0.5
+    found = made("noticed", "sapt-noticed")
+    assert 1 <= found["blocks"] <= 4
 
 
 def test_a_decoder_has_room_for_texts_and_answers() -> None:
@@ -194,6 +237,16 @@ def test_many_tasks_are_told_by_their_number() -> None:
         assert list(found[name]) == [1, 2, 3]
     assert found["own_weight by tasks"][1.0] == pytest.approx(1)
     assert found["ap by tasks"][3.0] == pytest.approx(found["ap cil"][None])
+
+
+def test_no_gate_tells_tasks_with_the_same_classes_apart() -> None:
+    """a-b, b-c and b-a: a comes twice, b three times, c once."""
+    first = small.stream().tasks[0]
+    named = [("a", "b"), ("b", "c"), ("b", "a")]
+    tasks = tuple(dataclasses.replace(first, name="-".join(one), labels=one) for one in named)
+    found = sapt_analyses.most_own(Stream(name="x", tasks=tasks, order=(0, 1, 2), seed=0))
+    bounds = [1, (1 + 1 / 2 + 1 / 2 + 1) / 4, (1 / 2 + 1 / 3 + 1 / 3 + 1 + 1 / 3 + 1 / 2) / 6]
+    assert [(one["x"], one["value"]) for one in found] == [(n + 1, pytest.approx(one)) for n, one in enumerate(bounds)]
 
 
 def test_tasks_are_chosen_by_name() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -352,3 +353,38 @@ def test_the_command_draws(tables: Tables, tmp_path: Path, monkeypatch: pytest.M
     assert sapt_figures.main(["--data", "results"]) == 0
     assert (PICTURES / "sapt-weights.svg").exists()
     assert not (PICTURES / "sapt-fifty.svg").exists()
+
+
+# -- what is said beside the tables -----------------------------------------------------------------------------------
+
+
+def test_methods_that_are_no_better_than_plain_ones_are_named(tmp_path: Path) -> None:
+    scores = {
+        "sapt": [60.0, 61.0, 62.0],
+        "sequential-lora": [20.0, 21.0, 22.0],
+        "migu": [20.5, 20.5, 22.5],
+        "epi": [50.0, 51.0, 52.0],
+    }
+    said = finding(gathered(tmp_path, scores), "SAPT performs better at the end").evidence
+    assert "Of no more than `sequential-lora` are sure: `migu`." in said
+    assert "Among the labels of a text's own task it lies above 0 for " in said
+
+
+def test_what_the_decoder_came_to_is_said_in_points() -> None:
+    rows = [("sapt", "ap til", 23.5), ("joint", "ap til", 27.5), ("replay-lora", "ap til", 20.0)]
+    rows += [("separate", "learning_accuracy til", 29.0), ("sapt", "learning_accuracy til", 24.5)]
+    found = pd.DataFrame([{"case": case, "measure": name, "x": None, "value": value} for case, name, value in rows])
+    said = sapt_analyses_page.decoded(found)
+    assert "4.0 points below `joint`" in said
+    assert "3.5 points above `replay-lora`" in said
+    assert "4.5 points below what `separate` learns" in said
+    assert sapt_analyses_page.decoded(found[found["case"] != "sapt"]) == ""
+
+
+def test_the_bound_of_an_own_weight_is_told_beside_it(both: Tables) -> None:
+    more = [("most own_weight by tasks", float(x), 1 / x) for x in range(1, 11)]
+    rows = [
+        {"analysis": "fifty", "case": "sapt, 50 tasks", "seed": 1, "measure": n, "x": x, "value": v} for n, x, v in more
+    ]
+    told = sapt_analyses_page.analyses(pd.concat([both.analyses, pd.DataFrame(rows)]))
+    assert re.search(r"sapt, 50 tasks \| own weight, at most \| 0\.46 \| 0\.13 \|", told)

@@ -1,17 +1,18 @@
-"""Further analyses of SAPT with a small encoder, each one command that ends within 15 minutes on one core.
+"""Further analyses of SAPT with a small encoder, each one command that ends within half an hour on one core.
 
     python -m regard.experiments.sapt_analyses NAME --data DIR [--work DIR] [--seed 42]
 
-NAME is share, size, unseen, pair, strength, gate, rates, fifty, instructions or decoder:
-see the functions of `ANALYSES`. The settings
-are those of `regard.experiments.sapt`; most are run over five tasks. A finished case is kept in `--work` and never made
-twice; `python -m regard.experiments.sapt_page --work DIR` gathers them.
+NAME is share, size, unseen, pair, strength, gate, prompts, noticed, rates, fifty, instructions, decoder or standing:
+see the functions of `ANALYSES`. The settings are those of `regard.experiments.sapt`; most are run over five tasks.
+What is finished is kept in `--work` and never made twice; `python -m regard.experiments.sapt_page --work DIR` gathers
+it.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -19,20 +20,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from torch import nn
 
 from regard.continual.methods import METHODS
-from regard.continual.metrics import accuracy_matrix, average_performance, forgetting_from_best, learning_accuracy
+from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.run import Ran, begin
 from regard.continual.scoring import score
-from regard.data.stream import Stream
+from regard.data.examples import Examples
+from regard.data.stream import Stream, Task
 from regard.data.streams import read_stream
 from regard.data.text_streams import split_into, unseen
 from regard.errors import UserError
 from regard.experiments import sapt_decoder
 from regard.experiments.runs import Case, make_missing
 from regard.experiments.sapt import BUDGET, ROWS, SEEDS, STORED, Row, learnt, tasks_of
+from regard.experiments.sapt_numbers import Number, by_count, number, numbers, standing
 from regard.models.pretrained import Loaded, load
 
 FEW = ("sst2", "agnews", "dbpedia", "amazon", "rte")
@@ -47,12 +49,21 @@ HELD_OUT = 4
 WORK = Path("runs") / "sapt"
 MANY, MANY_ROWS, MANY_LOOKED_AT = 50, 200, 8
 MANY_BUDGET = dataclasses.replace(BUDGET, epochs=2, length=32)
+PUBLISHED = {**STORED, "gate": "published"}
 GATES: dict[str, Row] = {
     "published": ROWS["sapt, gate published"],
+    "published, λ 1": ROWS["sapt, gate published, λ 1"],
+    "published, λ 4": Row("sapt", {**PUBLISHED, "strength": 4.0}),
+    "published, λ 1, floor": Row("sapt", {**PUBLISHED, "strength": 1.0, "floor": 0.5}),
+    "published, λ 1, keys ×10": Row("sapt", {**PUBLISHED, "strength": 1.0, "key_rate": 10.0}),
+    "published, λ 1, maps ×0.1": Row("sapt", {**PUBLISHED, "strength": 1.0, "map_rate": 0.1}),
     "−log a only": Row("sapt", {**STORED, "ahead": 0}),
-    "floor": Row("sapt", {**STORED, "ahead": 0, "floor": 0.5}),
-    "entropy lower": Row("sapt", {**STORED, "ahead": 0, "entropy": 0.1}),
-    "entropy higher": Row("sapt", {**STORED, "ahead": 0, "entropy": -0.1}),
+    "−log a, floor": Row("sapt", {**STORED, "ahead": 0, "floor": 0.5}),
+    "−log a, entropy lower": Row("sapt", {**STORED, "ahead": 0, "entropy": 0.1}),
+    "−log a, entropy higher": Row("sapt", {**STORED, "ahead": 0, "entropy": -0.1}),
+    "−log a, balance": Row("sapt", {**STORED, "ahead": 0, "balance": 0.1}),
+    "−log a, keys ×10": Row("sapt", {**STORED, "ahead": 0, "key_rate": 10.0}),
+    "−log a, maps ×0.1": Row("sapt", {**STORED, "ahead": 0, "map_rate": 0.1}),
     "ahead, held": Row("sapt", {**STORED, "held": True}),
     "ahead": Row("sapt", STORED),
     "ahead, order paper": Row("sapt", {**STORED, "order": "paper"}),
@@ -61,7 +72,12 @@ GATES: dict[str, Row] = {
     "ahead, density": Row("sapt", {**STORED, "reflects": "density"}),
 }
 """What opens the gate. Where nothing else is said 100 vectors are stored; all but the published have the term −log a of
-the own block's weight in their loss, whose strength is also that of the reflection."""
+the own block's weight in their loss, and each earlier task's divergence counts as it does: four tasks, λ 4."""
+PROMPTS: dict[str, Row] = {
+    f"prompts, rate ×{times:g}": Row("sapt", {**STORED, "block": "prompt", "block_rate": times}) for times in (1, 5, 20)
+}
+PROMPTS["prompts, rate ×5, no MLP"] = Row("sapt", {**STORED, "block": "prompt", "block_rate": 5.0, "hidden": 0})
+PROMPTS |= {"low-rank": ROWS["sapt"], "progprompt": ROWS["progprompt"]}
 
 
 @dataclass(frozen=True)
@@ -74,57 +90,8 @@ class Setting:
     work: Path = WORK
 
 
-Number = dict[str, Any]
 Cases = Iterator[tuple[str, Callable[[], list[Number]]]]
 """The cases of an analysis by name, and what gives the numbers of each: `measure`, `x`, `value`."""
-
-
-# -- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def number(measure: str, value: float | None, x: float | None = None) -> list[Number]:
-    """A number, as a list; none where it is not known."""
-    return [] if value is None else [{"measure": measure, "x": x, "value": float(value)}]
-
-
-def numbers(ran: Ran) -> list[Number]:
-    """What a run came to: scores and forgetting in both settings, its gate, and seconds of training."""
-    found: list[Number] = []
-    names = {"ap": average_performance, "f_ra": forgetting_from_best, "learning_accuracy": learning_accuracy}
-    for setting in ("cil", "til"):
-        for name, measure in names.items():
-            found += number(f"{name} {setting}", _measured(ran, setting, measure))
-    return found + gate_numbers(ran) + number("seconds", sum(row["seconds"] for row in ran.found["cost"]))
-
-
-def _measured(ran: Ran, setting: Any, measure: Callable[[Any], float | None]) -> float | None:
-    order = "-".join(map(str, range(len(ran.learner.stream))))
-    rows = pd.DataFrame([row for row in ran.found["matrix"] if row["setting"] == setting])
-    if rows.empty:
-        return None
-    return measure(accuracy_matrix(rows.assign(stream="x", method="x", seed=0, order=order), setting))
-
-
-def gate_numbers(ran: Ran) -> list[Number]:
-    """Means over tasks of what a run's gate did, when each was learnt and at the end; `least`: the least of a task."""
-    found: list[Number] = []
-    gate = pd.DataFrame(ran.found["gate"])
-    if gate.empty:
-        return found
-    last = gate["after_task"].max()
-    for statistic in ("own_weight", "entropy"):
-        asked = gate[gate["statistic"] == statistic]
-        for when, rows in (
-            ("learning", asked[asked["after_task"] == asked["position"]]),
-            ("end", asked[asked["after_task"] == last]),
-        ):
-            found += number(f"{statistic} {when}", rows["value"].mean())
-            if statistic == "own_weight":
-                found += number(f"least {statistic} {when}", rows["value"].min())
-    for statistic in ("routed_score", "forced_score", "other_score"):
-        scored = gate[gate["statistic"] == statistic]["value"]
-        found += number(statistic, scored.mean() if len(scored) else None)
-    return found
 
 
 # -- analyses --------------------------------------------------------------------------------------------------------
@@ -210,16 +177,59 @@ def _of_pair(ran: Ran) -> list[Number]:
 
 def strength(given: Setting) -> Cases:
     """The published gate with λ from 0.01 to 10, and balanced by gradients; five runs of five tasks."""
-    published = {**STORED, "gate": "published"}
     for value in STRENGTHS:
-        yield f"λ {value:g}", _over(given, Row("sapt", {**published, "strength": value}), few(given))
-    yield "balanced 1", _over(given, Row("sapt", {**published, "balanced": 1.0}), few(given))
+        yield f"λ {value:g}", _over(given, Row("sapt", {**PUBLISHED, "strength": value}), few(given))
+    yield "balanced 1", _over(given, Row("sapt", {**PUBLISHED, "balanced": 1.0}), few(given))
 
 
 def gate(given: Setting) -> Cases:
-    """What opens the gate (`GATES`); eleven runs of five tasks."""
+    """What opens the gate (`GATES`); nineteen runs of five tasks, half an hour."""
     for name, row in GATES.items():
         yield name, _over(given, row, few(given))
+
+
+def prompts(given: Setting) -> Cases:
+    """Soft prompts for blocks (SAPT-Prompt) at several rates, beside low-rank ones; six runs of five tasks."""
+    for name, row in PROMPTS.items():
+        yield name, _over(given, row, few(given))
+
+
+def noticed(given: Setting) -> Cases:
+    """Five tasks in two portions each, whose second comes when all have been seen: who notices; four runs of ten.
+
+    `blocks` that there are in the end, and `right`: the share of portions that were given the block of their task where
+    that has one, and a new one where it has none.
+    """
+    portions = in_portions(few(given))
+    rows = {"sapt, a block a portion": ROWS["sapt"], "sapt-noticed": Row("sapt-noticed", STORED)}
+    rows["sapt-noticed, alarm 0.001"] = Row("sapt-noticed", {**STORED, "alarm": 0.001})
+    for name, row in {**rows, "sequential-lora": ROWS["sequential-lora"]}.items():
+        yield name, _over(given, row, portions, _of_portions)
+
+
+def in_portions(stream: Stream) -> Stream:
+    """Each task's training rows in two halves, of which the second come when all the first have: `name, again`."""
+    halves: list[list[Any]] = [[], []]
+    for task in stream.tasks:
+        assert isinstance(task, Task)
+        for half, name in enumerate((task.name, f"{task.name}, again")):
+            texts, labels = task.train.texts[half::2], task.train.labels[half::2]
+            halves[half].append(dataclasses.replace(task, name=name, train=Examples(texts=texts, labels=labels)))
+    tasks = (*halves[0], *halves[1])
+    return dataclasses.replace(stream, tasks=tasks, order=tuple(range(len(tasks))))
+
+
+def _of_portions(ran: Ran) -> list[Number]:
+    """The numbers of a run, and how many blocks there are; of those that notice, how often they are right."""
+    found, network = numbers(ran), ran.learner.network
+    if not isinstance(network, SaptNetwork):
+        return found
+    many = len(ran.learner.stream)
+    given = [network.block_of(task) for task in range(many)]
+    first = range(many // 2)
+    right = sum(given[task] == len(set(given[:task])) for task in first)
+    right += sum(given[task + many // 2] == given[task] for task in first)
+    return found + number("blocks", len(set(given))) + number("right", right / many)
 
 
 def rates(given: Setting) -> Cases:
@@ -246,30 +256,22 @@ def fifty(given: Setting) -> Cases:
 def _many(given: Setting, row: Row, tasks: Stream) -> Callable[[], list[Number]]:
     def found() -> list[Number]:
         ran = learnt(row, tasks, given.seed, given.loaded, given.data, MANY_BUDGET, looked_at=MANY_LOOKED_AT)
-        return numbers(ran) + by_count(ran)
+        return numbers(ran) + by_count(ran) + most_own(tasks)
 
     return found
 
 
-def by_count(ran: Ran) -> list[Number]:
-    """How a run went by the number of tasks that were learnt: seconds a step, AP, own weight and entropy."""
+def most_own(tasks: Stream) -> list[Number]:
+    """The mean own weight by the number of tasks where a gate knows the class of each text and no more.
+
+    A text of a class that is in u of the tasks gives then 1/u to each of their blocks.
+    """
     found: list[Number] = []
-    for row in ran.found["cost"]:
-        found += number("seconds a step", row["seconds"] / row["steps"], row["position"])
-        found += number("seconds in hooks", row["hook_seconds"], row["position"])
-    parts = [("ap by tasks", _cells(ran, "cil"))]
-    gate = pd.DataFrame(ran.found["gate"], columns=["after_task", "statistic", "value"])
-    parts += [(f"{name} by tasks", gate[gate["statistic"] == name]) for name in ("own_weight", "entropy") if len(gate)]
-    for name, rows in parts:
-        for after, value in rows.groupby("after_task")["value"].mean().items():
-            found += number(name, value, float(after))
+    for many in range(1, len(tasks) + 1):
+        named = [(task.source, label) for task in tasks.tasks[:many] for label in task.labels]
+        uses = Counter(named)
+        found += number("most own_weight by tasks", sum(1 / uses[one] for one in named) / len(named), many)
     return found
-
-
-def _cells(ran: Ran, setting: str) -> pd.DataFrame:
-    """The scores after each task, of those that were learnt."""
-    kept = [row for row in ran.found["matrix"] if row["setting"] == setting and row["after_task"] >= row["position"]]
-    return pd.DataFrame([{"after_task": row["after_task"], "value": row["score"]} for row in kept])
 
 
 def instructions(given: Setting) -> Cases:
@@ -280,16 +282,26 @@ def instructions(given: Setting) -> Cases:
 
 
 def decoder(given: Setting) -> Cases:
-    """A decoder that is pre-trained here (`sapt_decoder`) and writes its answers; six runs of five tasks."""
+    """A decoder that is pre-trained here (`sapt_decoder`) and writes its answers; nine runs of five tasks."""
     for name in sapt_decoder.DECODED:
-        yield name, partial(_written, given, name)
+        row = dataclasses.replace(ROWS[name], rate=None)  # another model, whose rate is that of its budget
+        yield name, partial(_written, given, row, numbers)
+    yield "lfpt5", partial(_written, given, sapt_decoder.LFPT5, numbers)
 
 
-def _written(given: Setting, name: str) -> list[Number]:
+def standing_for(given: Setting) -> Cases:
+    """What stands for earlier tasks, with that decoder: scores, cost, and what it gives away; four runs of five tasks.
+
+    The texts are written by the decoder itself, for which it is trained anew after each task.
+    """
+    for name, row in sapt_decoder.STANDING.items():
+        yield name, partial(_written, given, row, standing)
+
+
+def _written(given: Setting, row: Row, told: Callable[[Ran], list[Number]]) -> list[Number]:
     loaded = sapt_decoder.pretrained(given.work, given.seed)
     tasks = only(sapt_decoder.written_tasks(given.seed, given.data), FEW)
-    row = dataclasses.replace(ROWS[name], rate=None)  # another model, whose rate is that of its budget
-    return numbers(learnt(row, tasks, given.seed, loaded, given.data, sapt_decoder.TAUGHT))
+    return told(learnt(row, tasks, given.seed, loaded, given.data, sapt_decoder.TAUGHT))
 
 
 ANALYSES: Mapping[str, Callable[[Setting], Cases]] = {
@@ -299,10 +311,13 @@ ANALYSES: Mapping[str, Callable[[Setting], Cases]] = {
     "pair": pair,
     "strength": strength,
     "gate": gate,
+    "prompts": prompts,
+    "noticed": noticed,
     "rates": rates,
     "fifty": fifty,
     "instructions": instructions,
     "decoder": decoder,
+    "standing": standing_for,
 }
 
 

@@ -12,6 +12,7 @@ from regard.experiments.results_page import DASH
 
 COMMON: Mapping[str, tuple[str, int]] = {
     "ap cil": ("AP", 1),
+    "ap til": ("own AP", 1),
     "f_ra cil": ("F.Ra", 1),
     "learning_accuracy cil": ("learning", 1),
     "learning_accuracy til": ("own learning", 1),
@@ -19,6 +20,8 @@ COMMON: Mapping[str, tuple[str, int]] = {
     "own_weight end": ("end", 2),
     "least own_weight end": ("least", 2),
     "entropy end": ("entropy, end", 2),
+    "blocks": ("blocks", 0),
+    "right": ("right", 2),
     "seconds": ("s", 0),
 }
 """The measures that most analyses tell: titles and digits."""
@@ -27,6 +30,11 @@ WRITTEN: Mapping[str, tuple[str, int]] = {
     "f_ra til": ("F.Ra", 1),
     "learning_accuracy til": ("learning", 1),
     **{one: COMMON[one] for one in ("own_weight learning", "own_weight end", "least own_weight end", "seconds")},
+    "membership": ("membership", 2),
+    "told apart": ("told apart", 2),
+    "near duplicates": ("near duplicates", 2),
+    "copied 8-grams": ("copied 8-grams", 2),
+    "kept": ("kept", 0),
 }
 """The measures of answers that are written, of which none is chosen among classes."""
 ABOUT: Mapping[str, tuple[str, str]] = {
@@ -50,9 +58,23 @@ ABOUT: Mapping[str, tuple[str, str]] = {
     ),
     "gate": (
         "What opens the gate",
-        "*published*: nothing does; all others have −log of the own block's weight in their loss; *ahead*: the "
-        "attention is taught the task's rows before its block is trained; *floor*: a floor under the own weight that "
-        "falls to 0 in the first half.",
+        "*published*: with λ of the mean over earlier tasks of their divergence; all that are not published have −log "
+        "of the own block's weight in their loss, in which each earlier task counts as the one at hand: with four of "
+        "them, λ 4. *ahead*: the attention is taught the task's rows before its block is trained; *held*: then it is "
+        "not trained any more; *floor*: a floor under the own weight that falls to 0 in the first half; *keys ×10*, "
+        "*maps ×0.1*: their learning rates; *entropy*, *balance*: terms that make a row's weights choose, or spread.",
+    ),
+    "prompts": (
+        "Soft prompts for blocks",
+        "SAPT-Prompt: each block is a soft prompt of ten tokens, mixed by the same attention, at a learning rate of so "
+        "many times that of the attention, with an MLP while it is trained or without; beside low-rank blocks, and "
+        "progressive prompts, which are told the task (own AP alone).",
+    ),
+    "noticed": (
+        "Tasks that nobody announces",
+        "Each task comes in two portions, the second when all tasks have been seen. *blocks*: how many there are in "
+        "the end, of five tasks; *right*: the share of portions that were given a new block where their task had none, "
+        "and their task's where it had one. Rows of a task count once for each of its portions.",
     ),
     "rates": (
         "Learning rates",
@@ -60,12 +82,21 @@ ABOUT: Mapping[str, tuple[str, str]] = {
     ),
     "fifty": (
         "Fifty tasks",
-        "The first and the last tasks that were learnt; a step's seconds are means over five tasks.",
+        "The first and the last tasks that were learnt; a step's seconds are means over five tasks. Each task tells "
+        "two classes apart, and each class is in several tasks, so that nothing in a text says which of these it is "
+        "of: *at most* is the mean own weight of a gate that knows the class of every text.",
     ),
     "decoder": (
         "A decoder that was pre-trained here",
         "The model is `regard pretrain nano`, wider and with longer texts, trained on Python's documentation; the five "
         "tasks are from text to text, and what it writes must match the answer. Blocks on queries and values.",
+    ),
+    "standing": (
+        "What stands for earlier tasks, with that decoder",
+        "Query vectors of 100 real rows, of a density over them, of texts that the decoder has written (600 steps of "
+        "training for each task), or nothing. *membership*: how likely a training row is nearer to what is kept of it "
+        "than a dev row is, 0.5 where nothing is given away; *told apart*: how often a classifier tells the texts from "
+        "real ones, 0.5 where it cannot; means over the tasks but the last, of which nothing need be kept.",
     ),
     "instructions": (
         "Without instructions",
@@ -84,6 +115,7 @@ FIFTY = {
     "entropy by tasks": ("entropy", 2),
     "ap by tasks": ("AP", 1),
 }
+MOST = ("most own_weight by tasks", ("own weight, at most", 2))
 SPAN = 5
 """Tasks at the beginning and at the end whose numbers are averaged."""
 
@@ -97,7 +129,9 @@ def analyses(found: pd.DataFrame) -> str:
     parts = ["## Further analyses", wrapped(SETTING.format(seeds=seeds))]
     for name in there:
         title, said = ABOUT[name]
-        parts += [f"### {title}", wrapped(said), _table(name, where(found, analysis=name))]
+        of = where(found, analysis=name)
+        parts += [f"### {title}", wrapped(said), _table(name, of)]
+        parts += [wrapped(decoded(of))] if name == "decoder" else []
     return "\n\n".join(parts)
 
 
@@ -113,6 +147,19 @@ def _table(name: str, found: pd.DataFrame) -> str:
         for case in sorted_as(cases)
     ]
     return table(["case", *(title for title, _ in told.values())], lines)
+
+
+def decoded(found: pd.DataFrame) -> str:
+    """What the decoder's runs say to what is asked of SAPT: means over seeds, which prove nothing."""
+    means = found[found["x"].isna()].groupby(["case", "measure"])["value"].mean()
+    asked = [("joint", "ap til", "`joint`"), ("replay-lora", "ap til", "`replay-lora`")]
+    asked.append(("separate", "learning_accuracy til", "what `separate` learns"))
+    said = []
+    for case, measure, name in asked:
+        if (case, measure) in means and ("sapt", measure) in means:
+            apart = means["sapt", measure] - means[case, measure]
+            said.append(f"{abs(apart):.1f} points {'below' if apart < 0 else 'above'} {name}")
+    return f"SAPT is {listed(said)}." if said else ""
 
 
 def _titles(named: Sequence[str]) -> dict[str, tuple[str, int]]:
@@ -152,7 +199,7 @@ def _fifty(found: pd.DataFrame) -> str:
     """What the first and the last tasks came to, and the ratio of their steps."""
     lines = []
     for case in dict.fromkeys(found["case"]):
-        for measure, (title, digits) in FIFTY.items():
+        for measure, (title, digits) in (*FIFTY.items(), MOST):
             rows = where(found, case=case, measure=measure)
             curve = rows.groupby("x")["value"].mean().sort_index()
             if len(curve):

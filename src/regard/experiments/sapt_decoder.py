@@ -10,7 +10,7 @@ from typing import Any, cast
 from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.data.text_task import Pairs, TextTask
-from regard.experiments.sapt import BUDGET, EVALUATED, ORDERS, STREAM, TRAIN
+from regard.experiments.sapt import BUDGET, EVALUATED, ORDERS, ROWS, STORED, STREAM, TRAIN, Row
 from regard.models.generator import load_generator
 from regard.models.pretrained import Loaded
 from regard.pretrain import pretrain
@@ -21,7 +21,16 @@ TAUGHT = dataclasses.replace(BUDGET, length=208, target_length=16, rate=5e-3, ep
 RECIPE: dict[str, Any] = {"width": 192, "ffn_width": 512, "steps": 1200, "learning_rate": 3e-3}
 RECIPE |= {"length": TAUGHT.length + TAUGHT.target_length}
 """What differs from `nano`, so that it can read a text and write the answer; some ten minutes on one core."""
-DECODED = ("sapt", "sequential-lora", "incremental-lora", "replay-lora", "separate", "joint")
+DECODED = ("sapt", "sequential-lora", "incremental-lora", "replay-lora", "o-lora", "slao", "separate", "joint")
+LFPT5 = Row("lfpt5", {"length": 20, "rate": 0.05, "share": 0.2})
+"""LFPT5 with a prompt that there is room for, a rate for so small a model, and more rows written, as there are few."""
+STANDING: dict[str, Row] = {
+    "real": ROWS["sapt"],
+    "density": ROWS["sapt, density"],
+    "generated": Row("sapt", {**STORED, "reflects": "generated", "generator_steps": 600, "generator_rate": 5e-3}),
+    "none": ROWS["sapt, without reflection"],
+}
+"""What stands for earlier tasks: vectors of rows, of a density, of texts that the model has written, or nothing."""
 
 
 def pretrained(work: Path, seed: int) -> Loaded:

@@ -42,6 +42,7 @@ model for each task, and the weight that each task gives to its own block."""
 DENSITY = "sapt, density"
 FEW, MANY = "sapt, 3 vectors a task", "replay-lora, 1400 texts"
 """SAPT that keeps as little as the paper, and replay that keeps as many texts as SAPT keeps vectors."""
+STRONGER = "sapt, gate published, λ 1"
 UNALIGNED = "sapt, not aligned"
 FROM_BEST, FROM_NOTHING = "sapt, begun at the best", "sapt, begun at nothing"
 SEQUENTIAL, INCREMENTAL, REPLAY, OLORA, SLAO = "sequential-lora", "incremental-lora", "replay-lora", "o-lora", "slao"
@@ -121,6 +122,11 @@ def above_all(tables: Tables, stream: str) -> Judged:
     told_of = where(tables.differences, stream=stream, metric="ap", setting="cil")
     corrected = told_of[told_of["method"].isin(found)]["t_test_holm"]
     said.append(f"corrected for all rows of the table (Holm), p is below .05 for {int((corrected < 0.05).sum())}.")
+    own = [above(tables.difference(stream, SAPT, row, "ap", "til")) for row in found]
+    said.append(f"Among the labels of a text's own task it lies above 0 for {sum(part is True for part in own)}.")
+    fallen = [row for row in found if row != SEQUENTIAL and not above(tables.difference(stream, row, SEQUENTIAL))]
+    if SEQUENTIAL in found and fallen:
+        said.append(f"Of no more than `{SEQUENTIAL}` are sure: {', '.join(f'`{row}`' for row in fallen)}.")
     return parts, said
 
 
@@ -180,6 +186,8 @@ def shuts(tables: Tables, _: str) -> Judged:
         parts.append(part)
         said.append(f"{words.capitalize()}: {told(found, 2)} on average over tasks, `{SAPT}` {told(ours, 2)}.")
         said.append(bounded(found, OPENED, part))
+    stronger = tables.of_gate(STRONGER, "own_weight_learning")
+    said += [f"With λ 1: {told(stronger, 2)} when learnt."] if stronger is not None else []
     return parts, said
 
 

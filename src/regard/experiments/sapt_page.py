@@ -141,7 +141,7 @@ def _setting(tables: Tables) -> str:
         f"{record['lora']['rank']}; {budget['epochs']} epochs at {budget['rate']:g} in batches of {budget['batch']}, "
         f"computing in {budget['precision']}. {_otherwise(record)}The seed draws rows, batches and weights: "
         f"{listed(map(str, record['seeds']))}. All {len(tables.cost)} runs together took {hours:.1f} hours on one core "
-        f"each. Regard {listed(record['regard'])}, {named}.{revision}"
+        f"each, {hours / 2:.1f} on two. Regard {listed(record['regard'])}, {named}.{revision}"
     )
 
 
@@ -171,6 +171,8 @@ def _otherwise(record: Mapping[str, Any]) -> str:
         f"`{row}` {', '.join(f'{name}={value}' for name, value in of.items())}" for row, of in own.items()
     )
     said += f"Settings other than by default: {told_of}. " if told_of else ""
+    if "l2p" in rows:
+        said += "`l2p` learns a task among its own classes alone, as in its authors' code, all others among all seen. "
     stored = rows.get(SAPT, {}).get("settings", {}).get("stored")
     if stored:
         said += (
@@ -242,6 +244,7 @@ def _missing(tables: Tables) -> str:
         said.append(f"Variants of `sapt` are run in order {tables.orders[0]} alone: compare them by *to sapt*.")
     decoded = "decoder" in set(tables.analyses["analysis"])
     rest = ", and of its tasks from text to text those of the decoder alone." if decoded else NO_TEXTS
+    rest += " `lfpt5` needs a model that writes." + (" It was run with the decoder." if decoded else "")
     return " ".join(said) + f" Nothing was run at the paper's own scale{rest}"
 
 

@@ -1,0 +1,103 @@
+"""What a run of an analysis of SAPT came to, as numbers with a measure's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from regard.continual.metrics import accuracy_matrix, average_performance, forgetting_from_best, learning_accuracy
+from regard.continual.pseudo.quality import measured, privacies
+from regard.continual.run import Ran
+
+Number = dict[str, Any]
+WRITTEN = {"told apart": "two_sample_accuracy", "near duplicates": "near_duplicates", "copied 8-grams": "copied_8grams"}
+"""Measures of texts that stand for tasks, by their names here."""
+
+
+def number(measure: str, value: float | None, x: float | None = None) -> list[Number]:
+    """A number, as a list; none where it is not known."""
+    return [] if value is None else [{"measure": measure, "x": x, "value": float(value)}]
+
+
+def numbers(ran: Ran) -> list[Number]:
+    """What a run came to: scores and forgetting in both settings, its gate, and seconds of training."""
+    found: list[Number] = []
+    names = {"ap": average_performance, "f_ra": forgetting_from_best, "learning_accuracy": learning_accuracy}
+    for setting in ("cil", "til"):
+        for name, measure in names.items():
+            found += number(f"{name} {setting}", _measured(ran, setting, measure))
+    return found + gate_numbers(ran) + number("seconds", sum(row["seconds"] for row in ran.found["cost"]))
+
+
+def _measured(ran: Ran, setting: Any, measure: Callable[[Any], float | None]) -> float | None:
+    order = "-".join(map(str, range(len(ran.learner.stream))))
+    rows = pd.DataFrame([row for row in ran.found["matrix"] if row["setting"] == setting])
+    if rows.empty:
+        return None
+    return measure(accuracy_matrix(rows.assign(stream="x", method="x", seed=0, order=order), setting))
+
+
+def gate_numbers(ran: Ran) -> list[Number]:
+    """Means over tasks of what a run's gate did, when each was learnt and at the end; `least`: the least of a task."""
+    found: list[Number] = []
+    gate = pd.DataFrame(ran.found["gate"])
+    if gate.empty:
+        return found
+    last = gate["after_task"].max()
+    for statistic in ("own_weight", "entropy"):
+        asked = gate[gate["statistic"] == statistic]
+        for when, rows in (
+            ("learning", asked[asked["after_task"] == asked["position"]]),
+            ("end", asked[asked["after_task"] == last]),
+        ):
+            found += number(f"{statistic} {when}", rows["value"].mean())
+            if statistic == "own_weight":
+                found += number(f"least {statistic} {when}", rows["value"].min())
+    for statistic in ("routed_score", "forced_score", "other_score"):
+        scored = gate[gate["statistic"] == statistic]["value"]
+        found += number(statistic, scored.mean() if len(scored) else None)
+    return found
+
+
+def by_count(ran: Ran) -> list[Number]:
+    """How a run went by the number of tasks that were learnt: seconds a step, AP, own weight and entropy."""
+    found: list[Number] = []
+    for row in ran.found["cost"]:
+        found += number("seconds a step", row["seconds"] / row["steps"], row["position"])
+        found += number("seconds in hooks", row["hook_seconds"], row["position"])
+    parts = [("ap by tasks", _cells(ran, "cil"))]
+    gate = pd.DataFrame(ran.found["gate"], columns=["after_task", "statistic", "value"])
+    parts += [(f"{name} by tasks", gate[gate["statistic"] == name]) for name in ("own_weight", "entropy") if len(gate)]
+    for name, rows in parts:
+        for after, value in rows.groupby("after_task")["value"].mean().items():
+            found += number(name, value, float(after))
+    return found
+
+
+def _cells(ran: Ran, setting: str) -> pd.DataFrame:
+    """The scores after each task, of those that were learnt."""
+    kept = [row for row in ran.found["matrix"] if row["setting"] == setting and row["after_task"] >= row["position"]]
+    return pd.DataFrame([{"after_task": row["after_task"], "value": row["score"]} for row in kept])
+
+
+def standing(ran: Ran) -> list[Number]:
+    """The numbers of a run, and how good what stands for its tasks is and what it gives away: means over tasks.
+
+    `membership`: of `Private`, 0.5 where nothing is given away; `WRITTEN` and `kept`: of texts that were written.
+    """
+    learner, method, found = ran.learner, ran.method, numbers(ran)
+    kind, tasks = method.settings.reflects, range(len(ran.learner.stream) - 1)
+    if kind != "none":
+        found += _mean("membership", [privacies(learner, method, task)[kind].membership for task in tasks])
+    told = [measured(learner, method, task) for task in tasks if method.written(task) is not None]
+    if told:
+        for name, of in WRITTEN.items():
+            found += _mean(name, [value for one in told if (value := one[of]) is not None])
+        found += _mean("kept", [one["kept"] or 0 for one in told])
+    return found
+
+
+def _mean(measure: str, values: Sequence[float]) -> list[Number]:
+    return number(measure, sum(values) / len(values) if values else None)
