@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import ViTConfig
 from transformers.utils import logging
 
+import regard
 from regard.errors import UserError
 from regard.models import load
+from regard.models.classifier import Classifier
 from regard.models.sources import MINILM_SHA256
 
 Saved = Callable[..., Path]
@@ -218,6 +222,118 @@ def test_code_of_the_model_runs_only_when_trusted(saved: Saved) -> None:
     (folder / "config.json").write_text(json.dumps(settings | custom))
     (folder / "own.py").write_text("raise SystemExit('the code ran')\n")
     assert "trust_remote_code" in refusal(folder)
+
+
+# -- a model that writes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@pytest.mark.parametrize("head", [True, False])
+def test_an_encoder_writes_no_text(kind: str, head: bool, saved: Saved) -> None:
+    """Told by its configuration: with weights or without, and whether a head for masked words is among them."""
+    folder = saved(kind)
+    if not head:
+        load(str(folder)).model.save_pretrained(folder)
+    architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+    expected = f"model: expected one that writes text (encoder–decoder or causal), got '{folder}', an encoder "
+    assert refusal(folder, language_model=True) == f"{expected}({architecture})"
+    (folder / "model.safetensors").unlink()
+    assert refusal(folder, language_model=True) == f"{expected}({architecture})"
+
+
+@pytest.mark.parametrize("kind", ["bart", "t5", "gpt2"])
+def test_a_tied_head_need_not_be_stored(kind: str, saved: Saved) -> None:
+    folder = saved(kind)
+    assert load(str(folder), language_model=True).model.get_output_embeddings() is not None
+
+
+def test_a_model_of_another_kind_writes_no_text(saved: Saved) -> None:
+    folder = saved("bert")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    ViTConfig(**sizes, architectures=["ViTModel"]).save_pretrained(folder)
+    assert refusal(folder, language_model=True).endswith(f"got '{folder}', of another kind (ViTModel)")
+
+
+def test_a_file_without_the_head_that_is_asked_for(saved: Saved) -> None:
+    folder = saved("llama")
+    load(str(folder)).model.save_pretrained(folder)
+    assert refusal(folder, language_model=True) == (
+        f"model: expected a language model's head among the weights, those of '{folder}' have none: 1 are missing, "
+        "the first is lm_head.weight"
+    )
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_other_weights_that_lack_are_not_taken_for_the_head(kind: str, saved: Saved) -> None:
+    folder = saved(kind)
+    tensors = load_file(folder / "model.safetensors")
+    lost = next(name for name in sorted(tensors) if "norm" in name)
+    save_file({key: value for key, value in tensors.items() if key != lost}, folder / "model.safetensors")
+    assert f"do not fit its config.json: 1 are missing and 0 have another shape, the first is {lost}" in refusal(
+        folder, language_model=True
+    )
+
+
+@pytest.mark.minilm
+def test_the_default_model_writes_no_text() -> None:
+    assert refusal("minilm", language_model=True) == (
+        "model: expected one that writes text (encoder–decoder or causal), got 'minilm', an encoder (BertModel)"
+    )
+
+
+# -- the encoder of a classifier ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama", "t5", "bart"])
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_the_encoder_of_a_classifier(kind: str, lora: dict[str, Any] | None, saved: Saved, tmp_path: Path) -> None:
+    """With adapters added to it, ready to be measured and taught again, also of half an encoder–decoder."""
+    base = load(str(saved(kind)))
+    classifier, folder = Classifier.over(base, ["a", "b"], lora=lora).eval(), tmp_path / "classifier"
+    drawn = torch.Generator().manual_seed(2)
+    for name, value in classifier.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(value, std=0.3, generator=drawn)
+    classifier.save_pretrained(folder)
+    base.tokenizer.save_pretrained(folder)
+    found = load(str(folder), device="cpu")
+    assert type(found.model) is type(classifier.encoder)
+    assert found.model.config._name_or_path == str(folder)
+    assert all(one.requires_grad for one in found.model.parameters())
+    rows = {"input_ids": torch.arange(2, 10)[None], "attention_mask": torch.ones(1, 8, dtype=torch.long)}
+    with torch.no_grad():
+        states, expected = found.model(**rows)[0], classifier.encoder(**rows)[0]
+    torch.testing.assert_close(states, expected, rtol=0, atol=1e-5 if lora else 0)
+    assert regard.measure(found, texts=["w3 w4 w5 w6 " * 20], samples=2, length=10).table["site"].nunique() == 1
+    again = Classifier.over(found, ["c", "d"], lora=lora).eval()
+    again.save_pretrained(tmp_path / "again")
+    back = Classifier.from_pretrained(tmp_path / "again").eval()
+    assert again.config.reading == classifier.config.reading
+    assert type(again.encoder) is type(classifier.encoder)
+    with torch.no_grad():
+        assert torch.equal(back(**rows).logits, again(**rows).logits)
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_the_options_hold_for_the_encoder_of_a_classifier(stored: str, saved: Saved, tmp_path: Path) -> None:
+    base = load(str(saved("t5")), device="cpu", dtype=stored)
+    Classifier.over(base, ["a", "b"]).save_pretrained(tmp_path / "classifier")
+    base.tokenizer.save_pretrained(tmp_path / "classifier")
+    folder = str(tmp_path / "classifier")
+    for dtype, expected in (("auto", torch.float32), ("bfloat16", torch.bfloat16), ("float64", torch.float64)):
+        model = load(folder, device="cpu", dtype=dtype).model
+        assert {one.dtype for one in model.parameters()} == {expected}
+    assert load(folder, attn_implementation="eager").model.config._attn_implementation == "eager"
+    assert "cannot be built" in refusal(folder, attn_implementation="telepathy")
+    trained = load(folder, device="cpu").model.state_dict()
+    first, same, other = (load(folder, device="cpu", random_weights=True, seed=seed) for seed in (1, 1, 2))
+    assert first.sha256 is None
+    weights = [loaded.model.state_dict() for loaded in (first, same, other)]
+    assert weights[0].keys() == trained.keys()
+    name = "block.0.layer.0.SelfAttention.q.weight"
+    assert torch.equal(weights[0][name], weights[1][name])
+    assert not torch.equal(weights[0][name], weights[2][name])
+    assert not torch.equal(weights[0][name], trained[name])
 
 
 @pytest.mark.minilm

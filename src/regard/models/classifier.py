@@ -26,7 +26,7 @@ from regard.models.heads import (
     Reading,
     make_head,
 )
-from regard.models.pretrained import Loaded
+from regard.models.loaded import Loaded
 
 _UNSTATED = "auto"
 
@@ -183,7 +183,7 @@ class Classifier(PreTrainedModel):
         texts = labels.label_texts(classes, label_texts or {}) if head == "labels" else {}
         words = labels.background(loaded.tokenizer, list(texts.values()), label_words)
         config = ClassifierConfig(
-            base=loaded.model.config.to_diff_dict() | {"model_type": loaded.model.config.model_type},
+            base=_told(loaded.model.config),
             head=head,
             classes=classes,
             head_dropout=head_dropout,
@@ -208,6 +208,15 @@ class Classifier(PreTrainedModel):
         else:
             model.head.to(encoder.dtype)
         return model
+
+    def learnt_encoder(self) -> PreTrainedModel:
+        """The encoder as a model of its own, adapters added to its weights, which can all be trained.
+
+        It is taken out of this classifier, which is not to be used any more.
+        """
+        if self.config.lora:
+            merge_lora(self.encoder)
+        return alone(self.encoder.requires_grad_(True))
 
     def forward(
         self,
@@ -254,6 +263,20 @@ def without_decoder(model: PreTrainedModel) -> PreTrainedModel:
     return cast(PreTrainedModel, encoder)
 
 
+def alone(encoder: PreTrainedModel) -> PreTrainedModel:
+    """The same encoder, whose configuration no longer says that it is an encoder–decoder, of which it was a part."""
+    encoder.config.is_encoder_decoder = False
+    return encoder
+
+
+def _told(config: PreTrainedConfig) -> dict[str, Any]:
+    """The configuration of a model below: of an encoder `alone`, that of the encoder–decoder that it is a part of."""
+    told: dict[str, Any] = config.to_diff_dict() | {"model_type": config.model_type}
+    if getattr(type(config), "is_encoder_decoder", False) and not getattr(config, "is_decoder", False):
+        told["is_encoder_decoder"] = True
+    return told
+
+
 ADAPTED: Mapping[str, Sequence[str]] = {RegardConfig.model_type: ("q_proj", "v_proj")}
 """The layers that low-rank adapters are put into, of architectures that peft does not know."""
 
@@ -278,6 +301,19 @@ def add_lora(
             inject_adapter_in_model(chosen, model)
     except ValueError as error:
         raise UserError(f"lora: {' '.join(str(error).split())[:300]}") from error
+
+
+def merge_lora(model: PreTrainedModel) -> None:
+    """Add the adapters of `add_lora` to the weights that they stand beside, and take them out."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            model.set_submodule(name, module.get_base_layer())
+    model._hf_peft_config_loaded = False
+    if "peft_config" in vars(model):
+        del model.peft_config
 
 
 def _width(config: Any) -> int:

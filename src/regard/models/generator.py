@@ -13,11 +13,12 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
 from regard.errors import UserError
-from regard.models.classifier import add_lora
-from regard.models.pretrained import Loaded, language_model_class, load
+from regard.models.classifier import add_lora, merge_lora
+from regard.models.kinds import language_model_class, reads_both_ways
+from regard.models.loaded import Loaded
+from regard.models.pretrained import load
 from regard.quiet import quiet
 
 IGNORED = -100
@@ -76,11 +77,7 @@ def load_generator(name: str, **options: Any) -> Loaded:
 
 def generates(model: nn.Module) -> bool:
     """Whether a model has a language model's head and writes text from left to right."""
-    if not isinstance(model, PreTrainedModel) or not model.can_generate():
-        return False
-    config: Any = model.config
-    both_ways = config.model_type in MASKED and not config.is_encoder_decoder
-    return not both_ways or bool(getattr(config, "is_decoder", False))
+    return isinstance(model, PreTrainedModel) and model.can_generate() and not reads_both_ways(model.config)
 
 
 class Generator(nn.Module):
@@ -203,7 +200,10 @@ class Generator(nn.Module):
         Low-rank adapters are added to the weights that they stand beside. Of a part of a network only the configuration
         is written, and how it writes.
         """
-        model = _merged(self.encoder) if self.config.lora else self.encoder
+        model = self.encoder
+        if self.config.lora:
+            model = deepcopy(model)
+            merge_lora(model)
         config = deepcopy(model.config)
         config.lineage, config.part_of = self.config.lineage, self.config.part_of
         if self.config.part_of is not None:
@@ -269,16 +269,3 @@ def _greedy(loaded: Loaded) -> GenerationConfig:
         pad_token_id=next(one for one in pads if one is not None),
         decoder_start_token_id=start,
     )
-
-
-def _merged(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy in which peft's low-rank adapters are part of the weights that they stand beside."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    found = deepcopy(model)
-    for name, module in list(found.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            module.merge()
-            found.set_submodule(name, module.get_base_layer())
-    found._hf_peft_config_loaded = False
-    return found

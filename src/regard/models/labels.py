@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from regard.errors import UserError
 from regard.models.heads import Reading, pooled, words_of
 from regard.models.limits import maximum_length
-from regard.models.pretrained import Loaded
+from regard.models.loaded import Loaded
 
 _AT_ONCE = 64
 _LETTERS = 3

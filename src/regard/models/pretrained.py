@@ -2,21 +2,17 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from regard.errors import UserError
+from regard.models.classifier import Classifier, ClassifierConfig, alone, without_decoder
+from regard.models.kinds import check_whole, check_writes, language_model_class, model_class
+from regard.models.loaded import Loaded as Loaded
 from regard.models.sources import check_tokenizer_files, folder_of, sha256_of, weight_files
 from regard.quiet import quiet
 
@@ -27,19 +23,6 @@ _HEADS = ("pooler.",)
 # What Transformers raises over files it does not understand, and how much of its reason fits a line.
 _LONGEST_REASON = 400
 _FAILURES = (OSError, ValueError, ImportError, KeyError)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model in evaluation mode on its device, its tokenizer, the name it was asked for by, and what its weights were.
-
-    `sha256` is over the weight files, sorted by name, one after another; None where the weights are random.
-    """
-
-    model: PreTrainedModel
-    tokenizer: Any
-    name: str
-    sha256: str | None
 
 
 def given(model: Any, tokenizer: Any, *, to: str, call: str) -> Loaded:
@@ -76,28 +59,37 @@ def load(
     The model is the one without a head (`AutoModel`; both stacks of an encoder–decoder): every attention is in it, and
     logits over a vocabulary would cost more memory than all that is measured. A model whose own code offers no
     `AutoModel` is loaded as a causal language model. If `language_model` is asked for, every model is loaded with the
-    head of one: an encoder–decoder as a whole, all others as causal.
+    head of one: an encoder–decoder as a whole, all others as causal; an encoder is refused.
+
+    Of a classifier that `regard rollback` has written it is the encoder, as it has been learnt: low-rank adapters are
+    added to its weights, and that of an encoder–decoder is a model of its own.
 
     `dtype` 'auto' is the checkpoint's on a GPU and float32 on a CPU. `device` 'auto' is the first of cuda, mps, cpu.
     `random_weights` builds the architecture with fresh weights drawn from `seed`; the caller's random state is kept.
 
-    Raises UserError for a model that cannot be found, read in full, or fitted with its tokenizer, and for a dtype or
-    device that is not there. Pickled weights are never read.
+    Raises UserError for a model that cannot be found, read in full, or fitted with its tokenizer, for what `regard
+    rollback` has written of a network with weights beside its model, and for a dtype or device that is not there.
+    Pickled weights are never read.
     """
     place = _device(device)
     numbers = _dtype(dtype, place)
     folder = folder_of(name, code=trust_remote_code, weights=not random_weights)
-    files = [] if random_weights else weight_files(folder, name)
-    check_tokenizer_files(folder, name)
     with quiet():
         options = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
         with _as_user_error(f"model: the configuration of '{name}' is not understood"):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        check_whole(config, name)
+        if language_model:
+            check_writes(config, name)
+        files = [] if random_weights else weight_files(folder, name)
+        check_tokenizer_files(folder, name)
         with _as_user_error(f"model: the tokenizer of '{name}' cannot be read"):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        kind = language_model_class(config) if language_model else _model_class(config)
+        kind = language_model_class(config) if language_model else model_class(config)
         with _as_user_error(f"model: '{name}' cannot be built"):
-            if random_weights:
+            if isinstance(config, ClassifierConfig):
+                model = _encoder(folder, config, numbers, name, attn_implementation, seed if random_weights else None)
+            elif random_weights:
                 model = _random(kind, config, numbers, seed, options)
             else:
                 model = _trained(kind, folder, config, numbers, name, options)
@@ -131,6 +123,11 @@ def _trained(
     )
     missing = sorted(key for key in found["missing_keys"] if not key.startswith(_HEADS))
     wrong = sorted(str(key[0]) for key in found["mismatched_keys"])
+    if missing and not wrong and set(missing) <= _head_of(model):
+        raise UserError(
+            f"model: expected a language model's head among the weights, those of '{name}' have none: {len(missing)} "
+            f"are missing, the first is {missing[0]}"
+        )
     if missing or wrong:
         key = (missing + wrong)[0]
         raise UserError(
@@ -140,15 +137,33 @@ def _trained(
     return model
 
 
-def language_model_class(config: Any) -> Any:
-    """The auto class that loads a model with a language model's head."""
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+def _head_of(model: Any) -> set[str]:
+    """The names of the weights of a language model's head, where it stands beside the model below."""
+    if model.get_output_embeddings() is None or model.base_model is model:
+        return set()
+    return {key for key in model.state_dict() if not key.startswith(f"{model.base_model_prefix}.")}
 
 
-def _model_class(config: Any) -> Any:
-    """AutoModel; AutoModelForCausalLM where the model brings its own code and that offers no AutoModel."""
-    offered = getattr(config, "auto_map", None) or {"AutoModel": ""}
-    return AutoModel if "AutoModel" in offered or "AutoModelForCausalLM" not in offered else AutoModelForCausalLM
+def _encoder(
+    folder: Path,
+    config: ClassifierConfig,
+    numbers: torch.dtype | str,
+    name: str,
+    attn_implementation: str | None,
+    seed: int | None,
+) -> PreTrainedModel:
+    """The encoder of a classifier that `regard rollback` has written; with a seed one like it, with random weights."""
+    if attn_implementation is not None:
+        config.base["attn_implementation"] = attn_implementation
+    if numbers != "auto":
+        config.base["dtype"] = numbers
+    if seed is None:
+        classifier: Any = _trained(Classifier, folder, config, numbers, name, {})
+        model: PreTrainedModel = classifier.learnt_encoder()
+    else:
+        model = alone(without_decoder(_random(AutoModel, config.base_config(), numbers, seed, {})))
+    model.config._name_or_path = str(folder)
+    return model
 
 
 def _device(device: str) -> torch.device:
