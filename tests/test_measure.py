@@ -32,7 +32,8 @@ LENGTH, SAMPLES = 20, 7
 def measured(folder: Path, documents: Sequence[str], **settings: Any) -> Measurements:
     """What the model in the folder does, in float64 unless a dtype is asked for."""
     loaded = models.load(str(folder), device="cpu", dtype=settings.pop("dtype", "float64"))
-    return regard.measure(loaded, texts=documents, **{"samples": SAMPLES, "length": LENGTH, **settings})
+    texts = documents if settings.get("input", "natural") == "natural" else None
+    return regard.measure(loaded, texts=texts, **{"samples": SAMPLES, "length": LENGTH, **settings})
 
 
 def windows(folder: Path, documents: Sequence[str], **settings: Any) -> Tensor:
@@ -322,9 +323,19 @@ def test_the_embedded_model_on_the_default_text() -> None:
 @pytest.mark.parametrize(
     "settings,message",
     [
-        ({"samples": 0}, "samples: expected at least 1, got 0"),
-        ({"length": -3}, "length: expected at least 1, got -3"),
-        ({"batch_size": 0}, "batch-size: expected at least 1, got 0"),
+        ({"samples": 0}, "samples: expected a whole number of at least 1, got 0"),
+        ({"length": -3}, "length: expected a whole number of at least 1, got -3"),
+        ({"batch_size": 0}, "batch-size: expected a whole number of at least 1, got 0"),
+        ({"samples": 2.5}, "samples: expected a whole number of at least 1, got 2.5"),
+        ({"length": None}, "length: expected a whole number of at least 1, got None"),
+        ({"seed": 1.5}, "seed: expected a number from 0 to 2**63 - 1, got 1.5"),
+        ({"epsilon": "few"}, "epsilon: expected a number or several, got 'few'"),
+        ({"layers": [0.5]}, "layers: expected a number or several, got 0.5"),
+        ({"statistics": None}, "statistics: expected default, all, or names and statistics in a list; got None"),
+        ({"statistics": [SinkRate]}, "statistics: expected names, or statistics that are set up such as SinkRate()"),
+        ({"texts": ["a b"], "input": "random"}, "texts: expected input natural beside them, for random tokens are of"),
+        ({"tokenizer": ["a b"]}, "tokenizer: expected one as AutoTokenizer loads it, or none beside the name of a "),
+        ({"tokenizer": "minilm"}, "tokenizer: expected one as AutoTokenizer loads it, or none beside the name of a "),
         ({"epsilon": 2}, "epsilon: expected numbers between 0 and 1, got 2.0"),
         ({"epsilon": [0.3, float("nan")]}, "epsilon: expected numbers between 0 and 1, got 0.3, nan"),
         ({"epsilon": []}, "epsilon: expected numbers between 0 and 1, got none"),
@@ -359,6 +370,10 @@ def test_a_mistake_is_found_before_the_model_is_looked_for(settings: dict[str, A
         ({"texts": ["w1 w2"]}, "length: expected a text of at least 20 tokens, the longest found has 3"),
         ({"samples": 1000}, "samples: expected texts with 1000 windows of 20 tokens, found"),
         ({"layers": [1, 3, 99]}, "layers: expected layers of this model, counted from 0; it has no 3, 99"),
+        (
+            {"layers": (-1,), "statistics": "entropy"},
+            "statistics: nothing to tell of entropy from layer -1: the embeddings have no attention; expected ",
+        ),
         ({"length": 7}, "statistics: nothing to tell of sink_rate from 7 windows of 7 tokens in this model"),
     ],
     ids=str,

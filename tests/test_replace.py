@@ -311,13 +311,26 @@ def test_a_language_model_needs_its_head(tiny: Tiny, tmp_path: Path) -> None:
         ({"seeds": "3"}, "seeds: expected a whole number, got '3'"),
         ({"rows": 100}, "rows: expected two numbers, training and validation, got 100"),
         ({"fractions": "1/2"}, "fractions: expected numbers from 0 to 1, got '1/2'"),
-        ({"learning_rate": "fast"}, "learning-rate: expected a number, got 'fast'"),
+        ({"learning_rate": "fast"}, "learning-rate: expected a number above 0, got 'fast'"),
+        ({"learning_rate": -1}, "learning-rate: expected a number above 0, got -1"),
+        ({"attention": "sigmoid", "fractions": (1, 0)}, "fractions: expected constants beside attention"),
+        ({"attention": "sigmoid", "select": "random"}, "select: expected constants beside attention"),
     ],
     ids=str,
 )
 def test_settings_of_another_kind_are_told(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(regard.UserError, match=message):
         Settings(**settings)
+
+
+def test_what_is_no_task_and_no_tokenizer(tiny: Tiny, reviews: Path) -> None:
+    loaded = models.load(str(tiny("bert")))
+    with pytest.raises(regard.UserError, match=r"^task: expected one of cola, .*, a file of your own, .* DataFrame$"):
+        regard.replace(loaded, pd.DataFrame({"text": ["w1"]}))  # type: ignore[arg-type]
+    with pytest.raises(regard.UserError, match=r"as in replace\(model, task, tokenizer=tokenizer\); got \w+, str$"):
+        regard.replace(loaded.model, loaded.tokenizer, str(reviews))
+    with pytest.raises(regard.UserError, match=r"^tokenizer: expected one as AutoTokenizer loads it, got str"):
+        regard.replace(loaded.model, str(reviews), tokenizer="minilm")
 
 
 def test_a_task_of_your_own_making(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:

@@ -212,6 +212,16 @@ def test_overwriting_replaces_the_whole_run(run: Measurements, other: Measuremen
     assert Measurements.load(tmp_path / "run").record == other.record
 
 
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_run_of_another_verb_is_not_written_over(overwrite: bool, run: Measurements, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "results.json").write_text('{"verb": "learn"}')
+    (tmp_path / "run" / "matrix.parquet").write_text("days of work")
+    with pytest.raises(UserError, match=r"^--out: expected a new folder or a run of `regard measure`, .*run is"):
+        run.save(tmp_path / "run", overwrite=overwrite)
+    assert sorted(os.listdir(tmp_path / "run")) == ["matrix.parquet", "results.json"]
+
+
 def test_an_empty_folder_is_free(run: Measurements, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     run.save(tmp_path / "run")

@@ -93,6 +93,18 @@ def test_layers_are_not_of_constants(bert: Any) -> None:
         regard.replacing(bert.model, constants, layers=1)  # type: ignore[call-overload]
 
 
+def test_what_is_neither_constants_nor_an_operation(bert: Any) -> None:
+    with pytest.raises(UserError, match=r"constants: expected Constants, .*; got NoneType; another operation is "):
+        regard.replacing(bert.model, None).__enter__()
+    ids = torch.randint(6, 46, (4, 12), generator=torch.Generator().manual_seed(0))
+    constants = regard.average_attention(bert.model, [ids], 12)
+    for heads in (1, 0, True, object()):
+        with pytest.raises(UserError, match=r"heads: expected pairs \(layer, head\), or a fraction of all heads"):
+            regard.replacing(bert.model, constants, heads).__enter__()  # type: ignore[call-overload]
+    with regard.replacing(bert.model, constants, 1.0) as replacement:
+        assert len(replacement.heads) == 12
+
+
 def test_two_operations_at_once(bert: Any) -> None:
     with (
         regard.replacing(bert.model, "sigmoid"),

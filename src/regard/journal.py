@@ -78,6 +78,12 @@ class Journal:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def has_entries(folder: str | Path) -> bool:
+    """Whether a journal was kept in this folder that has an entry, all of it."""
+    path = Path(folder) / ENTRIES
+    return path.is_file() and b"\n" in path.read_bytes()
+
+
 def check_same(before: Mapping[str, Any], about: Mapping[str, Any]) -> None:
     """Nothing, or a UserError that names the first setting in which a run differs from the one it is to go on with."""
     was, now = _flat(before), _flat(about)

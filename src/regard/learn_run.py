@@ -41,6 +41,8 @@ LEARNT = "learnt"
 """The stage that is told of when a task is done, and kept."""
 PROTOCOLS = "protocols"
 """The stage that is told of before the first task where the protocols differ: in its numbers is in what."""
+SHARED = 0.5
+"""A mean weight of the own blocks below which a run says that they are shared."""
 MOST_NAMED = 5
 """Tasks that a warning names."""
 Row = dict[str, Any]
@@ -142,6 +144,10 @@ def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
             if task not in told:
                 said = f"gate: the block of {task} got {weight:.2g} of its rows' weight in the end; it is lost."
                 found.append(f"{said} Hold it: {_holding(method.settings)}")
+        own = [row["value"] for row in rows if row["statistic"] == "own_weight"]
+        if own and (mean := sum(own) / len(own)) < SHARED:
+            said = f"gate: tasks give their own blocks {mean:.2g} of their rows' weight on average in the end"
+            found.append(f"{said}; either the gate is shut, or their texts are alike and share blocks")
     return found
 
 

@@ -107,7 +107,7 @@ class Learning:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with tables, record, models and report page; whole or not at all."""
-        with writing(folder, overwrite=overwrite) as place:
+        with writing(folder, overwrite=overwrite, verb=VERB) as place:
             text = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
             (place / RECORD).write_text(text + "\n", encoding="utf-8")
             for name in TABLES:

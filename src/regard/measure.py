@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -16,11 +17,13 @@ from transformers import PreTrainedModel
 
 from regard import __version__, data, models, processes
 from regard.data import Texts, Windows
-from regard.errors import UserError, check_choice
+from regard.errors import UserError, check_choice, check_whole
 from regard.provenance import now, peak_memory, versions
 from regard.results import Measurements
 from regard.slot import ReplacedModel, Watch, watching
 from regard.slot.places import evaluating
+from regard.slot.site import LAYERS
+from regard.slot.watching import EMBEDDINGS
 from regard.statistics import STATISTICS, Statistic, named, names
 from regard.statistics.dependence import InputDependence
 from regard.statistics.sinks import CommonSinkRatio, SinkRate, SinkTokens
@@ -52,25 +55,25 @@ class Settings:
     def __post_init__(self) -> None:
         """Check what can be checked without model and text."""
         wanted = self.statistics
-        if isinstance(wanted, str) or all(isinstance(statistic, str) for statistic in wanted):
+        if isinstance(wanted, Sequence) and all(isinstance(statistic, str) for statistic in wanted):
             wanted = names(wanted)  # type: ignore[arg-type]
         named(wanted)
         object.__setattr__(self, "statistics", tuple(wanted))
-        object.__setattr__(self, "epsilon", _each(self.epsilon, float))
+        object.__setattr__(self, "epsilon", _each("epsilon", self.epsilon, float))
         if self.layers is not None:
-            object.__setattr__(self, "layers", _each(self.layers, int))
+            object.__setattr__(self, "layers", _each("layers", self.layers, operator.index))
         check_choice("input", self.input, INPUTS)
         check_choice("bos", self.bos, data.BOS)
         for name in ("samples", "length", "batch_size"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name.replace('_', '-')}: expected at least 1, got {value}")
+            if value is not None or name != "batch_size":
+                check_whole(name.replace("_", "-"), value, least=1)
         if not self.epsilon or not all(0 < threshold < 1 for threshold in self.epsilon):
             raise UserError(f"epsilon: expected numbers between 0 and 1, got {_listed(self.epsilon)}")
         if self.layers is not None and not (self.layers and min(self.layers) >= -1):
             raise UserError(f"layers: expected layers counted from 0 (-1: the embeddings), got {_listed(self.layers)}")
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed: expected a number from 0 to 2**63 - 1, got {self.seed}")
+        if type(self.seed) is not int or not 0 <= self.seed < 2**63:
+            raise UserError(f"seed: expected a number from 0 to 2**63 - 1, got {self.seed!r}")
 
     @property
     def rows(self) -> int:
@@ -78,10 +81,13 @@ class Settings:
         return self.batch_size or max(1, min(self.samples, TOKENS_A_BATCH // self.length))
 
 
-def _each(values: Any, kind: type) -> tuple[Any, ...]:
-    """The numbers, or the one number, each once."""
-    several = values if isinstance(values, Iterable) else (values,)
-    return tuple(dict.fromkeys(map(kind, several)))
+def _each(name: str, values: Any, kind: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """The numbers, or the one number, each once. Raises UserError for what is none."""
+    several = (values,) if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
+    try:
+        return tuple(dict.fromkeys(map(kind, several)))
+    except (TypeError, ValueError):
+        raise UserError(f"{name}: expected a number or several, got {_listed([*map(repr, several)])}") from None
 
 
 def _listed(values: Sequence[Any]) -> str:
@@ -100,15 +106,16 @@ def measure(
     """What the model's attention does on windows of the texts.
 
     `model` is a model with its `tokenizer`, or what `regard.models.load` gave, or a name it takes (a hub id, a folder,
-    `minilm`). `texts` are documents; None is Python's own documentation. `settings` are those of `Settings`. An
-    encoder–decoder reads each window on both sides, the decoder's moved by one behind its start token.
+    `minilm`). `texts` are documents, which natural `input` alone takes; None is Python's own documentation. `settings`
+    are those of `Settings`. An encoder–decoder reads each window on both sides, the decoder's moved by one behind its
+    start token.
 
     Under `torch.distributed` (as `accelerate launch` starts it) the processes share the samples, and each gets the
     numbers of all. `on_batch(done, all)` is called after each batch. Raises UserError for every mistake of the user.
     """
     with processes.together():
         chosen = _settings(statistics=statistics, **settings)
-        texts = _texts(texts)
+        texts = _texts(texts, chosen.input)
         loaded = _loaded(model, tokenizer)
         began = time.perf_counter()
         _check_layers(chosen, range(_layers(loaded.model) or sys.maxsize))
@@ -139,11 +146,22 @@ def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> mod
     """The model with its tokenizer, checked to read texts and to belong together."""
     if isinstance(model, str):
         ReplacedModel.register()
+    if tokenizer is not None and not callable(getattr(tokenizer, "get_vocab", None)):
+        raise UserError(
+            f"tokenizer: expected one as AutoTokenizer loads it, or none beside the name of a model; got "
+            f"{type(tokenizer).__name__}; texts are given as measure(model, tokenizer, texts) or texts="
+        )
+    if isinstance(model, str):
         model = models.load(model)
     return models.given(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)")
 
 
-def _texts(texts: Texts | Sequence[str] | None) -> Texts:
+def _texts(texts: Texts | Sequence[str] | None, kind: str) -> Texts | None:
+    """The documents; None for tokens that are of none. Raises UserError."""
+    if kind != "natural":
+        if texts is not None:
+            raise UserError(f"texts: expected input natural beside them, for {kind} tokens are of no text; got {kind}")
+        return None
     if texts is None:
         return data.python_documentation()
     if isinstance(texts, Texts):
@@ -156,7 +174,7 @@ def _texts(texts: Texts | Sequence[str] | None) -> Texts:
     return Texts.of(documents, "given in Python")
 
 
-def _windows(loaded: models.Loaded, texts: Texts, chosen: Settings) -> Windows:
+def _windows(loaded: models.Loaded, texts: Texts | None, chosen: Settings) -> Windows:
     options: dict[str, Any] = {
         "length": chosen.length,
         "samples": chosen.samples,
@@ -168,6 +186,7 @@ def _windows(loaded: models.Loaded, texts: Texts, chosen: Settings) -> Windows:
         return data.random_windows(loaded.tokenizer, **options)
     if chosen.input == "repeated":
         return data.repeated_windows(loaded.tokenizer, **options)
+    assert texts is not None, "natural input is of texts"
     return data.windows(texts.documents, loaded.tokenizer, **options)
 
 
@@ -224,8 +243,7 @@ def _decoder_start(model: Any) -> int:
 def _layers(model: Any) -> int | None:
     """How many layers the longest stack of a model has, if its configuration says so."""
     config = model.config.get_text_config()
-    names = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
-    found = [count for name in names if isinstance(count := getattr(config, name, None), int)]
+    found = [count for name in LAYERS if isinstance(count := getattr(config, name, None), int)]
     return max(found, default=None)
 
 
@@ -238,16 +256,22 @@ def _check_layers(chosen: Settings, layers: Container[int]) -> None:
 def _check_statistics(seen: Watch, chosen: Settings, table: pd.DataFrame) -> None:
     empty = [name for name in seen.statistics if not of_statistic(table, name).any()]
     if empty:
+        if chosen.layers == (EMBEDDINGS,):
+            raise UserError(
+                f"statistics: nothing to tell of {_listed(empty)} from layer {EMBEDDINGS}: the embeddings have no "
+                "attention; expected statistics of hidden states, or other layers as well"
+            )
         raise UserError(
             f"statistics: nothing to tell of {_listed(empty)} from {chosen.samples} windows of {chosen.length} "
             "tokens in this model; choose longer windows or more of them, or leave it out"
         )
 
 
-def _record(loaded: models.Loaded, texts: Texts, windows: Windows, chosen: Settings, seconds: float) -> dict[str, Any]:
+def _record(
+    loaded: models.Loaded, texts: Texts | None, windows: Windows, chosen: Settings, seconds: float
+) -> dict[str, Any]:
     """Where the numbers come from."""
     model, config = loaded.model, loaded.model.config
-    natural = chosen.input == "natural"
     return {
         "regard": __version__,
         "verb": "measure",
@@ -263,8 +287,8 @@ def _record(loaded: models.Loaded, texts: Texts, windows: Windows, chosen: Setti
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         },
         "data": {
-            "source": texts.source if natural else f"{chosen.input} tokens",
-            "sha256": texts.sha256 if natural else None,
+            "source": texts.source if texts is not None else f"{chosen.input} tokens",
+            "sha256": texts.sha256 if texts is not None else None,
             "input": chosen.input,
             "bos": chosen.bos,
             "samples": len(windows.input_ids),

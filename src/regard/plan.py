@@ -12,6 +12,11 @@ from regard.selection import ORDERS
 
 TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
 """Sources that are trained on the task's labels, and what each starts from."""
+AVERAGED = ("average", "average-init")
+"""Sources that read averages; the others need their shape alone."""
+OF_PLACE = ("first-layers", "last-layers", "random")
+"""Orders of the heads that read no averages."""
+FRACTIONS = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
 CONSTANTS = ("average", *SOURCES, *TRAINED)
 WHOLE = ("seeds", "length", "epochs", "batch_size")
 """Settings that are whole numbers, or None."""
@@ -33,16 +38,17 @@ class Settings:
 
     `constants`: sources out of `CONSTANTS`; None: `average`, unless there is another `attention`: operations for all
     heads, as `regard.replacing` takes them, `sigmoid` or `softmax+window=8`. `select`: orders out of
-    `regard.selection.ORDERS`; `fractions`: shares of heads that stay dynamic, 1 being the untouched model; `seeds`: how
-    many probes each score is of. `scale` names the settings of the task: the paper's, or those for a laptop; `length`,
-    `rows` (training, validation), `epochs`, `batch_size` and `learning_rate` replace its own. `layout`: where special
-    tokens stand. `text`, `label`, `validation`, `metric`: of a data set of your own, see `regard.data.read_task`.
+    `regard.selection.ORDERS`, None: `lambda`; `fractions`: shares of heads that stay dynamic, 1 being the untouched
+    model, None: `FRACTIONS`; both are of constants alone. `seeds`: how many probes each score is of. `scale` names the
+    settings of the task: the paper's, or those for a laptop; `length`, `rows` (training, validation), `epochs`,
+    `batch_size` and `learning_rate` replace its own. `layout`: where special tokens stand. `text`, `label`,
+    `validation`, `metric`: of a data set of your own, see `regard.data.read_task`.
     """
 
     constants: tuple[str, ...] | None = None
     attention: tuple[str, ...] = ()
-    select: tuple[str, ...] = ("lambda",)
-    fractions: tuple[float, ...] = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
+    select: tuple[str, ...] | None = None
+    fractions: tuple[float, ...] | None = None
     seeds: int = 3
     scale: Literal["paper", "laptop"] = "laptop"
     layout: Literal["paper", "natural"] = "paper"
@@ -60,6 +66,7 @@ class Settings:
         """Check what can be checked without model and task."""
         if self.constants is None:
             object.__setattr__(self, "constants", () if self.attention else ("average",))
+        self._complete()
         for name in ("constants", "attention", "select", "fractions"):
             value: Any = getattr(self, name)
             several = (value,) if isinstance(value, (str, int, float)) else tuple(value)
@@ -67,10 +74,11 @@ class Settings:
         self._check_kinds()
         for name, known in (("constants", CONSTANTS), ("select", ORDERS)):
             unknown = [one for one in getattr(self, name) if one not in known]
-            if unknown or not (getattr(self, name) or (name == "constants" and self.attention)):
-                raise UserError(f"{name}: expected some of {', '.join(known)}, got {', '.join(unknown) or 'none'}")
-        if not self.fractions or not all(0 <= fraction <= 1 for fraction in self.fractions):
-            told = ", ".join(f"{fraction:g}" for fraction in self.fractions) or "none"
+            if unknown or not (getattr(self, name) or (self.attention and not self.constants)):
+                told = ", ".join(map(str, unknown)) or "none"
+                raise UserError(f"{name}: expected some of {', '.join(known)}, got {told}")
+        if not self.shares or not all(0 <= fraction <= 1 for fraction in self.shares):
+            told = ", ".join(f"{fraction:g}" for fraction in self.shares) or "none"
             raise UserError(f"fractions: expected numbers from 0 to 1, got {told}")
         for name, allowed in (("scale", ("paper", "laptop")), ("layout", LAYOUTS)):
             check_choice(name, getattr(self, name), allowed)
@@ -86,6 +94,43 @@ class Settings:
         """The sources of constants that are asked for."""
         return self.constants or ()
 
+    @property
+    def orders(self) -> tuple[str, ...]:
+        """The orders of the heads that are asked for."""
+        return self.select or ()
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The fractions of heads that stay dynamic."""
+        return self.fractions or ()
+
+    def check_elsewhere(self) -> None:
+        """Nothing, or a UserError: averages are to come from elsewhere, and nothing that is asked for reads any."""
+        if not self.sources:
+            raise UserError(
+                "constants-from: expected constants beside attention, for these are what it gives; got none"
+            )
+        if not set(self.sources) & set(AVERAGED) and set(self.orders) <= set(OF_PLACE):
+            raise UserError(
+                f"constants-from: expected constants {' or '.join(AVERAGED)} beside it, or an order that reads "
+                f"averages, for nothing else does; got constants {', '.join(self.sources)} and select "
+                f"{', '.join(self.orders)}"
+            )
+
+    def _complete(self) -> None:
+        """Orders and fractions where none are given. Raises UserError for some where no head becomes constant."""
+        usual: dict[str, tuple[Any, ...]] = {"select": ("lambda",), "fractions": FRACTIONS}
+        alone: dict[str, tuple[Any, ...]] = {"select": (), "fractions": (1.0,)}
+        swapped = bool(self.attention) and not self.constants
+        for name in usual:
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, (alone if swapped else usual)[name])
+            elif swapped:
+                raise UserError(
+                    f"{name}: expected constants beside attention, for an operation is put into all heads at once; "
+                    f"give constants as well, or leave {name} out"
+                )
+
     def _check_kinds(self) -> None:
         """Nothing, or a UserError: something is not of the kind it should be."""
         for name in WHOLE:
@@ -94,13 +139,16 @@ class Settings:
                 raise UserError(f"{name.replace('_', '-')}: expected a whole number, got {value!r}")
         if self.rows is not None:
             rows = tuple(self.rows) if isinstance(self.rows, (tuple, list)) else (self.rows,)
-            if len(rows) != 2 or not all(isinstance(count, int) for count in rows):
+            if len(rows) != 2 or not all(type(count) is int for count in rows):
                 raise UserError(f"rows: expected two numbers, training and validation, got {self.rows!r}")
             object.__setattr__(self, "rows", rows)
         if wrong_names := [one for one in self.attention if not isinstance(one, str)]:
             raise UserError(f"attention: expected names, such as sigmoid or softmax+window=8; got {wrong_names[0]!r}")
-        wrong = [one for one in self.fractions if isinstance(one, bool) or not isinstance(one, (int, float))]
+        wrong = [one for one in self.shares if isinstance(one, bool) or not isinstance(one, (int, float))]
         if wrong:
             raise UserError(f"fractions: expected numbers from 0 to 1, got {wrong[0]!r}")
-        if self.learning_rate is not None and not isinstance(self.learning_rate, (int, float)):
-            raise UserError(f"learning-rate: expected a number, got {self.learning_rate!r}")
+        rate = self.learning_rate
+        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, (int, float))):
+            raise UserError(f"learning-rate: expected a number above 0, got {rate!r}")
+        if rate is not None and not 0 < rate < float("inf"):
+            raise UserError(f"learning-rate: expected a number above 0, got {rate}")

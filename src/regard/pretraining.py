@@ -64,7 +64,7 @@ class Pretraining:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with model, tables, record and report page; whole or not at all."""
-        with writing(folder, overwrite=overwrite) as place:
+        with writing(folder, overwrite=overwrite, verb=VERB) as place:
             if self.model is not None:
                 with quiet():
                     self.model.save_pretrained(place / MODEL)

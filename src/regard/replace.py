@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from dataclasses import replace as changed
 from pathlib import Path
@@ -18,8 +19,8 @@ from regard.constants import SOURCES, Constants, at, data_free, over_heads, patt
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.tasks import Scale
 from regard.errors import UserError
-from regard.journal import ABOUT, Journal
-from regard.judges import READ, Judge, LikelihoodJudge, ProbeJudge, read_batches
+from regard.journal import ABOUT, Journal, has_entries
+from regard.judges import READ, Judge, LikelihoodJudge, ProbeJudge
 from regard.plan import (
     CONSTANTS_RATE,
     GATE_RATE,
@@ -32,8 +33,8 @@ from regard.plan import (
 )
 from regard.provenance import digest, now, versions
 from regard.replacements import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
-from regard.selection import Order, by_output_norm, order
-from regard.slot import average_attention, identity
+from regard.selection import Order
+from regard.slot import identity
 from regard.slot.averaging import vocabulary_digest
 from regard.slot.replaced import ReplacedConfig
 from regard.slot.swapping import swappable
@@ -47,8 +48,8 @@ Elsewhere = Constants | tuple[Encoded, str] | None
 
 def replace(
     model: PreTrainedModel | models.Loaded | str,
-    task: str | Task,
-    *,
+    task: str | Path | Task,
+    *others: Any,
     tokenizer: Any = None,
     data: str | Path | None = None,
     constants_from: From = None,
@@ -69,6 +70,9 @@ def replace(
     probed. Raises UserError for every mistake of the user.
     """
     chosen = _settings(**settings)
+    task = _named(task, others)
+    if constants_from is not None:
+        chosen.check_elsewhere()
     if work is None:
         if resume:
             raise UserError("resume: expected the folder of the run that was broken off, work=…; got none")
@@ -82,28 +86,24 @@ def replace(
     on_step("reading the task")
     scale, read = _task(task, data, chosen)
     train, validation = _encoded(read, loaded, chosen, scale)
-    if constants_from is not None and not chosen.sources:
-        raise UserError("constants-from: expected constants beside attention, for these are what it gives; got none")
     elsewhere = _elsewhere(constants_from, data, encoder, loaded.tokenizer, train, scale)
     constants = elsewhere if isinstance(elsewhere, Constants) else None
     _check_order(chosen, constants)
     about = _about(loaded, encoder, read, (train, validation), chosen, constants_from, constants)
-    _check_work(Path(work))
-    journal = Journal(work, about, resume=resume)
-    judge = _judge(encoder, read, (train, validation), chosen, scale, journal)
-    trials = Trials(
-        model=encoder,
-        judge=judge,
-        train=train,
-        validation=validation,
-        gate_rate=GATE_RATE[chosen.scale],
-        constants_rate=CONSTANTS_RATE[chosen.scale],
-        journal=journal,
-        step=on_step,
-    )
-    averages = _averages(trials, read, loaded.tokenizer, elsewhere) if chosen.sources else None
-    table = _scores(trials, averages, chosen, loaded.name, read.name)
-    tables, told = ({}, {}) if averages is None else _of_constants(trials, averages, chosen)
+    with _journal(Path(work), about, resume=resume) as journal:
+        trials = Trials(
+            model=encoder,
+            judge=_judge(encoder, read, (train, validation), chosen, scale, journal),
+            train=train,
+            validation=validation,
+            gate_rate=GATE_RATE[chosen.scale],
+            constants_rate=CONSTANTS_RATE[chosen.scale],
+            journal=journal,
+            step=on_step,
+        )
+        averages = _averages(trials, read, loaded.tokenizer, elsewhere) if chosen.sources else None
+        table = _scores(trials, averages, chosen, loaded.name, read.name)
+        tables, told = ({}, {}) if averages is None else _of_constants(trials, averages, chosen)
     record = about | {"created": now()} | told
     record["cost"] = {
         "seconds": round(time.perf_counter() - began, 3),
@@ -126,10 +126,23 @@ def _settings(**given: Any) -> Settings:
     return chosen
 
 
+def _named(task: Any, others: Sequence[Any]) -> str | Task:
+    """The task, or its name. Raises UserError for what is none, as a tokenizer in its place."""
+    if others or not isinstance(task, (str, Path, Task)):
+        got = ", ".join(type(one).__name__ for one in (task, *others))
+        raise UserError(
+            f"task: expected one of {', '.join(TASKS)}, a file of your own, or a regard.data.Task, as in "
+            f"replace(model, task, tokenizer=tokenizer); got {got}"
+        )
+    return task if isinstance(task, Task) else str(task)
+
+
 def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, language_model: bool) -> models.Loaded:
     """The model with its tokenizer, checked to be one for the task, and to belong together."""
     if isinstance(model, str):
         model = models.load(model, language_model=language_model)
+    if tokenizer is not None and not callable(getattr(tokenizer, "get_vocab", None)):
+        raise UserError(f"tokenizer: expected one as AutoTokenizer loads it, got {type(tokenizer).__name__}")
     found = models.given(model, tokenizer, to="replace", call="replace(model, task, tokenizer=tokenizer)")
     config = found.model.config
     if isinstance(config, ReplacedConfig):
@@ -238,14 +251,35 @@ def _about(
 
 def _check_order(chosen: Settings, given: Constants | None) -> None:
     """Nothing, or a UserError: an order asks for what the given constants do not tell."""
-    if given is not None and "input-dependence" in chosen.select:
+    if given is not None and "input-dependence" in chosen.orders:
         given.input_dependence()
 
 
-def _check_work(folder: Path) -> None:
-    """Nothing, or a UserError: the folder holds what no run left there, and what must not be deleted."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / ABOUT).is_file():
-        raise UserError(f"work: expected a new folder, or that of an earlier run; {folder} holds other files")
+def can_go_on(work: Path) -> bool:
+    """Whether a run that was broken off has left something there to go on with: an entry, or hidden states.
+
+    Raises UserError if the folder holds what no run has left there, and what must not be deleted.
+    """
+    if work.is_dir() and any(work.iterdir()) and not (work / ABOUT).is_file():
+        raise UserError(f"work: expected a new folder, or that of an earlier run; {work} holds other files")
+    return has_entries(work) or any(work.glob("states-*.json"))
+
+
+@contextmanager
+def _journal(work: Path, about: dict[str, Any], *, resume: bool) -> Iterator[Journal]:
+    """The journal of a run; its folder is deleted if the run is refused, or broken off, with nothing found."""
+    goes_on = can_go_on(work) and resume
+    made = [parent for parent in work.absolute().parents if not parent.exists()]
+    journal = Journal(work, about, resume=goes_on)
+    try:
+        yield journal
+    except BaseException as error:
+        if not (has_entries(work) if isinstance(error, UserError) else can_go_on(work)):
+            journal.remove()
+            with suppress(OSError):
+                for parent in made:
+                    parent.rmdir()  # which fails where something else stands in it by now
+        raise
 
 
 def _elsewhere(
@@ -267,22 +301,7 @@ def _averages(trials: Trials, read: Task, tokenizer: Any, elsewhere: Elsewhere) 
     if isinstance(elsewhere, Constants):
         return elsewhere
     inputs, source = elsewhere or (trials.train, read.source)
-    path = trials.journal.folder / "average.safetensors"
-    if "average" in trials.journal and path.exists():
-        return Constants.load(path)
-    trials.step("averaging attention")
-    found = average_attention(
-        trials.model,
-        read_batches(inputs),
-        inputs.length,
-        layout=inputs.layout,
-        separators=inputs.separators,
-        tokenizer=tokenizer,
-        source=source,
-    )
-    found.save(path)
-    trials.journal.add("average", True)
-    return found
+    return trials.averages(inputs, source, tokenizer)
 
 
 def _fitting(given: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> Constants:
@@ -304,21 +323,6 @@ def _fitting(given: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> 
     return at(given, train.length)
 
 
-def _order(trials: Trials, averages: Constants, name: str, seed: int) -> Order:
-    def norms() -> Order:
-        device = trials.model.device
-        on_device = ({name: v.to(device) for name, v in batch.items()} for batch in read_batches(trials.train))
-        return by_output_norm(trials.model, on_device, averages)
-
-    return order(
-        name,
-        constants=averages,
-        seed=seed,
-        lambdas=lambda: trials.lambdas(averages, 0),
-        norms=lambda: trials.kept("output-norm", averages, norms),
-    )
-
-
 def _source(trials: Trials, averages: Constants, name: str) -> Constants:
     if name in SOURCES:
         return data_free(name, averages)
@@ -336,7 +340,7 @@ def _scores(trials: Trials, averages: Constants | None, chosen: Settings, model:
     def add(constants: str, select: str, fraction: float, found: dict[int, float]) -> None:
         rows.extend((model, task, constants, select, fraction, seed, metric, value) for seed, value in found.items())
 
-    if 1.0 in chosen.fractions:
+    if 1.0 in chosen.shares:
         trials.step("scoring the model as it is")
         add(UNTOUCHED, UNTOUCHED, 1.0, trials.scores(None, (), seeds))
     for name in chosen.attention:
@@ -345,13 +349,13 @@ def _scores(trials: Trials, averages: Constants | None, chosen: Settings, model:
     for name in chosen.sources:
         assert averages is not None, "constants are asked for"
         constants = _source(trials, averages, name)
-        for select in chosen.select:
-            for fraction in (f for f in chosen.fractions if f < 1):
+        for select in chosen.orders:
+            for fraction in (f for f in chosen.shares if f < 1):
                 trials.step(f"scoring {name}, {select}, {fraction:g} dynamic")
                 for group in _same_order(select, seeds, fraction):
                     heads = averages.heads
                     if fraction:
-                        heads = _order(trials, averages, select, group[0]).constant(fraction)
+                        heads = trials.order(averages, select, group[0]).constant(fraction)
                     add(name, select, fraction, trials.scores(constants, heads, group))
     return pd.DataFrame(rows, columns=list(SCORE_COLUMNS))
 
@@ -368,9 +372,9 @@ def _no_constants() -> dict[str, Any]:
 
 def _of_constants(trials: Trials, averages: Constants, chosen: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tables that are of constants, and what the record says of these."""
-    first = _order(trials, averages, chosen.select[0], 0)
+    first = trials.order(averages, chosen.orders[0], 0)
     matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
-    cost = trials.cost(averages, first, chosen.fractions)
+    cost = trials.cost(averages, first, chosen.shares)
     tables = {"heads": _heads(averages, first), "cost": pd.DataFrame(cost, columns=list(COST_COLUMNS))}
     told = {
         "constants": {name: value for name, value in vars(averages.origin).items() if name != "model"},

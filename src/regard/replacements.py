@@ -19,7 +19,7 @@ from regard.errors import UserError
 from regard.report import intervals, relative_drop
 from regard.results import PAGE
 from regard.table import selected
-from regard.writing import RECORD, writing
+from regard.writing import RECORD, verb_of, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,7 +79,7 @@ class Replacements:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with record, tables, constants and report page; whole or not at all."""
-        with writing(folder, overwrite=overwrite) as place:
+        with writing(folder, overwrite=overwrite, verb="replace") as place:
             (place / RECORD).write_text(_json(self.record, indent=2), encoding="utf-8")
             self.scores.to_parquet(place / SCORES, index=False)
             self.cost.to_parquet(place / COST, index=False)
@@ -109,6 +109,8 @@ class Replacements:
         folder = Path(folder)
         if not (folder / RECORD).is_file():
             raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard replace --out` writes it")
+        if (verb := verb_of(folder / RECORD)) not in (None, "replace"):
+            raise UserError(f"the run in {folder} is one of `regard {verb}`: expected one of `regard replace`")
         if not (folder / SCORES).is_file():
             raise UserError(f"the run in {folder} is not one of replacing heads: expected {SCORES} beside {RECORD}")
         try:

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard import report
 from regard.errors import UserError
 from regard.table import COLUMNS, check_statistic, selected
-from regard.writing import RECORD, writing
+from regard.writing import RECORD, verb_of, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +66,7 @@ class Measurements:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with record, tables, matrices and report page; whole or not at all."""
-        with writing(folder, overwrite=overwrite) as place:
+        with writing(folder, overwrite=overwrite, verb="measure") as place:
             record = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
             (place / RECORD).write_text(record + "\n", encoding="utf-8")
             self.table.to_parquet(place / TABLE, index=False)
@@ -84,6 +84,8 @@ class Measurements:
         folder = Path(folder)
         if not (folder / RECORD).is_file():
             raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard measure --out` writes it")
+        if (verb := verb_of(folder / RECORD)) not in (None, "measure"):
+            raise UserError(f"the run in {folder} is one of `regard {verb}`: expected one of `regard measure`")
         if not (folder / TABLE).is_file():
             raise UserError(f"the run in {folder} cannot be read: expected measurements, {TABLE} beside {RECORD}")
         try:

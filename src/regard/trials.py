@@ -20,8 +20,8 @@ from regard.constants import Constants, Head
 from regard.data import Encoded
 from regard.journal import Journal
 from regard.judges import Judge, read_batches
-from regard.selection import Order, by_share
-from regard.slot import Replacement, mixing, replacing
+from regard.selection import Order, by_output_norm, by_share, order
+from regard.slot import Replacement, average_attention, mixing, replacing
 from regard.slot.places import evaluating
 from regard.slot.swapping import swappable
 
@@ -68,6 +68,41 @@ class Trials:
         if constants is None or not heads:
             return nullcontext()
         return replacing(self.model, constants, heads)
+
+    def averages(self, inputs: Encoded, source: str, tokenizer: Any) -> Constants:
+        """The averages of all heads over these inputs."""
+        path = self.journal.folder / "average.safetensors"
+        if "average" in self.journal and path.exists():
+            return Constants.load(path)
+        self.step("averaging attention")
+        found = average_attention(
+            self.model,
+            read_batches(inputs),
+            inputs.length,
+            layout=inputs.layout,
+            separators=inputs.separators,
+            tokenizer=tokenizer,
+            source=source,
+        )
+        found.save(path)
+        self.journal.add("average", True)
+        return found
+
+    def order(self, averages: Constants, name: str, seed: int) -> Order:
+        """The order of this name, which is found at the averages."""
+
+        def norms() -> Order:
+            device = self.model.device
+            on_device = ({name: v.to(device) for name, v in batch.items()} for batch in read_batches(self.train))
+            return by_output_norm(self.model, on_device, averages)
+
+        return order(
+            name,
+            constants=averages,
+            seed=seed,
+            lambdas=lambda: self.lambdas(averages, 0),
+            norms=lambda: self.kept("output-norm", averages, norms),
+        )
 
     def lambdas(self, constants: Constants, seed: int) -> Order:
         """The order of σ(l), each head's share of attention, trained for the judge with all else frozen."""

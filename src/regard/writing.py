@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -20,10 +21,13 @@ OPTION = "--out"
 """How a place to write to is asked for on the command line."""
 
 
-def check_free(folder: str | Path, *, overwrite: bool, sign: str = RECORD, asked: str = OPTION) -> None:
+def check_free(
+    folder: str | Path, *, overwrite: bool, verb: str | None = None, sign: str = RECORD, asked: str = OPTION
+) -> None:
     """Nothing, or a UserError: the folder is in use and may not be written over, or it cannot be made.
 
-    Only what has the file `sign` is ours to write over. `asked`: the name under which the user gave it.
+    Only what has the file `sign` is ours to write over, and where it is to be a run of a `verb`, no run of another one.
+    `asked`: the name under which the user gave it.
     """
     folder = Path(folder)
     with _reachable(folder, asked):
@@ -35,8 +39,24 @@ def check_free(folder: str | Path, *, overwrite: bool, sign: str = RECORD, asked
         if not (folder / sign).is_file():
             what = "a run" if sign == RECORD else "what is written here"
             raise UserError(f"{asked}: {folder} holds something else than {what} (no {sign}); it is not overwritten")
+        other = None if verb is None else verb_of(folder / sign)
+        if other not in (None, verb):
+            raise UserError(
+                f"{asked}: expected a new folder or a run of `regard {verb}`, {folder} is one of `regard {other}`; "
+                "it is not overwritten"
+            )
         if not overwrite:
             raise UserError(f"{asked}: {folder} exists; choose another folder, or give {_overwriting(asked)}")
+
+
+def verb_of(record: Path) -> str | None:
+    """The verb whose run has this record; None if it does not say."""
+    try:
+        told = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    verb = told.get("verb") if isinstance(told, dict) else None
+    return verb if isinstance(verb, str) else None
 
 
 def check_free_file(path: str | Path, *, overwrite: bool) -> None:
@@ -76,10 +96,12 @@ def _check_writable(path: Path, asked: str) -> None:
 
 
 @contextlib.contextmanager
-def writing(folder: str | Path, *, overwrite: bool, sign: str = RECORD, asked: str = OPTION) -> Iterator[Path]:
+def writing(
+    folder: str | Path, *, overwrite: bool, verb: str | None = None, sign: str = RECORD, asked: str = OPTION
+) -> Iterator[Path]:
     """A folder beside `folder` to write to, which takes its name at the end, or vanishes if anything goes wrong."""
     folder = Path(folder).resolve()
-    check_free(folder, overwrite=overwrite, sign=sign, asked=asked)
+    check_free(folder, overwrite=overwrite, verb=verb, sign=sign, asked=asked)
     place = _beside(folder, "new")
     made = [parent for parent in folder.parents if not parent.exists()]
     try:

@@ -26,7 +26,8 @@ def runs(tiny: Callable[[str], Path], documents: list[str], tmp_path_factory: py
     }
     for name, chosen in settings.items():
         options = {"samples": 6, "length": 16, "statistics": "sink_rate,entropy,hidden_norm", **chosen}
-        regard.measure(str(tiny("llama")), texts=documents, **options).save(folder / name)
+        texts = None if "input" in chosen else documents
+        regard.measure(str(tiny("llama")), texts=texts, **options).save(folder / name)
     return folder
 
 
@@ -96,6 +97,12 @@ def test_what_cannot_be_compared(runs: Path, regard: Regard, tmp_path: Path) -> 
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "results.json").write_text("{")
     assert refused(natural, "broken").startswith("the run in broken cannot be read: ")
+    for verb in ("learn", "pretrain", "replace"):
+        (tmp_path / "broken" / "results.json").write_text(f'{{"verb": "{verb}"}}')
+        told = f"the run in broken is one of `regard {verb}`: expected one of `regard measure`"
+        assert refused(natural, "broken") == told
+    told = "--out: expected a name that ends in .html or .htm, got page.txt"
+    assert refused(natural, longer, "--out", "page.txt") == told
     (tmp_path / "page.html").write_text("mine")
     expected = "--out: page.html exists; choose another name, or give --overwrite"
     assert refused(natural, longer, "--out", "page.html") == expected

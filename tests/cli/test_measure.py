@@ -52,7 +52,7 @@ def test_standard_input(tiny: Tiny, documents: list[str], apart: Regard, regard:
     assert piped.record["data"]["sha256"] == read.record["data"]["sha256"]
 
 
-def test_every_option_arrives(tiny: Tiny, text_file: Path, regard: Regard, tmp_path: Path) -> None:
+def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> None:
     options = {
         "--input": "random",
         "--bos": "drop",
@@ -67,7 +67,7 @@ def test_every_option_arrives(tiny: Tiny, text_file: Path, regard: Regard, tmp_p
         "--seed": "9",
         "--out": "run",
     }
-    ended = regard("measure", tiny("llama"), "--text", text_file, *(word for pair in options.items() for word in pair))
+    ended = regard("measure", tiny("llama"), *(word for pair in options.items() for word in pair))
     assert (ended.code, ended.err) == (0, "")
     found = Measurements.load(tmp_path / "run")
     assert found.record["settings"] == {

@@ -57,8 +57,8 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
             "unknown statistic 'charm'; expected default, all, or some of: sink_rate",
         ),
         (("--statistics", ""), "unknown statistic ''"),
-        (("--samples", 0), "samples: expected at least 1, got 0"),
-        (("--length", -3), "length: expected at least 1, got -3"),
+        (("--samples", 0), "samples: expected a whole number of at least 1, got 0"),
+        (("--length", -3), "length: expected a whole number of at least 1, got -3"),
         (("--epsilon", 2), "epsilon: expected numbers between 0 and 1, got 2.0"),
         (("--epsilon", "0.3,,0.5"), "--epsilon: expected a number, got ''"),
         (("--epsilon", "nan"), "epsilon: expected numbers between 0 and 1, got nan"),
@@ -66,11 +66,12 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--layers", "-1"), "--layers: expected all, or numbers and ranges such as 0,3,8-11, got '-1'"),
         (("--layers", "4-2"), "--layers: expected all, or numbers and ranges such as 0,3,8-11, got '4-2'"),
         (("--layers", "0-999999999999"), "--layers: expected all, or numbers and ranges such as 0,3,8-11, got '0-9"),
-        (("--batch-size", 0), "batch-size: expected at least 1, got 0"),
+        (("--batch-size", 0), "batch-size: expected a whole number of at least 1, got 0"),
         (("--batch-size", "few"), "--batch-size: expected a number, got 'few'"),
         (("--seed", -1), "seed: expected a number from 0 to 2**63 - 1, got -1"),
         (("--input", "noise"), "input: expected one of natural, random, repeated, got 'noise'"),
         (("--bos", "maybe"), "bos: expected one of keep, drop, add, got 'maybe'"),
+        (("--input", "random"), "--text: expected --input natural beside it, for random tokens are of no text; got "),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )
@@ -128,6 +129,12 @@ def test_unknown_models(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "is no folder here and no id of the hub" in refused(model=tmp_path / "gone")
     (tmp_path / "empty").mkdir()
     assert "expected config.json in the folder 'empty', found nothing" in refused(model="empty")
+
+
+def test_the_folder_of_a_run_is_no_model(refused: Callable[..., str], tiny: Tiny, tmp_path: Path) -> None:
+    shutil.copytree(tiny("llama"), tmp_path / "pre" / "model")
+    told = "model: expected config.json in the folder 'pre', which is of a run; did you mean pre/model?"
+    assert refused(model="pre") == told
 
 
 def test_a_folder_without_weights(refused: Callable[..., str], changed: Callable[[str], Path]) -> None:

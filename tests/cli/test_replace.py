@@ -190,6 +190,18 @@ ORDERS = "lambda, input-dependence, output-norm, first-layers, last-layers, rand
         (("--rows", "many"), "--rows: expected two numbers, training and validation, as 1000,500, got 'many'"),
         (("--rows", "10"), "--rows: expected two numbers, training and validation, as 1000,500, got '10'"),
         (("--rows", "10,x"), "--rows: expected a number, got 'x'"),
+        (("--learning-rate", -1), "learning-rate: expected a number above 0, got -1.0"),
+        (("--learning-rate", "nan"), "learning-rate: expected a number above 0, got nan"),
+        (("--attention", "sigmoid"), "select: expected constants beside attention, for an operation is put into all "),
+        (
+            ("--attention", "sigmoid", "--select", "lambda"),
+            "fractions: expected constants beside attention, for an operation is put into all heads at once; give ",
+        ),
+        (
+            ("--constants", "identity,zeros", "--select", "random", "--constants-from", "sst2"),
+            "constants-from: expected constants average or average-init beside it, or an order that reads averages, "
+            "for nothing else does; got constants identity, zeros and select random",
+        ),
         (("--rows", "10,0"), "rows: expected at least 1, got "),
         (("--seeds", 0), "seeds: expected at least 1, got 0"),
         (("--length", 0), "length: expected at least 1, got 0"),
@@ -316,6 +328,40 @@ def test_a_run_is_not_written_over(replaced: Regard, refused: Callable[..., str]
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
     line = refused("--out", "thesis", "--overwrite")
     assert line == "--out: thesis holds something else than a run (no results.json); it is not overwritten"
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_run_of_another_verb_is_not_written_over(refused: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "measured").mkdir()
+    (tmp_path / "measured" / "results.json").write_text('{"verb": "measure"}')
+    (tmp_path / "measured" / "statistics.parquet").write_text("numbers")
+    told = "--out: expected a new folder or a run of `regard replace`, measured is one of `regard measure`; it is not "
+    for more in ((), ("--overwrite",), ("--overwrite", "--resume")):
+        assert refused("--out", "measured", *more) == f"{told}overwritten"
+
+
+def test_a_refusal_on_the_way_leaves_nothing(
+    refused: Callable[..., str], replaced: Regard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from regard.errors import UserError
+
+    def too_small(*_: Any, **__: Any) -> None:
+        raise UserError("hidden states: no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("regard.trials.average_attention", too_small)
+        assert refused() == "hidden states: no room"
+    assert replaced("--fractions", "0", "--seeds", 1).code == 0
+
+
+def test_a_work_folder_without_finished_work_is_no_run_that_was_broken_off(replaced: Regard, tmp_path: Path) -> None:
+    (tmp_path / "out" / "run.work").mkdir(parents=True)
+    (tmp_path / "out" / "run.work" / "about.json").write_text("{}")
+    few = ("--fractions", "0", "--seeds", 1)
+    assert replaced(*few).code == 0
+    (tmp_path / "out" / "run.work").mkdir()
+    (tmp_path / "out" / "run.work" / "about.json").write_text("{}")
+    assert replaced(*few, "--resume", "--overwrite").code == 0
 
 
 def test_a_work_folder_with_other_files_is_left_alone(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -102,6 +104,21 @@ def test_an_adapted_output_projection_is_refused_where_it_is_needed(llama: Llama
             llama(input_ids=ids)
     finally:
         attention.o_proj = base
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        ({"statistics": None}, "statistics: expected default, all, or names and statistics in a list; got None"),
+        ({"layers": (99,)}, r"layers: expected layers of this model, from 0 to \d+ \(-1: the embeddings\); got 99"),
+        ({"layers": -2}, r"layers: expected layers of this model, .*; got -2"),
+        ({"layers": "all"}, "layers: expected numbers of layers, counted from 0, got 'all'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_watched(given: dict[str, Any], message: str, llama: LlamaForCausalLM) -> None:
+    with pytest.raises(UserError, match=message), regard.watching(llama, **given):
+        pass
 
 
 def test_one_layer_may_be_named_alone(llama: LlamaForCausalLM, ids: Tensor) -> None:

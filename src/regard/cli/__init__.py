@@ -57,7 +57,9 @@ def parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0, or what a command found (`regard check`: 1), or 2 after one line that says what was wrong."""
-    given = parser().parse_args(arguments)
+    given, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        Parser(prog=f"regard {given.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
     given.line = shlex.join(["regard", *map(str, sys.argv[1:] if arguments is None else arguments)])
     try:
         with _interruptible():

@@ -17,6 +17,8 @@ EXAMPLES = """examples:
   regard compare runs/natural runs/random
   regard compare runs/* --out comparison.html
 """
+PAGES = (".html", ".htm")
+"""How the name of a page may end."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +41,8 @@ def run(given: argparse.Namespace) -> None:
 
     if given.out is not None:
         check_free_file(given.out, overwrite=given.overwrite)
+        if given.out.suffix.lower() not in PAGES:
+            raise UserError(f"--out: expected a name that ends in {' or '.join(PAGES)}, got {given.out}")
     runs = {name: Measurements.load(run) for name, run in zip(_names(given.runs), given.runs, strict=True)}
     table, page = compare(runs)
     console = Console(highlight=False)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from regard.cli.options import new_folder, number
+from regard.cli.options import check_model, new_folder, number
 from regard.errors import UserError
 
 HELP = "Measure what a model's attention does on some text, and write a report."
@@ -83,11 +83,17 @@ def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> 
     from regard.slot import ReplacedModel
     from regard.writing import check_free
 
-    check_free(out, overwrite=given.overwrite)
+    check_free(out, overwrite=given.overwrite, verb="measure")
     Settings(statistics=given.statistics, **settings)
+    if given.text and given.input != "natural":
+        raise UserError(
+            f"--text: expected --input natural beside it, for {given.input} tokens are of no text; got --input "
+            f"{given.input}"
+        )
     if given.text and "-" in given.text and processes.count() > 1:
         raise UserError("--text: several processes cannot share standard input; expected files")
     texts = read_texts(given.text) if given.text else None
+    check_model(given.model)
     ReplacedModel.register()
     loaded = models.load(
         given.model,

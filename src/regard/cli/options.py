@@ -87,6 +87,15 @@ def number(text: str, kind: type, option: str) -> float | int:
     return value
 
 
+def check_model(model: str) -> None:
+    """Nothing, or a UserError: this is the folder of a run, and the model is in a folder of it."""
+    folder = Path(model) / "model"
+    if not (Path(model) / "config.json").is_file() and (folder / "config.json").is_file():
+        raise UserError(
+            f"model: expected config.json in the folder '{model}', which is of a run; did you mean {folder}?"
+        )
+
+
 def of_model(model: str) -> str:
     """A model's name as a part of a file's name."""
     if Path(model).is_dir():

@@ -67,7 +67,7 @@ def run(given: argparse.Namespace) -> None:
     out = given.out or Path("runs") / f"pretrain-{name}"
     work = work_beside(out)
     if is_first():
-        check_free(out, overwrite=given.overwrite)
+        check_free(out, overwrite=given.overwrite, verb="pretrain")
         check_work(work, can_go_on(work), given)
     try:
         with _progress() as reports:

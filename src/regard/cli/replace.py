@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from regard.cli.options import check_work, number, of_model, tell, work_beside
+from regard.cli.options import check_model, check_work, number, of_model, tell, work_beside
 from regard.errors import UserError
 
 HELP = "Put constants or another operation where attention was; score a task."
@@ -25,6 +25,8 @@ EXAMPLES = """examples:
 """
 OWN = ("text", "label", "validation", "metric")
 """Settings of a task from a file of one's own."""
+FRACTIONS, SELECT = "1,1/2,1/8,1/16,0", "lambda"
+"""What is taken for constants without a choice: as good as not given."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,11 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--constants-from", metavar="TASK|FILE", help="take the averages from another task, or from a file of constants"
     )
     parser.add_argument(
-        "--fractions", default="1,1/2,1/8,1/16,0", metavar="F,…", help="heads that stay dynamic (1,1/2,1/8,1/16,0)"
+        "--fractions", default=FRACTIONS, metavar="F,…", help="heads that stay dynamic (1,1/2,1/8,1/16,0)"
     )
     parser.add_argument(
         "--select",
-        default="lambda",
+        default=SELECT,
         metavar="NAME,…",
         help="order of the heads: lambda (default), input-dependence, "
         "output-norm, first-layers, last-layers, random, reversed",
@@ -96,17 +98,20 @@ def run(given: argparse.Namespace) -> None:
     from regard import models
     from regard.data import TASKS, read_task
     from regard.plan import LANGUAGE_MODEL, Settings
-    from regard.replace import replace
+    from regard.replace import can_go_on, replace
     from regard.slot import ReplacedModel
     from regard.slot.swapping import swappable
     from regard.writing import check_free
 
     out = given.out or Path("runs") / f"replace-{of_model(given.model)}-{of_model(Path(given.task).stem)}"
     work = work_beside(out)
-    check_free(out, overwrite=given.overwrite)
-    check_work(work, work.exists(), given)
-    for name in Settings(**settings).attention:
+    check_free(out, overwrite=given.overwrite, verb="replace")
+    check_work(work, can_go_on(work), given)
+    chosen = Settings(**settings)
+    for name in chosen.attention:
         swappable(name)
+    if given.constants_from is not None:
+        chosen.check_elsewhere()
     data = given.data or os.environ.get("REGARD_DATA")
     if given.task not in TASKS or data:
         read_task(given.task, data if given.task in TASKS else None, **{name: settings[name] for name in OWN})
@@ -114,6 +119,7 @@ def run(given: argparse.Namespace) -> None:
         raise UserError(
             f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{given.constants_from}'"
         )
+    check_model(given.model)
     ReplacedModel.register()
     loaded = models.load(
         given.model,
@@ -150,9 +156,11 @@ def _settings(given: argparse.Namespace) -> dict[str, Any]:
     names = ("seeds", "scale", "layout", "length", "epochs", "batch_size", "learning_rate")
     settings: dict[str, Any] = {name: getattr(given, name) for name in names}
     settings |= {name: getattr(given, name) for name in OWN}
-    several = [name for name in ("constants", "attention", "select") if getattr(given, name) is not None]
+    several = [name for name in ("constants", "attention") if getattr(given, name) is not None]
+    several += ["select"] if given.select != SELECT else []
     settings |= {name: tuple(getattr(given, name).split(",")) for name in several}
-    settings["fractions"] = tuple(_fraction(part) for part in given.fractions.split(","))
+    if given.fractions != FRACTIONS:
+        settings["fractions"] = tuple(_fraction(part) for part in given.fractions.split(","))
     if given.rows is not None:
         parts = given.rows.split(",")
         if len(parts) != 2:

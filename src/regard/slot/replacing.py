@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, overload
@@ -144,9 +144,14 @@ def _installed(
 
 def given_constants(constants: Given) -> tuple[Constants, ...]:
     """One constants or several, by length."""
-    several = (constants,) if isinstance(constants, Constants) else tuple(constants)
+    several = (constants,) if isinstance(constants, Constants) or not isinstance(constants, Iterable) else constants
+    several = tuple(several)
     if not several or not all(isinstance(one, Constants) for one in several):
-        raise UserError("constants: expected Constants, or several of different lengths")
+        got = next((type(one).__name__ for one in several if not isinstance(one, Constants)), "none")
+        raise UserError(
+            f"constants: expected Constants, or several of different lengths; got {got}; another operation is given by "
+            "its name, or as an AttentionSpec"
+        )
     return tuple(sorted(several, key=lambda one: one.length))
 
 
@@ -178,13 +183,20 @@ def chosen_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:
     every = constants.heads
     if heads is None:
         return tuple(every)
-    if isinstance(heads, (int, float)):
+    if isinstance(heads, int):
+        raise UserError(
+            f"heads: expected pairs (layer, head), or a fraction of all heads such as 0.5; got {heads}; all are "
+            "1.0, or None"
+        )
+    if isinstance(heads, float):
         if not 0 <= heads <= 1:
             raise UserError(f"heads: expected a fraction from 0 to 1, got {heads}")
         values = constants.input_dependence()
         order = sorted(every, key=lambda head: float(values[head[:2]][head[2]]))
         return tuple(sorted(order[: round(heads * len(every))]))
     sites = sorted({site for site, _ in constants.layers})
+    if not isinstance(heads, Iterable):
+        raise UserError(f"heads: expected pairs (layer, head), or a fraction of all heads such as 0.5; got {heads!r}")
     found = set()
     for head in heads:
         if not isinstance(head, (tuple, list)) or len(head) not in (2, 3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from regard.slot.forward import Forward
 from regard.slot.install import check_observable, installed, register
 from regard.slot.interface import attention, unwatched_by, watched_by
 from regard.slot.sequences import Sequences
-from regard.slot.site import kind, output_projection, stacks
+from regard.slot.site import depth, kind, output_projection, stacks
 from regard.statistics import Row, Statistic, chosen
 from regard.table import selected, table_of
 
@@ -44,7 +45,7 @@ def watching(
     """
     check_observable(model)
     register(attention)
-    watch = Watch(model, chosen(statistics), [layers] if isinstance(layers, int) else layers)
+    watch = Watch(model, chosen(statistics), layers)
     with ExitStack() as stack:
         stack.enter_context(installed(model))
         stack.enter_context(deberta.wrapped(model))
@@ -57,7 +58,7 @@ def watching(
 class Watch:
     """What has been seen so far. Sequences count once finished: by the next ones, by `close`, or by the block's end."""
 
-    def __init__(self, model: nn.Module, statistics: Sequence[Statistic], layers: Sequence[int] | None) -> None:
+    def __init__(self, model: nn.Module, statistics: Sequence[Statistic], layers: int | Sequence[int] | None) -> None:
         self.statistics = {statistic.name: statistic for statistic in statistics}
         self.samples = 0
         needs: frozenset[str] = frozenset().union(*(s.needs for s in statistics))
@@ -65,10 +66,10 @@ class Watch:
         self._wanted = Wanted(names=needs & REDUCTIONS, first=first)
         self._vectors = sorted(needs & vectors.VECTORS.keys())
         self._hidden = sorted(needs & hidden.HIDDEN.keys())
-        self._layers = None if layers is None else frozenset(layers)
         self._stacks = [Sequences(stack) for stack in stacks(model)]
         if not self._stacks:
             raise UserError(f"cannot observe {type(model).__name__}: found no stack of attention layers in it")
+        self._layers = None if layers is None else _layers(layers, max(depth(one.stack) for one in self._stacks))
         self._where = {
             module: (sequences, path)
             for sequences in self._stacks
@@ -240,6 +241,21 @@ class Watch:
 
     def _watched(self, layer: int) -> bool:
         return self._layers is None or layer in self._layers
+
+
+def _layers(wanted: Any, count: int) -> frozenset[int]:
+    """The numbers of layers. Raises UserError for what is none, and for layers that a model of so many has not."""
+    several = tuple(wanted) if isinstance(wanted, Iterable) else (wanted,)
+    try:
+        found = [operator.index(layer) for layer in several]
+    except TypeError:
+        raise UserError(f"layers: expected numbers of layers, counted from 0, got {wanted!r}") from None
+    if wrong := [layer for layer in found if not EMBEDDINGS <= layer < count]:
+        raise UserError(
+            f"layers: expected layers of this model, from 0 to {count - 1} ({EMBEDDINGS}: the embeddings); "
+            f"got {wrong[0]}"
+        )
+    return frozenset(found)
 
 
 def _starts(real: Tensor | None, call: Call, dropped: int) -> tuple[int, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from regard.errors import UserError
 from regard.statistics.dependence import InputDependence
@@ -67,10 +68,20 @@ def names(wanted: str | Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def named(wanted: str | Iterable[str | Statistic]) -> dict[str, Callable[[], Statistic]]:
-    """By name, how to make each statistic that is wanted; one that is given ready-made is itself."""
+def named(wanted: Any) -> dict[str, Callable[[], Statistic]]:
+    """By name, how to make each statistic that is wanted; one that is given ready-made is itself.
+
+    `wanted`: a string as in `names`, or several names and `Statistic`s. Raises UserError for anything else.
+    """
     if isinstance(wanted, str):
         wanted = names(wanted)
+    if not isinstance(wanted, Iterable):
+        raise UserError(f"statistics: expected default, all, or names and statistics in a list; got {wanted!r}")
+    wanted = list(wanted)
+    if wrong := [one for one in wanted if not isinstance(one, (str, Statistic))]:
+        raise UserError(
+            f"statistics: expected names, or statistics that are set up such as SinkRate(); got {wrong[0]!r}"
+        )
     given = [s if isinstance(s, Statistic) else names([s])[0] for s in wanted]
     found = {s if isinstance(s, str) else s.name: STATISTICS[s] if isinstance(s, str) else _same(s) for s in given}
     if len(found) < len(given) or not found:
@@ -83,7 +94,7 @@ def _same(statistic: Statistic) -> Callable[[], Statistic]:
     return lambda: statistic
 
 
-def chosen(wanted: str | Iterable[str | Statistic]) -> list[Statistic]:
+def chosen(wanted: Any) -> list[Statistic]:
     """Fresh statistics for names, ready-made ones as they are."""
     return [make() for make in named(wanted).values()]
 
