@@ -72,7 +72,7 @@ def placed(name: str, case: str) -> dict[str, dict[float | None, float]]:
         ("gate", list(sapt_analyses.GATES)),
         ("prompts", list(sapt_analyses.PROMPTS)),
         ("rates", [f"{row}, {rate}" for row in sapt_analyses.RATED for rate in ("0.0005", "0.001", "0.002")]),
-        ("fifty", ["sapt, 3 tasks", "sequential-lora, 3 tasks"]),
+        ("fifty", ["sapt, 3 tasks", "sapt, gate held, 3 tasks", "sequential-lora, 3 tasks"]),
         ("instructions", ["with", "without"]),
     ],
 )

@@ -242,14 +242,14 @@ def rates(given: Setting) -> Cases:
 def fifty(given: Setting) -> Cases:
     """Fifty tasks of two classes, of Python's documentation and DBpedia: how weights thin out, and what a step costs.
 
-    Two runs with half the epochs and half the length; what a step costs is to be held against the first task's.
+    Three runs with half the epochs and half the length; what a step costs is to be held against the first task's.
     """
     streams = [
         read_stream(name, folder, rows=MANY_ROWS, eval_rows=MANY_ROWS // 2, seed=given.seed)
         for name, folder in (("stdlib-split", None), ("db-split", given.data))
     ]
     tasks = split_into(streams, MANY, given.seed)
-    for name in ("sapt", "sequential-lora"):
+    for name in ("sapt", "sapt, gate held", "sequential-lora"):
         yield f"{name}, {MANY} tasks", _many(given, ROWS[name], tasks)
 
 
