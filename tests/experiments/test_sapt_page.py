@@ -366,7 +366,7 @@ def test_methods_that_are_no_better_than_plain_ones_are_named(tmp_path: Path) ->
         "epi": [50.0, 51.0, 52.0],
     }
     said = finding(gathered(tmp_path, scores), "SAPT performs better at the end").evidence
-    assert "Of no more than `sequential-lora` are sure: `migu`." in said
+    assert "Not surely above `sequential-lora` themselves: `migu`." in said
     assert "Among the labels of a text's own task it lies above 0 for " in said
 
 

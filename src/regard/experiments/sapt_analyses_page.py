@@ -78,7 +78,7 @@ ABOUT: Mapping[str, tuple[str, str]] = {
     ),
     "rates": (
         "Learning rates",
-        "Each method with the rate that all have above, 0.002, with half of it and with two and a half times as much.",
+        "Each method at a quarter of the rate that most have above, at half of it, and at that rate.",
     ),
     "fifty": (
         "Fifty tasks",

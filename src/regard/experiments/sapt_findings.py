@@ -126,7 +126,7 @@ def above_all(tables: Tables, stream: str) -> Judged:
     said.append(f"Among the labels of a text's own task it lies above 0 for {sum(part is True for part in own)}.")
     fallen = [row for row in found if row != SEQUENTIAL and not above(tables.difference(stream, row, SEQUENTIAL))]
     if SEQUENTIAL in found and fallen:
-        said.append(f"Of no more than `{SEQUENTIAL}` are sure: {', '.join(f'`{row}`' for row in fallen)}.")
+        said.append(f"Not surely above `{SEQUENTIAL}` themselves: {', '.join(f'`{row}`' for row in fallen)}.")
     return parts, said
 
 

@@ -244,7 +244,8 @@ def _missing(tables: Tables) -> str:
         said.append(f"Variants of `sapt` are run in order {tables.orders[0]} alone: compare them by *to sapt*.")
     decoded = "decoder" in set(tables.analyses["analysis"])
     rest = ", and of its tasks from text to text those of the decoder alone." if decoded else NO_TEXTS
-    rest += " `lfpt5` needs a model that writes." + (" It was run with the decoder." if decoded else "")
+    written = "lfpt5" in set(where(tables.analyses, analysis="decoder")["case"])
+    rest += f" `lfpt5` needs a model that writes{', and was run with the decoder' if written else ''}."
     return " ".join(said) + f" Nothing was run at the paper's own scale{rest}"
 
 
