@@ -93,10 +93,10 @@ ABOUT: Mapping[str, tuple[str, str]] = {
     ),
     "standing": (
         "What stands for earlier tasks, with that decoder",
-        "Query vectors of 100 real rows, of a density over them, of texts that the decoder has written (600 steps of "
-        "training for each task), or nothing. *membership*: how likely a training row is nearer to what is kept of it "
-        "than a dev row is, 0.5 where nothing is given away; *told apart*: how often a classifier tells the texts from "
-        "real ones, 0.5 where it cannot; means over the tasks but the last, of which nothing need be kept.",
+        "Query vectors of 100 real rows, of a density over them, nothing, or texts that the decoder has written. "
+        "*membership*: how likely a training row is nearer to what is kept of it than a dev row is, 0.5 where nothing "
+        "is given away; *told apart*: how often a classifier tells the texts from real ones, 0.5 where it cannot; "
+        "means over the tasks but the last, of which nothing need be kept.",
     ),
     "instructions": (
         "Without instructions",

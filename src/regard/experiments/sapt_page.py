@@ -246,6 +246,11 @@ def _missing(tables: Tables) -> str:
     rest = ", and of its tasks from text to text those of the decoder alone." if decoded else NO_TEXTS
     written = "lfpt5" in set(where(tables.analyses, analysis="decoder")["case"])
     rest += f" `lfpt5` needs a model that writes{', and was run with the decoder' if written else ''}."
+    standing = set(where(tables.analyses, analysis="standing")["case"])
+    if standing and "generated" not in standing:
+        rest += (
+            " Texts that the decoder writes did not stand for tasks: trained for 600 steps it wrote none to be read."
+        )
     return " ".join(said) + f" Nothing was run at the paper's own scale{rest}"
 
 
