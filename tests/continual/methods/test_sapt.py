@@ -109,7 +109,7 @@ def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
 
 @pytest.mark.parametrize("gate", ["open", "published"])
 def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
-    said = {"open": {"opening": 2.0, "entropy": 0.5}, "published": {"strength": 0.7}}[gate]
+    said = {"open": {"opening": 2.0, "entropy": 0.5, "balance": 0.3}, "published": {"strength": 0.7}}[gate]
     learner, method = after_two(gate=gate, stored=3, **said)
     network = learner.network_as(SaptNetwork)
     rows = learner.rows(learner.items(2)[:3], size=4)
@@ -120,6 +120,7 @@ def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
     expected = learner.cross_entropy(network(rows), rows)
     if gate == "open":
         expected = expected - 2.0 * counted[:, 2].log().sum() - 0.5 * (counted * counted.log()).sum()
+        expected = expected - 0.3 * counted.log().sum() / 3  # the mean over three blocks
     apart = []
     for task in range(2):
         target, vectors = method.kept.tensors[f"target/{task}"], method.kept.tensors[f"vectors/{task}"]
@@ -129,6 +130,20 @@ def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
     strength = 2 * 2.0 if gate == "open" else 0.7  # the open gate counts each earlier task as the one at hand
     expected = expected + 3 * strength * (apart[0].mean() + apart[1].mean()) / 2  # type: ignore[union-attr]
     assert torch.allclose(found, expected, rtol=1e-6)
+
+
+def test_blocks_keys_and_maps_may_have_rates_of_their_own() -> None:
+    learner, method = begun(block_rate=20.0, key_rate=10.0, map_rate=0.1)
+    (stage,) = method.stages(learner, 0)
+    names = [name for name, _ in learner.network.named_parameters()]
+    blocks = {name for name in names if ".blocks." in name}
+    assert {stage.times[name] for name in blocks} == {20.0}
+    assert {name: stage.times[name] for name in names if name.startswith("attention.")} == {
+        name: 10.0 if ".keys." in name else 0.1 for name in names if name.startswith("attention.")
+    }
+    assert not any(name.startswith("classifier.head") for name in stage.times)
+    learner, method = begun()
+    assert method.stages(learner, 0)[0].times == {}
 
 
 def test_what_is_trained_is_the_new_block_its_key_and_the_maps() -> None:
