@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from tests import learn_runs
 from tests.continual import small, small_text
 from torch import Tensor
 
@@ -25,15 +26,7 @@ from regard.models.generator import Generator, load_generator
 from regard.models.pretrained import Loaded
 from regard.rollback import rollback
 
-FIELDS: dict[str, Any] = {
-    "epochs": 1,
-    "probing_epochs": 1,
-    "learning_rate": 5e-3,
-    "batch": 4,
-    "length": 10,
-    "diagnosed": 0,
-    "seeds": [1],
-}
+FIELDS: dict[str, Any] = {**learn_runs.FIELDS, "diagnosed": 0, "seeds": [1]}
 TEXTS = {"epochs": 1, "learning_rate": 5e-3, "batch": 4, "length": 16, "target_length": 5, "diagnosed": 0, "seeds": [1]}
 
 

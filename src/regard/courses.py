@@ -178,10 +178,8 @@ class Course:
 
     def unused_rate(self) -> list[str]:
         """What to say where a learning rate is asked for that the method is not trained at; nothing where it is."""
-        from regard.continual.learner import own_rate
-
         asked = "search" if self.search is not None else "learning_rate" if "learning_rate" in self.said() else None
-        own = None if asked is None else own_rate(self.make_method(), self.budget())
+        own = None if asked is None else self.make_method().own_rate(self.budget())
         if asked is None or own is None:
             return []
         told = f"{asked.replace('_', '-')}: {getattr(self, asked)} was not used"

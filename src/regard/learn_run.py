@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from regard import processes
 from regard.continual.gate import shut
 from regard.continual.interference import gradients_of, interference_table
-from regard.continual.learner import IGNORED, Budget, Learner, OwnRate, own_rate
+from regard.continual.learner import IGNORED, Budget, Learner, OwnRate
 from regard.continual.method import Method
 from regard.continual.models import Deltas
 from regard.continual.network import INPUTS
@@ -66,7 +66,7 @@ def learnt_by(
     """
     began = time.perf_counter()
     method = course.make_method()
-    own = own_rate(method, course.budget())
+    own = method.own_rate(course.budget())
     budget, tried = _budget(course, stream, loaded) if own is None else (course.budget(), [])
     learner = _begun(course, stream, method, loaded, budget)
     if tell is not None and processes.first() and (numbers := difference(stream)):

@@ -9,7 +9,7 @@ from tests.continual import small_text
 from tests.continual.small import BUDGET, loaded, stream
 from tests.continual.together import TEXTS_ALONE, made
 
-from regard.continual.learner import Budget, own_rate
+from regard.continual.learner import Budget
 from regard.continual.methods import METHODS
 from regard.continual.methods.ctr import Ctr
 from regard.continual.methods.ctr import Settings as CtrSettings
@@ -28,13 +28,13 @@ def test_the_rate_that_is_said_is_that_of_the_last_stage(name: str) -> None:
     method = made(name)
     learner = begin(given, method, model, budget, seed=1)
     method.prepare(learner, 0)
-    said = own_rate(method, budget)
+    said = method.own_rate(budget)
     assert method.stages(learner, 0)[-1].learning_rate == (budget.rate if said is None else said.value)
 
 
 def test_who_has_a_rate_of_its_own_and_how_it_is_set() -> None:
     budget = Budget(rate=1e-4, probing_rate=0.02)
-    found = {name: said.told for name, kind in METHODS.items() if (said := own_rate(kind(), budget)) is not None}
+    found = {name: said.told for name, kind in METHODS.items() if (said := kind().own_rate(budget)) is not None}
     assert found == {
         "probe": "--probing-rate 0.02",
         "l2p": "--set rate=0.03",
@@ -42,11 +42,11 @@ def test_who_has_a_rate_of_its_own_and_how_it_is_set() -> None:
         "progprompt": "--set rate=0.3",
         "lfpt5": "--set rate=0.5",
     }
-    assert own_rate(Ctr(CtrSettings(rate=0.0)), budget) == own_rate(Probe(), budget)
+    assert Ctr(CtrSettings(rate=0.0)).own_rate(budget) == Probe().own_rate(budget)
 
 
 @pytest.mark.parametrize("kind", [L2p, Ctr, ProgPrompt, Lfpt5])
 def test_a_rate_that_is_set_is_said(kind: type[L2p]) -> None:
-    found = own_rate(kind(kind.Settings(rate=0.25)), Budget())
+    found = kind(kind.Settings(rate=0.25)).own_rate(Budget())
     assert found is not None
     assert (found.told, found.value) == ("--set rate=0.25", 0.25)

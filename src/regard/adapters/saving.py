@@ -193,7 +193,6 @@ def _fill(adapters: SharedAdapters, tensors: Mapping[str, Tensor]) -> None:
     stacks: dict[str, list[Tensor]] = {"attention.keys": list(adapters.attention.keys)}
     if isinstance(adapters.pool, PromptPool):
         stacks["prompts"] = list(adapters.pool.prompts.P)
-        adapters.pool.prompts.folded.fill_(True)
     for name, layer in _layers(adapters).items():
         stacks |= {f"layers.{name}.A": list(layer.blocks.A), f"layers.{name}.B": list(layer.blocks.B)}
     for name, place in maps(adapters).items():

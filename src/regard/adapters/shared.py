@@ -153,6 +153,8 @@ class SharedAdapters(nn.Module):
         self._reseed(added - len(blocks))
         self._routing.changed()
         self.close()
+        if isinstance(self.pool, PromptPool):
+            self.pool.prompts.folded.fill_(True)
 
     def _reseed(self, removed: int) -> None:
         """Draw other blocks and keys than those that had the numbers which come again after so many are removed."""

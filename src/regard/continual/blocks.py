@@ -44,8 +44,6 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     found.restore([("+".join(task["name"] for task in own), {"tasks": own}) for own in owners], used)
     for theirs, own in zip(_parts(learnt, used), _parts(found.pool, used), strict=True):
         own.data.copy_(theirs)
-    if isinstance(found.pool, PromptPool):
-        found.pool.prompts.folded.fill_(True)
     weights = network.attention.state_dict()
     found.attention.load_state_dict({name: weights[name] for name in found.attention.state_dict()})
     return found

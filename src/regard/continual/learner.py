@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual.batches import Batches, Epochs, Item
-from regard.continual.method import Among, Method, Stage
+from regard.continual.method import Among, Stage
 from regard.continual.network import Network
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, Split, Stream, Task
@@ -64,19 +64,6 @@ class OwnRate(NamedTuple):
     def told(self) -> str:
         """The option with its value, as in "--set rate=0.3"."""
         return f"{self.option}{self.value:g}"
-
-
-@runtime_checkable
-class RatedApart(Protocol):
-    """A method that is trained at a rate of its own, whatever the budget's `rate` is."""
-
-    def own_rate(self, budget: Budget) -> OwnRate:
-        """The rate of its last stage."""
-
-
-def own_rate(method: Method, budget: Budget) -> OwnRate | None:
-    """The rate that a method is trained at in place of the budget's; None where it is trained at that."""
-    return method.own_rate(budget) if isinstance(method, RatedApart) else None
 
 
 def rate_set(value: float) -> OwnRate:

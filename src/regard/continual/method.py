@@ -17,7 +17,7 @@ from regard.models.heads import HeadName
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
-    from regard.continual.learner import Learner
+    from regard.continual.learner import Budget, Learner, OwnRate
     from regard.training.placement import Rows
 
 Trains = Literal["head", "all"]
@@ -142,6 +142,10 @@ class Method:
     def bound(self) -> int:
         """The largest number of training examples that it keeps."""
         return 0
+
+    def own_rate(self, budget: Budget) -> OwnRate | None:
+        """The rate of its last stage where that is not the budget's `rate`, and what sets it; None where it is."""
+        return None
 
     # -- hooks ------------------------------------------------------------------------------------------
 
