@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from regard.experiments.markdown import table, wrapped
+from experiments.common.markdown import table, wrapped
 
 ABOUT = """
 ## A pool of LoRA blocks

@@ -31,7 +31,8 @@ from transformers.masking_utils import sdpa_mask
 import regard
 from benchmarks.timing import RESULTS, allocated, parser, prepared, race, row, show, write
 from regard.constants import Constants, Origin
-from regard.slot import identity, places
+from regard.hooks import identity
+from regard.hooks import layers as places
 
 SHAPES = {
     "MiniLM": {"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536},

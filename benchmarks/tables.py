@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import adapters_section
 from benchmarks.learning_section import section
 from benchmarks.timing import RESULTS
-from regard.experiments.markdown import table
+from experiments.common.markdown import table
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 Line = Mapping[str, Any]

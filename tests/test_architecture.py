@@ -1,206 +1,44 @@
-"""Who may import whom: the table of docs/design.md, held against every import statement in src/regard."""
+"""Who may import whom: the levels of docs/design.md, held against every import statement in src/regard."""
 
 import ast
 import re
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "regard"
-
-# `errors` may be imported from everywhere, and everywhere the version may be read: `from regard import __version__`.
-MAY_IMPORT = {
-    "__init__": {
-        "adapters",
-        "attention",
-        "callback",
-        "constants",
-        "courses",
-        "learn",
-        "learning",
-        "measure",
-        "models",
-        "pretrain",
-        "pretraining",
-        "recipes",
-        "replace",
-        "replacements",
-        "results",
-        "rollback",
-        "slot",
-        "sweep",
-    },
-    "__main__": {"cli"},
-    "cli": {
-        "adapters",
-        "attention",
-        "callback",
-        "constants",
-        "continual",
-        "courses",
-        "data",
-        "diagnosis",
-        "emergence",
-        "engines",
-        "experiments",
-        "journal",
-        "judges",
-        "learn",
-        "learn_run",
-        "learning",
-        "measure",
-        "models",
-        "plan",
-        "pretrain",
-        "pretraining",
-        "processes",
-        "provenance",
-        "quiet",
-        "recipes",
-        "replace",
-        "replacements",
-        "report",
-        "results",
-        "rollback",
-        "selection",
-        "settings",
-        "slot",
-        "statistics",
-        "sweep",
-        "sweeps",
-        "table",
-        "training",
-        "trials",
-        "writing",
-    },
-    "experiments": {
-        "constants",
-        "continual",
-        "courses",
-        "data",
-        "diagnosis",
-        "engines",
-        "learn",
-        "learning",
-        "models",
-        "pretrain",
-        "pretraining",
-        "provenance",
-        "recipes",
-        "replace",
-        "replacements",
-        "report",
-        "slot",
-        "training",
-        "writing",
-    },
-    "sweep": {"engines", "results", "sweeps", "writing"},
-    "sweeps": {"courses", "data", "learning", "recipes", "report", "writing"},
-    "pretrain": {
-        "data",
-        "emergence",
-        "journal",
-        "models",
-        "pretraining",
-        "provenance",
-        "recipes",
-        "training",
-        "writing",
-    },
-    "learn": {
-        "continual",
-        "courses",
-        "data",
-        "journal",
-        "learn_run",
-        "learning",
-        "models",
-        "processes",
-        "provenance",
-    },
-    "learn_run": {
-        "continual",
-        "courses",
-        "data",
-        "diagnosis",
-        "models",
-        "processes",
-        "provenance",
-        "training",
-    },
-    "rollback": {"continual", "learning", "models", "writing"},
-    "learning": {"continual", "report", "results", "writing"},
-    "courses": {"continual", "data", "settings"},
-    "continual": {
-        "adapters",
-        "data",
-        "journal",
-        "models",
-        "processes",
-        "provenance",
-        "quiet",
-        "slot",
-        "training",
-        "writing",
-    },
-    "diagnosis": {"slot", "statistics", "table"},
-    "callback": {"emergence", "data"},
-    "pretraining": {"quiet", "report", "results", "writing"},
-    "recipes": {"attention", "models", "settings", "training"},
-    "emergence": {"slot", "statistics", "attention", "table"},
-    "plan": {"selection", "constants", "data"},
-    "replace": {
-        "constants",
-        "data",
-        "journal",
-        "judges",
-        "models",
-        "plan",
-        "provenance",
-        "replacements",
-        "selection",
-        "slot",
-        "training",
-        "trials",
-    },
-    "trials": {"judges", "selection", "journal", "slot", "constants", "data", "attention"},
-    "judges": {"training", "data"},
-    "selection": {"slot", "constants"},
-    "replacements": {"report", "results", "table", "writing"},
-    "measure": {"provenance", "processes", "slot", "statistics", "models", "data", "results", "table"},
-    "processes": {"statistics"},
-    "slot": {"attention", "statistics", "table", "constants", "quiet"},
-    "results": {"report", "table", "writing"},
-    "models": {"quiet", "attention"},
-    "settings": set(),
-    "table": set(),
-    "adapters": {"models", "writing"},
-    "attention": set(),
-    "constants": set(),
-    "training": set(),
-    "journal": set(),
-    "quiet": set(),
-    "provenance": set(),
-    "engines": set(),
-    "statistics": set(),
-    "data": set(),
-    "report": set(),
-    "writing": set(),
-    "errors": set(),
-}
+LEVELS = (
+    {"errors"},
+    {"attention", "statistics", "constants", "data", "runs", "report"},
+    {"hooks", "models"},
+    {"adapters", "training"},
+    {"continual"},
+    {"commands.measure", "commands.replace", "commands.pretrain", "commands.learn"},
+    {"commands.sweep"},
+    {"cli", "__init__", "__main__", "commands"},
+)
+"""Rooms by level, lowest first: each may import rooms of lower levels, and none of its own level but itself."""
+BESIDE = {("__main__", "cli")}
+"""Imports allowed within a level."""
 MAX_LINES = 400
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {
+    ".".join(("regard", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in SOURCES
+}
 
 
-def part(path: Path) -> str:
-    """The part of the library a file belongs to: the first name under src/regard."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+def room(module: str) -> str:
+    """Name the room that a dotted module below `regard` belongs to."""
+    parts = module.split(".")[1:] or ["__init__"]
+    return ".".join(parts[:2]) if parts[0] == "commands" and len(parts) > 1 else parts[0]
 
 
-def imported_parts(source: str, package: tuple[str, ...]) -> Iterator[str]:
-    """The parts of the library that a source imports, at any depth: at its top, in functions, under TYPE_CHECKING.
+def imported_modules(source: str, package: str) -> Iterator[str]:
+    """Iterate over the modules of the library that a source imports: at its top, in functions, under TYPE_CHECKING.
 
     `package` is the dotted package the source stands in, to resolve relative imports.
     """
@@ -208,51 +46,62 @@ def imported_parts(source: str, package: tuple[str, ...]) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else ()
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*above, *([node.module] if node.module else [])])
-            names = [f"{base}.{alias.name}" for alias in node.names] if base == "regard" else [base]
+            names = [f"{base}.{alias.name}" for alias in node.names]
         else:
             continue
-        for name in names:
-            if name.split(".")[0] == "regard":
-                yield [*name.split("."), "__init__"][1]
+        yield from (resolved(name) for name in names if name.split(".")[0] == "regard")
 
 
-def forbidden(source: str, importer: str, package: tuple[str, ...]) -> set[str]:
-    """The parts that `importer` imports and may not."""
-    allowed = MAY_IMPORT[importer] | {importer, "errors", "__version__"}
-    return set(imported_parts(source, package)) - allowed
+def resolved(name: str) -> str:
+    """Find the module that a dotted name stands in: the longest part of it that is one."""
+    while name and name not in MODULES:
+        name = name.rpartition(".")[0]
+    return name or "regard"
 
 
-def documented() -> dict[str, set[str]]:
-    """The table of docs/design.md, as `MAY_IMPORT` states it."""
-    rows: list[tuple[int, list[str], str]] = []
-    for line in (ROOT / "docs" / "design.md").read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if len(cells) == 3 and cells[0].isdecimal():
-            rows.append((int(cells[0]), re.findall(r"[\w]+", cells[1]), cells[2]))
-    table: dict[str, set[str]] = {}
-    for level, modules, allowed in rows:
-        below = {name for other, names, _ in rows if other < level for name in names}
-        named = {name for group in re.findall(r"`([^`]+)`", allowed) for name in group.split()}
-        for module in modules:
-            table[module] = (below if allowed == "everything below" else named) - {"errors"}
-    return table
+def forbidden(source: str, module: str) -> set[str]:
+    """Find the rooms that a module imports and may not."""
+    level = {name: number for number, names in enumerate(LEVELS) for name in names}
+    here = room(module)
+    package = module if MODULES.get(module, Path()).name == "__init__.py" else module.rpartition(".")[0]
+    found = {room(name) for name in imported_modules(source, package)} - {here}
+    return {name for name in found if (here, name) not in BESIDE and level[name] >= level[here]}
 
 
-def test_the_table_is_the_one_in_the_design() -> None:
-    assert documented() == MAY_IMPORT
+def documented() -> list[set[str]]:
+    """Read the levels in docs/design.md."""
+    rows = re.findall(r"^\| (\d) \| (.*?) \|", (ROOT / "docs" / "design.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return [set(re.findall(r"`([\w.]+)`", names)) for _, names in sorted(rows)]
 
 
-def test_there_are_sources_to_check() -> None:
-    assert PACKAGE / "__init__.py" in SOURCES
+def test_the_levels_are_those_in_the_design() -> None:
+    assert documented() == [names - {"commands"} for names in LEVELS]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_downward(path: Path) -> None:
-    assert part(path) in MAY_IMPORT, f"{part(path)} is not in the table of docs/design.md"
-    package = ("regard", *path.relative_to(PACKAGE).parts[:-1])
-    assert forbidden(path.read_text(encoding="utf-8"), part(path), package) == set()
+def test_every_room_has_a_level() -> None:
+    assert {room(module) for module in MODULES} == set().union(*LEVELS)
+
+
+def test_the_root_has_four_modules() -> None:
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", "cli", "errors"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_downward(module: str) -> None:
+    assert forbidden(MODULES[module].read_text(encoding="utf-8"), module) == set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        graph[module] = set(imported_modules(path.read_text(encoding="utf-8"), package)) - {module}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"circle: {' <- '.join(error.args[1])}")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -263,24 +112,22 @@ def test_a_file_stays_readable_in_one_sitting(path: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "import regard.measure",
-        "import regard.measure as m",
-        "from regard.measure import measure",
+        "import regard.commands.measure.run",
+        "import regard.hooks as m",
+        "from regard.commands.measure.run import measure",
         "from regard import measure",
         "import regard",
-        "def late():\n    from regard.slot.use import watching",
-        "if TYPE_CHECKING:\n    from regard.results import Measurements",
+        "def late():\n    from regard.hooks.observe import watching",
+        "if TYPE_CHECKING:\n    from regard.commands.measure.result import MeasureResult",
         "from ..models import pretrained",
         "from .. import models",
+        "from regard.statistics import moments",
     ],
 )
 def test_an_import_upward_is_seen_wherever_it_stands(source: str) -> None:
-    assert forbidden(source, "data", ("regard", "data")) != set()
+    assert forbidden(source, "regard.data.text") != set()
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["from regard.errors import UserError", "from regard import __version__", "from . import text", "import torch"],
-)
+@pytest.mark.parametrize("source", ["from regard.errors import UserError", "from . import text", "import torch"])
 def test_what_is_allowed_is_not_complained_about(source: str) -> None:
-    assert forbidden(source, "data", ("regard", "data")) == set()
+    assert forbidden(source, "regard.data.text") == set()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from benchmarks import adapters, tables
 from benchmarks.timing import RESULTS, extra_memory, race
-
 from regard.adapters.attention import SharedAttention
 
 

@@ -17,15 +17,15 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 
 def test_the_verb_is_a_function_though_a_module_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("regard.measure")
+    module = ModuleType("regard.commands.measure.run")
     module.__dict__["measure"] = lambda text: f"measured {text}"
-    monkeypatch.setitem(sys.modules, "regard.measure", module)
+    monkeypatch.setitem(sys.modules, "regard.commands.measure.run", module)
     regard.measure = module  # what Python does after it has imported a submodule
     assert regard.measure("this") == "measured this"
     from regard import measure
 
     assert measure("that") == "measured that"
-    assert importlib.import_module("regard.measure") is module
+    assert importlib.import_module("regard.commands.measure.run") is module
 
 
 def test_what_is_not_there_is_said_to_be_missing() -> None:

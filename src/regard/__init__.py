@@ -11,9 +11,7 @@
     learning = regard.learn("stdlib-split", ["finetune", "prescale"], seeds=[508, 39])
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
@@ -21,22 +19,22 @@ from regard.errors import UserError
 if TYPE_CHECKING:
     from regard.adapters.shared import SharedAdapters
     from regard.attention.spec import AttentionSpec
-    from regard.callback import SinkCallback
+    from regard.commands.learn.config import Course
+    from regard.commands.learn.result import Learning
+    from regard.commands.learn.rollback import rollback
+    from regard.commands.learn.run import learn
+    from regard.commands.measure.result import Measurements
+    from regard.commands.measure.run import measure
+    from regard.commands.pretrain.config import Recipe
+    from regard.commands.pretrain.result import Pretraining
+    from regard.commands.pretrain.run import pretrain
+    from regard.commands.replace.result import Replacements
+    from regard.commands.replace.run import replace
+    from regard.commands.sweep.run import sweep
     from regard.constants import Constants
-    from regard.courses import Course
-    from regard.learn import learn
-    from regard.learning import Learning
-    from regard.measure import measure
+    from regard.hooks import ReplacedModel, average_attention, mixing, replaced, replacing, watching
     from regard.models import RegardConfig, RegardForCausalLM
-    from regard.pretrain import pretrain
-    from regard.pretraining import Pretraining
-    from regard.recipes import Recipe
-    from regard.replace import replace
-    from regard.replacements import Replacements
-    from regard.results import Measurements
-    from regard.rollback import rollback
-    from regard.slot import ReplacedModel, average_attention, mixing, replaced, replacing, watching
-    from regard.sweep import sweep
+    from regard.training.callback import SinkCallback
 
 __version__ = "0.1.0"
 __all__ = [
@@ -67,60 +65,60 @@ __all__ = [
     "sweep",
     "watching",
 ]
-_WHERE = {
+_MODULES = {
     "AttentionSpec": "regard.attention.spec",
     "Constants": "regard.constants",
-    "Course": "regard.courses",
-    "Learning": "regard.learning",
-    "Measurements": "regard.results",
-    "Pretraining": "regard.pretraining",
-    "Recipe": "regard.recipes",
+    "Course": "regard.commands.learn.config",
+    "Learning": "regard.commands.learn.result",
+    "Measurements": "regard.commands.measure.result",
+    "Pretraining": "regard.commands.pretrain.result",
+    "Recipe": "regard.commands.pretrain.config",
     "RegardConfig": "regard.models",
     "RegardForCausalLM": "regard.models",
-    "ReplacedModel": "regard.slot",
-    "Replacements": "regard.replacements",
+    "ReplacedModel": "regard.hooks",
+    "Replacements": "regard.commands.replace.result",
     "SharedAdapters": "regard.adapters.shared",
-    "SinkCallback": "regard.callback",
-    "average_attention": "regard.slot",
-    "mixing": "regard.slot",
-    "replaced": "regard.slot",
-    "replacing": "regard.slot",
-    "watching": "regard.slot",
+    "SinkCallback": "regard.training.callback",
+    "average_attention": "regard.hooks",
+    "learn": "regard.commands.learn.run",
+    "measure": "regard.commands.measure.run",
+    "mixing": "regard.hooks",
+    "pretrain": "regard.commands.pretrain.run",
+    "replace": "regard.commands.replace.run",
+    "replaced": "regard.hooks",
+    "replacing": "regard.hooks",
+    "rollback": "regard.commands.learn.rollback",
+    "sweep": "regard.commands.sweep.run",
+    "watching": "regard.hooks",
 }
+"""The module that defines each public name."""
+_PACKAGES = frozenset(
+    {
+        "adapters",
+        "attention",
+        "constants",
+        "continual",
+        "data",
+        "hooks",
+        "models",
+        "report",
+        "runs",
+        "statistics",
+        "training",
+    }
+)
+"""Subpackages that resolve as attributes without an import of their own."""
 
 
-def _verb(name: str) -> property:
-    """The function of a module that has its name, as an attribute that importing the module does not hide.
-
-    Importing a submodule assigns it to its package: a property takes the assignment without effect, and the module
-    stays where Python keeps modules, so that `from regard.measure import …` finds it there.
-    """
-    return property(
-        lambda package: getattr(import_module(f"regard.{name}"), name),
-        lambda package, module: None,
-        doc=f"The function `{name}` of the module `regard.{name}`.",
-    )
+def __getattr__(name: str) -> Any:
+    """Import a public name or a subpackage when it is first used."""
+    if name in _PACKAGES:
+        return import_module(f"regard.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
 
 
-class _Package(ModuleType):
-    """The package, whose verbs are functions although a module of the same name holds each."""
-
-    learn = _verb("learn")
-    measure = _verb("measure")
-    pretrain = _verb("pretrain")
-    replace = _verb("replace")
-    rollback = _verb("rollback")
-    sweep = _verb("sweep")
-
-    def __getattr__(self, name: str) -> Any:
-        """What there is to use, imported when it is asked for."""
-        if name not in _WHERE:
-            raise AttributeError(f"module 'regard' has no attribute {name!r}")
-        return getattr(import_module(_WHERE[name]), name)
-
-    def __dir__(self) -> list[str]:
-        """What there is to use, for completion."""
-        return sorted({*__all__, *(name for name in super().__dir__() if name.startswith("__"))})
-
-
-sys.modules[__name__].__class__ = _Package
+def __dir__() -> list[str]:
+    """List public names and subpackages, for completion."""
+    return sorted({*__all__, *_PACKAGES, *(name for name in globals() if name.startswith("__"))})

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.adapters import plain
 from torch import Tensor
 
 from regard.adapters.attention import ORDERS, SharedAttention, query_vectors
 from regard.errors import UserError
+from tests.adapters import plain
 
 WIDTH, INNER = 12, 5
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.adapters import plain
-from tests.adapters.mixing import ALPHA, INPUTS, OUTPUTS, RANK, drawn, filled, layer, run, weights_of
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from regard.adapters.lora import LoraBlocks, MixedLayer, Mixture, is_linear, shape_of
 from regard.errors import UserError
+from tests.adapters import plain
+from tests.adapters.mixing import ALPHA, INPUTS, OUTPUTS, RANK, drawn, filled, layer, run, weights_of
 
 
 def compare(made: MixedLayer, states: Tensor, weights: Tensor) -> None:

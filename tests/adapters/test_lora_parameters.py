@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.adapters import plain
-from tests.adapters.mixing import INPUTS, OUTPUTS, RANK, drawn, layer, run, weights_of
 
 from regard.adapters.lora import MixedLayer
+from tests.adapters import plain
+from tests.adapters.mixing import INPUTS, OUTPUTS, RANK, drawn, layer, run, weights_of
 
 
 def agree(made: MixedLayer) -> None:

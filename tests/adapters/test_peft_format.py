@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tests.adapters.families import blocks_of, filled, logits, made, rows
 from torch.testing import assert_close
 
 from regard.adapters.base import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
+from tests.adapters.families import blocks_of, filled, logits, made, rows
 
 peft = pytest.importorskip("peft")
 

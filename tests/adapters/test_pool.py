@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.adapters import plain
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -22,6 +21,7 @@ from transformers import (
 from regard.adapters.lora import MixedLayer
 from regard.adapters.pool import LoraPool, target_layers
 from regard.errors import UserError
+from tests.adapters import plain
 
 IDS = torch.tensor([[5, 7, 9, 11, 4], [3, 8, 6, 2, 10]])
 SIZES: dict[str, Any] = {"vocab_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.adapters.families import fill, filled, logits, made, rows
 from torch import Tensor
 from torch.testing import assert_close
 
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
+from tests.adapters.families import fill, filled, logits, made, rows
 
 FAMILIES = ("bert", "t5", "gpt2", "llama")
 

@@ -5,6 +5,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.testing import assert_close
+from transformers.modeling_outputs import BaseModelOutput
+
+from regard.adapters.shared import SharedAdapters
+from regard.errors import UserError
 from tests.adapters.families import (
     DECODERS,
     FAMILIES,
@@ -17,11 +22,6 @@ from tests.adapters.families import (
     plain_vectors,
     rows,
 )
-from torch.testing import assert_close
-from transformers.modeling_outputs import BaseModelOutput
-
-from regard.adapters.shared import SharedAdapters
-from regard.errors import UserError
 
 # -- mixing -------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tests.adapters.families import FAMILIES, blocks_of, filled, logits, made, rows
 from torch.testing import assert_close
 
 from regard.adapters import saving
@@ -16,6 +15,7 @@ from regard.adapters.base import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from regard.models.pretrained import load
+from tests.adapters.families import FAMILIES, blocks_of, filled, logits, made, rows
 
 
 @pytest.mark.parametrize("family", FAMILIES)

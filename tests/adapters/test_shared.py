@@ -5,6 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import regard
+from regard.adapters.lora import MixedLayer
+from regard.adapters.shared import SharedAdapters
+from regard.errors import UserError
 from tests.adapters.families import (
     FAMILIES,
     blocks_of,
@@ -16,13 +23,6 @@ from tests.adapters.families import (
     plain_vectors,
     rows,
 )
-from torch import Tensor, nn
-from torch.testing import assert_close
-
-import regard
-from regard.adapters.lora import MixedLayer
-from regard.adapters.shared import SharedAdapters
-from regard.errors import UserError
 
 # -- training -------------------------------------------------------------------------------------------------
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.attention.largest import Largest, largest
-from tests.attention.test_operation import MORE, assert_like_formulas, call_of, parts
 from torch import Tensor
 
 from regard.attention import blockwise, reference
 from regard.attention.call import REDUCTIONS, Call, Operation, Wanted
 from regard.attention.operator import FORMS, attend, plain_output
 from regard.attention.spec import ATTENTIONS, AttentionSpec
+from tests.attention.largest import Largest, largest
+from tests.attention.test_operation import MORE, assert_like_formulas, call_of, parts
 
 EVERY = ATTENTIONS | MORE
 

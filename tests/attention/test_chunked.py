@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.attention.largest import Largest
-from tests.attention.test_pointwise import both, made, plain
 from torch import Tensor
 
 from regard.attention import chunked as module
 from regard.attention.call import Call, Operation
 from regard.attention.chunked import chunked
+from tests.attention.largest import Largest
+from tests.attention.test_pointwise import both, made, plain
 
 NORMALISATIONS = ["none", "sum", "clamped-sum"]
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from tests.attention.test_operation import MORE, call_of, parts
 from torch.nn.attention import flex_attention
 
 from regard.attention import flex, reference
 from regard.attention.operator import form_of
 from regard.attention.spec import ATTENTIONS
 from regard.errors import UserError
+from tests.attention.test_operation import MORE, call_of, parts
 
 EVERY = ATTENTIONS | MORE
 

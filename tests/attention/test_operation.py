@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.attention import formulas
 from torch import Tensor
 
 from regard.attention import reference
 from regard.attention.call import REDUCTIONS, Call, Constant, Operation, Wanted, visible
 from regard.attention.operator import FORMS, attend, form_of, plain_output, reduce, simplified
 from regard.attention.spec import ATTENTIONS, AttentionSpec
+from tests.attention import formulas
 
 NOTHING = Wanted()
 FAST = ("materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused")

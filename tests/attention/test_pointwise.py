@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.attention.largest import Largest
 from torch import Tensor
 
 from regard.attention import recomputed as module
 from regard.attention.call import Call, Operation
 from regard.attention.pointwise import pointwise
+from tests.attention.largest import Largest
 
 WEIGH: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": lambda s: 1 / (1 + torch.exp(-s)),

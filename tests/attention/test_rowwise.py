@@ -6,10 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.attention import formulas
-from tests.attention.largest import Largest
-from tests.attention.test_operation import assert_like_formulas, call_of, choices, leaves, parts
-from tests.attention.test_pointwise import both, made
 from torch import Tensor
 
 from regard.attention import recomputed as module
@@ -18,6 +14,10 @@ from regard.attention.call import Call, Operation
 from regard.attention.operator import form_of
 from regard.attention.rowwise import ROWWISE, rowwise
 from regard.attention.spec import EXTRAS, AttentionSpec
+from tests.attention import formulas
+from tests.attention.largest import Largest
+from tests.attention.test_operation import assert_like_formulas, call_of, choices, leaves, parts
+from tests.attention.test_pointwise import both, made
 
 
 @settings(max_examples=15, deadline=None)

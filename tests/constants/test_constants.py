@@ -19,7 +19,7 @@ from transformers import BertConfig, BertForTokenClassification, BertModel
 import regard
 from regard.constants import Constants, Origin, at, data_free
 from regard.errors import UserError
-from regard.slot import identity, watching
+from regard.hooks import identity, watching
 from regard.statistics.dependence import InputDependence
 
 LENGTH, SAMPLES = 14, 10

@@ -8,10 +8,6 @@ from pathlib import Path
 import peft
 import pytest
 import torch
-from tests.continual import small_text
-from tests.continual.small import BUDGET, loaded, stream
-from tests.continual.small_text import BUDGET as TEXTS
-from tests.continual.small_text import Kind
 
 import regard
 from regard.continual import run as running
@@ -25,6 +21,10 @@ from regard.continual.run import begin, run
 from regard.continual.texts import begin_texts
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
+from tests.continual import small_text
+from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_text import BUDGET as TEXTS
+from tests.continual.small_text import Kind
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 ROWS = {

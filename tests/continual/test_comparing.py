@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.continual.matrices import PEAK, RISE, at_end, rows
 
 from regard.continual.comparing import DIFFERENCES, SUMMARY, differences, summary
 from regard.continual.metrics import metrics_table
 from regard.errors import UserError
+from tests.continual.matrices import PEAK, RISE, at_end, rows
 
 NUMBERS = ["difference", "sd", "low", "high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm"]
 POINTS = st.integers(0, 3000).map(lambda value: value / 30)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.continual.small import BUDGET, CLASSES, loaded, stream
 
 from regard.continual import run as running
 from regard.continual.learner import Learner
@@ -15,6 +14,7 @@ from regard.continual.methods.finetune import Finetune
 from regard.continual.run import Ran, begin, run
 from regard.data.examples import Examples
 from regard.data.stream import Stream
+from tests.continual.small import BUDGET, CLASSES, loaded, stream
 
 ONE = replace(BUDGET, epochs=1, probing_epochs=1)
 

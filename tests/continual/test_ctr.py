@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.continual.small import BUDGET, WORDS, loaded, stream, tokenizer
 from torch import Tensor, nn
 from transformers import ElectraConfig, ElectraModel, GPT2Config, GPT2Model, RobertaConfig, RobertaModel
 
@@ -35,6 +34,7 @@ from regard.continual.methods.probe import Probe
 from regard.continual.run import begin, run
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
+from tests.continual.small import BUDGET, WORDS, loaded, stream, tokenizer
 
 SIZES = Sizes(neurons=7, capsule=2, middle=5, transfers=3, filters=4)
 SMALL: dict[str, Any] = {"neurons": 12, "middle": 6, "filters": 4, "capsule": 2}

@@ -11,9 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.continual import small
-from tests.continual.small_text import ANSWERS, BUDGET, KINDS, Kind, lively, loaded, stream, task
-from tests.continual.together import no_flops
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
@@ -29,6 +26,9 @@ from regard.continual.scoring import score, score_text
 from regard.continual.state import tensors_of
 from regard.continual.texts import TextLearner
 from regard.errors import UserError
+from tests.continual import small
+from tests.continual.small_text import ANSWERS, BUDGET, KINDS, Kind, lively, loaded, stream, task
+from tests.continual.together import no_flops
 
 NAMES = ("finetune", "replay", "agem", "ewc", "separate", "joint")
 SMALL: dict[str, dict[str, Any]] = {

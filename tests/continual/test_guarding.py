@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.continual.matrices import PEAK, RISE, at_end, own, rows
 
 from regard.continual.guarding import Dropped, check, drops, nothing_to_check
-from regard.continual.intervals import fall_interval
 from regard.errors import UserError
+from regard.runs.intervals import fall_interval
+from tests.continual.matrices import PEAK, RISE, at_end, own, rows
 
 T_2 = 4.30265273
 """The 0.975 quantile of Student's t for two degrees of freedom."""

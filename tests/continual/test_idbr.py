@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.continual.small import BUDGET, loaded, stream
 from torch import Tensor
 
 from regard.continual.batches import Epochs, Item
@@ -21,6 +20,7 @@ from regard.continual.methods.idbr_kmeans import distances, kmeans, representati
 from regard.continual.methods.idbr_network import IdbrNetwork
 from regard.continual.run import begin, run
 from regard.errors import UserError
+from tests.continual.small import BUDGET, loaded, stream
 
 CLS, SEP, UNK = 2, 3, 1
 HALVING = Halving(frozenset({0, CLS, SEP, 4}), SEP, length=10, pad=0)

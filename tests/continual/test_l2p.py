@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.continual.small import BUDGET, WORDS, loaded, stream, tokenizer
 from torch import Tensor, nn
 from transformers import BertModel, LlamaConfig, LlamaModel, RobertaConfig, RobertaModel
 
@@ -21,6 +20,7 @@ from regard.continual.run import Ran, begin, run
 from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
+from tests.continual.small import BUDGET, WORDS, loaded, stream, tokenizer
 
 SMALL = Settings(pool=4, length=2, chosen=3)
 ITEMS = [Item(1, row) for row in (0, 3, 7, 11, 16)]

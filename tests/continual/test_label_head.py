@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.small import BUDGET, loaded, stream
 
 from regard.continual import run as running
 from regard.continual.methods import METHODS
@@ -15,6 +14,7 @@ from regard.continual.models import Deltas, rebuilt
 from regard.continual.run import begin, run
 from regard.errors import UserError
 from regard.models.heads import LabelTextHead
+from tests.continual.small import BUDGET, loaded, stream
 
 TAKE_IT = (
     "finetune",

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual import small, small_text
 from torch import Tensor
 
 from regard.continual.layer_inputs import reading
@@ -12,6 +11,7 @@ from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
 from regard.continual.pooled import PoolNetwork
 from regard.continual.run import begin
+from tests.continual import small, small_text
 
 Seen = dict[str, list[Tensor]]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.small import BUDGET, loaded, stream
 
 from regard.continual.batches import Item
 from regard.continual.learner import IGNORED, Learner, warmup_steps
@@ -15,6 +14,7 @@ from regard.continual.methods import METHODS
 from regard.continual.run import begin
 from regard.data.examples import Examples
 from regard.errors import UserError
+from tests.continual.small import BUDGET, loaded, stream
 
 
 def learner(**options: Any) -> Learner:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.continual.small import BUDGET, loaded, stream
 
 from regard.continual import memory
 from regard.continual.batches import Item
@@ -22,6 +21,7 @@ from regard.continual.methods.finetune import Finetune
 from regard.continual.methods.replay import Settings
 from regard.continual.run import begin
 from regard.errors import UserError
+from tests.continual.small import BUDGET, loaded, stream
 
 ITEMS = [Item(0, row) for row in range(6)]
 

@@ -13,9 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.continual.small import loaded, stream
-from tests.continual.together import ONE, ROWS, TEXTS_ALONE, exact, kept, made, no_flops, two_tasks
-from tests.training.test_loop_processes import free_port
 from torch import Tensor
 
 from regard.continual import run as running
@@ -26,6 +23,9 @@ from regard.continual.run import Ran, Told, begin, run
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream
 from regard.errors import UserError
+from tests.continual.small import loaded, stream
+from tests.continual.together import ONE, ROWS, TEXTS_ALONE, exact, kept, made, no_flops, two_tasks
+from tests.training.test_loop_processes import free_port
 
 ROOT = Path(__file__).parents[2]
 NAMES = tuple(name for name in METHODS if name not in TEXTS_ALONE)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.small import BUDGET, loaded, stream
 from torch import Tensor, nn
 
 from regard.continual import memory
@@ -23,6 +22,7 @@ from regard.continual.methods.mbpa import AdaptingNetwork, MbPA, Remembered
 from regard.continual.methods.replay import Replay
 from regard.continual.run import begin, run
 from regard.errors import UserError
+from tests.continual.small import BUDGET, loaded, stream
 
 ONE = replace(BUDGET, epochs=1)
 

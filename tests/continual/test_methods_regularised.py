@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.small import BUDGET, loaded, stream
 from torch import Tensor, nn
 
 from regard.continual.batches import Item
@@ -22,6 +21,7 @@ from regard.continual.run import Ran, begin, run
 from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.models.heads import LinearHead
+from tests.continual.small import BUDGET, loaded, stream
 
 Rows = dict[str, Tensor]
 ITEMS = [Item(1, row) for row in (0, 3, 7, 11, 16)]

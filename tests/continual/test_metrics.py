@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.continual.matrices import PEAK, RISE, Triangle, at_end, own, rows
 
 from regard.continual.metrics import COLUMNS, LOWER_IS_BETTER, TITLES, Metrics, accuracy_matrix, metrics_table
 from regard.errors import UserError
+from tests.continual.matrices import PEAK, RISE, Triangle, at_end, own, rows
 
 SCORES = st.floats(0, 100, allow_nan=False)
 

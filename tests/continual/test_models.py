@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.continual.small import BUDGET, loaded, stream
-from tests.continual.together import made
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
@@ -22,6 +20,8 @@ from regard.continual.models import Deltas, delta_of, export, identified, load_n
 from regard.continual.run import begin, run
 from regard.continual.state import tensors_of
 from regard.errors import UserError
+from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.together import made
 
 ONE = replace(BUDGET, epochs=1, probing_epochs=1)
 KNOWN = {"separate": [1, 2, 3], "joint": [0, 0, 3]}

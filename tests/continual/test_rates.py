@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.continual import small_text
-from tests.continual.small import BUDGET, loaded, stream
-from tests.continual.together import TEXTS_ALONE, made
 
 from regard.continual.learner import Budget
 from regard.continual.methods import METHODS
@@ -18,6 +15,9 @@ from regard.continual.methods.lfpt5 import Lfpt5
 from regard.continual.methods.probe import Probe
 from regard.continual.methods.progprompt import ProgPrompt
 from regard.continual.run import begin
+from tests.continual import small_text
+from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.together import TEXTS_ALONE, made
 
 
 @pytest.mark.parametrize("name", METHODS)

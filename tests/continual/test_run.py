@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.small import BUDGET, CLASSES, loaded, stream
 from torch import Tensor, nn
 
 from regard.continual.learner import IGNORED, Learner
@@ -20,6 +19,7 @@ from regard.continual.run import Ran, Told, begin, run, trimmed
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream, Task
 from regard.errors import UserError
+from tests.continual.small import BUDGET, CLASSES, loaded, stream
 
 PAPER = replace(BUDGET, warmup=0.06, epochs=3, rate=1e-2)
 OFFSETS = (0, 2, 5, 7)

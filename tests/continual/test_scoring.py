@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.small import BUDGET, loaded, stream
 from torch import Tensor, nn
 
 from regard.continual.methods import METHODS
 from regard.continual.run import begin
 from regard.continual.scoring import score
+from tests.continual.small import BUDGET, loaded, stream
 
 
 class Saying(nn.Module):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.small import BUDGET, loaded, stream
 from torch import Tensor, nn
 
 from regard.continual import run as running
@@ -21,6 +20,7 @@ from regard.continual.run import begin, run
 from regard.continual.sapt_settings import Settings
 from regard.errors import UserError
 from regard.training.states import evaluating
+from tests.continual.small import BUDGET, loaded, stream
 
 
 class Tied(nn.Module):

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.continual.small_text import BUDGET, WORDS, lively, loaded, stream, task, tokenizer
 from torch import Tensor
 
 from regard.continual.batches import Item
@@ -18,6 +17,7 @@ from regard.continual.texts import TextLearner, encode_pairs
 from regard.data.stream import Stream
 from regard.data.text_task import Pairs
 from regard.errors import UserError
+from tests.continual.small_text import BUDGET, WORDS, lively, loaded, stream, task, tokenizer
 
 TEXTS = {"finetune", "replay", "agem", "ewc", "separate", "joint"}
 

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from tests.continual.small import BUDGET, loaded, stream
-from tests.training.small import batch, count, loss, net
 from torch import nn
 
 from regard.continual import run as running
@@ -20,6 +18,8 @@ from regard.continual.run import Ran, begin, run
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream
 from regard.training import Plan, train
+from tests.continual.small import BUDGET, loaded, stream
+from tests.training.small import batch, count, loss, net
 
 ONE = replace(BUDGET, epochs=1, probing_epochs=1)
 ROWS = 4

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard import models as own
 from regard.attention.spec import AttentionSpec
-from regard.slot import Watch
+from regard.hooks import Watch
 
 transformers.logging.set_verbosity_error()
 

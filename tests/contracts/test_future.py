@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.slot import watching
+from regard.hooks import watching
 
 CHANGED = 6
 PER_QUERY = ("entropy", "distance", "row_sum", "virtual_sink_mass", "head_output_norm", "hidden_norm", "key_norm")

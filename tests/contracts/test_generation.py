@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from regard.errors import UserError
-from regard.slot import watching
+from regard.hooks import watching
 
 NEW = 8
 # Known only of sequences that came in one piece.

@@ -9,7 +9,7 @@ import transformers
 
 import regard
 from regard.constants import Constants, Origin
-from regard.slot.places import identity, places
+from regard.hooks.layers import identity, places
 
 
 def constants_for(model: Any, length: int = 24) -> Constants:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.slot import watching
+from regard.hooks import watching
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 

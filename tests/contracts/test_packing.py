@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.slot import watching
+from regard.hooks import watching
 
 LENGTHS = (9, 14, 5)
 # Of a packed row the matrices of its sequences are not told apart.

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from regard.slot import watching
+from regard.hooks import watching
 
 # Only samples of one length enter input dependence, and in a batch only those without padding: told in its docstring.
 OF_ONE_LENGTH = ("input_dependence",)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.hooks import watching
 from regard.models.layers import RegardAttention
-from regard.slot import watching
 
 EPSILON, MINIMUM_QUERIES, FIRST = 0.3, 8, 4
 

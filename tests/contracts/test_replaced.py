@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModel
 
 import regard
 from regard.constants import Constants, Origin
-from regard.slot.places import identity, places
+from regard.hooks.layers import identity, places
 
 
 def constants_for(model: Any, length: int = 24, seed: int = 3) -> Constants:
@@ -121,14 +121,14 @@ def test_an_exception_on_the_way_in_leaves_the_model_as_it_was(
     build: Callable, inputs: Callable, run: Callable, families: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch = build("Bert"), inputs(families["Bert"], "none")
-    expected, thin = run(model, batch), sys.modules["regard.slot.replacing"].thinned
+    expected, thin = run(model, batch), sys.modules["regard.hooks.replace"].thinned
 
     def fails_later(place: Any, heads: Any) -> Any:
         if place.layer:
             raise RuntimeError("on purpose")
         return thin(place, heads)
 
-    monkeypatch.setattr(sys.modules["regard.slot.replacing"], "thinned", fails_later)
+    monkeypatch.setattr(sys.modules["regard.hooks.replace"], "thinned", fails_later)
     with pytest.raises(RuntimeError, match="on purpose"), regard.replacing(model, constants_for(model)):
         pass
     assert torch.equal(run(model, batch), expected)

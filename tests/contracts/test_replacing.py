@@ -16,9 +16,9 @@ import regard
 from regard.attention.call import Call, Operation, visible
 from regard.attention.reference import operation_weights
 from regard.constants import Constants, Head, Origin, data_free
+from regard.hooks.layers import identity, places
+from regard.hooks.registration import configs
 from regard.models.layers import RegardAttention
-from regard.slot.install import configs
-from regard.slot.places import identity, places
 
 LENGTH = 24
 
@@ -129,7 +129,7 @@ def test_output_is_that_of_weights_written_over(
     with by_hand(model, constants, heads):
         expected = run(model, inputs(family, padding))
     if not thin:
-        monkeypatch.setattr(sys.modules["regard.slot.replacing"], "thinned", lambda place, heads: {})
+        monkeypatch.setattr(sys.modules["regard.hooks.replace"], "thinned", lambda place, heads: {})
     with regard.replacing(model, constants, heads):
         found = run(model, inputs(family, padding))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

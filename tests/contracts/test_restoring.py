@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from regard.slot import watching
-from regard.slot.interface import OBSERVERS
+from regard.hooks import watching
+from regard.hooks.attention_function import OBSERVERS
 
 
 def state(model: nn.Module) -> list[Any]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import regard.attention.operator
 from regard.errors import UserError
-from regard.slot import watching
+from regard.hooks import watching
 
 
 def test_other_implementations_give_the_same(

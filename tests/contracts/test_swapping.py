@@ -17,9 +17,9 @@ from regard import AttentionSpec
 from regard.attention.spec import ATTENTIONS
 from regard.constants import Constants, Origin
 from regard.errors import UserError
-from regard.slot.install import configs
-from regard.slot.interface import SWAPS
-from regard.slot.places import identity, places
+from regard.hooks.attention_function import SWAPS
+from regard.hooks.layers import identity, places
+from regard.hooks.registration import configs
 
 WINDOW, EPSILON = 5, 1e-8
 OPERATIONS: dict[str, AttentionSpec | str] = {

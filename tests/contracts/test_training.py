@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.slot import watching
+from regard.hooks import watching
 
 
 @contextmanager

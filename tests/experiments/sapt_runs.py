@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.experiments.sapt import SEEDS
+from experiments.sapt.run import SEEDS
 
 NAMES = ("books", "films", "songs")
 NUMBERS = {"3": [0, 1, 2], "4": [2, 0, 1]}

@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.continual import small, small_text
-from tests.continual.pseudo import small_pseudo
 
+from experiments.sapt import analyses as sapt_analyses
+from experiments.sapt import decoder as sapt_decoder
+from experiments.sapt import run as sapt
+from experiments.sapt.analyses import ANALYSES, Setting, only, shallow
+from experiments.sapt.numbers import number
+from experiments.sapt.run import Row
+from experiments.sapt.tables import Tables
+from regard.commands.pretrain.config import recipe
 from regard.continual import run as continual
 from regard.continual.learner import Budget
 from regard.data.stream import Stream
 from regard.errors import UserError
-from regard.experiments import sapt, sapt_analyses, sapt_decoder
-from regard.experiments.sapt import Row
-from regard.experiments.sapt_analyses import ANALYSES, Setting, only, shallow
-from regard.experiments.sapt_numbers import number
-from regard.experiments.sapt_tables import Tables
-from regard.recipes import recipe
+from tests.continual import small, small_text
+from tests.continual.pseudo import small_pseudo
 
 NAMES = tuple("-".join(labels) for labels in small.CLASSES)
 GIVEN = Setting("nowhere", small.loaded(), 3)

@@ -11,17 +11,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from tests.experiments import sapt_runs
-from tests.experiments.sapt_runs import SCORES, analysis_of, run_of, work_of
 
-from regard.continual.intervals import t_interval
+from experiments.common.runs import FOLDER, PICTURES
+from experiments.common.verdicts import ABSENT, AGAINST, HELD, OPEN, PARTLY
+from experiments.sapt import analyses_page as sapt_analyses_page
+from experiments.sapt import figures as sapt_figures
+from experiments.sapt import findings as sapt_findings
+from experiments.sapt import page as sapt_page
+from experiments.sapt.run import ORDERS, ROWS, SEEDS
+from experiments.sapt.tables import ANALYSES, COLUMNS, MEASURES, PUBLISHED, RECORD, Tables
 from regard.continual.methods import METHODS
 from regard.errors import UserError
-from regard.experiments import sapt_analyses_page, sapt_figures, sapt_findings, sapt_page
-from regard.experiments.runs import FOLDER, PICTURES
-from regard.experiments.sapt import ORDERS, ROWS, SEEDS
-from regard.experiments.sapt_tables import ANALYSES, COLUMNS, MEASURES, PUBLISHED, RECORD, Tables
-from regard.experiments.verdicts import ABSENT, AGAINST, HELD, OPEN, PARTLY
+from regard.runs.intervals import t_interval
+from tests.experiments import sapt_runs
+from tests.experiments.sapt_runs import SCORES, analysis_of, run_of, work_of
 
 ROOT = Path(__file__).parents[2]
 

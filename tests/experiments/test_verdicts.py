@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from regard.continual.intervals import Interval
-from regard.experiments.verdicts import FEWEST, at_least, at_most, near
+from experiments.common.verdicts import FEWEST, at_least, at_most, near
+from regard.runs.intervals import Interval
 
 
 def interval(low: float, high: float, n: int = FEWEST) -> Interval:

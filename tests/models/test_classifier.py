@@ -12,17 +12,17 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tests.continual import small
-from tests.models.conftest import made, tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from regard.errors import UserError
+from regard.hooks import watching
 from regard.models.classifier import Classifier, ClassifierConfig, add_lora, without_decoder
 from regard.models.heads import HEADS, LABEL_SCALE, LabelTextHead, LinearHead
 from regard.models.labels import background
 from regard.models.pretrained import Loaded
-from regard.slot import watching
+from tests.continual import small
+from tests.models.conftest import made, tokenizer
 
 CLASSES = ("a", "b", "c")
 PAD = 1

@@ -18,9 +18,9 @@ from regard.attention.positions import POSITIONS
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.data import windows
 from regard.errors import UserError
+from regard.hooks import watching
 from regard.models import RegardConfig, RegardForCausalLM, RegardModel, load
 from regard.models.layers import FEED_FORWARDS
-from regard.slot import watching
 
 SETTINGS: dict[str, Any] = {
     "vocab_size": 41,
@@ -259,7 +259,7 @@ def _calls(model: RegardForCausalLM, **inputs: Tensor) -> tuple[list[Call], Any]
         def before(self, _module: Any, call: Call, _causal: bool) -> None:
             calls.append(call)
 
-    from regard.slot.interface import unwatched_by, watched_by
+    from regard.hooks.attention_function import unwatched_by, watched_by
 
     modules, noting = [layer.self_attn for layer in model.model.layers], Noting()
     with watching(model, ["sink_rate", "virtual_sink_mass"]) as watch, torch.no_grad():

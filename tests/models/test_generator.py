@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.small_text import KINDS, WORDS, Kind, lively, loaded
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertConfig, BertLMHeadModel
 
 from regard.errors import UserError
 from regard.models.generator import Generator, generates, load_generator
 from regard.models.pretrained import load
+from tests.continual.small_text import KINDS, WORDS, Kind, lively, loaded
 
 LENGTHS = (7, 3, 1, 5, 2)
 NEW = 6

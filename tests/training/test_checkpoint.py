@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.training.small import batch, count, loss, net
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -23,6 +22,7 @@ from regard.errors import UserError
 from regard.training import checkpoint
 from regard.training.loop import Trained, train
 from regard.training.plan import Plan
+from tests.training.small import batch, count, loss, net
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("resumed.py")

@@ -15,13 +15,13 @@ from accelerate import Accelerator, tracking
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file
-from tests.training.small import Net, batch, count, loss, net
 from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.training import placement
 from regard.training.loop import Trained, train
 from regard.training.plan import Plan
+from tests.training.small import Net, batch, count, loss, net
 
 
 def trained(model: nn.Module, plan: Plan, **options: Any) -> Trained:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.training.small import batch, count, loss, net
 
 from regard.training import Plan, train
+from tests.training.small import batch, count, loss, net
 
 pytestmark = pytest.mark.slow
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from tests.training.small import Net, batch, count, loss, net
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from regard.errors import UserError
 from regard.training import Plan, checkpoint, full_weights, train
+from tests.training.small import Net, batch, count, loss, net
 
 PLAN = Plan(steps=9, batch_size=8, learning_rate=0.02, warmup_steps=2, log_every=1, clip=0.5, checkpoint_every=4)
 PLANS = {

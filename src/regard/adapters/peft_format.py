@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.adapters import saving
 from regard.adapters.lora import LoraBlocks
 from regard.errors import UserError
-from regard.writing import writing
+from regard.runs.folder import writing
 
 if TYPE_CHECKING:
     from regard.adapters.shared import SharedAdapters

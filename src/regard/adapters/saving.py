@@ -22,7 +22,7 @@ from regard.adapters.pool import LoraPool
 from regard.adapters.prompts import PromptPool
 from regard.errors import UserError
 from regard.models.sources import folder_of, weight_files
-from regard.writing import writing
+from regard.runs.folder import writing
 
 if TYPE_CHECKING:
     from regard.adapters.shared import SharedAdapters

@@ -34,7 +34,7 @@ class Origin:
     """Where constants come from.
 
     `source`: average, identity, toeplitz, zeros, or trained; `layout`: where special tokens stand, `separators` being
-    the columns they are held at (empty for natural); `model`: what `regard.slot.identity` says of a model; `tokenizer`:
+    the columns they are held at (empty for natural); `model`: what `regard.hooks.identity` says of a model; `tokenizer`:
     hash of its vocabulary; `data`: what the averages were taken over.
     """
 
@@ -204,7 +204,7 @@ class Constants:
     def load(cls, path: str | Path, *, model: Mapping[str, Any] | None = None, length: int | None = None) -> Constants:
         """What `save` wrote. Raises UserError for another kind of file, and for what does not fit.
 
-        `model` is what `regard.slot.identity(model)` says of the model they are for; `length` the tokens they are to
+        `model` is what `regard.hooks.identity(model)` says of the model they are for; `length` the tokens they are to
         serve.
         """
         try:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regard.continual.intervals import Interval, check_confidence, holm, signed_rank_test, t_interval, t_test
 from regard.errors import UserError
+from regard.runs.intervals import Interval, check_confidence, holm, signed_rank_test, t_interval, t_test
 
 COLUMNS = ("stream", "method", "seed", "order", "setting", "metric", "value")
 """The columns of a table of metrics."""

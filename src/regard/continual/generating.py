@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard import processes
 from regard.continual.answers import grade
 from regard.continual.texts import OF_NO_TASK, EncodedTexts, TextLearner, batch, encode_task
 from regard.data.stream import Split
 from regard.data.text_task import TextTask
 from regard.models.generator import IGNORED, Generator
+from regard.runs import distributed as processes
 
 
 def graded(learner: TextLearner, task: TextTask, split: Split) -> tuple[float, int]:

@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from regard.continual.intervals import check_confidence, fall_interval, t_interval
 from regard.continual.metrics import Matrix, Setting, accuracy_matrix, check_scores, runs
 from regard.errors import UserError
+from regard.runs.intervals import check_confidence, fall_interval, t_interval
 
 Verdict = Literal["dropped", "maybe", "kept"]
 

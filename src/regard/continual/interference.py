@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.slot.places import evaluating
+from regard.hooks.layers import evaluating
 
 COLUMNS = ("position_a", "position_b", "dot", "cosine")
 """The columns of what `interference_table` gives."""

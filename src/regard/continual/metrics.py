@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from regard.continual.intervals import Floats
 from regard.errors import UserError
+from regard.runs.intervals import Floats
 
 Setting = Literal["til", "cil"]
 COLUMNS = ("stream", "method", "seed", "order", "after_task", "task", "position", "setting", "score", "n")

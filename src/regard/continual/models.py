@@ -24,9 +24,9 @@ from regard.errors import UserError
 from regard.models.classifier import Classifier, ClassifierConfig, without_decoder
 from regard.models.generator import Generator, GeneratorConfig, generates
 from regard.models.pretrained import Loaded
-from regard.provenance import digest
-from regard.quiet import quiet
-from regard.writing import write_file, writing
+from regard.runs.folder import write_file, writing
+from regard.runs.provenance import digest
+from regard.runs.quiet import quiet
 
 LINEAGE = "lineage.json"
 NETWORK, METHOD = "network.safetensors", "method.json"

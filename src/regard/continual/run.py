@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from regard import processes, training
+from regard import training
 from regard.continual import state
 from regard.continual.batches import Batches
 from regard.continual.costs import Spent, count, flops_a_correction, flops_a_token, stored, timed, trimmed
@@ -31,7 +31,8 @@ from regard.models.classifier import Classifier
 from regard.models.heads import HeadName
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
-from regard.provenance import peak_memory, reset_peak
+from regard.runs import distributed as processes
+from regard.runs.provenance import peak_memory, reset_peak
 from regard.training import Plan
 
 Row = dict[str, Any]

@@ -17,8 +17,8 @@ from regard.adapters.lora import LoraBlocks
 from regard.continual.batches import Item
 from regard.continual.method import Kept
 from regard.errors import UserError
-from regard.journal import check_same
-from regard.writing import writing
+from regard.runs.folder import writing
+from regard.runs.journal import check_same
 
 NETWORK, KEPT, STATE = "network.safetensors", "kept.safetensors", "state.json"
 FORMAT = 1

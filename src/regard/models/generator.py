@@ -19,7 +19,7 @@ from regard.models.classifier import add_lora, merge_lora
 from regard.models.kinds import language_model_class, reads_both_ways
 from regard.models.loaded import Loaded
 from regard.models.pretrained import load
-from regard.quiet import quiet
+from regard.runs.quiet import quiet
 
 IGNORED = -100
 NEW_TOKENS = 50

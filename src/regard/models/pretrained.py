@@ -14,7 +14,7 @@ from regard.models.classifier import Classifier, ClassifierConfig, alone, withou
 from regard.models.kinds import check_whole, check_writes, language_model_class, model_class
 from regard.models.loaded import Loaded as Loaded
 from regard.models.sources import check_tokenizer_files, folder_of, sha256_of, weight_files
-from regard.quiet import quiet
+from regard.runs.quiet import quiet
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _DEVICES = "auto, cpu, cuda, cuda:N or mps"

@@ -1,20 +1,20 @@
 """Reports: pure functions from a table and a record to a page, a terminal summary, a figure, a comparison."""
 
-from regard.report.compare import caveats, comparison, comparison_page
-from regard.report.figure import figure
-from regard.report.learn_page import learn_page
-from regard.report.learn_terminal import learn_summary
+from regard.commands.learn.page import learn_page
+from regard.commands.learn.terminal import learn_summary
+from regard.commands.measure.compare_page import caveats, comparison, comparison_page
+from regard.commands.measure.figure import figure
+from regard.commands.measure.terminal import summary
+from regard.commands.pretrain.page import pretrain_page
+from regard.commands.pretrain.terminal import pretrain_summary
+from regard.commands.replace.figure import replace_figure
+from regard.commands.replace.page import replace_page
+from regard.commands.replace.scores import COLUMNS as SCORE_COLUMNS
+from regard.commands.replace.scores import intervals, relative_drop
+from regard.commands.replace.terminal import replace_summary
+from regard.commands.sweep.page import sweep_page
+from regard.commands.sweep.terminal import sweep_summary
 from regard.report.page import page
-from regard.report.pretrain_page import pretrain_page
-from regard.report.pretrain_terminal import pretrain_summary
-from regard.report.replace_figure import replace_figure
-from regard.report.replace_page import replace_page
-from regard.report.replace_scores import COLUMNS as SCORE_COLUMNS
-from regard.report.replace_scores import intervals, relative_drop
-from regard.report.replace_terminal import replace_summary
-from regard.report.sweep_page import sweep_page
-from regard.report.sweep_terminal import sweep_summary
-from regard.report.terminal import summary
 
 __all__ = [
     "SCORE_COLUMNS",

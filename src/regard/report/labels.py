@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from regard.report.grid import Measure
+from regard.report.arrays import Measure
 
 _VISIBLE = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
 _RATES = ("sink_rate", "common_sink_ratio", "sink_tokens")

@@ -7,11 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from regard.report import charts, colours, labels, markup
-from regard.report.grid import Measure, measures
-from regard.report.headline import key_figures
+from regard.commands.measure.key_figures import key_figures
+from regard.commands.measure.tokens import top_tokens
+from regard.report import charts, labels
+from regard.report import colors as colours
+from regard.report import html as markup
+from regard.report.arrays import Measure, measures
 from regard.report.payload import payload, script_safe, thinned
-from regard.report.tokens import top_tokens
 
 
 def page(table: pd.DataFrame, record: dict[str, Any], tokens: pd.DataFrame | None) -> str:
@@ -65,12 +67,12 @@ def assemble(
     data: dict[str, Any],
     *,
     specifications: dict[str, Any] | None = None,
-    script: str = "page.js",
+    script: str | None = None,
 ) -> str:
-    """The HTML file of a body and the data of its charts, which `script` draws (None: the charts of measurements)."""
+    """The HTML file of a body and the data of its charts, which `script` draws (None: those of measurements)."""
     made = charts.specifications() if specifications is None else specifications
     data = {**data, "charts": made, "colours": {"ramp": colours.RAMPS, "series": colours.SERIES}}
-    scripts = [charts.libraries(), markup.asset("drawing.js") + markup.asset(script)]
+    scripts = [charts.libraries(), markup.asset("drawing.js") + (script or markup.asset("page.js"))]
     return markup.document(title, body, script_safe(data), scripts)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.report import labels
-from regard.report.grid import Block, Floats, Measure, mean_over_heads, nanmean
+from regard.report.arrays import Block, Floats, Measure, mean_over_heads, nanmean
 
 NUMBERS = 400_000
 """The most numbers by position that one page holds; beyond it positions are thinned."""

@@ -14,7 +14,7 @@ class Observation:
     """One attention layer (or the embeddings, layer −1) over S samples, whose real tokens begin at position 0.
 
     `tensors` holds reductions by name: per key (sample, head, key), per query (sample, head, query), per sample; see
-    `regard.attention.call` and `regard.slot.hidden`. Entries beyond a sample's length mean nothing.
+    `regard.attention.call` and `regard.hooks.hidden_reductions`. Entries beyond a sample's length mean nothing.
     """
 
     site: str

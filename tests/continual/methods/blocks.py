@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from tests.continual.small import BUDGET, loaded, stream
 from torch import Tensor, nn
 
 from regard.continual.learner import Learner
@@ -12,6 +11,7 @@ from regard.continual.methods import METHODS
 from regard.continual.pooled import PoolNetwork
 from regard.continual.run import Ran, begin, run
 from regard.data.stream import Stream
+from tests.continual.small import BUDGET, loaded, stream
 
 
 def made(name: str, **said: Any) -> Method:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.methods.blocks import copied, made, moved
-from tests.continual.small_text import BUDGET, lively, stream
 from torch import Tensor
 
 from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.run import begin, run
 from regard.continual.state import tensors_of
+from tests.continual.methods.blocks import copied, made, moved
+from tests.continual.small_text import BUDGET, lively, stream
 
 NAMES = ("sequential-lora", "incremental-lora", "replay-lora", "o-lora", "n-lora", "inflora", "migu")
 SAID: dict[str, dict[str, Any]] = {"replay-lora": {"memory": 4}, "inflora": {"threshold": 0.5}}

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.continual import small_text
-from tests.continual.small import BUDGET, loaded, stream
 from torch import Tensor
 
 from regard.continual import run as running
@@ -19,6 +17,8 @@ from regard.continual.run import begin, run
 from regard.continual.state import load_tensors, tensors_of
 from regard.continual.texts import begin_texts
 from regard.errors import UserError
+from tests.continual import small_text
+from tests.continual.small import BUDGET, loaded, stream
 
 SMALL = Settings(rank=2)
 

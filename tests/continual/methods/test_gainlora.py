@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.continual.methods.blocks import made, precise, short, some
-from tests.continual.small import BUDGET, loaded
 from torch import Tensor
 
 from regard.continual import run as running
@@ -16,6 +14,8 @@ from regard.continual.methods.gainlora import LAYERS, GainNetwork, gram, reserve
 from regard.continual.methods.o_lora import overlap
 from regard.continual.run import begin, run
 from regard.errors import UserError
+from tests.continual.methods.blocks import made, precise, short, some
+from tests.continual.small import BUDGET, loaded
 
 DRAWN = torch.Generator()
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.methods.blocks import copied, moved
-from tests.continual.small_text import BUDGET, lively, stream
 from torch import Tensor
 
 from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.run import begin, run
 from regard.continual.state import tensors_of
+from tests.continual.methods.blocks import copied, moved
+from tests.continual.small_text import BUDGET, lively, stream
 
 OWN = {
     "slao": (".blocks.", "count"),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.continual.methods.blocks import fill, learnt, made, moved, of_block, precise
 from torch import Tensor
 
 from regard.continual.learner import Learner
@@ -15,6 +14,7 @@ from regard.continual.pooled import PoolNetwork
 from regard.continual.run import run
 from regard.continual.state import restore, save
 from regard.errors import UserError
+from tests.continual.methods.blocks import fill, learnt, made, moved, of_block, precise
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -8,8 +8,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.continual import small
-from tests.continual.small_text import BUDGET, Kind, loaded, stream
 from torch import Tensor
 
 from regard.continual import run as running
@@ -30,6 +28,8 @@ from regard.continual.run import begin, run
 from regard.continual.state import tensors_of
 from regard.continual.texts import begin_texts
 from regard.errors import UserError
+from tests.continual import small
+from tests.continual.small_text import BUDGET, Kind, loaded, stream
 
 SMALL = Settings(length=3, rate=0.05, share=0.5, separator="quick", top_k=5, repetition=1.0)
 SAID = [[["animals : cat the say :", "animals : dog say :"], ["a cat", "a dog"]]]

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.methods.blocks import learnt, made, moved, precise, some
 from torch import Tensor
 
 from regard.continual.learner import Learner
 from regard.continual.methods.migu import Migu, Settings, largest, magnitudes
 from regard.continual.pooled import PoolNetwork
 from regard.errors import UserError
+from tests.continual.methods.blocks import learnt, made, moved, precise, some
 
 
 def shares(vectors: list[list[float]]) -> list[float]:

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tests.continual.methods.blocks import gradients, learnt, made, precise, some
 from torch import Tensor
 
 from regard.continual.methods.n_lora import Settings, magnitude
 from regard.continual.pooled import PoolNetwork
 from regard.errors import UserError
+from tests.continual.methods.blocks import gradients, learnt, made, precise, some
 
 
 def product(one: Tensor, other: Tensor) -> list[list[float]]:

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from peft import OSFConfig, get_peft_model
-from tests.continual.methods.blocks import copied, short
-from tests.continual.small import BUDGET, loaded
 from torch import Tensor, nn
 from transformers import Conv1D
 
@@ -17,6 +15,8 @@ from regard.continual.methods import METHODS
 from regard.continual.methods.osf import OsfNetwork, Settings, SubspaceLayer
 from regard.continual.run import begin, run
 from regard.errors import UserError
+from tests.continual.methods.blocks import copied, short
+from tests.continual.small import BUDGET, loaded
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

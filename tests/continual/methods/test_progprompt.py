@@ -6,8 +6,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.continual import small_text
-from tests.continual.small import BUDGET, loaded, stream
 from torch import Tensor, nn
 
 from regard.continual import run as running
@@ -20,6 +18,8 @@ from regard.continual.run import begin, run
 from regard.continual.texts import begin_texts
 from regard.data.text_task import TextTask
 from regard.errors import UserError
+from tests.continual import small_text
+from tests.continual.small import BUDGET, loaded, stream
 
 SMALL = PromptSettings(length=2, hidden=4, rate=0.01)
 

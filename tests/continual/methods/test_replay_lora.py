@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from tests.continual.methods.blocks import learnt, made, moved, of_block
-from tests.continual.small import BUDGET, loaded, stream
 
 from regard.continual.method import Stage
 from regard.continual.methods import METHODS
@@ -11,6 +9,8 @@ from regard.continual.methods.replay_lora import Settings
 from regard.continual.pooled import PoolNetwork
 from regard.continual.run import begin
 from regard.errors import UserError
+from tests.continual.methods.blocks import learnt, made, moved, of_block
+from tests.continual.small import BUDGET, loaded, stream
 
 STAGE = Stage(name="fine-tuning", epochs=2, learning_rate=1e-3)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.small import BUDGET, loaded, stream
 from torch import Tensor, nn
 
 from regard.continual import run as running
@@ -21,6 +20,7 @@ from regard.continual.methods.sapt import FLOOR, Sapt, SaptNetwork, Settings
 from regard.continual.run import Told, begin, run
 from regard.errors import UserError
 from regard.models.heads import HeadName
+from tests.continual.small import BUDGET, loaded, stream
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual import small_text
-from tests.continual.small import BUDGET, CLASSES, examples, loaded, stream
 from torch import Tensor
 
 from regard.adapters.novelty import novelty
@@ -26,6 +24,8 @@ from regard.continual.run import Ran, begin, run
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream, Task
 from regard.errors import UserError
+from tests.continual import small_text
+from tests.continual.small import BUDGET, CLASSES, examples, loaded, stream
 
 ROWS = 12
 SMALL = {"rank": 2, "ahead": 60, "stored": 10}

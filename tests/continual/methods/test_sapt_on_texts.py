@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.small_text import BUDGET, KINDS, lively, stream
 
 from regard.continual import run as running
 from regard.continual.gate import gate_rows
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptNetwork, Settings
 from regard.continual.run import begin, run
+from tests.continual.small_text import BUDGET, KINDS, lively, stream
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.pseudo import small_pseudo
-from tests.continual.small import BUDGET, loaded, stream
-from tests.continual.small_text import BUDGET as TEXTS
-from tests.continual.small_text import lively
-from tests.continual.small_text import stream as text_stream
 from torch import Tensor
 
 from regard.adapters.prompts import PromptPool
@@ -26,6 +21,11 @@ from regard.continual.pseudo.generator import Recipe, write
 from regard.continual.run import begin, run
 from regard.continual.sapt_settings import Settings
 from regard.errors import UserError
+from tests.continual.pseudo import small_pseudo
+from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_text import BUDGET as TEXTS
+from tests.continual.small_text import lively
+from tests.continual.small_text import stream as text_stream
 
 SMALL: dict[str, Any] = {"block": "prompt", "length": 2, "hidden": 4, "ahead": 20, "stored": 3}
 

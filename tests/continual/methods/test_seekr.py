@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.methods.blocks import fill, made, short
-from tests.continual.small import BUDGET, loaded
 from torch import Tensor, nn
 
 from regard.continual.learner import Learner
 from regard.continual.methods.seekr import Seekr, SeekrNetwork, by_layer, divergence, importance, select
 from regard.continual.run import begin
 from regard.errors import UserError
-from regard.slot.places import places
-from regard.slot.reading import reading
+from regard.hooks.attention_weights import reading
+from regard.hooks.layers import places
+from tests.continual.methods.blocks import fill, made, short
+from tests.continual.small import BUDGET, loaded
 
 
 def begun(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:

@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 import torch
-from tests.continual.methods.blocks import learnt, made, merged, moved, of_block, precise, some
 
 from regard.continual.pooled import PoolNetwork
+from tests.continual.methods.blocks import learnt, made, merged, moved, of_block, precise, some
 
 
 def test_there_is_one_block_which_every_task_trains() -> None:

@@ -4,14 +4,14 @@ import math
 
 import pytest
 import torch
-from tests.continual.methods.blocks import copied, fill, made, precise, short, some
-from tests.continual.small import BUDGET, loaded
 from torch import Tensor
 
 from regard.continual import run as running
 from regard.continual.methods.slao import MERGED, TUNED, SlaoNetwork, orthonormal
 from regard.continual.run import begin, run
 from regard.errors import UserError
+from tests.continual.methods.blocks import copied, fill, made, precise, short, some
+from tests.continual.small import BUDGET, loaded
 
 
 def gram_schmidt(matrix: Tensor) -> list[list[float]]:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from tests.continual.small_text import BUDGET, loaded, stream, task
 
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, Settings
@@ -14,6 +13,7 @@ from regard.continual.texts import TextLearner
 from regard.data.stream import Stream
 from regard.data.text_task import Pairs, TextTask
 from regard.models.pretrained import Loaded
+from tests.continual.small_text import BUDGET, loaded, stream, task
 
 SMALL: dict[str, Any] = {"rank": 2, "ahead": 5, "generator_steps": 60, "generator_rate": 2e-2, "generator_batch": 8}
 

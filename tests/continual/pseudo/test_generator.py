@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual.pseudo.small_pseudo import begun, defined, texts
 from torch import Tensor, nn
 
 from regard.continual.pseudo import generator
@@ -17,6 +16,7 @@ from regard.continual.pseudo.parsing import ASKED, INPUT, frame_of
 from regard.continual.texts import TextLearner, batch
 from regard.models.generator import IGNORED
 from regard.training.placement import Rows
+from tests.continual.pseudo.small_pseudo import begun, defined, texts
 
 RECIPE = Recipe(steps=40, rate=2e-2, batch=8)
 

@@ -1,12 +1,12 @@
 """What a generator is to say, and what is understood of what it says."""
 
 import pytest
-from tests.continual.pseudo.small_pseudo import defined
-from tests.continual.small_text import task
 
 from regard.continual.pseudo.parsing import Frame, distinct, frame_of
 from regard.data.instruction_settings import LONG_SEQUENCE, SUPER_NI
 from regard.data.text_task import Pairs, TextTask
+from tests.continual.pseudo.small_pseudo import defined
+from tests.continual.small_text import task
 
 FRAME = Frame("Is it warm?", "Is it warm?\n", "\nOutput: ")
 

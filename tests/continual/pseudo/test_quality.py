@@ -6,8 +6,6 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.continual.pseudo.small_pseudo import begun, tasks
-from tests.continual.pseudo.test_reading import published
 
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt
@@ -16,6 +14,8 @@ from regard.continual.pseudo.reading import read_pseudo
 from regard.data.instructions import read_sheet
 from regard.data.stream import Stream
 from regard.errors import UserError
+from tests.continual.pseudo.small_pseudo import begun, tasks
+from tests.continual.pseudo.test_reading import published
 
 WORDS = [f"w{number}" for number in range(30)]
 

@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.continual import small
-from tests.continual.pseudo.small_pseudo import SMALL, begun, tasks
-from tests.continual.pseudo.test_reading import published
-from tests.continual.small_text import loaded
 
 from regard.continual import run as running
 from regard.continual.costs import stored
@@ -19,6 +15,10 @@ from regard.continual.methods.sapt import Sapt, Settings
 from regard.continual.pseudo import generator, stand_ins
 from regard.continual.run import begin, run
 from regard.errors import UserError
+from tests.continual import small
+from tests.continual.pseudo.small_pseudo import SMALL, begun, tasks
+from tests.continual.pseudo.test_reading import published
+from tests.continual.small_text import loaded
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.training.test_loop_processes import free_port
 
 ROOT = Path(__file__).parents[3]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tests.continual.pseudo.small_pseudo import begun, tasks, texts
 
 from regard.continual.pseudo.generator import Recipe, write
 from regard.continual.pseudo.packing import told_by_the_first
+from tests.continual.pseudo.small_pseudo import begun, tasks, texts
 
 
 def main(out: Path) -> None:

@@ -16,8 +16,8 @@ from regard.continual.learner import IGNORED
 from regard.continual.method import Kept
 from regard.continual.methods.sequential_lora import OneBlock
 from regard.continual.pooled import PoolSettings
-from regard.slot.places import Place, places
-from regard.slot.reading import Read, reading
+from regard.hooks.attention_weights import Read, reading
+from regard.hooks.layers import Place, places
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches

@@ -22,7 +22,7 @@ from regard.data.text_task import Pairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORED, Generator
 from regard.models.limits import maximum_length
-from regard.quiet import quiet
+from regard.runs.quiet import quiet
 from regard.training import Plan
 from regard.training.placement import Rows
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from regard import processes
+from regard.runs import distributed as processes
 
 
 def pack(texts: Sequence[str]) -> Tensor:

@@ -1,0 +1,320 @@
+"""The small tables in docs/results that the runs of the SAPT experiment, and its analyses, come to.
+
+They are all that its page and pictures are made from: `Tables.gather` makes them of the runs in a folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.common import runs as finished
+from experiments.common.comparison import Comparison, long_scores, where
+from experiments.common.runs import FOLDER
+from experiments.sapt.run import ALPHA, BUDGET, EVALUATED, LOOKED_AT, ORDERS, RANK, ROWS, SEEDS, STREAM, TRAIN
+from regard.continual.metrics import Setting, metrics_table
+from regard.errors import UserError
+from regard.runs.folder import write_file
+from regard.runs.intervals import Interval, t_interval
+
+RECORD, ANALYSES = "sapt.json", "sapt-analyses.csv"
+SAPT, UNREFLECTED, PUBLISHED = "sapt", "sapt, without reflection", "sapt, gate published"
+DRAWN = (SAPT, UNREFLECTED, PUBLISHED)
+"""The rows whose weights are drawn as maps."""
+KEY = ("order", "row", "seed")
+STATISTICS = ("own_weight", "entropy", "reflection")
+SCORED = ("routed_score", "forced_score", "other_score")
+WHEN = ("learning", "end")
+"""Just after a task was learnt, and after the last one."""
+GATE = (
+    *(f"{name}_{when}" for name in STATISTICS for when in WHEN),
+    *("drift", *SCORED),
+)
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "matrix": (*KEY, "after_task", "position", "til", "cil"),
+    "cost": (*KEY, *finished.COST, "hook_seconds"),
+    "gate": (*KEY, "position", "task", *GATE),
+    "weights": ("order", "row", "when", "position", "block", "weight", "n"),
+}
+"""The columns of docs/results/sapt-NAME.csv.
+
+`matrix`: the scores of both settings side by side, empty where there is none; the names of the tasks, and how many test
+rows they have, are in the record. `cost`: see `experiments.common.runs`; `hook_seconds` are those of what a method does
+before a task's training and after it. `gate`: what the gate of a run did with the
+rows of a task, see `regard.continual.gate`, when it was learnt and at the end; `drift`: how far the mean weights at the
+end are from those when it was learnt, KL in nats. `weights`: these weights, means over the `n` runs of an order.
+
+Beside them, for readers: `metrics` and `differences`, made of the matrix by `regard.continual`.
+"""
+MEASURES = ("analysis", "case", "seed", "measure", "x", "value")
+"""The columns of docs/results/sapt-analyses.csv: a number of a case of an analysis, at a place `x` where it has one."""
+FLOATS = ("weight", *GATE)
+_TINY = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Tables(Comparison):
+    """The tables by the names of `COLUMNS`, the numbers of the analyses, and what the runs were made with."""
+
+    gate: pd.DataFrame
+    weights: pd.DataFrame
+    analyses: pd.DataFrame
+
+    @classmethod
+    def gather(cls, work: str | Path, revision: str | None = None) -> Tables:
+        """The tables of the runs in a folder, as `experiments.sapt.run` leaves them there. Raises UserError."""
+        work = Path(work)
+        runs = finished.read_runs(work, "experiments.sapt.run", _known, _place, "order-*/*.json")
+        return cls(
+            matrix=finished.frame(
+                (row for run in runs for row in finished.settings_beside(run, _key(run))), COLUMNS["matrix"]
+            ),
+            cost=finished.frame((_cost(run) for run in runs), COLUMNS["cost"]),
+            gate=finished.frame((row for run in runs for row in _gate(run)), COLUMNS["gate"], FLOATS),
+            weights=_weights(runs),
+            analyses=_analyses(work),
+            record=_record(runs, revision),
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path = FOLDER) -> Tables:
+        """The tables in a folder; no analyses where there are none. Raises UserError where another is missing."""
+        found, record = finished.load_tables(Path(folder), "sapt", RECORD, COLUMNS, FLOATS)
+        found = {name: table.astype({"order": str}) for name, table in found.items()}
+        path = Path(folder) / ANALYSES
+        analyses = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(MEASURES))
+        return cls(**found, analyses=_numbers(analyses), record=record)
+
+    def save(self, folder: str | Path = FOLDER) -> None:
+        """Write the tables into a folder, and beside them what is made of the matrix."""
+        folder = Path(folder)
+        tables = {name: getattr(self, name) for name in COLUMNS}
+        finished.save_tables(folder, "sapt", RECORD, tables, self.record)
+        made = {"metrics": self.summary.dropna(subset="mean"), "differences": self.differences}
+        made |= {"analyses": self.analyses} if len(self.analyses) else {}
+        for name, table in made.items():
+            write_file(folder / f"sapt-{name}.csv", table.to_csv(index=False, float_format="%.6g"))
+
+    # -- what there is ------------------------------------------------------------------------------------
+
+    @property
+    def headline(self) -> Setting:
+        """Among all classes that were seen: nobody says which task a text is of."""
+        return "cil"
+
+    @property
+    def orders(self) -> list[str]:
+        """The orders with runs."""
+        return [str(name) for name in self.record["orders"]]
+
+    @property
+    def whole(self) -> str:
+        """The stream of all runs, of whichever orders."""
+        return self.streams[0]
+
+    @cached_property
+    def scores(self) -> pd.DataFrame:
+        """The matrix, a line a score: of all orders together first, then, where there are several, of each."""
+        told = self.record["orders"]
+        places = list(zip(self.matrix["order"], self.matrix["position"], strict=True))
+        long = long_scores(
+            self.matrix.rename(columns={"row": "method"}).assign(
+                task=[told[order]["tasks"][at - 1] for order, at in places],
+                n=[told[order]["test_rows"][at - 1] for order, at in places],
+                order=["-".join(map(str, told[order]["numbers"])) for order, _ in places],
+                stream=[f"order {order}" for order, _ in places],
+            )
+        )
+        if len(self.orders) < 2:
+            return long
+        return pd.concat([long.assign(stream=f"orders {' and '.join(self.orders)}"), long], ignore_index=True)
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """The measures of each run; those of an order are the same as among all."""
+        found = metrics_table(where(self.scores, stream=self.whole))
+        names = {"-".join(map(str, of["numbers"])): f"order {name}" for name, of in self.record["orders"].items()}
+        parts = [where(found, order=numbers).assign(stream=name) for numbers, name in names.items()]
+        return pd.concat([found, *parts], ignore_index=True) if len(parts) > 1 else found
+
+    @cached_property
+    def differences(self) -> pd.DataFrame:
+        """All rows against SAPT in both settings, with the corrected p of the paired tests."""
+        parts = [self.against(stream, SAPT, metric, setting) for stream, metric, setting in self._told()]
+        parts = [part for part in parts if len(part)]
+        return pd.concat(parts, ignore_index=True) if parts else self.against(self.whole, SAPT)
+
+    def _told(self) -> Iterator[tuple[str, str, str]]:
+        for stream in self.streams:
+            for metric in ("ap", "f_ra", "bwt", "learning_accuracy"):
+                for setting in ("cil", "til"):
+                    yield stream, metric, setting
+
+    def seconds(self, row: str) -> float:
+        """The median over runs of the seconds of training, with what is done before and after that."""
+        found = where(self.cost, row=row)
+        return float((found["seconds"] + found["hook_seconds"]).median())
+
+    # -- the gate -----------------------------------------------------------------------------------------
+
+    def own_weights(self, row: str, when: str, order: str | None = None) -> pd.Series:
+        """The mean weight of the own block over runs, by task, in the order of the tasks; of one order, if said."""
+        found = where(self.gate, row=row) if order is None else where(self.gate, row=row, order=order)
+        return found.groupby("task", sort=False)[f"own_weight_{when}"].mean()
+
+    def of_gate(self, row: str, column: str, over: str = "mean", beside: str | None = None) -> Interval | None:
+        """A column of the gate over runs, of each run the mean (`min`: the least) over tasks; None without a number.
+
+        With `beside`, over the runs alone that this other row has as well.
+        """
+        found = self._by_run(row, column, over)
+        if beside is not None:
+            found = found[found.index.isin(self._by_run(beside, column, over).index)]
+        return t_interval(found.to_numpy()) if len(found) else None
+
+    def _by_run(self, row: str, column: str, over: str) -> pd.Series:
+        return where(self.gate, row=row).dropna(subset=column).groupby(["order", "seed"])[column].agg(over)
+
+    def gated(self) -> list[str]:
+        """The rows that have a gate."""
+        return [str(row) for row in self.gate["row"].unique()]
+
+
+# -- from runs -------------------------------------------------------------------------------------------------------
+
+
+def _known(run: Mapping[str, Any]) -> bool:
+    return run["order"] in ORDERS and run["row"] in ROWS
+
+
+def _place(run: Mapping[str, Any]) -> tuple[int, int, bool, int]:
+    """By order, row and seed, seeds of the experiment first."""
+    seed = run["seed"]
+    known = seed in SEEDS
+    place = (ORDERS.index(run["order"]), list(ROWS).index(run["row"]), not known)
+    return (*place, SEEDS.index(seed) if known else seed)
+
+
+def _key(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: run[name] for name in KEY}
+
+
+def _cost(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {**finished.cost(run, _key(run)), "hook_seconds": sum(task["hook_seconds"] for task in run["cost"])}
+
+
+def _tasks(run: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The tasks of a run in order, with their test rows."""
+    found = {cell["position"]: (cell["task"], cell["n"]) for cell in run["matrix"]}
+    return [found[place] for place in sorted(found)]
+
+
+def _gate(run: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A line a task: what the gate did with its rows when it was learnt, and at the end."""
+    values = {(one["after_task"], one["position"], one["statistic"], one["block"]): one["value"] for one in run["gate"]}
+    single = {(after, at, name): value for (after, at, name, _), value in values.items() if name != "weight"}
+    tasks = _tasks(run) if values else []
+    found = []
+    for place, (task, _) in enumerate(tasks, 1):
+        ends = {"learning": place, "end": len(tasks)}
+        line: dict[str, Any] = {
+            f"{name}_{when}": single.get((after, place, name)) for name in STATISTICS for when, after in ends.items()
+        }
+        line["drift"] = _drift(*(_of_blocks(values, after, place) for after in ends.values()))
+        line |= {name: single.get((len(tasks), place, name)) for name in SCORED}
+        found.append({**_key(run), "position": place, "task": task, **line})
+    return found
+
+
+def _of_blocks(values: Mapping[tuple[Any, ...], float], after: int, place: int) -> dict[int, float]:
+    return {key[3]: value for key, value in values.items() if key[:3] == (after, place, "weight")}
+
+
+def _drift(before: Mapping[int, float], after: Mapping[int, float]) -> float | None:
+    """KL(before ‖ after) in nats, of weights by block; blocks that were not there before had none."""
+    if not before or not after:
+        return None
+    pairs = [(share, max(after[block], _TINY)) for block, share in before.items() if share > 0]
+    return sum(share * math.log(share / other) for share, other in pairs)
+
+
+def _weights(runs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The weights of the rows that are drawn, when each task was learnt and at the end, means over seeds."""
+    lines = []
+    for run in (run for run in runs if run["row"] in DRAWN):
+        last = len(_tasks(run))
+        for one in run["gate"]:
+            for when, after in (("learning", one["position"]), ("end", last)):
+                if one["statistic"] == "weight" and one["after_task"] == after:
+                    place = {name: one[name] for name in ("position", "block")}
+                    lines.append({"order": run["order"], "row": run["row"], "when": when, **place, **_value(one)})
+    columns = COLUMNS["weights"]
+    table = pd.DataFrame(lines, columns=[*columns[:-2], "weight"])
+    found = table.groupby(list(columns[:-2]), sort=False)["weight"].agg(["mean", "size"]).reset_index()
+    return finished.typed(found.rename(columns={"mean": "weight", "size": "n"}), columns, FLOATS)
+
+
+def _value(one: Mapping[str, Any]) -> dict[str, float]:
+    return {"weight": float(one["value"])}
+
+
+def _analyses(work: Path) -> pd.DataFrame:
+    """The numbers of all analyses that were made, as `experiments.sapt.analyses` leaves them."""
+    lines = []
+    for path in sorted(work.glob("analysis-*/*.json")):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            key = {name: found[name] for name in MEASURES[:3]}
+            lines += [{**key, **{name: one[name] for name in MEASURES[3:]}} for one in found["numbers"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"work: expected analyses of experiments.sapt.run, {path} is none: {error!r}") from error
+    return _numbers(pd.DataFrame(lines, columns=list(MEASURES)))
+
+
+def _numbers(table: pd.DataFrame) -> pd.DataFrame:
+    kinds = {"analysis": str, "case": str, "seed": "int64", "measure": str, "x": "float64", "value": "float64"}
+    return table[list(MEASURES)].astype(kinds)
+
+
+def _record(runs: Sequence[Mapping[str, Any]], revision: str | None) -> dict[str, Any]:
+    """What the runs were made with, and of what."""
+    orders = {order: of for order in ORDERS if (of := [run for run in runs if run["order"] == order])}
+    return {
+        "revision": revision,
+        "regard": sorted({run["regard"] for run in runs}),
+        "versions": finished.distinct(run["versions"] for run in runs),
+        "model": "minilm",
+        "stream": STREAM,
+        "rows": {row: dataclasses.asdict(of) for row, of in ROWS.items()},
+        "seeds": list(SEEDS),
+        "train_rows_a_task": TRAIN,
+        "test_rows_a_task": EVALUATED,
+        "looked_at_rows_a_task": LOOKED_AT,
+        "lora": {"rank": RANK, "alpha": ALPHA},
+        "budget": {name: value for name, value in dataclasses.asdict(BUDGET).items() if value is not None},
+        "orders": {order: _of_order(order, of) for order, of in orders.items()},
+    }
+
+
+def _of_order(order: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The tasks of an order. Raises UserError where runs have different ones."""
+    found = finished.distinct({"numbers": run["stream"]["order"], "tasks": [n for n, _ in _tasks(run)]} for run in runs)
+    if len(found) > 1:
+        raise UserError(f"work: expected the same tasks in all runs of order {order}, got {len(found)} orders of tasks")
+    given = runs[0]["stream"]["record"]
+    drawn = given.get("drawn", {})
+    return {
+        **found[0],
+        "test_rows": [n for _, n in _tasks(runs[0])],
+        "classes": {task: sorted(drawn[task]["train"]) for task in found[0]["tasks"] if task in drawn},
+        "published": given.get("published"),
+        "missing": list(given.get("missing", ())),
+    }

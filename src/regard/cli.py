@@ -1,0 +1,104 @@
+"""The command line: one sub-command per file, heavy imports inside."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+from regard import __version__
+from regard.commands.learn import check
+from regard.commands.learn import cli as learn
+from regard.commands.learn import rollback_cli as rollback
+from regard.commands.measure import cli as measure
+from regard.commands.measure import compare
+from regard.commands.pretrain import cli as pretrain
+from regard.commands.replace import cli as replace
+from regard.commands.sweep import cli as sweep
+from regard.errors import UserError
+from regard.runs.arguments import is_first
+
+COMMANDS = {
+    "measure": measure,
+    "compare": compare,
+    "replace": replace,
+    "pretrain": pretrain,
+    "learn": learn,
+    "check": check,
+    "rollback": rollback,
+    "sweep": sweep,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose refusals are one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def parser() -> Parser:
+    """The parser of the whole command."""
+    top = Parser(prog="regard", description="A laboratory for attention in Transformers.", allow_abbrev=False)
+    top.add_argument("--version", action="version", version=f"regard {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        module.add_arguments(
+            commands.add_parser(
+                name,
+                help=module.HELP,
+                description=module.HELP,
+                epilog=module.EXAMPLES,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+                allow_abbrev=False,
+            )
+        )
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code: 0, or what a command found (`regard check`: 1), or 2 after one line that says what was wrong."""
+    given, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        Parser(prog=f"regard {given.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
+    given.line = shlex.join(["regard", *map(str, sys.argv[1:] if arguments is None else arguments)])
+    try:
+        with _interruptible():
+            code: int | None = COMMANDS[given.command].run(given)
+    except UserError as error:
+        _complain(f"regard {given.command}: {' '.join(str(error).split())}")
+        return 2
+    except KeyboardInterrupt:
+        _complain(f"regard {given.command}: interrupted; nothing was written")
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+    return code or 0
+
+
+def _complain(line: str) -> None:
+    """Says it once, where several processes all know of it."""
+    if is_first():
+        print(line, file=sys.stderr)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """While it lasts, being asked to end or losing the terminal interrupts, so that nothing is left half-done."""
+    before = {}
+    for name in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""The five verbs, one package each: config, run, result, page, command line."""

@@ -1,0 +1,1 @@
+"""Learn one task after another."""

@@ -1,0 +1,168 @@
+"""The charts of a report on continual learning: their specifications, and the curves and dots that the script adds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from regard.commands.learn import metrics as learn_metrics
+from regard.commands.learn import tables as learn_tables
+from regard.commands.pretrain.curves import Panel, line, panel, thin
+from regard.commands.replace.scores import quantile
+from regard.report import charts, labels
+
+SHOWN_TASKS = 12
+"""The most tasks with a panel of their own."""
+
+DOTS = 1500
+"""The most dots of one panel."""
+
+
+def specifications() -> dict[str, Any]:
+    """The charts by name: lines over each of `_AXES`, `dots`, and `grid` (cells with their numbers)."""
+    return {**{axis: _over(axis, title) for axis, title in _AXES.items()}, "dots": _dots(), "grid": _grid()}
+
+
+_AXES = {"after": "Tasks learnt", "layer": "Layer", "position": "Task"}
+
+
+def _over(axis: str, title: str) -> dict[str, Any]:
+    import altair as alt
+
+    across = alt.X(f"{axis}:Q", title=title).axis(tickMinStep=1, tickCount=6, grid=False, labelFlush=False)
+    tips = {axis: title.lower(), "series": "line", "shown": "value"}
+    return charts.lines(across.scale(nice=False, zero=False), tips, dash="series", interval="area", size=20)
+
+
+def _dots() -> dict[str, Any]:
+    import altair as alt
+
+    across = alt.X("x:Q").axis(tickCount=5, grid=False, labelFlush=False).scale(zero=False, padding=8)
+    up = alt.Y("value:Q", title=None).axis(tickCount=5).scale(zero=False, padding=8)
+    tips = [alt.Tooltip(f"{field}:N", title=title) for field, title in _TIPS.items()]
+    marks = alt.Chart(alt.NamedData("points")).mark_point(filled=True, opacity=0.75, size=48, aria=False)
+    colour, shape = (kind("series:N", sort=None).legend(None) for kind in (alt.Color, alt.Shape))
+    return charts.plain(marks.encode(x=across, y=up, color=colour, shape=shape, tooltip=tips))
+
+
+_TIPS = {"series": "method", "what": "run", "shown": "value"}
+
+
+def _grid() -> dict[str, Any]:
+    import altair as alt
+
+    across = alt.X("x:N", sort=None, title=None)
+    across = across.axis(orient="top", labelAngle=-40, labelLimit=110, labelOverlap=False, ticks=False, domain=False)
+    down = alt.Y("y:N", sort=None, title=None).axis(labelLimit=110, ticks=False, domain=False)
+    colour = alt.Color("value:Q", title=None).legend(
+        orient="bottom", gradientLength=160, gradientThickness=8, tickCount=3
+    )
+    faint = alt.condition("datum.ahead", alt.value(0.35), alt.value(1))
+    tips = [alt.Tooltip(f"{field}:N", title=title) for field, title in (("what", "cell"), ("shown", "value"))]
+    base = alt.Chart(alt.NamedData("cells")).encode(x=across, y=down)
+    cells = base.mark_rect(aria=False).encode(color=colour, opacity=faint, tooltip=tips)
+    texts = base.mark_text(fontSize=11, aria=False).encode(text="short:N", tooltip=tips)
+    return charts.plain(alt.layer(cells, texts))
+
+
+def curve_panels(matrix: pd.DataFrame) -> dict[str, list[Panel]]:
+    """By setting: the mean over the tasks seen, what was forgotten so far, and each task's score, by tasks learnt."""
+    return {one: found for one in learn_tables.settings(matrix) if (found := _curves(matrix, one))}
+
+
+def _curves(matrix: pd.DataFrame, setting: str) -> list[Panel]:
+    rows, names = learn_tables.learnt(matrix, setting), learn_tables.task_names(matrix)
+    told = learn_tables.styles(learn_tables.methods(matrix))
+    seen, lost = _panel("Mean over the tasks seen", "score, %", means_seen(rows), told), []
+    if learn_tables.count_tasks(matrix) > 1:
+        lost = _panel("Forgotten so far", "points, mean over old tasks", lost_so_far(rows), told)
+    each = []
+    for index in thin(max(len(names) - 1, 0), SHOWN_TASKS):
+        ours = rows[rows["position"] == index + 1].rename(columns={"score": "value"})
+        place = "" if names[index] == f"Task {index + 1}" else f"task {index + 1}, "
+        each += _panel(names[index], f"{place}score, %", ours, told)
+    return [*seen, *lost, *each]
+
+
+def means_seen(rows: pd.DataFrame) -> pd.DataFrame:
+    """By run and number of tasks learnt: the mean score of the tasks seen, where all have a score (`value`)."""
+    grouped = rows.groupby([*learn_tables.RUN, "after_task"], sort=False)["score"].agg(["mean", "count"]).reset_index()
+    return grouped[grouped["count"] == grouped["after_task"]].rename(columns={"mean": "value"})
+
+
+def lost_so_far(rows: pd.DataFrame) -> pd.DataFrame:
+    """By run and number of tasks learnt: the mean of what old tasks lost since they were learnt (`value`)."""
+    keys = [*learn_tables.RUN, "position"]
+    first = rows[rows["after_task"] == rows["position"]][[*keys, "score"]].rename(columns={"score": "at_first"})
+    old = rows[rows["after_task"] > rows["position"]].merge(first, on=keys)
+    old = old.assign(value=old["at_first"] - old["score"])
+    grouped = old.groupby([*learn_tables.RUN, "after_task"], sort=False)["value"].agg(["mean", "count"]).reset_index()
+    return grouped[grouped["count"] == grouped["after_task"] - 1].rename(columns={"mean": "value"})
+
+
+def _panel(caption: str, note: str, rows: pd.DataFrame, told: Sequence[tuple[str, int, int]]) -> list[Panel]:
+    """A line for each method: means over runs, with 95 % intervals unless so many bands would hide each other."""
+    points, bands = [], len(told) <= learn_tables.INKS
+    for name, _, _ in told:
+        ours = rows[rows["method"] == name].groupby("after_task", sort=True)["value"].agg(["mean", "std", "count"])
+        half = [
+            quantile(int(n) - 1) * float(deviation) / math.sqrt(n) if n > 1 and bands else math.nan
+            for deviation, n in zip(ours["std"], ours["count"], strict=True)
+        ]
+        points += line("after", name, [float(after) for after in ours.index], ours["mean"].tolist(), "", half)
+    return panel(caption, note, "after", points, told)
+
+
+def dots(
+    caption: str, note: str, axis: str, points: Iterable[Mapping[str, Any]], told: Sequence[tuple[str, int, int]]
+) -> list[Panel]:
+    """One panel of dots, none without two of them; beyond `DOTS` they are thinned evenly."""
+    drawn = {name for name, _, _ in told}
+    found = [dict(point) for point in points if point["series"] in drawn]
+    kept = [found[i] for i in thin(len(found), DOTS)]
+    return panel(caption, note, axis, kept, told) if len(kept) > 1 else []
+
+
+def dot(series: str, what: str, x: float, y: float, shown: str) -> list[dict[str, Any]]:
+    """A dot; none where a number is missing."""
+    across, up = learn_tables.rounded(x), learn_tables.rounded(y)
+    if across is None or up is None:
+        return []
+    return [{"series": series, "part": "", "what": what, "x": across, "value": up, "shown": shown}]
+
+
+def metric_panels(metrics: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
+    """By setting: how much a run forgot against how well it ended, a dot for each run; none where FGT is missing."""
+    told, names, found = learn_tables.styles(learn_tables.methods(matrix)), learn_tables.run_names(matrix), []
+    for setting in learn_tables.settings(matrix):
+        ours = metrics[metrics["setting"] == setting]
+        wide = ours.pivot_table(index=learn_tables.RUN, columns="metric", values="value", sort=False)
+        points = []
+        for (method, seed, order), row in wide.iterrows():
+            what = names.get((int(seed), str(order)), f"seed {seed}")
+            x, y = float(row.get("fgt", math.nan)), float(row.get("ap", math.nan))
+            shown = f"FGT {learn_metrics.fixed(x)}, AP {learn_metrics.fixed(y)}"
+            points += dot(str(method), what, x, y, shown)
+        note = f"AP (%) over FGT (points), {learn_tables.SETTINGS[setting]}"
+        found += dots("Kept and forgotten", note, "FGT, points", points, told)
+    return found
+
+
+def cost_panels(totals: pd.DataFrame, matrix: pd.DataFrame, scores: Mapping[str, float], name: str) -> list[Panel]:
+    """The score `name` by method over seconds, and over bytes stored where some differ; a dot for each method."""
+    told, found = learn_tables.styles(learn_tables.methods(matrix)), []
+    for column, title, unit, scale in _COSTS:
+        points = []
+        for method, row in totals.iterrows():
+            x, y = float(row[column]) / scale, scores.get(str(method), math.nan)
+            shown = f"{labels.number(x, 3)} {unit}, {name} {learn_metrics.fixed(y)}"
+            points += dot(str(method), "mean over runs", x, y, shown)
+        if len({point["x"] for point in points}) > 1:
+            found += dots(f"{name}, by {title}", f"over {unit}", unit, points, told)
+    return found
+
+
+_COSTS = (("whole_seconds", "time of a run", "seconds", 1.0), ("bytes_stored", "memory kept", "MiB", 2.0**20))

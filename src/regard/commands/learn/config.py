@@ -1,0 +1,318 @@
+"""What a run of learning is made of: one frozen record, the scales, and how a file or a command line states it.
+
+Cheap to import: what the values mean is looked up when a course is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import UserError
+from regard.runs import config as settings
+from regard.runs.config import LARGEST_SEED, option
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Budget
+    from regard.continual.method import Method
+    from regard.data.stream import Stream
+
+_ALL_ROWS: dict[str, Any] = {
+    **{"rows": None, "eval_rows": None, "batch": 32, "most_steps": None},
+    **{"probing_epochs": 3, "probing_rate": 1e-3},
+}
+_FALLING = {"schedule": "linear", "warmup": 0.06, "weight_decay": 0.01, "precision": "float32"}
+_PAPER = {**_ALL_ROWS, **_FALLING, "length": 128, "target_length": 50}
+_CONSTANT = {"schedule": "constant", "warmup": 0.0, "weight_decay": 0.0, "precision": "bfloat16"}
+_SAPT_T5 = {**_ALL_ROWS, **_CONSTANT, "length": 512, "target_length": 50, "learning_rate": 3e-4}
+_SAPT_LLAMA = {**_SAPT_T5, "length": 1024, "learning_rate": 5e-5}
+_FEW_STEPS = ("cb=100", "copa=200", "boolq=500", "imdb=250", "dbpedia=200", "multirc=500")
+SCALES: dict[str, dict[str, Any]] = {
+    "laptop": {
+        **_FALLING,
+        **{"rows": 60, "eval_rows": 100, "length": 32, "target_length": 16, "batch": 16, "most_steps": None},
+        **{"epochs": 3, "learning_rate": 1e-4, "probing_epochs": 3, "probing_rate": 1e-2},
+    },
+    "paper": {**_PAPER, "epochs": 3, "learning_rate": 2e-5},
+    "paper-roberta": {**_PAPER, "epochs": 5, "learning_rate": 1e-5},
+    "sapt-t5-superni": {**_SAPT_T5, "epochs": 100},
+    "sapt-t5-long": {**_SAPT_T5, "epochs": 10},
+    "sapt-llama-superni": {**_SAPT_LLAMA, "epochs": 50},
+    "sapt-llama-long": {**_SAPT_LLAMA, "epochs": 20, "most_steps": _FEW_STEPS},
+}
+"""What fields are that are not given: `paper` and `paper-roberta` as arXiv 2410.05648 trains BERT and RoBERTa.
+
+Texts of RTE are cut at 128 tokens as all others are, and not at 512. `laptop` has fewer rows and so fewer steps, for
+which the rates are larger: a run of seven tasks takes about a minute.
+
+`sapt-…` are those with which arXiv 2401.08295 trains T5 and LLaMA-2 on `superni` and `long-sequence`. Its ranks and its
+λ are settings of the method; the rates of heads that are probed, which it has none of, are those of `paper`.
+"""
+CHOICES: dict[str, tuple[str, ...]] = {
+    "scale": tuple(SCALES),
+    "protocol": ("clean", "paper"),
+    "precision": ("float32", "bfloat16"),
+    "head": ("labels",),
+    "form": ("auto", "labels", "text"),
+    "missing": ("refuse", "skip"),
+    "schedule": ("linear", "constant"),
+}
+"""What may be said where there is a choice; None, where a field may be that, besides."""
+PUBLISHED_SEEDS = (508, 39, 123, 4536, 67)
+"""The seeds of arXiv 2410.05648."""
+SAPT_SEED = 42
+"""The seed of arXiv 2401.08295."""
+GIVEN = "given"
+"""The order of a `Stream` that is given, as it is; one by its name has none."""
+FREE = frozenset({"micro_batch", "checkpoint_every", "data"})
+"""Fields in which a run that goes on may differ from what it was.
+
+They change no number but by rounding; where something is dropped out, `micro_batch` also what that is.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """Everything that a run of `regard learn` depends on. Each field is an option of the command line.
+
+    What is None where `SCALES` has a value becomes that of the `scale`. Raises UserError for values that cannot be.
+    """
+
+    stream: str = option("stdlib-split", "stream by its name, or a table or folder of your own")
+    method: str = option("prescale", "method by its name, or several apart by commas (default: prescale)")
+    model: str = option("minilm", "hub id, folder, or minilm, the embedded one (default: minilm)")
+    data: str | None = option(None, "folder of published files (default: $REGARD_DATA, else the hub)")
+    order: str = option(
+        "random", "paper (or 1), a number the stream knows it by, random (by the seed; default), or tasks as 2-0-1"
+    )
+    seed: int = option(508, "of rows, order, weights and batches", least=0, most=LARGEST_SEED)
+    scale: str = option("laptop", f"what rows, lengths, epochs and rates are: {', '.join(SCALES)} (default: laptop)")
+    protocol: str = option("clean", "clean, or paper: nothing in common between splits is dropped")
+    form: str = option(
+        "auto", "what is learnt: labels, text (answers are written), or auto (the first that the stream has)"
+    )
+    missing: str = option("refuse", "tasks whose files are not there: refuse, or skip")
+    instructions: bool = option(False, "put the task's definition before each text, where labels are learnt")
+    rows: int | None = option(None, "training rows a class, at most")
+    eval_rows: int | None = option(None, "test rows a task, at most, and as many dev rows")
+    length: int | None = option(None, "tokens of a text, at most", least=4)
+    target_length: int | None = option(None, "tokens of an answer that is written, at most")
+    batch: int | None = option(None, "rows an update")
+    micro_batch: int | None = option(None, "rows a forward (default: all)")
+    epochs: int | None = option(None, "epochs of training everything")
+    most_steps: tuple[str, ...] | None = option(
+        None, "steps of a stage on a task's own rows, at most, each TASK=STEPS; none"
+    )
+    learning_rate: float | None = option(None, "of training everything, at its peak", above=0)
+    schedule: str | None = option(None, "of the learning rate after the warm-up: linear (to 0), or constant")
+    warmup: float | None = option(None, "share of a stage's steps in which the learning rate grows", least=0, most=1)
+    weight_decay: float | None = option(None, "AdamW's, of matrices", least=0)
+    search: str | None = option(None, "learning rates apart by commas, of which the first task's dev rows choose")
+    select: str = option("dev", "rows that choose: dev (test rows are refused)")
+    probing_epochs: int | None = option(None, "epochs of training the head alone")
+    probing_rate: float | None = option(None, "learning rate of the head alone", above=0)
+    precision: str | None = option(None, "float32, or bfloat16 (autocast)")
+    head: str | None = option(None, "labels (a text's state against those of the labels' words), or none: the method's")
+    lora: int | None = option(None, "rank of low-rank adapters that are trained in place of the model")
+    set: tuple[str, ...] = option((), "settings of the method, each NAME=VALUE")
+    diagnosed: int = option(32, "dev rows a task for sinks, interference and gates; 0: nothing is diagnosed", least=0)
+    checkpoint_every: int | None = option(None, "steps between two checkpoints within a task (default: none)")
+
+    def __post_init__(self) -> None:
+        """Check each value, and take from the scale what is not said."""
+        for one in fields(self):
+            object.__setattr__(self, one.name, settings.checked(Course, one, getattr(self, one.name)))
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+        for name, value in SCALES[self.scale].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+        self._check_search()
+        if self.most_steps == ("none",):
+            object.__setattr__(self, "most_steps", ())
+        _limits(self.most_steps or ())
+
+    def _check_search(self) -> None:
+        """Nothing, or a UserError: learning rates that cannot be, or would be chosen on test rows."""
+        from regard.data.splits import check_selection
+
+        check_selection(self.select)
+        if len(self.rates) > 1 and self.protocol == "paper":
+            raise UserError(
+                "search: expected the protocol clean, with paper the dev rows are those that are evaluated on"
+            )
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates to choose from; one where nothing is to be searched."""
+        try:
+            found = tuple(float(part) for part in (self.search or str(self.learning_rate)).split(","))
+        except ValueError:
+            raise UserError(f"search: expected learning rates apart by commas, got {self.search!r}") from None
+        if not all(0 < rate < float("inf") for rate in found):
+            raise UserError(f"search: expected learning rates over 0, got {self.search!r}")
+        return found
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The most steps on a task's own batches in a stage, by its name; one without a limit is not there."""
+        return _limits(self.most_steps or ())
+
+    @property
+    def label(self) -> str:
+        """What the method is called in tables: its name, and what is set."""
+        return " ".join([self.method, *self.set])
+
+    def budget(self, rate: float | None = None) -> Budget:
+        """What each task is trained with."""
+        from regard.continual.learner import Budget
+
+        named = {one.name for one in fields(Budget)} & {one.name for one in fields(self)} - {"most_steps"}
+        said = {name: getattr(self, name) for name in named}
+        return Budget(**said, most_steps=self.limits, rate=rate or self.rates[0])
+
+    def unused_rate(self) -> list[str]:
+        """What to say where a learning rate is asked for that the method is not trained at; nothing where it is."""
+        asked = "search" if self.search is not None else "learning_rate" if "learning_rate" in self.said() else None
+        own = None if asked is None else self.make_method().own_rate(self.budget())
+        if asked is None or own is None:
+            return []
+        told = f"{asked.replace('_', '-')}: {getattr(self, asked)} was not used"
+        return [f"{told}, {self.method} is trained at a rate of its own: {own.told}"]
+
+    def make_method(self) -> Method:
+        """The method with its settings. Raises UserError."""
+        from regard.continual.methods import method_named
+
+        kind, said = method_named(self.method), dict(map(_pair, self.set))
+        if said and not fields(kind.Settings):
+            raise UserError(f"set: {self.method} has no settings, got {next(iter(said))}")
+        return kind(kind.Settings.parsed(said))
+
+    def read(self, folder: str | None = None) -> Stream:
+        """The stream; one that is published from the course's folder, or from this one. Raises UserError."""
+        from regard.data.stream_settings import STREAMS
+        from regard.data.streams import STDLIB, read_stream
+
+        return read_stream(
+            self.stream,
+            None if self.stream == STDLIB else self.data or (folder if self.stream in STREAMS else None),
+            rows=self.rows,
+            eval_rows=self.eval_rows,
+            order=self.order,
+            seed=self.seed,
+            protocol=self.protocol,  # type: ignore[arg-type]  # checked above
+            form=None if self.form == "auto" else self.form,  # type: ignore[arg-type]  # and so are these
+            missing=self.missing,  # type: ignore[arg-type]
+            instructions=self.instructions,
+        )
+
+    def check_tasks(self, stream: Stream) -> None:
+        """Nothing, or a UserError: a task that is limited is not in the stream, nor in those that the scale is for."""
+        there = [task.name for task in stream.tasks]
+        if self.most_steps != SCALES[self.scale]["most_steps"] and (other := set(self.limits).difference(there)):
+            raise UserError(f"most-steps: expected tasks of {stream.name} ({', '.join(there)}), got {min(other)!r}")
+
+    def with_(self, **changes: Any) -> Course:
+        """The course with some fields changed; what its scale gave becomes what that of the new one gives."""
+        return Course.from_dict({**self.said(), **changes})
+
+    def said(self) -> dict[str, Any]:
+        """Every field by name but those that are as the scale has them."""
+        given = SCALES[self.scale]
+        every = self.to_dict().items()
+        return {name: value for name, value in every if name not in given or getattr(self, name) != given[name]}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, as a file holds it."""
+        found = dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> Course:
+        """The course that a file states. Raises UserError for unknown fields."""
+        return cls(**_known(said))
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Course:
+        """The course in a run's folder, in the file that it has written there, or in a JSON object of fields."""
+        return cls.from_dict(settings.read_file(path, verb="learn", field="course"))
+
+
+def seeds_of(path: str | Path) -> tuple[int, ...]:
+    """The seeds of the runs that a run's folder or file tells of; none where it has fields of a course alone."""
+    runs = settings.read_object(path, verb="learn").get("runs", ())
+    return tuple(dict.fromkeys(int(run["seed"]) for run in runs))
+
+
+def names() -> tuple[str, ...]:
+    """The fields of a course."""
+    return tuple(one.name for one in fields(Course))
+
+
+def parsed(name: str, text: str) -> Any:
+    """The value of a field that a text states, as `--name TEXT` does. Raises UserError."""
+    return settings.parsed(Course, name, text, "course")
+
+
+def each_method(course: Course) -> list[Course]:
+    """The course for each of its methods: equal in everything else.
+
+    Of `set` each has what it knows; what none knows is refused. Raises UserError.
+    """
+    from regard.continual.method import meant
+    from regard.continual.methods import method_named
+
+    wanted = [name.strip() for name in course.method.split(",") if name.strip()]
+    if not wanted or len(set(wanted)) < len(wanted):
+        raise UserError(f"method: expected names apart by commas, each once, got {course.method!r}")
+    kinds = {name: {one.name for one in fields(method_named(name).Settings)} for name in wanted}
+    every = {one for known in kinds.values() for one in known}
+    for name, _ in map(_pair, course.set if len(wanted) > 1 else ()):
+        if name not in every:
+            raise UserError(f"set: none of {', '.join(wanted)} has a setting {name}{meant(name, sorted(every))}")
+    found = []
+    for name, known in kinds.items():
+        own = course.set if len(wanted) == 1 else tuple(said for said in course.set if _pair(said)[0] in known)
+        found.append(replace(course, method=name, set=own))
+        _check_head(found[-1])
+    return found
+
+
+def _check_head(course: Course) -> None:
+    """Nothing, or a UserError: the settings of the method cannot be, or it cannot have the head that is asked for."""
+    own = course.make_method().head
+    if course.head is not None and own != "linear":
+        raise UserError(f"head: expected none with {course.method}, whose own head is {own}, got {course.head!r}")
+
+
+def _pair(said: str) -> tuple[str, str]:
+    name, equal, value = said.partition("=")
+    if not (name and equal and value):
+        raise UserError(f"set: expected NAME=VALUE, got {said!r}")
+    return name.strip().replace("-", "_"), value.strip()
+
+
+def _limits(most_steps: tuple[str, ...]) -> dict[str, int]:
+    """Steps by the task's name. Raises UserError."""
+    found = {}
+    for said in most_steps:
+        name, _, steps = said.rpartition("=")
+        if not name or not steps.isdecimal() or not int(steps):
+            raise UserError(f"most-steps: expected TASK=STEPS, a whole number of at least 1, got {said!r}")
+        if name in found:
+            raise UserError(f"most-steps: expected each task once, got {name!r} twice")
+        found[name] = int(steps)
+    return found
+
+
+def _known(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    unknown = sorted(set(said) - set(names()))
+    if unknown:
+        raise UserError(f"course: there is no field {unknown[0]}; allowed are {', '.join(names())}")
+    return said

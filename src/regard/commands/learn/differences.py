@@ -1,0 +1,88 @@
+"""The differences between methods as tables: AP and forgetting open, the other metrics folded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+import pandas as pd
+
+from regard.commands.learn import metrics as learn_metrics
+from regard.commands.learn import tables as learn_tables
+from regard.commands.learn.metrics import Difference, fixed
+from regard.commands.learn.tables import SETTINGS, Tables
+from regard.commands.learn.words import signed
+from regard.report import html as markup
+
+OPEN = ("ap", "fgt")
+"""The metrics whose differences stand open on the page."""
+
+
+def differences(tables: Tables) -> tuple[str, str]:
+    """A table for each setting and metric (HTML), and what they are; "" where there are no differences."""
+    table = learn_tables.table(tables, "differences")
+    baseline = against(table, learn_tables.methods(tables["matrix"]))
+    shown: list[tuple[str, str]] = []
+    folded: list[tuple[str, str]] = []
+    told: list[Difference] = []
+    for setting, name in SETTINGS.items():
+        for metric, found in learn_metrics.differences(table, setting).items():
+            known = [one for one in found if one.against == baseline != one.method and math.isfinite(one.value)]
+            caption = f"{learn_metrics.metric(metric).title}, {name}"
+            entries = shown if metric in OPEN else folded
+            entries += [(caption, _table(known, f"{caption}: differences", _test(table)))] if known else []
+            told += known
+    return markup.tables(shown) + _fold(folded), _about(told, baseline)
+
+
+def against(table: pd.DataFrame, methods: Sequence[str]) -> str:
+    """The method that the page holds the others against: the first one that the table has differences to."""
+    there = {str(name) for name in table["against"]}
+    return next((name for name in methods if name in there), "")
+
+
+def _test(table: pd.DataFrame) -> str:
+    return learn_metrics.TESTS[learn_metrics.tested(table)]
+
+
+def _table(found: Sequence[Difference], label: str, test: str) -> str:
+    rows = []
+    for one in found:
+        span = f"{signed(one.low)} to {signed(one.high)}" if one.sure else "–"
+        rows.append((one.method, "", [signed(one.value), span, probability(one.p), verdict(one)]))
+    return markup.values_table(["Method", "Difference", "95 % interval", test, ""], rows, label)
+
+
+def verdict(one: Difference) -> str:
+    """What the interval says: "overlaps 0", "higher", "lower"; "no interval" where there is none."""
+    if not one.sure:
+        return "no interval"
+    return "overlaps 0" if one.overlaps else "higher" if one.value > 0 else "lower"
+
+
+def probability(p: float) -> str:
+    """A p-value to three decimals; "–" for NaN."""
+    return "< 0.001" if p < 0.0005 else fixed(p, 3)
+
+
+def _fold(found: Sequence[tuple[str, str]]) -> str:
+    if not found:
+        return ""
+    names = ", ".join(dict.fromkeys(caption.rsplit(", ", 1)[0] for caption, _ in found))
+    return f'<details class="numbers"><summary>{escape(names)}</summary>{markup.tables(found)}</details>'
+
+
+def _about(found: Sequence[Difference], baseline: str) -> str:
+    """How the differences are to be read."""
+    if not found:
+        return ""
+    first = f"To {baseline}, in points, run by run (same seed, same order)."
+    pairs = sorted({one.n for one in found if one.sure})
+    if not pairs:
+        return f"{first} One run of each method says nothing about chance."
+    counted = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else str(pairs[0])
+    return (
+        f"{first} 95 % intervals from {counted} pairs; where one overlaps 0, these runs do not tell the two "
+        "methods apart."
+    )

@@ -1,0 +1,152 @@
+"""Frozen records of runs of continual learning, to and from disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from regard import report
+from regard.commands.measure import result as results
+from regard.commands.measure.result import PAGE
+from regard.continual import comparing, guarding, metrics
+from regard.errors import UserError
+from regard.runs.folder import RECORD, writing
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+VERB, MODELS = "learn", "models"
+TABLES = ("matrix", "cost", "diagnostics", "interference", "gate", "pseudo")
+LATER = ("gate", "pseudo")
+"""Tables that the folders of earlier versions lack."""
+_PLACE = ("position", "task")
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "matrix": metrics.COLUMNS,
+    "cost": (
+        *("stream", "method", "seed", "order", *_PLACE, "seconds", "hook_seconds", "flops", "peak_memory_mib", "steps"),
+        *("examples_per_second", "bytes_stored", "examples_kept"),
+    ),
+    "diagnostics": (
+        *("stream", "method", "seed", "order", "after_task", *_PLACE),
+        *("statistic", "layer", "value", "standard_error"),
+    ),
+    "interference": (
+        *("stream", "method", "seed", "order", "after_task"),
+        *("position_a", "task_a", "position_b", "task_b", "dot", "cosine"),
+    ),
+    "gate": (*("stream", "method", "seed", "order", "after_task"), *_PLACE, *("statistic", "block", "value")),
+    "pseudo": (*("stream", "method", "seed", "order"), *_PLACE, *("statistic", "value")),
+}
+"""The columns of each table."""
+
+
+@dataclass(frozen=True, repr=False)
+class Learning:
+    """What methods made of a stream: the accuracy matrix of every run, its cost, and what was diagnosed.
+
+    `matrix`, `cost`, `diagnostics`, `interference`, `gate`, which is empty for methods without one, and `pseudo`, of
+    what SAPT has generated, are tidy (`docs/design.md`); `record` is the provenance; `models` is
+    where what each task has changed lies, None where nothing was kept.
+    """
+
+    matrix: pd.DataFrame
+    cost: pd.DataFrame
+    diagnostics: pd.DataFrame
+    interference: pd.DataFrame
+    record: dict[str, Any]
+    models: Path | None = field(default=None)
+    gate: pd.DataFrame = field(default_factory=lambda: table("gate", []))
+    pseudo: pd.DataFrame = field(default_factory=lambda: table("pseudo", []))
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """AP, FGT, BWT and the other measures of each run, see `regard.continual.metrics`."""
+        return metrics.metrics_table(self.matrix, initial=self._chance)
+
+    @cached_property
+    def summary_table(self) -> pd.DataFrame:
+        """Means over runs with standard deviations and 95 % intervals, see `regard.continual.comparing.summary`."""
+        return comparing.summary(self.metrics)
+
+    @cached_property
+    def differences(self) -> pd.DataFrame:
+        """Differences between methods, paired by seed, see `regard.continual.comparing.differences`."""
+        return comparing.differences(self.metrics)
+
+    def dropped(self, margin: float = 1.0) -> list[guarding.Dropped]:
+        """Tasks that have lost more than a margin since they were learnt, see `regard.continual.guarding.check`."""
+        return guarding.check(self.matrix, margin=margin)
+
+    @property
+    def _chance(self) -> dict[str, float]:
+        """What guessing scores; an answer that is written is not guessed."""
+        tasks = self.record["stream"]["tasks"]
+        return {task["name"]: 0.0 if task.get("metric") else 100 / len(task["labels"]) for task in tasks}
+
+    def __repr__(self) -> str:
+        told = self.summary_table
+        told = told[(told["setting"] == "til") & (told["metric"] == "ap")]
+        means = ", ".join(f"{method} {mean:.1f}" for method, mean in zip(told["method"], told["mean"], strict=True))
+        return f"Learning({self.record['stream']['name']}: {means})"
+
+    @property
+    def _tables(self) -> dict[str, pd.DataFrame]:
+        found = {name: getattr(self, name) for name in TABLES}
+        return {**found, "metrics": self.metrics, "summary": self.summary_table, "differences": self.differences}
+
+    def summary(self) -> RenderableType:
+        """The few lines that a terminal shows, for rich's `print`."""
+        return report.learn_summary(self._tables, self.record)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Where it was written: the folder, with tables, record, models and report page; whole or not at all."""
+        with writing(folder, overwrite=overwrite, verb=VERB) as place:
+            text = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
+            (place / RECORD).write_text(text + "\n", encoding="utf-8")
+            for name in TABLES:
+                getattr(self, name).to_parquet(place / f"{name}.parquet", index=False)
+            (place / PAGE).write_text(report.learn_page(self._tables, self.record), encoding="utf-8")
+            if self.models is not None:
+                shutil.copytree(self.models, place / MODELS, copy_function=_linked)
+        return Path(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Learning:
+        """The run in a folder. Raises UserError if it is not there, or not whole."""
+        folder = Path(folder)
+        record = read_record(folder)
+        there = [name for name in TABLES if name not in LATER or (folder / f"{name}.parquet").exists()]
+        try:
+            found = {name: pd.read_parquet(folder / f"{name}.parquet") for name in there}
+        except (OSError, ValueError) as error:
+            raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
+        models = folder / MODELS
+        return cls(**found, record=record, models=models if models.is_dir() else None)
+
+
+def _linked(source: str, target: str) -> None:
+    """The file under a second name, for it is never changed; a copy where the disk has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def read_record(folder: str | Path) -> dict[str, Any]:
+    """The record of a finished run in a folder. Raises UserError if there is none."""
+    return results.read_record(folder, verb=VERB, told="learning")
+
+
+def table(name: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows of a table with its columns, those that a row lacks null."""
+    frame = pd.DataFrame(list(rows), columns=list(COLUMNS[name]))
+    whole = [one for one in ("layer", "block") if one in frame]
+    return frame.astype(dict.fromkeys(whole, "Int64"))

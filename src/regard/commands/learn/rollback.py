@@ -1,0 +1,65 @@
+"""A learnt model as it was after one of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.commands.learn.result import MODELS, read_record
+from regard.continual.models import LINEAGE, export, rebuilt
+from regard.errors import UserError
+from regard.models.pretrained import Loaded, load
+from regard.runs.folder import check_free
+
+
+def rollback(
+    run: str | Path,
+    task: int | str,
+    out: str | Path,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    model: Loaded | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the model of a run as it was after a task, given by its place (from 1) or name: the folder.
+
+    `AutoModelForSequenceClassification` loads it, or `regard.continual.models.load_network` where the method has a
+    network of its own; one that answers in texts is a language model as before. Its `config.lineage` says which tasks
+    it has learnt, in which order, from which base. `method` and `seed` choose where the run folder holds several. What
+    the tasks have changed is put on the model that the run began with, which is loaded by its name unless `model` is
+    it. With `overwrite` it may take the place of another such model. Raises UserError.
+    """
+    check_free(out, overwrite=overwrite, sign=LINEAGE)
+    record = read_record(run)
+    chosen = _chosen(record["runs"], method, seed)
+    folder = Path(run) / MODELS / chosen["key"]
+    if not folder.is_dir():
+        raise UserError(f"models: {run} has none of {chosen['key']}; learn again without --no-models")
+    learnt = _place(chosen["tasks"], task)
+    texts = any("metric" in one for one in record["stream"]["tasks"])
+    loaded = model or load(record["model"]["name"], dtype="float32", device="cpu", language_model=texts)
+    network, about = rebuilt(folder, learnt, loaded)
+    return export(network, loaded.tokenizer, about, out, overwrite=overwrite)
+
+
+def _chosen(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int | None) -> Mapping[str, Any]:
+    """The one run with that method and seed."""
+    found = [run for run in runs if method in (None, run["method"]) and seed in (None, run["seed"])]
+    if len(found) != 1:
+        told = ", ".join(f"{run['method']} with seed {run['seed']}" for run in runs[:12])
+        fit = "several fit" if found else "none fits"
+        raise UserError(f"run: expected one, by method and seed, {fit}; the folder has {told}")
+    return found[0]
+
+
+def _place(tasks: Sequence[str], task: int | str) -> int:
+    """The place of a task, from 1."""
+    if isinstance(task, str) and task in tasks:
+        return list(tasks).index(task) + 1
+    if isinstance(task, int) or str(task).isdecimal():
+        number = int(task)
+        if 1 <= number <= len(tasks):
+            return number
+    raise UserError(f"task: expected a number from 1 to {len(tasks)}, or one of {', '.join(tasks)}; got {task!r}")

@@ -1,0 +1,1 @@
+"""Measure what the attention of a model does."""

@@ -1,0 +1,112 @@
+"""The few numbers that a reader should see first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from regard.commands.measure.tokens import top_tokens
+from regard.report import labels
+from regard.report.arrays import Block, Measure, mean_over_heads, nanmean
+
+EXTREMES = {
+    "common_sink_ratio": "max",
+    "over_smoothing": "max",
+    "hidden_norm_sink_ratio": "max",
+    "matrix_entropy": "min",
+}
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """One number worth a headline: what it is, the number, where or how sure it is, the site if there are several."""
+
+    label: str
+    value: str
+    note: str
+    site: str = ""
+
+
+def key_figures(every: Sequence[Measure], record: Mapping[str, Any], tokens: pd.DataFrame | None) -> list[KeyFigure]:
+    """The key figures that the measures hold: whole-model values first, then sink tokens, then extremes over layers."""
+    return [*_models(every, record), *_tokens(tokens), *_extremes(every, record)]
+
+
+def several_sites(every: Sequence[Measure]) -> bool:
+    """Whether the measures stand at more than one site."""
+    return len({measure.site for measure in every}) > 1
+
+
+def strongest(block: Block) -> tuple[int, float, float]:
+    """The position with the largest value of a block over positions alone: position, value, standard error."""
+    if np.isnan(block.values).all():
+        return int(block.coordinates["position"][0]), float("nan"), float("nan")
+    at = int(np.nanargmax(block.values))
+    return int(block.coordinates["position"][at]), float(block.values[at]), float(block.errors[at])
+
+
+def over_layers_and_heads(block: Block) -> Block:
+    """The mean over layers and heads, by position; without errors."""
+    by_layer = mean_over_heads(block)
+    values = nanmean(by_layer.values, 0)
+    return Block({"position": block.coordinates["position"]}, values, np.full_like(values, np.nan))
+
+
+def _models(every: Sequence[Measure], record: Mapping[str, Any]) -> list[KeyFigure]:
+    several, figures = several_sites(every), []
+    for measure in every:
+        label = labels.name(measure, record, with_site=False)
+        unit = labels.unit(measure.statistic, record)
+        whole, by_position = measure.block(), measure.block("position")
+        if whole is not None:
+            value, error, note = float(whole.values), float(whole.errors), "whole model"
+        elif by_position is not None:
+            position, value, error = strongest(by_position)
+            note = f"position {position}"
+        elif measure.statistic == "sink_rate" and (by_head := measure.block("layer", "head", "position")) is not None:
+            position, value, error = strongest(over_layers_and_heads(by_head))
+            note = f"position {position}, mean over heads"
+        else:
+            continue
+        sure = "" if np.isnan(error) else f"± {labels.number(error, 2)} (SE), "
+        figures.append(KeyFigure(label, labels.with_unit(value, unit), sure + note, _site(measure.site, several)))
+    return figures
+
+
+def _tokens(tokens: pd.DataFrame | None) -> list[KeyFigure]:
+    best = top_tokens(tokens, 1)
+    several = len(best) > 1
+    return [
+        KeyFigure(
+            "Top sink token",
+            labels.visible(str(row.token)),
+            f"position {row.position}, strongest in {labels.number(100 * row.share, 3)} % of samples × heads",
+            _site(str(row.site), several),
+        )
+        for row in best.itertuples(index=False)
+    ]
+
+
+def _extremes(every: Sequence[Measure], record: Mapping[str, Any]) -> list[KeyFigure]:
+    several, figures = several_sites(every), []
+    for measure in every:
+        extreme, block = EXTREMES.get(measure.statistic), measure.block("layer")
+        if extreme is None or block is None or np.isnan(block.values).all():
+            continue
+        at = int(np.nanargmax(block.values) if extreme == "max" else np.nanargmin(block.values))
+        value = labels.with_unit(float(block.values[at]), labels.unit(measure.statistic, record))
+        error = block.errors[at]
+        sure = "" if np.isnan(error) else f"± {labels.number(float(error), 2)} (SE), "
+        label = f"{labels.name(measure, record, with_site=False)}, {extreme}."
+        figures.append(
+            KeyFigure(label, value, f"{sure}layer {block.coordinates['layer'][at]}", _site(measure.site, several))
+        )
+    return figures
+
+
+def _site(code: str, several: bool) -> str:
+    return labels.site(code) if several else ""

@@ -1,0 +1,121 @@
+"""Frozen records of what was measured, to and from disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from regard import report
+from regard.errors import UserError
+from regard.runs.folder import RECORD, verb_of, writing
+from regard.statistics.table import COLUMNS, check_statistic, selected
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+TABLE, TOKENS, PAGE = "statistics.parquet", "tokens.parquet", "report.html"
+MATRICES = "mean_attention.safetensors"
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What one run measured: a tidy table, where it came from, and what does not fit a table.
+
+    `table` has the columns `COLUMNS`; `tokens` (`TOKEN_COLUMNS`) says on which tokens the sinks stood, if that was
+    asked; `record` is the provenance; `matrices` holds the mean attention (head, query, key) by "site.layer", if that
+    was asked. `docs/design.md` describes each.
+    """
+
+    table: pd.DataFrame
+    record: dict[str, Any]
+    tokens: pd.DataFrame | None = None
+    matrices: dict[str, Tensor] = field(default_factory=dict)
+
+    def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
+        """The rows of a statistic (None: all), and of these only those where a column equals a value or is null (None).
+
+        `m.frame("sink_rate", layer=None, position=0)` is the whole model's sink rate at the first token.
+        """
+        return selected(self.table, statistic, equal)
+
+    def plot(
+        self,
+        statistic: str,
+        *,
+        site: str | None = None,
+        epsilon: float | None = None,
+        position: int | None = None,
+        kind: Literal["map", "profile", "layers"] | None = None,
+    ) -> Figure:
+        """A figure of one statistic: a layers × heads map, a profile over positions, or a curve over layers."""
+        check_statistic(self.table, statistic)
+        return report.figure(self.table, statistic, site=site, epsilon=epsilon, position=position, kind=kind)
+
+    def summary(self) -> RenderableType:
+        """The few lines that a terminal shows, for rich's `print`."""
+        return report.summary(self.table, self.record, self.tokens)
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Where it was written: the folder, with record, tables, matrices and report page; whole or not at all."""
+        with writing(folder, overwrite=overwrite, verb="measure") as place:
+            record = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
+            (place / RECORD).write_text(record + "\n", encoding="utf-8")
+            self.table.to_parquet(place / TABLE, index=False)
+            if self.tokens is not None:
+                self.tokens.to_parquet(place / TOKENS, index=False)
+            if self.matrices:
+                (place / MATRICES).write_bytes(safetensors.torch.save(self.matrices))
+            page = report.page(self.table, self.record, self.tokens)
+            (place / PAGE).write_text(page, encoding="utf-8")
+        return Path(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Measurements:
+        """The measurements that were saved to a folder. Raises UserError if there are none, or not whole."""
+        folder = Path(folder)
+        if not (folder / RECORD).is_file():
+            raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard measure --out` writes it")
+        if (verb := verb_of(folder / RECORD)) not in (None, "measure"):
+            raise UserError(f"the run in {folder} is one of `regard {verb}`: expected one of `regard measure`")
+        if not (folder / TABLE).is_file():
+            raise UserError(f"the run in {folder} cannot be read: expected measurements, {TABLE} beside {RECORD}")
+        try:
+            record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            table = pd.read_parquet(folder / TABLE)
+            tokens = pd.read_parquet(folder / TOKENS) if (folder / TOKENS).exists() else None
+            matrices = safetensors.torch.load_file(folder / MATRICES) if (folder / MATRICES).exists() else {}
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
+        if not isinstance(record, dict) or not set(COLUMNS) <= set(table.columns):
+            raise UserError(f"the run in {folder} is not one of measurements: expected columns {', '.join(COLUMNS)}")
+        return cls(table, record, tokens, matrices)
+
+
+def read_record(folder: str | Path, *, verb: str, told: str) -> dict[str, Any]:
+    """The record of a finished run of a verb in a folder; `told` names what such a run is of. Raises UserError."""
+    path = Path(folder) / RECORD
+    if not path.is_file():
+        raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard {verb} --out` writes it")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(record, dict) or record.get("verb") != verb:
+        raise UserError(f"the run in {folder} is not one of {told}")
+    return record
+
+
+def compare(runs: Mapping[str, Measurements]) -> tuple[pd.DataFrame, str]:
+    """Runs side by side: a table with one column each (its notes in `.attrs["notes"]`), and a page."""
+    table = report.comparison({name: (run.table, run.record) for name, run in runs.items()})
+    page = report.comparison_page({name: (run.table, run.record, run.tokens) for name, run in runs.items()})
+    return table, page

@@ -1,0 +1,1 @@
+"""Pre-train a small decoder and watch sinks emerge."""

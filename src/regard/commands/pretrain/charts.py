@@ -1,0 +1,141 @@
+"""The panels and maps of a report on a pre-training run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from regard.commands.pretrain import words
+from regard.commands.pretrain.curves import DOMAIN, GREY, Panel, at_step, column, domains, line, panel, thin
+
+SHOWN_LAYERS = 5
+"""The most layers with a curve of their own."""
+
+SHOWN_STEPS = 4
+"""The most steps whose profile over layers is drawn."""
+
+MAP_STEPS = 60
+"""The most steps that a map can be turned to."""
+
+
+def loss_panels(history: pd.DataFrame) -> list[Panel]:
+    """Training and validation loss by step; where there are several domains, a panel with a line for each."""
+    step = column(history, "step")
+    training = line("step", "training", step, column(history, "loss"))
+    valid = line("step", "validation", step, column(history, "valid_loss"))
+    names = domains(history)
+    each = [point for name in names for point in line("step", name, step, column(history, f"{DOMAIN}{name}"))]
+    several = panel("Validation by domain", _NATS, "step", each) if len(names) > 1 else []
+    lines = [("training", GREY, 0), ("validation", 0, 0)] if training and valid else None
+    caption = "Training and validation" if training and valid else "Validation" if valid else "Training"
+    return panel(caption, _NATS, "step", training + valid, lines) + several
+
+
+_NATS = "nats per token"
+
+
+def sink_panels(history: pd.DataFrame, record: Mapping[str, Any]) -> list[Panel]:
+    """Sink rate and mean α_1 by step; the virtual sink's rate where the attention has one."""
+    step = column(history, "step")
+    first, most = column(history, "sink_rate"), column(history, "sink_rate_max")
+    rates = line("step", words.symbol(record), step, first, "%")
+    if np.nanmax(np.abs(most - first), initial=0) > 0:
+        rates += line("step", "strongest position", step, most, "%")
+    rates += line("step", "virtual sink", step, column(history, "virtual_sink_rate"), "%")
+    masses = line("step", "mean α₁", step, column(history, "alpha_first"))
+    uniform = line("step", UNIFORM, step, column(history, "alpha_uniform")) if masses else []
+    lines = [("mean α₁", 0, 0), (UNIFORM, GREY, 1)] if uniform else None
+    return [
+        *panel("Sink rate", "% of heads × samples", "step", rates),
+        *panel("Attention on the first token", "mean of α₁ over heads and samples", "step", masses + uniform, lines),
+    ]
+
+
+UNIFORM = "uniform attention"
+
+
+def norm_panels(history: pd.DataFrame, sinks: pd.DataFrame) -> list[Panel]:
+    """|h_1| against the mean of the others: by layer at a few steps, by step for a few layers and the largest."""
+    found = at_step(sinks, "norm_ratio")
+    steps = [list(found)[i] for i in thin(len(found), SHOWN_STEPS)]
+    profiles, curves = [], []
+    for step in steps:
+        rows = found[step].sort_values("layer")
+        profiles += line("layer", f"step {step:,}", column(rows, "layer"), column(rows, "value"))
+    every = pd.concat(found.values()) if found else sinks.iloc[:0]
+    numbers = sorted(int(layer) for layer in every["layer"].dropna().unique()) if found else []
+    for number in [numbers[i] for i in thin(len(numbers), SHOWN_LAYERS)]:
+        rows = every[every["layer"] == number]
+        name = "embeddings" if number == -1 else f"layer {number}"
+        curves += line("step", name, column(rows, "step"), column(rows, "value"))
+    largest = line("step", "largest of all layers", column(history, "step"), column(history, "norm_ratio"))
+    lines = [(f"step {step:,}", ink, 0) for step, ink in zip(steps, _inks(len(steps)), strict=True)]
+    names = list(dict.fromkeys(point["series"] for point in curves))
+    styles = [
+        *([("largest of all layers", GREY, 1)] if largest else []),
+        *((n, i, 0) for n, i in zip(names, _INKS, strict=False)),
+    ]
+    return [
+        *panel("By layer", "layer −1: input of the first layer", "layer", profiles, lines),
+        *panel("By step", "", "step", largest + curves, styles),
+    ]
+
+
+_INKS = (0, 1, 2, 3, 5)
+
+
+def _inks(count: int) -> Sequence[int]:
+    """Grey for the first of several, the house's first ink for the last one."""
+    return [GREY, *_INKS[1 : count - 1], _INKS[0]] if count > 1 else [_INKS[0]][:count]
+
+
+def position_panels(sinks: pd.DataFrame) -> list[Panel]:
+    """The whole model's sink rate at each position at the last watched step, a line for each threshold."""
+    found = at_step(sinks, "sink_rate")
+    if not found:
+        return []
+    step = max(found)
+    rows = found[step][found[step]["layer"].isna() & found[step]["head"].isna()]
+    points = []
+    for epsilon, group in rows.groupby("epsilon", dropna=False):
+        ours = group.sort_values("position")
+        name = "sink rate" if pd.isna(epsilon) else f"ε = {epsilon:g}"
+        points += line("position", name, column(ours, "position"), column(ours, "value"), "%")
+    names = list(dict.fromkeys(point["series"] for point in points))
+    caption = "Sink rate by position" + (f", {names[0]}" if len(names) == 1 and names[0] != "sink rate" else "")
+    return panel(caption, f"% of heads × samples, step {step:,}", "position", points)
+
+
+def maps(sinks: pd.DataFrame) -> list[dict[str, Any]]:
+    """Maps of layers × heads by step: α_1, and the virtual sink's mass where the attention has one."""
+    return [*_map(sinks, "alpha", "Mean α₁"), *_map(sinks, "virtual_alpha", "Mass on the virtual sink")]
+
+
+def _map(sinks: pd.DataFrame, statistic: str, caption: str) -> list[dict[str, Any]]:
+    found = {step: rows.dropna(subset=["layer", "head", "value"]) for step, rows in at_step(sinks, statistic).items()}
+    found = {step: rows for step, rows in found.items() if len(rows)}
+    if not found:
+        return []
+    kept = [list(found)[i] for i in thin(len(found), MAP_STEPS)]
+    every = pd.concat(found.values())
+    layers, heads = (sorted(int(label) for label in every[axis].unique()) for axis in ("layer", "head"))
+    values = [_cells(found[step], layers, heads) for step in kept]
+    top = float(every["value"].max()) or 1.0
+    return [
+        {
+            "caption": caption,
+            "layers": layers,
+            "heads": heads,
+            "steps": kept,
+            "top": float(f"{top:.5g}"),
+            "values": values,
+        }
+    ]
+
+
+def _cells(rows: pd.DataFrame, layers: Sequence[int], heads: Sequence[int]) -> list[list[float | None]]:
+    by = {(int(row.layer), int(row.head)): float(f"{row.value:.5g}") for row in rows.itertuples(index=False)}
+    return [[by.get((layer, head)) for head in heads] for layer in layers]

@@ -1,0 +1,267 @@
+"""What a pre-training run is made of: one frozen record, the named ones, and how a file or a command line states it.
+
+Cheap to import: what the values mean is looked up when a recipe is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import UserError, check_choice
+from regard.runs import config as settings
+from regard.runs.config import LARGEST_SEED, option
+
+if TYPE_CHECKING:
+    from regard.attention.spec import AttentionSpec
+    from regard.models import RegardConfig
+    from regard.training import Plan
+
+TRAINED, TRAINED_SIZE = "train", 2048
+"""The tokenizer that is trained on the run's own text, and its tokens where no number is given."""
+
+
+CHOICES = {
+    "ffn": ("swiglu", "relu", "gelu", "swish", "reglu", "geglu"),
+    "norm": ("pre", "post"),
+    "schedule": ("constant", "cosine"),
+    "decay": ("all", "matrices"),
+    "precision": ("float32", "bfloat16"),
+}
+"""What fields of a few allowed values may be; attention, positions and form are looked up where they are made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that a run of `regard pretrain` depends on. Each field is an option of the command line.
+
+    Raises UserError for values that cannot be, each by itself and together.
+    """
+
+    attention: str = option("softmax", "operation, one of `regard.attention.spec.ATTENTIONS`")
+    positions: str = option("rotary", "rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number")
+    window: int | None = option(None, "keys that a query sees, its own included")
+    prefix: int = option(0, "first tokens that all see; the loss skips the first targets", least=0)
+    form: str = option("auto", "how attention is computed: auto, or a form by name")
+    ffn: str = option("swiglu", "swiglu, relu, gelu, swish, reglu or geglu")
+    norm: str = option("pre", "pre or post")
+    layers: int = option(4, "layers")
+    width: int = option(128, "width of the hidden states")
+    heads: int = option(4, "query heads")
+    kv_heads: int | None = option(None, "key and value heads (default: as many as query heads)")
+    ffn_width: int = option(256, "width of the feed-forward layer")
+    tied: bool = option(False, "the head shares the embedding's weights")
+    length: int = option(64, "tokens of a sequence", least=8)
+    tokenizer: str = option(TRAINED, "train (on the run's text), a folder, or a hub id")
+    vocabulary: int | None = option(
+        None, "tokens of the model (default: the tokenizer's; 2048 for one that is trained)", least=257
+    )
+    data: tuple[str, ...] = option(
+        ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME"
+    )
+    amount: float = option(1.0, "share of the training text that is used", above=0, most=1)
+    random_tokens: tuple[int, int] | None = option(None, "A:B, positions that hold random tokens in training")
+    fixed_token: int | None = option(None, "position that always holds one fixed token", least=0)
+    steps: int = option(2000, "updates")
+    batch: int = option(16, "sequences an update")
+    micro_batch: int | None = option(None, "sequences a forward (default: all)")
+    learning_rate: float = option(1e-2, "peak of the learning rate", above=0)
+    schedule: str = option("constant", "constant or cosine, after the warm-up")
+    warmup: int = option(100, "steps of linear warm-up", least=0)
+    weight_decay: float = option(0.1, "weight decay of AdamW", least=0)
+    decay: str = option("all", "what decays: all parameters (as in the paper), or matrices")
+    clip: float = option(1.0, "largest norm of the gradient", above=0)
+    precision: str = option("float32", "float32, or bfloat16 (autocast)")
+    compile: bool = option(False, "compile the model")
+    seed: int = option(0, "of weights, batches and all else", least=0, most=LARGEST_SEED)
+    watch_every: int = option(100, "steps between two looks at sinks and validation loss")
+    watch_samples: int = option(100, "held-out sequences on which sinks are watched")
+    watch_length: int = option(64, "tokens of these (at most the length)", least=8)
+    epsilon: float = option(0.3, "threshold of the sink rate", above=0, most=0.999)
+    valid_samples: int = option(200, "held-out sequences a domain for the validation loss")
+    checkpoint_every: int | None = option(500, "steps between two checkpoints")
+    log_every: int = option(10, "steps between two rows of the history")
+    trackers: tuple[str, ...] = option((), "where numbers go as well, as accelerate names it: tensorboard, wandb, …")
+
+    def __post_init__(self) -> None:
+        """Check each value by its type and bounds, and that they go together."""
+        for one in fields(self):
+            object.__setattr__(self, one.name, settings.checked(Recipe, one, getattr(self, one.name)))
+        _ = self.spec
+        for name, allowed in CHOICES.items():
+            check_choice(name, getattr(self, name), allowed)
+        if self.width % self.heads:
+            raise UserError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
+        if self.heads % (self.kv_heads or self.heads):
+            raise UserError(f"kv-heads: expected a divisor of the {self.heads} heads, got {self.kv_heads}")
+        if self.positions == "rotary" and self.width // self.heads % 2:
+            raise UserError(
+                f"heads: expected an even width of each for rotary positions, got {self.width // self.heads}"
+            )
+        if self.warmup > self.steps:
+            raise UserError(f"warmup: expected at most the {self.steps} steps, got {self.warmup}")
+        if not self.data:
+            raise UserError("data: expected at least one source of text, got none")
+        self._check_positions()
+
+    def _check_positions(self) -> None:
+        """Nothing, or a UserError: a position lies outside the sequence."""
+        if self.watch_length > self.length:
+            object.__setattr__(self, "watch_length", self.length)
+        if self.prefix >= self.length:
+            raise UserError(f"prefix: expected fewer tokens than the length {self.length}, got {self.prefix}")
+        if self.fixed_token is not None and self.fixed_token >= self.length:
+            raise UserError(f"fixed-token: expected a position below the length {self.length}, got {self.fixed_token}")
+        if self.random_tokens is not None:
+            first, end = self.random_tokens
+            if not 0 <= first < end <= self.length:
+                raise UserError(f"random-tokens: expected A:B with 0 ≤ A < B ≤ {self.length}, got {first}:{end}")
+
+        left = set(range(1, self.length)) - set(self.uncounted(training=True))
+        if not left:
+            raise UserError(f"random-tokens: expected tokens of the text to predict, none of {self.length} is left")
+
+    def uncounted(self, *, training: bool) -> tuple[int, ...]:
+        """Positions whose tokens are no targets: of the prefix, and what is put in the place of text."""
+        positions = set(range(self.prefix))
+        if training and self.random_tokens is not None:
+            positions |= set(range(*self.random_tokens))
+        if self.fixed_token is not None:
+            positions.add(self.fixed_token)
+        return tuple(sorted(positions))
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The attention, with its positions, window, prefix and form."""
+        from regard.attention.spec import ATTENTIONS
+
+        check_choice("attention", self.attention, ATTENTIONS)
+        chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix", "form")}
+        return ATTENTIONS[self.attention].with_(**chosen)
+
+    def config(self, vocabulary: int, **tokens: Any) -> RegardConfig:
+        """The decoder's configuration for a vocabulary; `tokens` are the ids of its special tokens."""
+        from regard.models import RegardConfig
+
+        return RegardConfig(
+            vocab_size=vocabulary,
+            hidden_size=self.width,
+            intermediate_size=self.ffn_width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            max_position_embeddings=self.length,
+            ffn=self.ffn,
+            norm=self.norm,
+            tie_word_embeddings=self.tied,
+            attention=self.spec.to_dict(),
+            **tokens,
+        )
+
+    def plan(self) -> Plan:
+        """How the loop trains."""
+        from regard.training import Plan
+
+        return Plan(
+            steps=self.steps,
+            batch_size=self.batch,
+            micro_batch=self.micro_batch,
+            learning_rate=self.learning_rate,
+            schedule=self.schedule,  # type: ignore[arg-type]  # checked above
+            warmup_steps=self.warmup,
+            weight_decay=self.weight_decay,
+            decay=self.decay,  # type: ignore[arg-type]
+            clip=self.clip,
+            precision=self.precision,  # type: ignore[arg-type]
+            compile=self.compile,
+            seed=self.seed,
+            checkpoint_every=self.checkpoint_every,
+            log_every=self.log_every,
+            trackers=self.trackers,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field by name, as a file holds it."""
+        found = dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> Recipe:
+        """The recipe that a file states. Raises UserError for unknown fields."""
+        unknown = sorted(set(said) - {one.name for one in fields(cls)})
+        if unknown:
+            raise UserError(f"recipe: there is no field {unknown[0]}; allowed are {', '.join(names())}")
+        return cls(**said)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Recipe:
+        """The recipe in a run's folder, in the file that it has written there, or in a JSON object of fields."""
+        return cls.from_dict(settings.read_file(path, verb="pretrain", field="recipe"))
+
+
+FREE = frozenset({"micro_batch", "checkpoint_every", "log_every", "trackers"})
+"""Fields in which a run that goes on may differ from what it was: they change no number of the model."""
+
+
+def names() -> tuple[str, ...]:
+    """The fields of a recipe."""
+    return tuple(one.name for one in fields(Recipe))
+
+
+def parsed(name: str, text: str) -> Any:
+    """The value of a field that a text states, as `--name TEXT` does. Raises UserError."""
+    if name == "random_tokens" and text.lower() != "none":
+        try:
+            first, end = text.split(":")
+            return int(first), int(end)
+        except ValueError:
+            raise UserError(f"random-tokens: expected A:B, got {text!r}") from None
+    return settings.parsed(Recipe, name, text, "recipe")
+
+
+_PAPER: dict[str, Any] = {
+    "length": 2048,
+    "tokenizer": "EleutherAI/gpt-neox-20b",
+    "vocabulary": 50_432,
+    "data": ("hub:monology/pile-uncopyrighted",),
+    "steps": 20_000,
+    "batch": 512,
+    "learning_rate": 4e-4,
+    "precision": "bfloat16",
+    "watch_every": 1000,
+    "checkpoint_every": 1000,
+}
+RECIPES: dict[str, dict[str, Any]] = {
+    "pico": {
+        **{"width": 64, "ffn_width": 128, "vocabulary": 1024, "length": 32, "batch": 32},
+        **{"weight_decay": 0.5, "fixed_token": 0},
+    },
+    "nano": {},
+    "1m": {"layers": 2, "width": 256, "heads": 8, "ffn_width": 512, **_PAPER},
+    "60m": {"layers": 10, "width": 768, "heads": 8, "ffn_width": 1536, **_PAPER},
+    "1b": {"layers": 22, "width": 2048, "heads": 16, "ffn_width": 5632, **_PAPER},
+}
+"""By name, what each has other than the defaults, which are those of `nano`, of a million parameters.
+
+`1m`, `60m` and `1b` are the models of Gu et al. 2025, with its tokenizer, context and batches. `pico`, a third of a
+million parameters, is the smallest found in which a sink passes the threshold: in a minute or two on one core, with a
+fixed first token, strong weight decay and short sequences.
+"""
+
+
+def recipe(name: str | Recipe, **changes: Any) -> Recipe:
+    """A recipe by its name, with some fields changed. Raises UserError."""
+    if isinstance(name, Recipe):
+        return replace(name, **_known(changes))
+    check_choice("recipe", name, RECIPES)
+    return Recipe(**{**RECIPES[name], **_known(changes)})
+
+
+def _known(changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    unknown = sorted(set(changes) - set(names()))
+    if unknown:
+        raise UserError(f"recipe: there is no field {unknown[0]}; allowed are {', '.join(names())}")
+    return changes

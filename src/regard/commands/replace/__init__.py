@@ -1,0 +1,1 @@
+"""Replace attention by constants or another operation."""

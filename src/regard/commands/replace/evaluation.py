@@ -1,0 +1,188 @@
+"""One model and one judge: the score with any of its heads constant (PAPA, section 3), or with another operation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from regard.attention.operator import FUSED_CPU
+from regard.commands.replace.evaluators import Judge, read_batches
+from regard.commands.replace.ranking import Order, by_output_norm, by_share, order
+from regard.constants import Constants, Head
+from regard.data import Encoded
+from regard.hooks import Replacement, average_attention, mixing, replacing
+from regard.hooks.layers import evaluating
+from regard.hooks.operation import swappable
+from regard.runs.journal import Journal
+
+TIMED = 5
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Scores of one model on one task.
+
+    `train` and `validation` are the task's examples as the model reads them. Gates and constants are trained at rates
+    of their own (None: the judge's). Scores are kept in the journal. `step` is told what is about to be done.
+    """
+
+    model: Any
+    judge: Judge
+    train: Encoded
+    validation: Encoded
+    gate_rate: float | None
+    constants_rate: float | None
+    journal: Journal
+    step: Callable[[str], None]
+
+    def scores(self, constants: Constants | None, heads: Sequence[Head], seeds: Sequence[int]) -> dict[int, float]:
+        """The score by seed with these heads constant (no constants: none)."""
+        key = _key("none" if constants is None or not heads else constants.sha256, heads if constants else ())
+        return self._scored(key, seeds, self._replaced(constants, heads))
+
+    def swapped(self, attention: str, seeds: Sequence[int]) -> dict[int, float]:
+        """The score by seed with another operation in all heads."""
+        spec = swappable(attention)
+        key = _key(json.dumps(spec.to_dict() | {"form": ""}), ())
+        return self._scored(key, seeds, replacing(self.model, spec))
+
+    def _scored(self, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]) -> dict[int, float]:
+        missing = [seed for seed in seeds if f"score {key} {seed}" not in self.journal]
+        if missing:
+            with state:
+                for seed, found in self.judge.scores(key, missing):
+                    self.journal.add(f"score {key} {seed}", found)
+        return {seed: float(self.journal[f"score {key} {seed}"]) for seed in seeds}
+
+    def _replaced(self, constants: Constants | None, heads: Sequence[Head]) -> AbstractContextManager[Any]:
+        if constants is None or not heads:
+            return nullcontext()
+        return replacing(self.model, constants, heads)
+
+    def averages(self, inputs: Encoded, source: str, tokenizer: Any) -> Constants:
+        """The averages of all heads over these inputs."""
+        path = self.journal.folder / "average.safetensors"
+        if "average" in self.journal and path.exists():
+            return Constants.load(path)
+        self.step("averaging attention")
+        found = average_attention(
+            self.model,
+            read_batches(inputs),
+            inputs.length,
+            layout=inputs.layout,
+            separators=inputs.separators,
+            tokenizer=tokenizer,
+            source=source,
+        )
+        found.save(path)
+        self.journal.add("average", True)
+        return found
+
+    def order(self, averages: Constants, name: str, seed: int) -> Order:
+        """The order of this name, which is found at the averages."""
+
+        def norms() -> Order:
+            device = self.model.device
+            on_device = ({name: v.to(device) for name, v in batch.items()} for batch in read_batches(self.train))
+            return by_output_norm(self.model, on_device, averages)
+
+        return order(
+            name,
+            constants=averages,
+            seed=seed,
+            lambdas=lambda: self.lambdas(averages, 0),
+            norms=lambda: self.kept("output-norm", averages, norms),
+        )
+
+    def lambdas(self, constants: Constants, seed: int) -> Order:
+        """The order of σ(l), each head's share of attention, trained for the judge with all else frozen."""
+        name = f"lambda {_key(constants.sha256, ())} {seed}"
+        if name not in self.journal:
+            self.step("training lambda")
+            with mixing(self.model, constants) as mixed:
+                self._train(mixed, seed, self.gate_rate)
+                told = [[*place, shares.tolist()] for place, shares in mixed.shares().items()]
+            self.journal.add(name, told)
+        return by_share({(site, int(layer)): torch.tensor(shares) for site, layer, shares in self.journal[name]})
+
+    def kept(self, name: str, constants: Constants, find: Callable[[], Order]) -> Order:
+        """An order that is found once, and then kept in the journal."""
+        entry = f"{name} {_key(constants.sha256, ())}"
+        if entry not in self.journal:
+            self.step(f"ranking heads, {name}")
+            found = find()
+            self.journal.add(entry, [[*head, value] for head, value in zip(found.heads, found.values, strict=True)])
+        rows = self.journal[entry]
+        return Order(
+            tuple((site, int(layer), int(head)) for site, layer, head, _ in rows), tuple(row[3] for row in rows)
+        )
+
+    def trained(self, constants: Constants, seed: int, source: str) -> Constants:
+        """Constants trained on the task's labels from these as the start, all heads constant (PAPA, section 5.2)."""
+        key = _key(constants.sha256, ())
+        path, name = self.journal.folder / f"{source}-{key}.safetensors", f"trained {key} {source} {seed}"
+        if name in self.journal and path.exists():
+            return Constants.load(path)
+        self.step(f"training constants, {source}")
+        with replacing(self.model, constants, train=True) as replaced:
+            self._train(replaced, seed, self.constants_rate)
+            found = replaced.constants()
+        found = replace(found, origin=replace(found.origin, source=source))
+        found.save(path)
+        self.journal.add(name, True)
+        return found
+
+    def _train(self, replacement: Replacement, seed: int, rate: float | None) -> None:
+        def told(done: int, of: int, loss: float) -> None:
+            self.step(f"epoch {done} of {of}, loss {loss:.3f}")
+
+        self.judge.train(replacement.parameters(), seed, rate, told)
+
+    def cost(self, constants: Constants, order: Order, fractions: Sequence[float]) -> list[tuple[float, float, float]]:
+        """(fraction dynamic, milliseconds, FLOPs) of one forward of a batch, the median of a few runs."""
+        batch = next(read_batches(self.validation))
+        inputs = {name: values.to(self.model.device) for name, values in batch.items()}
+        found = []
+        for fraction in fractions:
+            self.step(f"timing {fraction:g} dynamic")
+            with self._replaced(constants, order.constant(fraction)), evaluating(self.model):
+                found.append((fraction, _milliseconds(self.model, inputs), _flops(self.model, inputs)))
+        return found
+
+
+def _key(constants: str, heads: Sequence[Head]) -> str:
+    """A name for a state of the model: which constants, by their digest, and in which heads."""
+    digest = hashlib.sha256(constants.encode())
+    digest.update(json.dumps(sorted(heads)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _milliseconds(model: Any, inputs: Mapping[str, Tensor]) -> float:
+    taken = []
+    for _ in range(TIMED + 1):
+        start = time.perf_counter()
+        model(**inputs)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        taken.append(time.perf_counter() - start)
+    return 1000 * statistics.median(taken[1:])
+
+
+def _flops(model: Any, inputs: Mapping[str, Tensor]) -> float:
+    """As PyTorch counts them, its fused attention for CPUs included."""
+    own: dict[Any, Any] = {}
+    if FUSED_CPU is not None:
+        own[FUSED_CPU.default] = lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
+    with FlopCounterMode(display=False, custom_mapping=own) as counter:
+        model(**inputs)
+    return float(counter.get_total_flops())

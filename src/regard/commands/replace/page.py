@@ -1,0 +1,228 @@
+"""One run with replaced heads as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from regard.commands.replace import charts as replace_charts
+from regard.commands.replace import pictures as replace_pictures
+from regard.commands.replace import words
+from regard.commands.replace.scores import (
+    ATTENTION,
+    check_scores,
+    chosen,
+    fraction_name,
+    of_constants,
+    relative_drop,
+)
+from regard.report import html as markup
+from regard.report import labels
+from regard.report.page import assemble, model_name
+
+
+def replace_page(
+    scores: pd.DataFrame,
+    heads: pd.DataFrame,
+    cost: pd.DataFrame,
+    record: dict[str, Any],
+    matrices: Mapping[str, Tensor],
+) -> str:
+    """The report as one self-contained HTML file: it fetches nothing.
+
+    The tables follow the schema of `scores.parquet`, `heads.json` and `cost.parquet`; `matrices` holds constants
+    (head, query, key) by "site.layer". What is empty is not shown. Raises UserError on scores that are empty or
+    lack a column.
+    """
+    check_scores(scores)
+    name = model_name(record)
+    found = replace_pictures.pictures(heads, matrices)
+    data = {
+        "scores": replace_charts.score_panels(scores, record),
+        "orders": replace_charts.order_panels(scores, record),
+        "maps": replace_charts.order_maps(heads, record),
+        "pictures": replace_pictures.payload(found),
+        "cost": replace_charts.cost_panels(cost),
+    }
+    header = markup.header(
+        "Regard · replaced heads",
+        name,
+        words.ledes(scores, heads, cost, record),
+        words.key_figures(scores, cost, record),
+    )
+    body = "".join(
+        [
+            header,
+            "<main>",
+            *_scores(scores, record, data),
+            *_heads(heads, record, data, found),
+            _cost(cost, record, data),
+            markup.section("provenance", "Provenance", markup.provenance(record)),
+            "</main>",
+            markup.footer(record),
+        ]
+    )
+    specifications = replace_charts.specifications()
+    return assemble(
+        f"{name} · Regard", body, data, specifications=specifications, script=markup.asset("page.js", __package__)
+    )
+
+
+def _scores(scores: pd.DataFrame, record: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    constants, select = chosen(scores, record)
+    sure = "Bars: 95 % intervals over seeds (Student’s t). " if scores["seed"].nunique() > 1 else ""
+    left = (
+        f"{sure}From the untouched model on the left to all heads constant on the right; heads in the order “{select}”."
+    )
+    drops = f"{_DROPS} Constants “{constants}”, order “{select}”."
+    return [
+        markup.section("scores", "Score by fraction of dynamic heads", markup.panels("scores", data["scores"]), left),
+        markup.section("drops", "What replacing costs", _drops_table(words.main_drops(scores, record)), drops),
+        markup.section("operations", "Other operations", _operations_table(scores), _OPERATIONS),
+        markup.section("sources", "Sources of constants", _sources_table(scores, record), _sources_about(scores)),
+        markup.section(
+            "orders", "Orders of the heads", markup.panels("orders", data["orders"]), f"{sure}Constants “{constants}”."
+        ),
+    ]
+
+
+_DROPS = "Relative drop: (original − score) / |original|; for log perplexities the difference in nats."
+
+
+def _drops_table(drops: pd.DataFrame) -> str:
+    """Tasks by fractions, with the mean over the tasks that have a drop in percent."""
+    if drops.empty:
+        return ""
+    several = drops["model"].nunique() > 1
+    fractions = sorted({float(fraction) for fraction in drops["fraction_dynamic"]}, reverse=True)
+    lines = []
+    for (model, task, metric), rows in drops.groupby(["model", "task", "metric"], sort=False):
+        by = {float(row.fraction_dynamic): words.drop(float(row.drop), str(row.unit)) for row in rows.itertuples()}
+        note = f"{words.metric(str(metric))}, original {labels.number(float(rows['original'].iloc[0]), 3)}"
+        name = words.title(str(model), str(task), with_model=several)
+        lines.append((name, note, [by.get(fraction, "–") for fraction in fractions]))
+    percent = drops[(drops["unit"] == "%") & drops["drop"].notna()]
+    counted = percent.groupby(["model", "task"]).ngroups
+    if counted > 1:
+        means = percent.groupby("fraction_dynamic")["drop"].mean()
+        cells = [words.drop(float(means.get(fraction, float("nan"))), "%") for fraction in fractions]
+        lines.append(("Mean", f"of {counted} tasks", cells))
+    head = ["Dynamic heads", *(fraction_name(fraction) for fraction in fractions)]
+    return markup.values_table(head, lines, "Relative drop by task and fraction")
+
+
+_OPERATIONS = "Mean score with this operation in the place of softmax in all heads, and the relative drop."
+
+
+def _operations_table(scores: pd.DataFrame) -> str:
+    """Operations by tasks; "" where there is none."""
+    return _by_task(words.operations(scores), "Operation", "untouched")
+
+
+def _sources_table(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
+    """Sources of constants by tasks, with the fewest dynamic heads; "" where there is one source."""
+    drops = _at_least(scores)
+    if drops["constants"].nunique() < 2:
+        return ""
+    _, select = chosen(scores, record)
+    drops = drops.assign(other=drops["select"] != select).sort_values("other", kind="stable")
+    drops = drops.drop_duplicates(["model", "task", "metric", "constants"]).sort_index()
+    return _by_task(drops, "Constants", "no head constant")
+
+
+def _by_task(drops: pd.DataFrame, what: str, original: str) -> str:
+    """What stands where attention was by tasks: scores and drops."""
+    if drops.empty:
+        return ""
+    several = drops["model"].nunique() > 1
+    keys = list(dict.fromkeys(zip(drops["model"], drops["task"], drops["metric"], strict=True)))
+    lines = [("original", original, [_original(drops, key) for key in keys])]
+    for name, rows in drops.groupby("constants", sort=False):
+        by = {
+            (row.model, row.task, row.metric): f"{labels.number(float(row.score), 3)} "
+            f"({words.drop(float(row.drop), str(row.unit))})"
+            for row in rows.itertuples()
+        }
+        lines.append((str(name), "", [by.get(key, "–") for key in keys]))
+    head = [what, *(words.title(model, task, with_model=several) for model, task, _ in keys)]
+    return markup.values_table(head, lines, f"Scores by {what.lower()} and task")
+
+
+def _at_least(scores: pd.DataFrame) -> pd.DataFrame:
+    drops = relative_drop(scores).loc[lambda rows: rows["select"] != ATTENTION]
+    return drops[drops["fraction_dynamic"] == drops["fraction_dynamic"].min()]
+
+
+def _original(drops: pd.DataFrame, key: tuple[str, str, str]) -> str:
+    rows = drops[(drops["model"] == key[0]) & (drops["task"] == key[1]) & (drops["metric"] == key[2])]
+    return labels.number(float(rows["original"].iloc[0]), 3)
+
+
+def _sources_about(scores: pd.DataFrame) -> str:
+    least = float(of_constants(scores)["fraction_dynamic"].min())
+    where = "all heads constant" if least == 0 else f"{fraction_name(least)} of the heads dynamic"
+    return f"Mean score with {where}, and the relative drop."
+
+
+def _heads(
+    heads: pd.DataFrame, record: Mapping[str, Any], data: Mapping[str, Any], found: list[replace_pictures.Picture]
+) -> list[str]:
+    boxes = '<div class="lines" id="maps"></div>' if data["maps"] else ""
+    pictures = '<div class="pictures" id="pictures"></div>' if data["pictures"] else ""
+    counts = replace_pictures.pattern_counts(heads)
+    table = markup.shares_table(["Pattern", "Heads", "Share"], [(name, str(n), share) for name, n, share in counts])
+    about = " ".join(part for part in (_both(record), replace_pictures.about(found)) if part)
+    return [
+        markup.section("order", "Which heads stay dynamic", boxes, _RANK),
+        markup.section("constants", "The constant matrices", table + pictures, about),
+    ]
+
+
+_RANK = "Rank 0 stays dynamic longest; the head of the largest rank becomes constant first."
+
+
+def _both(record: Mapping[str, Any]) -> str:
+    """The shares of heads with a diagonal and on special tokens, where the record tells them."""
+    told = labels.section(record, "patterns")
+    parts = [
+        f"{labels.number(100 * float(told[key]), 3)} % of the heads {what}"
+        for key, what in (("has_diagonal", "show a diagonal"), ("on_special", "have most mass on special tokens"))
+        if isinstance(told.get(key), (int, float))
+    ]
+    return f"{', '.join(parts)} (a head may do both)." if parts else ""
+
+
+def _cost(cost: pd.DataFrame, record: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    if cost.empty:
+        return ""
+    rows = []
+    for row in words.relative_cost(cost).to_dict("records"):
+        milliseconds, work = labels.number(row["milliseconds"], 3), labels.number(row["flops"] / 1e9, 3)
+        shares = [f"{labels.number(row[key], 3)} %" for key in ("time", "work")]
+        rows.append((fraction_name(row["fraction_dynamic"]), "", [milliseconds, shares[0], work, shares[1]]))
+    head = ["Dynamic heads", "Milliseconds", "of the original", "GFLOPs", "of the original"]
+    table = markup.values_table(head, rows, "Time and FLOPs of a forward by fraction")
+    return markup.section(
+        "cost",
+        "Time and FLOPs",
+        f'<div class="beside">{table}{markup.panels("cost", data["cost"])}</div>',
+        _batch(record),
+    )
+
+
+def _batch(record: Mapping[str, Any]) -> str:
+    """What one forward was, where the record tells it."""
+    told = labels.section(record, "cost")
+    parts = []
+    if told.get("batch_size") is not None:
+        parts.append(f"a batch of {told['batch_size']}")
+    if told.get("length") is not None:
+        parts.append(f"{told['length']} tokens")
+    if told.get("device"):
+        parts.append(f"on {told['device']}")
+    return (
+        f"One forward, median of repetitions: {', '.join(parts)}." if parts else "One forward, median of repetitions."
+    )

@@ -1,0 +1,103 @@
+"""A run with replaced heads as a few lines for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from regard.commands.replace import pictures as replace_pictures
+from regard.commands.replace import words
+from regard.commands.replace.scores import check_scores, chosen, fraction_name
+from regard.report import labels
+from regard.report.page import model_name
+
+NAME = 22
+CELL = 11
+ROOM = (80 - NAME) // CELL
+
+
+def replace_summary(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, Any]) -> Group:
+    """What matters most, for a terminal of 80 columns: scores and drops by fraction, patterns, time and FLOPs.
+
+    Raises UserError on scores that are empty or lack a column.
+    """
+    check_scores(scores)
+    told = labels.visible(model_name(record)).replace("␣", " ")
+    first, *others = words.ledes(scores, heads, cost, record)
+    parts: list[RenderableType] = [Text(told, style="bold").append(f"\n{first}", style="not bold")]
+    parts += [Text(line) for line in others if line]
+    for lines in (_scores(scores, record), _operations(scores), _patterns(heads), _cost(cost)):
+        if lines:
+            parts += [Text(), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)]
+    return Group(*parts)
+
+
+def _scores(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
+    """A line of scores and one of drops for each task, by fraction of dynamic heads."""
+    rows, drops = words.summary_rows(scores, record), words.main_drops(scores, record)
+    if drops.empty and len(words.operations(scores)):
+        return []
+    constants, select = chosen(scores, record)
+    fractions = _spread(sorted({float(fraction) for fraction in rows["fraction_dynamic"]}, reverse=True))
+    several = scores["model"].nunique() > 1
+    lines = [f"Constants {constants}, order {select}" if len(drops) else "No head was replaced"]
+    lines.append(_line("dynamic heads", [fraction_name(fraction) for fraction in fractions]))
+    for (model, task, metric), group in rows.groupby(["model", "task", "metric"], sort=False):
+        name = words.title(str(model), str(task), with_model=several)
+        means = dict(zip(group["fraction_dynamic"], group["mean"], strict=True))
+        ours = drops[(drops["model"] == model) & (drops["task"] == task) & (drops["metric"] == metric)]
+        lost = {row.fraction_dynamic: words.drop(float(row.drop), str(row.unit)) for row in ours.itertuples()}
+        shown = [labels.number(means[fraction], 3) if fraction in means else "–" for fraction in fractions]
+        lines.append(_line(labels.visible(name).replace("␣", " "), shown))
+        if lost:
+            lines.append(_line("  drop", [lost.get(fraction, "") for fraction in fractions]))
+    return lines
+
+
+def _operations(scores: pd.DataFrame) -> list[str]:
+    """For each task a line for each operation: its score, and the drop."""
+    drops = words.operations(scores)
+    several, lines = scores["model"].nunique() > 1, []
+    for (model, task, _), rows in drops.groupby(["model", "task", "metric"], sort=False) if len(drops) else ():
+        name = labels.visible(words.title(str(model), str(task), with_model=several)).replace("␣", " ")
+        lines.append(_line(name, ["score", "drop"]))
+        lines.append(_line("  untouched", [labels.number(float(rows["original"].iloc[0]), 3), ""]))
+        for row in rows.itertuples():
+            shown = [labels.number(float(row.score), 3), words.drop(float(row.drop), str(row.unit))]
+            lines.append(_line(f"  {labels.visible(str(row.constants))}", shown))
+    return ["Other operations in the place of softmax", *lines] if lines else []
+
+
+def _spread(fractions: Sequence[float]) -> list[float]:
+    """As many as fit a line: the largest ones, and always the smallest."""
+    return list(fractions) if len(fractions) <= ROOM else [*fractions[: ROOM - 1], fractions[-1]]
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return f"{name[: NAME - 1]:<{NAME}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
+
+
+def _patterns(heads: pd.DataFrame) -> list[str]:
+    counts = replace_pictures.pattern_counts(heads)
+    lines = [
+        f"  {labels.number(100 * share, 3):>6} %  {name} ({count} {'head' if count == 1 else 'heads'})"
+        for name, count, share in counts
+    ]
+    return ["Patterns of the constant matrices", *lines] if lines else []
+
+
+def _cost(cost: pd.DataFrame) -> list[str]:
+    if cost.empty:
+        return []
+    rows = words.relative_cost(cost)
+    kept = rows[rows["fraction_dynamic"].isin(_spread(rows["fraction_dynamic"].tolist()))].to_dict("records")
+    return [
+        _line("One forward", [fraction_name(row["fraction_dynamic"]) for row in kept]),
+        _line("  milliseconds", [labels.number(row["milliseconds"], 3) for row in kept]),
+        _line("  of the original", [f"{labels.number(row['time'], 3)} %" for row in kept]),
+        _line("  GFLOPs", [labels.number(row["flops"] / 1e9, 3) for row in kept]),
+    ]

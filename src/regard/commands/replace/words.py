@@ -1,0 +1,198 @@
+"""What a report of replaced heads says in words and key figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from regard.commands.measure.key_figures import KeyFigure
+from regard.commands.replace.scores import ATTENTION, chosen, fraction_name, intervals, relative_drop
+from regard.report import labels
+
+_TASKS = {
+    "cola": "CoLA",
+    "sst2": "SST-2",
+    "mrpc": "MRPC",
+    "mnli": "MNLI",
+    "ner": "NER",
+    "pos": "POS",
+    "mlm": "MLM",
+}
+_METRICS = {
+    "mcc": "Matthews correlation",
+    "accuracy": "accuracy",
+    "f1": "F1",
+    "entity_f1": "entity F1",
+    "token_f1": "F1",
+    "negative_log_perplexity": "negative log perplexity",
+}
+
+
+def task(name: str) -> str:
+    """The task's title."""
+    return _TASKS.get(name, name)
+
+
+def metric(name: str) -> str:
+    """The metric's name in words."""
+    return _METRICS.get(name, name.replace("_", " "))
+
+
+def title(model: str, name: str, *, with_model: bool) -> str:
+    """The task's title, and the model's name where there are several."""
+    return f"{task(name)}, {model}" if with_model else task(name)
+
+
+def drop(value: float, unit: str) -> str:
+    """The drop and its unit, as in "6.2 %"; a gain has a minus."""
+    return "–" if math.isnan(value) else f"{_signed(value, 1 if unit == '%' else 2)} {unit}"
+
+
+def interval(mean: float, low: float, high: float) -> str:
+    """The mean, with half of its interval where there is one."""
+    sure = "" if math.isnan(low) else f" ± {labels.number((high - low) / 2, 2)}"
+    return f"{labels.number(mean, 3)}{sure}"
+
+
+def _signed(value: float, digits: int) -> str:
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def main_drops(scores: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
+    """The drops of the constants and the order that the run is about."""
+    constants, select = chosen(scores, record)
+    drops = relative_drop(scores)
+    return drops[(drops["constants"] == constants) & (drops["select"] == select)]
+
+
+def ledes(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
+    """What was run, and what came of it, a line each."""
+    model = labels.section(record, "model")
+    run = []
+    if model.get("layers") is not None and model.get("heads") is not None:
+        run.append(f"{model['layers']} layers × {model['heads']} heads")
+    tasks, seeds = scores["task"].nunique(), scores["seed"].nunique()
+    run.append(f"{tasks} {'task' if tasks == 1 else 'tasks'}")
+    run.append(f"{seeds} {'seed' if seeds == 1 else 'seeds'}")
+    seconds = labels.section(record, "cost").get("seconds")
+    if isinstance(seconds, (int, float)):
+        run.append(f"run in {labels.number(float(seconds), 3)} s")
+    found = " ".join(part for part in (_found(scores, record), _saved(cost)) if part)
+    return [" · ".join(run), found, _swapped(scores)]
+
+
+def operations(scores: pd.DataFrame) -> pd.DataFrame:
+    """The drops of other operations in the place of softmax."""
+    return relative_drop(scores).loc[lambda rows: rows["select"] == ATTENTION]
+
+
+def _swapped(scores: pd.DataFrame) -> str:
+    """What other operations cost, each on average over the tasks that have a drop in the same unit."""
+    drops = operations(scores)
+    drops = drops if drops.empty else drops[drops["drop"].notna()]
+    if drops.empty:
+        return ""
+    unit = "%" if (drops["unit"] == "%").any() else str(drops["unit"].iloc[0])
+    means = drops[drops["unit"] == unit].groupby("constants", sort=False)["drop"].mean()
+    told = ", ".join(f"{name} {drop(float(value), unit)}" for name, value in means.items())
+    average = "on average " if drops["task"].nunique() > 1 else ""
+    return f"With another operation in the place of softmax the score drops {average}by: {told}."
+
+
+def _found(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
+    """What the fewest dynamic heads cost, and half of them."""
+    drops = main_drops(scores, record)
+    drops = drops[drops["drop"].notna()]
+    if drops.empty:
+        return ""
+    unit = "%" if (drops["unit"] == "%").any() else str(drops["unit"].iloc[0])
+    drops = drops[drops["unit"] == unit]
+    constants, _ = chosen(scores, record)
+    least = float(drops["fraction_dynamic"].min())
+    parts = []
+    for fraction in dict.fromkeys((least, 0.5)):
+        there = drops[drops["fraction_dynamic"] == fraction]
+        if there.empty:
+            continue
+        text = f"the score drops by {drop(float(there['drop'].mean()), unit)}"
+        if len(there) > 1:
+            worst = there.loc[there["drop"].idxmax()]
+            text += f" on average over {len(there)} tasks, at the most by {drop(float(worst['drop']), unit)}"
+            text += f" ({task(str(worst['task']))})"
+        parts.append(f"{_with(fraction)} {text}")
+    told = "; ".join(parts)
+    return f"Constants: {constants}. {told[:1].upper()}{told[1:]}."
+
+
+def _with(fraction: float) -> str:
+    if fraction == 0:
+        return "with all heads constant"
+    return (
+        "with half of the heads dynamic" if fraction == 0.5 else f"with {fraction_name(fraction)} of the heads dynamic"
+    )
+
+
+def _saved(cost: pd.DataFrame) -> str:
+    shares = relative_cost(cost)
+    if len(shares) < 2:
+        return ""
+    last = shares.iloc[-1]
+    parts = [f"{last['time']:.0f} % of the time"] if not math.isnan(last["time"]) else []
+    parts += [f"{last['work']:.0f} % of the FLOPs"] if not math.isnan(last["work"]) else []
+    where = "then" if last["fraction_dynamic"] == 0 else _with(float(last["fraction_dynamic"]))
+    return f"One forward {where} takes {' and '.join(parts)}." if parts else ""
+
+
+def relative_cost(cost: pd.DataFrame) -> pd.DataFrame:
+    """The costs from all heads dynamic to the fewest, with `time` and `work` in percent of the untouched model's."""
+    rows = cost.sort_values("fraction_dynamic", ascending=False, ignore_index=True).astype("float64")
+    whole = rows[rows["fraction_dynamic"] == 1].head(1)
+    for name, column in (("time", "milliseconds"), ("work", "flops")):
+        rows[name] = 100 * rows[column] / (float(whole[column].iloc[0]) if len(whole) else math.nan)
+    return rows
+
+
+def key_figures(scores: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, Any]) -> list[KeyFigure]:
+    """For each task the score with the fewest dynamic heads and its drop; then time and FLOPs."""
+    drops = main_drops(scores, record)
+    several = scores["model"].nunique() > 1
+    figures = []
+    for _, rows in drops.groupby(["model", "task", "metric"], sort=False):
+        row = rows.loc[rows["fraction_dynamic"].idxmin()]
+        name = f"{title(str(row['model']), str(row['task']), with_model=several)}, {metric(str(row['metric']))}"
+        note = f"original {labels.number(float(row['original']), 3)}, drop {drop(float(row['drop']), str(row['unit']))}"
+        fraction = float(row["fraction_dynamic"])
+        note += "" if fraction == 0 else f", {fraction_name(fraction)} of the heads dynamic"
+        figures.append(KeyFigure(name, labels.number(float(row["score"]), 3), note))
+    figures += _of_operations(scores)
+    shares = relative_cost(cost)
+    if len(shares) > 1 and not math.isnan(shares["time"].iloc[-1]):
+        last = shares.iloc[-1]
+        note = f"{labels.number(float(last['milliseconds']), 3)} ms, {_with(float(last['fraction_dynamic']))[5:]}"
+        figures.append(KeyFigure("Speed-up of a forward", f"{100 / last['time']:.2f}×", note))
+    return figures
+
+
+def _of_operations(scores: pd.DataFrame) -> list[KeyFigure]:
+    """For each task the operation that costs least."""
+    drops = operations(scores)
+    several, figures = scores["model"].nunique() > 1, []
+    for _, rows in drops.groupby(["model", "task", "metric"], sort=False) if len(drops) else ():
+        row = rows.loc[rows["score"].idxmax()]
+        name = f"{title(str(row['model']), str(row['task']), with_model=several)}, {metric(str(row['metric']))}"
+        note = f"with {row['constants']}; original {labels.number(float(row['original']), 3)}"
+        note += f", drop {drop(float(row['drop']), str(row['unit']))}"
+        figures.append(KeyFigure(name, labels.number(float(row["score"]), 3), note))
+    return figures
+
+
+def summary_rows(scores: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
+    """The `intervals` of the untouched model, and of the constants and the order that the run is about."""
+    constants, select = chosen(scores, record)
+    found = intervals(scores)
+    ours = (found["constants"] == constants) & (found["select"] == select)
+    return found[ours | (found["fraction_dynamic"] == 1)]

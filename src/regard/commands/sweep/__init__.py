@@ -1,0 +1,1 @@
+"""Run a command for every combination of some settings."""

@@ -1,0 +1,185 @@
+"""What a sweep needs to know of a verb: its settings, how it is run, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from regard.errors import UserError
+from regard.runs.folder import RECORD
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+HISTORY = "history.parquet"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A setting: what a text means (raises UserError), and how the command line takes it."""
+
+    parse: Callable[[str], Any]
+    help: str = ""
+    kind: Literal["value", "flag", "many"] = "value"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb that trials run.
+
+    `base` gives the settings of a named starting point (None: the default one) or of a file; `complete` all settings
+    from some, in terms of JSON, or raises UserError; `command` what python is to run, given a file of settings and the
+    folder to write, going on with what is there; `finished` whether a folder holds the whole run of such settings;
+    `row` its final numbers; `history` its curves; `page` and `summary` what compares them, given the table of trials
+    and the record of the sweep. `options` are options of its command that are no settings, as paths of folders.
+    """
+
+    name: str
+    fields: Mapping[str, Field]
+    base: Callable[[str | None, Path | None], dict[str, Any]]
+    complete: Callable[[Mapping[str, Any]], dict[str, Any]]
+    command: Callable[[Path, Path], list[str]]
+    finished: Callable[[Path, Mapping[str, Any]], bool]
+    row: Callable[[Path], dict[str, Any]]
+    history: Callable[[Path], pd.DataFrame]
+    page: Callable[[pd.DataFrame, dict[str, Any], Mapping[str, pd.DataFrame]], str]
+    summary: Callable[[pd.DataFrame, Mapping[str, Any]], RenderableType]
+    names: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def whole(verb: str, folder: Path, settings: Mapping[str, Any], *, field: str = "recipe") -> bool:
+    """Whether the folder holds a finished run of the verb with these settings, which its record has as `field`."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("verb") == verb and record.get(field) == dict(settings)
+
+
+def finals(folder: Path) -> dict[str, Any]:
+    """The final numbers of a run, the step at which sinks emerged, and what it cost."""
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    emergence, cost = record.get("emergence", {}), record.get("cost", {})
+    return {
+        **{name: value for name, value in record["final"].items() if isinstance(value, (int, float)) or value is None},
+        "emergence_step": emergence.get("step"),
+        **{name: cost.get(name) for name in ("seconds", "tokens_per_second")},
+    }
+
+
+def history(folder: Path) -> pd.DataFrame:
+    """The curves of a run."""
+    import pandas as pd
+
+    return pd.read_parquet(folder / HISTORY)
+
+
+def pretraining() -> Verb:
+    """`regard pretrain`."""
+    from regard import report
+    from regard.commands.pretrain import config as recipes
+    from regard.data.corpus_sources import Source, check_source
+
+    def base(name: str | None, file: Path | None) -> dict[str, Any]:
+        return (recipes.Recipe.from_file(file) if file else recipes.recipe(name or "nano")).to_dict()
+
+    kinds = {"data": "many", "trackers": "many", "tied": "flag", "compile": "flag"}
+    helps = {one.name: one.metadata.get("help", "") for one in recipes.Recipe.__dataclass_fields__.values()}
+
+    def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+        for source in settings["data"]:
+            check_source(Source.parse(source))
+        return recipes.Recipe.from_dict(settings).to_dict()
+
+    return Verb(
+        name="pretrain",
+        fields={
+            name: Field(partial(recipes.parsed, name), helps[name], kinds.get(name, "value"))  # type: ignore[arg-type]
+            for name in recipes.names()
+        },
+        base=base,
+        complete=complete,
+        command=lambda file, folder: [
+            *("-m", "regard", "pretrain", "--config", str(file), "--out", str(folder), "--resume", "--overwrite")
+        ],
+        finished=partial(whole, "pretrain"),
+        row=finals,
+        history=history,
+        page=report.sweep_page,
+        summary=report.sweep_summary,
+        names=tuple(recipes.RECIPES),
+        options={"cache": "where packed text is kept (default: $REGARD_CACHE, else ~/.cache/regard)"},
+    )
+
+
+def learning() -> Verb:
+    """`regard learn`, one method a trial; what each task has changed of the model is not kept."""
+    from regard import report
+    from regard.commands.learn import config as courses
+    from regard.data.stream_settings import STREAMS
+
+    helps = {one.name: one.metadata.get("help", "") for one in courses.Course.__dataclass_fields__.values()}
+
+    def base(name: str | None, file: Path | None) -> dict[str, Any]:
+        return courses.Course.from_file(file).said() if file else {"stream": name} if name else {}
+
+    readable = cache(courses.Course.read)
+
+    def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+        course = courses.Course.from_dict(settings)
+        if len(courses.each_method(course)) > 1:
+            raise UserError(f"method: expected one in each trial, got {course.method}; vary method={course.method}")
+        if course.stream not in STREAMS:
+            readable(replace(course, method="finetune", set=()))
+        return course.to_dict()
+
+    return Verb(
+        name="learn",
+        fields={
+            name: Field(partial(courses.parsed, name), helps[name], "many" if name == "set" else "value")
+            for name in courses.names()
+        },
+        base=base,
+        complete=complete,
+        command=lambda file, folder: [
+            *("-m", "regard", "learn", "--config", str(file), "--out", str(folder)),
+            *("--resume", "--overwrite", "--no-models"),
+        ],
+        finished=partial(whole, "learn", field="course"),
+        row=measures,
+        history=averages,
+        page=report.sweep_page,
+        summary=report.sweep_summary,
+        names=tuple(STREAMS),
+    )
+
+
+def measures(folder: Path) -> dict[str, Any]:
+    """The measures of a run of learning, as `ap_til`, and what it cost."""
+    from regard.commands.learn.result import Learning
+
+    run = Learning.load(folder)
+    found = run.metrics.dropna(subset="value")
+    return {
+        **{f"{row.metric}_{row.setting}": float(row.value) for row in found.itertuples()},
+        "seconds": run.record["cost"]["seconds"],
+    }
+
+
+def averages(folder: Path) -> pd.DataFrame:
+    """The mean score of the tasks learnt so far, after each: `tasks` (how many), `ap_til` and `ap_cil`."""
+    from regard.commands.learn.result import Learning
+
+    scores = Learning.load(folder).matrix
+    seen = scores[scores["position"] <= scores["after_task"]]
+    means = seen.groupby(["after_task", "setting"])["score"].mean().unstack()
+    return means.add_prefix("ap_").rename_axis("tasks").reset_index()
+
+
+VERBS: dict[str, Callable[[], Verb]] = {"pretrain": pretraining, "learn": learning}

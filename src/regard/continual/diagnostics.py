@@ -1,0 +1,186 @@
+"""What becomes of an encoder while it learns: its sinks, and how alike its tokens are.
+
+The diagnostics of Bai et al. 2024 (arXiv 2410.05648), by the statistics of `measure`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from regard.errors import UserError
+from regard.hooks import watching
+from regard.hooks.layers import undisturbed
+from regard.statistics import Average, ColumnMass, Key, Observation, PerLayer, Row, Sampled, SinkDeviation, Statistic
+from regard.statistics.layers import OverSmoothing, SpectralBound
+from regard.statistics.sinks import KnownCommon, standing, strongest
+from regard.statistics.table import table_of
+
+DIAGNOSTICS = ("sink_deviation", "common_sink_ratio", "over_smoothing", "spectral_bound")
+"""What is diagnosed unless the caller chooses, named as in `regard.statistics`."""
+COLUMNS = ("statistic", "layer", "value", "standard_error")
+"""The columns of what `diagnose` gives."""
+DEGREES = ("layer", "token", "value", "standard_error", "n")
+"""The columns of what `sink_degrees` gives."""
+TOP = 5
+"""How many sinks of a head the summaries over all layers are also taken of."""
+Batch = Mapping[str, Tensor]
+
+
+def diagnose(
+    encoder: PreTrainedModel,
+    batches: Iterable[Batch],
+    *,
+    common: frozenset[int],
+    statistics: Sequence[str] = DIAGNOSTICS,
+) -> pd.DataFrame:
+    """The diagnostics of an encoder on some samples: a row for each layer, and one for all of them (layer null).
+
+    `batches` are inputs of the encoder, padded on either side: `input_ids` and what goes with them. `common` are the
+    ids of common tokens (`regard.data.common_tokens`). `statistics` are some of `DIAGNOSTICS`, and `sink_degree`, the
+    average outer degree of the sinks. Each value is a mean over heads and samples, in the unit of `regard.statistics`;
+    a layer's hidden states are those it gives; the row of all layers is their mean. Sinks are the strongest column of
+    each head; of statistics of sinks there is also the mean over all layers with the five strongest as sinks, under
+    the name with `_top5` behind it. The standard error is over samples, null of fewer than two.
+
+    The encoder may be in the middle of its training: its modes, its gradients and the state of chance are left as they
+    are, and nothing is dropped out. Raises UserError for an unknown statistic, no samples, and a model that has no
+    stack of attention layers, or a decoder beside its encoder.
+    """
+    unknown = [name for name in statistics if name not in _MADE]
+    if unknown or not statistics:
+        came = ", ".join(map(repr, unknown)) or "none"
+        raise UserError(f"statistics: expected some of {', '.join(_MADE)}, got {came}")
+    wanted: list[Statistic] = []
+    for name in dict.fromkeys(statistics):
+        wanted.append(_Means(name, _MADE[name](1, common)))
+        if name in _OF_SINKS:
+            wanted.append(_Means(f"{name}_top{TOP}", _MADE[name](TOP, common), by_layer=False))
+    rows = _rows(encoder, batches, wanted)
+    return table_of([(row.statistic, row.layer, row.value, row.standard_error) for row in rows], COLUMNS)
+
+
+def sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
+    """The average outer degree d of each token in each layer: which tokens are sinks.
+
+    One row for each layer and token id; the value is the mean over heads, over the places of the token in a sample,
+    and over the `n` samples that have it, with the standard error of the last mean. Batches and errors are those of
+    `diagnose`.
+    """
+    kept = list(batches)
+    ids = [batch["input_ids"].flatten().cpu() for batch in kept if "input_ids" in batch]
+    if not ids:
+        raise UserError("batches: expected at least one with input_ids, got none")
+    known = torch.cat(ids).unique()
+    rows = _rows(encoder, kept, [_TokenDegrees(known)])
+    numbers = known.tolist()
+    found = [(r.layer, numbers[r.position], r.value, r.standard_error, r.n) for r in rows if r.position is not None]
+    return table_of(found, DEGREES).astype({"token": "int64"})
+
+
+def _rows(encoder: PreTrainedModel, batches: Iterable[Batch], wanted: Sequence[Statistic]) -> list[Row]:
+    """The rows of all batches together."""
+    accepted = inspect.signature(encoder.forward).parameters
+    if "decoder_input_ids" in accepted:
+        raise UserError(f"encoder: expected an encoder alone, got {type(encoder).__name__}; give its get_encoder()")
+    device = next(encoder.parameters()).device
+    options: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
+    with undisturbed(encoder, device), watching(encoder, wanted) as seen:
+        for batch in batches:
+            encoder(**{name: value.to(device) for name, value in batch.items()}, **options)
+    if not seen.samples:
+        raise UserError("batches: expected at least one sample, got none")
+    rows = seen.rows()
+    missing = [one.name for one in wanted if not any(row.statistic == one.name for row in rows)]
+    if missing:
+        raise UserError(f"batches: expected input_ids without packing, got none that tell {', '.join(missing)}")
+    sites = {row.site for row in rows}
+    if len(sites) > 1:
+        raise UserError(f"encoder: expected one stack of layers, got {', '.join(sorted(sites))}")
+    return rows
+
+
+class _Means(Average):
+    """What a statistic knows of each sample, its mean over heads: of every layer, and the mean over all layers."""
+
+    def __init__(self, name: str, statistic: PerLayer, *, by_layer: bool = True) -> None:
+        super().__init__()
+        self.name, self.statistic, self.by_layer = name, statistic, by_layer
+        self.about, self.needs = statistic.about, statistic.needs
+
+    def sampled(self, layers: Sequence[Observation]) -> Iterator[Sampled]:
+        """The means of the samples; the embeddings are no layer."""
+        by_site: dict[str, list[Sampled]] = {}
+        for key, values, present in self.statistic.sampled([layer for layer in layers if layer.layer >= 0]):
+            assert present is not None
+            mean = values.double().flatten(1).mean(1) if key.axes else values.double()
+            named = Key(self.name, key.site, key.layer, None, ())
+            by_site.setdefault(key.site, []).append(Sampled(named, mean, present))
+        for site, found in by_site.items():
+            if self.by_layer:
+                yield from found
+            yield _over_layers(self.name, site, found)
+
+
+def _over_layers(name: str, site: str, found: Sequence[Sampled]) -> Sampled:
+    """The mean of each sample over its layers."""
+    present = torch.stack([one.present for one in found if one.present is not None])
+    values = torch.stack([one.values for one in found]).masked_fill(~present, 0.0)
+    return Sampled(Key(name, site, None, None, ()), values.sum(0) / present.sum(0).clamp(min=1), present.any(0))
+
+
+class _SinkDegree(PerLayer):
+    """d of the strongest columns of each head, from that of all columns."""
+
+    name = "sink_degree"
+    about, needs = ColumnMass.about, ColumnMass.needs
+
+    def __init__(self, top: int) -> None:
+        super().__init__()
+        self.top, self.degrees = top, ColumnMass()
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        for _, degree, present in self.degrees.of_layer(layer):
+            assert present is not None
+            at = strongest(degree, present, self.top)
+            counted = standing(at, present)
+            sums = degree.gather(-1, at).masked_fill(~counted, 0.0).sum(-1)
+            yield Sampled(self.key(layer, "head"), sums / counted.sum(-1).clamp(min=1), present.any(-1))
+
+
+class _TokenDegrees(PerLayer):
+    """The mean d of each known token in a sample, over its places and heads; at the token's place among the known."""
+
+    name = "sink_degrees"
+    about, needs = ColumnMass.about, ColumnMass.needs
+
+    def __init__(self, known: Tensor) -> None:
+        super().__init__()
+        self.known, self.degrees = known, ColumnMass()
+
+    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+        assert layer.tokens is not None
+        for _, degree, present in self.degrees.of_layer(layer):
+            assert present is not None
+            at = torch.searchsorted(self.known.to(degree.device), layer.tokens[:, : present.shape[1]].contiguous())
+            at = at.clamp(max=len(self.known) - 1)
+            mean = degree.double().mean(1).masked_fill(~present, 0.0)
+            sums = mean.new_zeros(len(mean), len(self.known)).scatter_add_(1, at, mean)
+            count = torch.zeros_like(sums).scatter_add_(1, at, present.double())
+            yield Sampled(self.key(layer, "position"), sums / count.clamp(min=1), count > 0)
+
+
+_MADE: dict[str, Callable[[int, frozenset[int]], PerLayer]] = {
+    "sink_deviation": lambda top, common: SinkDeviation(top),
+    "common_sink_ratio": lambda top, common: KnownCommon(common, top),
+    "over_smoothing": lambda top, common: OverSmoothing(),
+    "spectral_bound": lambda top, common: SpectralBound(),
+    "sink_degree": lambda top, common: _SinkDegree(top),
+}
+_OF_SINKS = ("sink_deviation", "common_sink_ratio", "sink_degree")

@@ -1,0 +1,113 @@
+"""One process under guard: how it is begun, how it is stopped, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+GRACE = 30.0
+"""Seconds that a process has to keep what it has done, once it is asked to end."""
+_TAIL = 8192
+
+
+@dataclass(frozen=True)
+class Job:
+    """What python is to run (its arguments), from which folder, and the file that its complaints go to."""
+
+    key: str
+    command: tuple[str, ...]
+    directory: str
+    log: str
+    grace: float = GRACE
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: `error` is empty if well; `lost` if the machine under it went away."""
+
+    key: str
+    error: str = ""
+    lost: bool = False
+
+
+@dataclass(frozen=True)
+class Started:
+    """A job at work: its guard, and where in the log it began."""
+
+    job: Job
+    guard: subprocess.Popen[bytes]
+    offset: int
+
+    def ended(self) -> Ended | None:
+        """How it ended, once it has."""
+        code = self.guard.poll()
+        return None if code is None else Ended(self.job.key, _error(code, self.job.log, self.offset))
+
+    def ask_to_end(self) -> None:
+        """Close the pipe that the guard watches."""
+        if self.guard.stdin is not None:
+            self.guard.stdin.close()
+
+    def wait(self) -> None:
+        """Until it has ended, which it is asked to, with force in the end."""
+        self.ask_to_end()
+        try:
+            self.guard.wait(timeout=self.job.grace + 5)
+        finally:
+            self.guard.kill()
+
+
+def begin(job: Job, threads: int, environment: Mapping[str, str] | None = None) -> Started:
+    """The job, at work under a guard with so many threads. Raises OSError where its folders are not there."""
+    log = Path(job.log)
+    log.touch()
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "regard.runs.launchers.guard", job.log, str(job.grace), *job.command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=job.directory,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads), **(environment or {})},
+        start_new_session=True,
+    )
+    return Started(job, guard, log.stat().st_size)
+
+
+def perform(job: Job, threads: int) -> Ended:
+    """How the job ended, on the machine where this is called; it ends with whoever calls."""
+    try:
+        started = begin(job, threads)
+    except OSError as error:
+        return Ended(job.key, f"{error.strerror}: {error.filename}; a sweep needs a folder that all its nodes share")
+    try:
+        while (ended := started.ended()) is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                started.guard.wait(timeout=0.2)
+        return ended
+    finally:
+        started.wait()
+
+
+def _error(code: int, log: str, offset: int) -> str:
+    """What went wrong, in a line; empty if nothing did."""
+    if code == 0:
+        return ""
+    killer = code - 128 if code > 128 else -code
+    if killer in {int(number) for number in signal.Signals}:
+        return f"killed by {signal.Signals(killer).name}"
+    return _last_line(log, offset) or f"ended with exit code {code}"
+
+
+def _last_line(log: str, offset: int) -> str:
+    """The last line that is not blank, of those written since."""
+    with open(log, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(offset, end - _TAIL))
+        lines = file.read().decode("utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,66 @@
+"""Jobs as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from regard.errors import UserError
+from regard.runs.launchers.jobs import Ended, Job, Started, begin
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Local:
+    """So many processes at once (default: one a core), which share the cores equally.
+
+    `devices` are GPUs as CUDA_VISIBLE_DEVICES names them: then there is one process a GPU, and each sees its own.
+    """
+
+    patience = 0.0
+
+    def __init__(self, *, workers: int | None = None, devices: Sequence[str] = ()) -> None:
+        if workers is not None and workers < 1:
+            raise UserError(f"workers: expected at least 1, got {workers}")
+        self.workers = min(workers or len(devices) or cores(), len(devices) or 2**31)
+        self._free = list(devices)[: self.workers]
+        self._device: dict[str, str] = {}
+        self._running: dict[str, Started] = {}
+
+    def __enter__(self) -> Local:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for started in self._running.values():
+            started.ask_to_end()
+        for started in self._running.values():
+            started.wait()
+        self._running.clear()
+
+    def places(self) -> int:
+        return self.workers
+
+    def start(self, job: Job) -> None:
+        environment = {}
+        if self._free:
+            self._device[job.key] = environment["CUDA_VISIBLE_DEVICES"] = self._free.pop(0)
+        self._running[job.key] = begin(job, max(1, cores() // self.workers), environment)
+
+    def ended(self) -> list[Ended]:
+        while True:
+            found = [ended for started in self._running.values() if (ended := started.ended()) is not None]
+            if found:
+                break
+            time.sleep(0.05)
+        for ended in found:
+            self._running.pop(ended.key).wait()
+            if ended.key in self._device:
+                self._free.append(self._device.pop(ended.key))
+        return found

@@ -1,0 +1,88 @@
+"""`regard check`: what it says of old tasks, and with which code it ends."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard import Learning
+from tests.report import learned
+
+Regard = Callable[..., Any]
+
+MAYBE = "maybe: dropped by more, but the interval of the drop leaves that open"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a folder of made-up runs of these methods and tasks."""
+
+    def write(*methods: str, tasks: tuple[str, ...] = learned.TASKS) -> Path:
+        scores = learned.matrix(methods, tasks=tasks)
+        tables = learned.tables(scores)
+        named = {name: tables[name] for name in ("matrix", "cost", "diagnostics", "interference")}
+        return Learning(**named, record=learned.record()).save(tmp_path / "run")
+
+    return write
+
+
+def test_a_dropped_task_is_told_of_with_code_1(regard: Regard, run: Callable[..., Path]) -> None:
+    """Fine-tuning loses 8 points with each of the later tasks, the drops of all seeds being the same."""
+    ended = regard("check", run("finetune"))
+    assert (ended.code, ended.err) == (1, "")
+    lines = ended.out.splitlines()
+    assert lines[0].split() == ["task", "before", "after", "drop", "interval", "verdict"]
+    assert lines[1].split()[:4] == ["Politics", "96.1", "72.1", "24.0"]
+    assert [line.split()[-1] for line in lines[1:4]] == ["dropped", "dropped", "maybe"]
+    assert lines[4:] == ["", "2 of 3 old tasks dropped by more than 1 points (TIL, 95 % intervals)", MAYBE]
+
+
+def test_with_nothing_dropped_it_ends_with_0(regard: Regard, run: Callable[..., Path]) -> None:
+    ended = regard("check", run("prescale"))
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.endswith("\n0 of 3 old tasks dropped by more than 1 points (TIL, 95 % intervals)\n" + MAYBE + "\n")
+
+
+def test_the_margin_decides(regard: Regard, run: Callable[..., Path]) -> None:
+    folder = run("finetune")
+    assert regard("check", folder, "--margin", 30).code == 0
+    assert regard("check", folder, "--margin", 0.5, "--setting", "cil").code == 1
+
+
+def test_several_methods_are_told_apart_one_after_the_other(regard: Regard, run: Callable[..., Path]) -> None:
+    ended = regard("check", run("prescale", "finetune", "joint"))
+    assert ended.code == 1
+    lines = [line.split() for line in ended.out.splitlines()[:7]]
+    assert lines[0][:2] == ["method", "task"]
+    assert [line[0] for line in lines[1:]] == ["prescale"] * 3 + ["finetune"] * 3
+    assert max(map(len, ended.out.splitlines())) <= 80
+
+
+def test_where_there_is_nothing_to_check_it_says_why_with_code_0(regard: Regard, run: Callable[..., Path]) -> None:
+    ended = regard("check", run("prescale", tasks=("Politics",)))
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == "nothing to check: no run has learnt a second task, the most is 1\n"
+
+
+@pytest.mark.parametrize(
+    "options,said",
+    [
+        (("--margin", "wide"), "--margin: expected a number, got 'wide'"),
+        (("--margin", "-1"), "margin: expected a number of points of at least 0"),
+        (("--margin", "nan"), "margin: expected a number of points of at least 0"),
+        (("--setting", "dil"), "setting: expected one of til, cil, got 'dil'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_gets_one_line(options: tuple[str, ...], said: str, regard: Regard, run: Callable[..., Path]) -> None:
+    assert said in regard("check", run("finetune"), *options).complaint
+
+
+def test_a_folder_that_is_no_run_of_learning_is_refused(regard: Regard, tmp_path: Path) -> None:
+    assert "regard check: no run in nowhere" in regard("check", "nowhere").complaint
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "results.json").write_text('{"verb": "pretrain"}')
+    assert "the run in other is not one of learning" in regard("check", "other").complaint
+    (tmp_path / "other" / "results.json").write_text('{"verb": "learn"}')
+    assert "the run in other cannot be read" in regard("check", "other").complaint

@@ -1,0 +1,393 @@
+"""`regard learn` end to end, interrupted and taken up again, and what it refuses: code 2, one line, nothing kept."""
+
+import argparse
+import importlib
+import io
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from regard import Learning
+from regard.commands.learn import cli as command
+from regard.commands.learn.config import SCALES
+from regard.commands.learn.one_run import PROTOCOLS
+from regard.commands.learn.run import LEARNT, Progress
+from regard.continual.run import Told
+from tests.data.test_text_streams import DIFFERENCE, published
+
+MODULE = importlib.import_module("regard.commands.learn.run")
+"""The module: as an attribute of the package that name is its function."""
+Regard = Callable[..., Any]
+SMALL = (
+    *("--epochs", 1, "--probing-epochs", 1, "--learning-rate", "5e-3", "--probing-rate", "5e-2", "--batch", 4),
+    *("--length", 10, "--diagnosed", 0),
+)
+FOLDER = ["cost.parquet", "diagnostics.parquet", "gate.parquet", "interference.parquet", "matrix.parquet"]
+FOLDER += ["models", "pseudo.parquet", "report.html", "results.json"]
+
+
+@pytest.fixture
+def line(words: Path) -> tuple[Any, ...]:
+    """A small run of two methods."""
+    named = (words / "words.jsonl", "--model", words / "model", "--method", "finetune,prescale")
+    return ("learn", *named, *SMALL)
+
+
+def record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_a_run_writes_its_folder_and_says_so(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
+    options = ("--seeds", "39,123", "--order", "2-0-1", "--set", "scaling=uniform", "--out", "run")
+    ended = regard(*line, *options)
+    assert ended.code == 0, ended.err
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FOLDER
+    assert "Written to run: cost.parquet, diagnostics.parquet" in ended.out
+    assert "report.html" in ended.out
+    assert not (tmp_path / "run.work").exists()
+    found = Learning.load(tmp_path / "run")
+    assert found.record["command"].startswith("regard learn ")
+    assert found.record["command"].endswith("--order 2-0-1 --set scaling=uniform --out run")
+    told = [(run["method"], run["seed"], run["order"]) for run in found.record["runs"]]
+    methods = ("finetune", "prescale scaling=uniform")
+    assert told == [(method, seed, "2-0-1") for seed in (39, 123) for method in methods]
+    assert set(found.matrix["method"]) == set(methods)
+    assert found.models is not None
+    assert len(list(found.models.iterdir())) == 4
+
+
+def test_off_a_terminal_each_finished_task_is_a_line(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
+    ended = regard(*line, "--seeds", "1", "--order", "paper", "--no-models", "--out", "run")
+    assert ended.code == 0, ended.err
+    tasks = ("task 1 of 3, cat-dog", "task 2 of 3, red-blue-green", "task 3 of 3, run-sit")
+    runs = ("run 1 of 2, finetune, seed 1", "run 2 of 2, prescale, seed 1")
+    lines = [text.partition(", learnt; ")[0] for text in ended.err.splitlines()]
+    assert lines == [f"{run}: {task}" for run in runs for task in tasks]
+    assert ended.err.endswith("; 0:00:00 left\n")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [one for one in FOLDER if one != "models"]
+
+
+# -- protocols ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def leaking(words: Path, tmp_path: Path) -> tuple[Any, ...]:
+    """A run of one method on two tasks whose published splits share rows."""
+    named = ("long-sequence", "--data", published(tmp_path / "leak"), "--missing", "skip", "--model", words / "model")
+    return ("learn", *named, "--method", "finetune", *SMALL, "--no-models", "--eval-rows", 4, "--rows", 4)
+
+
+@pytest.mark.parametrize("protocol", ["clean", "paper"])
+def test_what_the_protocols_differ_in_is_told_once_and_recorded(
+    protocol: str, regard: Regard, leaking: tuple[Any, ...], tmp_path: Path
+) -> None:
+    ended = regard(*leaking, "--protocol", protocol, "--seeds", "1,2", "--out", "run")
+    assert ended.code == 0, ended.err
+    lines = ended.err.splitlines()
+    assert lines[0].startswith("protocols: rows of the files that are test rows as well: 11 of dev, 1 of train; 1 of 2")
+    assert lines[1].startswith("  --protocol paper: 81 train, 21 dev and 20 test rows")
+    assert lines[2].startswith("  --protocol clean: 76 train, 14 dev and 20 test rows; 2 dropped")
+    assert all(line.startswith("run ") for line in lines[3:])
+    assert len(lines) == 3 + 4
+    found = record(tmp_path / "run")["stream"]["protocols"]
+    assert {name: one["dev_in_test"] for name, one in found.items()} == {"imdb": 1, "sst2": 10}
+    assert (found["sst2"]["paper"]["train"], found["sst2"]["clean"]["train"]) == (41, 36)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "<h3>Protocols</h3>" in page
+    assert "the same, byte for byte" in page
+
+
+def test_a_stream_that_leaks_nothing_says_nothing(
+    regard: Regard, leaking: tuple[Any, ...], line: tuple[Any, ...], tmp_path: Path
+) -> None:
+    published(tmp_path / "leak", leak=False)
+    for number, asked in enumerate((leaking, line)):
+        ended = regard(*asked, "--out", f"run{number}")
+        assert ended.code == 0, ended.err
+        assert all(text.startswith("run ") for text in ended.err.splitlines())
+        assert "<h3>Protocols</h3>" not in (tmp_path / f"run{number}" / "report.html").read_text(encoding="utf-8")
+    assert "protocols" not in record(tmp_path / "run1")["stream"]
+
+
+def test_a_resumed_run_records_the_same_difference(
+    stopped: Callable[..., str], regard: Regard, leaking: tuple[Any, ...], tmp_path: Path
+) -> None:
+    assert "is kept in run.work" in stopped((*leaking, "--out", "run"), signal.SIGINT, 1, 2)
+    assert regard(*leaking, "--out", "run", "--resume").code == 0
+    assert regard(*leaking, "--out", "whole").code == 0
+    resumed, whole = (record(tmp_path / name)["stream"] for name in ("run", "whole"))
+    assert resumed == whole
+
+
+def test_a_comparison_that_is_refused_is_refused_in_one_line(regard: Regard, leaking: tuple[Any, ...]) -> None:
+    assert "mixing" in regard(*leaking, "--set", "mixing=merge", "--out", "run").complaint
+    assert "from text to text" in regard(*leaking, "--method", "lfpt5", "--out", "run").complaint
+
+
+def test_it_stands_above_the_progress_on_a_terminal() -> None:
+    shown: list[Progress] = []
+    console = Console(file=io.StringIO(), width=40)
+    tell = command.with_protocols(console, shown.append)
+    for run in (1, 2):
+        tell(Progress("finetune", run, run, 2, 2, Told(1, "imdb", PROTOCOLS, 0, 0, DIFFERENCE)))
+        tell(progress(run, 1, LEARNT))
+    assert [told.told.stage for told in shown] == [LEARNT, LEARNT]
+    assert console.file.getvalue().count("11 of dev") == 1  # type: ignore[attr-defined]
+    assert len(console.file.getvalue().splitlines()) == 3  # type: ignore[attr-defined]
+
+
+# -- how far it is ------------------------------------------------------------------------------------------------
+
+
+def progress(run: int, position: int, stage: str) -> Progress:
+    return Progress("ewc", 7, run, 2, 3, Told(position, "sports", stage, 4, 8 if stage != LEARNT else 0, {}))
+
+
+def test_the_time_that_is_left_is_as_tasks_took_so_far() -> None:
+    """Half a minute a task: of six tasks two were done by an earlier command, and two are by now."""
+    times = iter([100.0, 110.0, 130.0, 160.0])
+    clock = command.Clock(lambda: next(times))
+    for told in (progress(1, 3, "head"), progress(1, 3, "all")):
+        clock.tick(told)
+    assert clock.said(progress(1, 3, "head")) == "run 1 of 2, ewc, seed 7: task 3 of 3, sports, head 4/8"
+    assert clock.said(progress(1, 3, LEARNT)) == (
+        "run 1 of 2, ewc, seed 7: task 3 of 3, sports, learnt; 0:00:30 left"  # 10 s for the one, three are left
+    )
+    assert clock.said(progress(2, 1, LEARNT)).endswith("learnt; 0:00:30 left")  # 30 s for two, two are left
+    assert clock.said(progress(2, 2, "head")).endswith("head 4/8; 0:01:00 left")  # 60 s for two
+
+
+def test_a_run_folder_is_a_course_with_its_seeds(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
+    assert regard(*line, "--seeds", "39,123", "--out", "one").code == 0
+    ended = regard("learn", "--config", "one", "--method", "finetune", "--out", "two")
+    assert ended.code == 0, ended.err
+    one, two = (record(tmp_path / name) for name in ("one", "two"))
+    assert [(run["method"], run["seed"]) for run in two["runs"]] == [("finetune", 39), ("finetune", 123)]
+    assert {name for name in one["course"] if one["course"][name] != two["course"][name]} == {"method"}
+    first, second = (Learning.load(tmp_path / name).matrix for name in ("one", "two"))
+    kept = first[first["method"] == "finetune"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, second)
+
+
+def test_another_scale_gives_what_it_has_to_a_course_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "course.json").write_text(json.dumps({"stream": "ag-split", "epochs": 2, "rows": 60}))
+    given = argparse.Namespace(config=tmp_path / "course.json", stream=None, seeds="7", course_scale="paper")
+    course, seeds = command.given_course(given)
+    assert seeds == [7]
+    assert (course.stream, course.epochs, course.rows, course.learning_rate) == ("ag-split", 2, None, 2e-5)
+
+
+# -- interrupted --------------------------------------------------------------------------------------------------
+
+
+def stopping(number: signal.Signals, run: int, position: int) -> Any:
+    """Progress that sends this process a signal while a task is being learnt."""
+
+    @contextmanager
+    def progress() -> Iterator[Callable[[Progress], None]]:
+        def tell(told: Progress) -> None:
+            if (told.run, told.told.position) == (run, position) and told.told.stage != LEARNT:
+                os.kill(os.getpid(), number)
+
+        yield tell
+
+    return progress
+
+
+@pytest.fixture
+def stopped(
+    regard: Regard, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[tuple[Any, ...], signal.Signals, int, int], str]]:
+    """Runs a line until it is interrupted at the task of the run: its complaint."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def run(line: tuple[Any, ...], number: signal.Signals, at_run: int, position: int) -> str:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have it ignored
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with monkeypatch.context() as patched:
+            patched.setattr(command, "_progress", stopping(number, at_run, position))
+            return str(regard(*line).complaint)
+
+    yield run
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    "number,run,position",
+    [(signal.SIGTERM, 1, 3), (signal.SIGINT, 2, 1)],
+    ids=["asked to end within the first run", "interrupted when the second had begun"],
+)
+def test_an_interrupted_run_goes_on_to_the_same_numbers(
+    number: signal.Signals,
+    run: int,
+    position: int,
+    stopped: Callable[..., str],
+    regard: Regard,
+    line: tuple[Any, ...],
+    tmp_path: Path,
+) -> None:
+    line = (*line, "--seeds", "5", "--out", "run")
+    assert stopped(line, number, run, position) == (
+        "regard learn: interrupted; what was learnt is kept in run.work: the same command with --resume goes on"
+    )
+    assert not (tmp_path / "run").exists()
+    assert "go on with --resume, or give --overwrite" in regard(*line).complaint
+    ended = regard(*line, "--resume")
+    assert ended.code == 0, ended.err
+    assert len(ended.err.splitlines()) == 6 - (3 * (run - 1) + position - 1)
+    assert not (tmp_path / "run.work").exists()
+    assert regard(*line, "--overwrite", "--out", "whole").code == 0
+    resumed, whole = (Learning.load(tmp_path / name) for name in ("run", "whole"))
+    pd.testing.assert_frame_equal(resumed.matrix, whole.matrix)
+    assert resumed.models is not None
+    assert len(list(resumed.models.glob("*/after-*.safetensors"))) == 6
+
+
+def test_interrupted_before_anything_was_learnt_nothing_is_kept(
+    regard: Regard, line: tuple[Any, ...], words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_args: Any, **_options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib.import_module("regard.commands.learn.one_run"), "begin", interrupted)
+    complaint = regard(*line, "--out", "run").complaint
+    assert complaint == "regard learn: interrupted; nothing was written"
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "options,said",
+    [
+        (("--epochs", 2), "resume: expected the settings of the run that was broken off; course.epochs was 1 and is 2"),
+        (("stdlib-split", "--rows", 4), "course.rows was 60 and is 4"),
+    ],
+    ids=["epochs", "stream"],
+)
+def test_a_run_goes_on_only_with_what_began_it(
+    options: tuple[object, ...],
+    said: str,
+    stopped: Callable[..., str],
+    regard: Regard,
+    line: tuple[Any, ...],
+    tmp_path: Path,
+) -> None:
+    assert "is kept in run.work" in stopped((*line, "--out", "run"), signal.SIGINT, 1, 2)
+    kept = sorted(tmp_path.rglob("*"))
+    other = (line[0], options[0], *line[2:], *options[1:]) if options[0] == "stdlib-split" else (*line, *options)
+    assert said in regard(*other, "--out", "run", "--resume").complaint
+    assert sorted(tmp_path.rglob("*")) == kept
+
+
+def test_rows_that_were_changed_meanwhile_are_not_mixed_with_what_was_learnt(
+    stopped: Callable[..., str], regard: Regard, line: tuple[Any, ...], words: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.jsonl"
+    shutil.copy(words / "words.jsonl", own)
+    line = (line[0], own, *line[2:], "--out", "run")
+    assert "is kept in run.work" in stopped(line, signal.SIGINT, 2, 1)
+    own.write_text(own.read_text().replace("the", "a"))
+    complaint = regard(*line, "--resume").complaint
+    assert "expected the settings of the run that was broken off; tasks.cat-dog." in complaint
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake that is found only once the model is being loaded is found too late."""
+
+    def too_late(*_: Any, **__: Any) -> None:
+        pytest.fail("the model was loaded first")
+
+    monkeypatch.setattr(MODULE, "load", too_late)
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(
+    "options,said",
+    [
+        (("nowhere",), "stream: expected one of yahoo-split, db-split"),
+        (("--method", "oblivion"), "method: expected one of finetune, probe"),
+        (("--method", "finetune,finetune"), "method: expected names apart by commas, each once"),
+        (("--method", "finetune", "--set", "scaling=sink"), "set: finetune has no settings, got scaling"),
+        (("--method", "stap"), "method: there is no 'stap', did you mean 'sapt'?"),
+        (("none.jsonl",), "stream: expected a file, there is no none.jsonl"),
+        (("--method", "prescale", "--set", "scaling"), "set: expected NAME=VALUE, got 'scaling'"),
+        (("--seeds", "few"), "--seeds: expected a number, got 'few'"),
+        (("--seeds", "1,,2"), "--seeds: expected a number, got ''"),
+        (("--seeds", "3,3"), "at least one and each once, got [3, 3]"),
+        (("--seeds", "-1"), "seed: expected a number of at least 0"),
+        (("--order", "0-1"), "order: expected each number from 0 to 6 once, got 0-1"),
+        (("--order", "backwards"), "order: expected paper, random or numbers"),
+        (("--scale", "huge"), f"scale: expected one of {', '.join(SCALES)}, got 'huge'"),
+        (("--protocol", "dirty"), "protocol: expected one of clean, paper, got 'dirty'"),
+        (("--epochs", "many"), "epochs: expected a whole number, got 'many'"),
+        (("--batch", 0), "batch: expected a number of at least 1, got 0"),
+        (("--search", "1e-3,fast"), "search: expected learning rates apart by commas"),
+        (("db-split", "--data", "nowhere"), "nowhere"),
+        (("--config", "none.json"), "config: cannot read none.json"),
+        (("--config", "pretrained.json"), "config: expected a run of learn in pretrained.json, got one of pretrain"),
+        (("--out", "/"), "--out: expected a folder that can be made"),
+        (("--out", "pretrained.json"), "--out: expected a folder, pretrained.json is a file"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_gets_one_line(options: tuple[object, ...], said: str, regard: Regard, tmp_path: Path) -> None:
+    (tmp_path / "pretrained.json").write_text('{"verb": "pretrain", "recipe": {}}')
+    ended = regard("learn", *options)
+    assert ended.complaint.startswith("regard learn: ")
+    assert said in ended.complaint
+    assert os.listdir(tmp_path) == ["pretrained.json"]
+
+
+def test_a_file_of_ones_own_does_not_lie_in_the_folder_of_published_files(
+    regard: Regard, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGARD_DATA", str(tmp_path))
+    complaint = regard("learn", words / "words.jsonl", "--model", "nowhere", "--out", "run").complaint
+    assert "model: " in complaint
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_refused_run_leaves_nothing_and_touches_no_folder_of_others(
+    regard: Regard, line: tuple[Any, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "run.work").mkdir()
+    (tmp_path / "run.work" / "thesis.tex").write_text("precious")
+    assert "--length" not in regard(*line, "--out", "run").complaint
+    assert "expected" in regard(*line, "--lora", 0, "--out", "run", "--overwrite").complaint
+    assert "model: " in regard(*line, "--model", "nowhere", "--out", "run", "--overwrite").complaint
+    assert regard(*line, "--method", "finetune", "--out", "run", "--overwrite").code == 0
+    assert [path.name for path in (tmp_path / "run.work").iterdir()] == ["thesis.tex"]
+
+
+def test_a_run_that_is_finished_is_not_gone_on_with(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
+    line = (*line, "--method", "finetune", "--out", "run")
+    assert regard(*line, "--resume").code == 0  # or begins
+    assert "run exists; choose another folder, or give --overwrite" in regard(*line).complaint
+    assert regard(*line, "--resume").complaint == (
+        "regard learn: --resume: the run in run is finished, there is nothing to resume; choose another folder with "
+        "--out, or begin again with --overwrite"
+    )
+    assert regard(*line, "--resume", "--overwrite").code == 0
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_run_is_not_written_over_unasked(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("precious")
+    for allowed in ((), ("--overwrite",)):
+        assert "holds something else than a run" in regard(*line, "--out", "run", *allowed).complaint
+    assert os.listdir(tmp_path) == ["run"]

@@ -1,0 +1,256 @@
+"""Courses: what a run of learning is made of, from code, texts and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.commands.learn.config import PUBLISHED_SEEDS, SAPT_SEED, SCALES, Course, each_method, names, parsed
+from regard.continual.learner import Budget
+from regard.continual.methods import METHODS
+from regard.errors import UserError
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_scale_says_what_is_not_said(scale: str) -> None:
+    course = Course(scale=scale)
+    assert {name: getattr(course, name) for name in SCALES[scale]} == SCALES[scale]
+    other = Course(scale=scale, epochs=9, length=20)
+    assert (other.epochs, other.length, other.batch) == (9, 20, SCALES[scale]["batch"])
+
+
+def test_the_published_settings() -> None:
+    """Of arXiv 2410.05648: BERT 3 epochs at 2e-5, RoBERTa 5 at 1e-5, the head alone 3 at 1e-3, batches of 32."""
+    for scale, epochs, rate in (("paper", 3, 2e-5), ("paper-roberta", 5, 1e-5)):
+        budget = Course(scale=scale).budget()
+        assert (budget.epochs, budget.rate, budget.probing_epochs, budget.probing_rate) == (epochs, rate, 3, 1e-3)
+        assert (budget.batch, budget.length, budget.warmup, budget.weight_decay, budget.clip) == (
+            32,
+            128,
+            0.06,
+            0.01,
+            1,
+        )
+    assert PUBLISHED_SEEDS == (508, 39, 123, 4536, 67)
+
+
+@pytest.mark.parametrize(
+    "scale, epochs, rate, length",
+    [
+        ("sapt-t5-superni", 100, 3e-4, 512),
+        ("sapt-t5-long", 10, 3e-4, 512),
+        ("sapt-llama-superni", 50, 5e-5, 1024),
+        ("sapt-llama-long", 20, 5e-5, 1024),
+    ],
+)
+def test_the_published_settings_of_shared_attention(scale: str, epochs: int, rate: float, length: int) -> None:
+    """Of arXiv 2401.08295: batches of 32, a constant rate without warm-up, no decay, bfloat16, 50 tokens of answer."""
+    course = Course(scale=scale)
+    budget = course.budget()
+    assert (budget.epochs, budget.rate, budget.length, budget.batch) == (epochs, rate, length, 32)
+    assert (budget.warmup, budget.weight_decay, budget.clip, budget.precision) == (0, 0, 1, "bfloat16")
+    assert (course.schedule, course.target_length, course.rows, SAPT_SEED) == ("constant", 50, None, 42)
+
+
+def test_steps_are_limited_by_task() -> None:
+    """LLaMA-2's long sequence in arXiv 2401.08295 has six tasks with a limit of their own; no other scale has one."""
+    limited = {scale: Course(scale=scale).budget().most_steps for scale in SCALES}
+    published = {"cb": 100, "copa": 200, "boolq": 500, "imdb": 250, "dbpedia": 200, "multirc": 500}
+    assert limited.pop("sapt-llama-long") == published
+    assert set(map(len, limited.values())) == {0}
+    assert Course(scale="sapt-llama-long", most_steps=("none",)).limits == {}
+    own = Course(most_steps=("json=3",))
+    assert own.budget().most_steps == {"json": 3}
+    assert Course.from_dict(json.loads(json.dumps(own.said()))) == own
+    assert Course.from_dict(json.loads(json.dumps(Course(scale="sapt-llama-long").to_dict()))).limits == published
+
+
+def test_limited_tasks_are_of_the_stream() -> None:
+    """Those of a scale need not be: a folder may lack some of them."""
+    stream = Course().read()
+    Course(scale="sapt-llama-long").check_tasks(stream)
+    Course(most_steps=(f"{stream.tasks[0].name}=3",)).check_tasks(stream)
+    with pytest.raises(UserError, match=r"most-steps: expected tasks of stdlib-split \(.*\), got 'cb'"):
+        Course(most_steps=("cb=3",)).check_tasks(stream)
+
+
+def test_every_scale_says_the_same_fields() -> None:
+    """So that no field of one is left over where another is asked for."""
+    fields = [set(scale) for scale in SCALES.values()]
+    assert all(one == fields[0] for one in fields)
+    assert Course(scale="sapt-t5-long").with_(scale="paper") == Course(scale="paper")
+    assert Course(scale="sapt-t5-long", warmup=0.5).with_(scale="paper") == Course(scale="paper", warmup=0.5)
+
+
+def test_the_budget_is_what_the_course_says() -> None:
+    course = Course(epochs=7, batch=5, micro_batch=2, probing_epochs=1, probing_rate=0.5, precision="bfloat16")
+    course = course.with_(schedule="constant", warmup=0, weight_decay=0.5)
+    budget = course.budget(0.25)
+    assert (budget.warmup, budget.weight_decay) == (0, 0.5)
+    for name in ("schedule", "target_length"):
+        if hasattr(Budget, name):
+            assert getattr(budget, name) == getattr(course, name)
+    assert (budget.epochs, budget.batch, budget.micro_batch, budget.rate) == (7, 5, 2, 0.25)
+    assert (budget.probing_epochs, budget.probing_rate, budget.precision) == (1, 0.5, "bfloat16")
+
+
+def test_rates() -> None:
+    assert Course(learning_rate=0.5).rates == (0.5,)
+    assert Course(search="1e-4, 3e-4").rates == (1e-4, 3e-4)
+    for wrong in ("fast", "1e-4,", "0,1", "-1e-4", "nan", "inf", "1e-4,nan"):
+        with pytest.raises(UserError, match="search: expected learning rates"):
+            Course(search=wrong)
+
+
+def test_several_methods_with_one_budget() -> None:
+    course = Course(method="finetune, prescale", set=("scaling=uniform",), epochs=4)
+    first, second = each_method(course)
+    assert (first.method, first.set, first.label) == ("finetune", (), "finetune")
+    assert (second.method, second.set, second.label) == ("prescale", ("scaling=uniform",), "prescale scaling=uniform")
+    assert first.budget() == second.budget() == course.budget()
+    assert second.make_method().settings.scaling == "uniform"
+    assert second.make_method().head == "uniform"
+
+
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        (
+            {"method": "prescale", "set": ("speed=1",)},
+            "set: there is no setting speed; allowed are scaling, common, share",
+        ),
+        (
+            {"method": "prescale", "set": ("scalings=full",)},
+            "set: there is no setting scalings, did you mean 'scaling'? Allowed are scaling, common, share",
+        ),
+        ({"method": "finetune", "set": ("rank=2",)}, "set: finetune has no settings, got rank"),
+        ({"method": "finetune,probe", "set": ("scaling=full",)}, "set: none of finetune, probe has a setting scaling"),
+        (
+            {"method": "finetune,sapt", "set": ("rnk=2",)},
+            "set: none of finetune, sapt has a setting rnk, did you mean 'rank'?",
+        ),
+        ({"method": "sapt", "set": ("alpha=0",)}, "alpha: expected a number above 0, got 0, with which blocks add"),
+        ({"method": "o-lora", "set": ("alpha=0.0",)}, "alpha: expected a number above 0, got 0, with which blocks add"),
+        ({"method": "stap"}, "method: there is no 'stap', did you mean 'sapt'? `regard learn --help` names all"),
+        ({"method": "SAPT"}, "method: there is no 'SAPT', did you mean 'sapt'? `regard learn --help` names all"),
+        ({"method": "prescale", "set": ("scaling=half",)}, "scaling: expected one of full, uniform, sink, got 'half'"),
+        ({"method": "prescale", "set": ("share=2",)}, "share: expected a number of at least 0 and at most 1, got 2.0"),
+        ({"method": "prescale", "set": ("share=much",)}, "share: expected a number, got 'much'"),
+        ({"method": "prescale", "set": ("scaling",)}, "set: expected NAME=VALUE, got 'scaling'"),
+        (
+            {"method": "finetune,prescale", "head": "labels"},
+            "head: expected none with prescale, whose own head is full, got 'labels'",
+        ),
+        ({"method": "nothing"}, "method: expected one of finetune, "),
+        ({"method": "probe,probe"}, "method: expected names apart by commas, each once, got 'probe,probe'"),
+        ({"method": " , "}, "method: expected names apart by commas, each once, got ' , '"),
+    ],
+)
+def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as raised:
+        each_method(Course(**said))
+    assert str(raised.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        ({"scale": "huge"}, f"scale: expected one of {', '.join(SCALES)}, got 'huge'"),
+        ({"head": "linear"}, "head: expected one of labels, got 'linear'"),
+        ({"form": "words"}, "form: expected one of auto, labels, text, got 'words'"),
+        ({"form": None}, "form: expected a name, got None"),
+        ({"missing": "ignore"}, "missing: expected one of refuse, skip, got 'ignore'"),
+        ({"instructions": "yes"}, "instructions: expected true or false, got 'yes'"),
+        ({"schedule": "cosine"}, "schedule: expected one of linear, constant, got 'cosine'"),
+        ({"warmup": 1.5}, "warmup: expected a number of at least 0 and at most 1, got 1.5"),
+        ({"weight_decay": -0.1}, "weight-decay: expected a number of at least 0, got -0.1"),
+        ({"target_length": 0}, "target-length: expected a number of at least 1, got 0"),
+        ({"protocol": "loose"}, "protocol: expected one of clean, paper, got 'loose'"),
+        ({"precision": "float16"}, "precision: expected one of float32, bfloat16, got 'float16'"),
+        ({"seed": "508"}, "seed: expected a whole number, got '508'"),
+        ({"seed": True}, "seed: expected a whole number, got True"),
+        ({"seed": -1}, "seed: expected a number of at least 0"),
+        ({"epochs": 0}, "epochs: expected a number of at least 1, got 0"),
+        ({"most_steps": ("cb",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb'"),
+        ({"most_steps": ("cb=0",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb=0'"),
+        ({"most_steps": ("cb=1", "cb=2")}, "most-steps: expected each task once, got 'cb' twice"),
+        ({"most_steps": ("=3",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got '=3'"),
+        ({"epochs": 1.5}, "epochs: expected a whole number, got 1.5"),
+        ({"batch": "many"}, "batch: expected a whole number, got 'many'"),
+        ({"length": 3}, "length: expected a number of at least 4, got 3"),
+        ({"learning_rate": 0}, "learning-rate: expected a number over 0, got 0"),
+        ({"probing_rate": float("nan")}, "probing-rate: expected a number over 0, got nan"),
+        ({"lora": 0}, "lora: expected a number of at least 1, got 0"),
+        ({"diagnosed": -1}, "diagnosed: expected a number of at least 0, got -1"),
+        ({"method": ["probe"]}, "method: expected a name, got ['probe']"),
+    ],
+)
+def test_values_that_cannot_be(said: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as raised:
+        Course(**said)
+    assert str(raised.value).startswith(told)
+
+
+def test_to_a_file_and_back(tmp_path: Path) -> None:
+    course = Course(method="prescale", set=("share=0.2",), lora=4, search="1e-4,1e-3", scale="paper")
+    course = course.with_(head="labels", form="labels", missing="skip", instructions=True, schedule="constant")
+    path = tmp_path / "course.json"
+    path.write_text(json.dumps(course.to_dict()))
+    assert Course.from_file(path) == course
+    path.write_text(json.dumps({"verb": "learn", "course": course.to_dict()}))
+    assert Course.from_file(path) == course
+    with pytest.raises(UserError, match="course: there is no field speed; allowed are stream, method, model"):
+        Course.from_dict({"speed": 1})
+    path.write_text(json.dumps({"verb": "replace"}))
+    with pytest.raises(UserError, match="config: expected a run of learn"):
+        Course.from_file(path)
+
+
+@pytest.mark.parametrize(
+    "name, text, value",
+    [
+        ("epochs", "3", 3),
+        ("learning_rate", "1e-3", 1e-3),
+        ("lora", "none", None),
+        ("set", "share=1", ("share=1",)),
+        ("order", "2-0-1", "2-0-1"),
+        ("order", "3", "3"),
+        ("head", "labels", "labels"),
+        ("head", "none", None),
+        ("instructions", "true", True),
+        ("warmup", "0", 0.0),
+    ],
+)
+def test_values_from_texts(name: str, text: str, value: Any) -> None:
+    assert parsed(name, text) == value
+
+
+def test_texts_that_are_no_values() -> None:
+    with pytest.raises(UserError, match="epochs: expected a whole number, got 'many'"):
+        parsed("epochs", "many")
+    with pytest.raises(UserError, match="course: there is no field speed"):
+        parsed("speed", "1")
+    assert "stream" in names()
+
+
+def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.data import streams
+
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(streams, "read_stream", lambda *_, **options: told.append(options))
+    Course(order="3").read()
+    Course(form="text", missing="skip", instructions=True).read()
+    shared = {"rows": 60, "eval_rows": 100, "seed": 508, "protocol": "clean"}
+    assert told == [
+        {**shared, "order": "3", "form": None, "missing": "refuse", "instructions": False},
+        {**shared, "order": "random", "form": "text", "missing": "skip", "instructions": True},
+    ]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_made(name: str) -> None:
+    (course,) = each_method(Course(method=name))
+    assert type(course.make_method()) is METHODS[name]

@@ -1,0 +1,375 @@
+"""One run of a comparison: its gate and what is warned of, the head that is asked for, tasks from text to text."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM
+
+from regard.adapters.attention import SharedAttention
+from regard.cli import main
+from regard.commands.learn.config import Course
+from regard.commands.learn.one_run import commonest, unlearnt, warnings_of
+from regard.commands.learn.result import COLUMNS, Learning
+from regard.commands.learn.rollback import rollback
+from regard.commands.learn.run import LEARNT, Progress, learn
+from regard.continual import run as running
+from regard.continual.learner import Budget, rate_of_probing, rate_set
+from regard.continual.methods.sapt import Sapt, Settings
+from regard.continual.models import load_network
+from regard.continual.run import begin
+from regard.data.instruction_settings import SUPER_NI_ORDERS
+from regard.errors import UserError
+from tests.commands.learn.learn_runs import FIELDS
+from tests.continual import small_text
+from tests.continual.pseudo.test_reading import published
+from tests.continual.small import loaded, stream
+
+SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("rank=2", "ahead=20"), "head": "labels"}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+
+
+@pytest.fixture(scope="module")
+def gated() -> Learning:
+    """SAPT beside a method without a gate."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "flops_a_token", lambda *_: 0.0)
+        return learn(stream(), ["sapt", "finetune"], loaded(), **SAPT)
+
+
+# -- gates ------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_gates(gated: Learning) -> None:
+    """All tasks so far after each task; scored are the one just learnt and, at the end, all."""
+    table = gated.gate
+    assert gated.pseudo.empty
+    assert tuple(table) == COLUMNS["gate"]
+    assert {*table["method"]} == {"sapt rank=2 ahead=20"}
+    assert str(table["block"].dtype) == "Int64"
+    weights = table[table["statistic"] == "weight"]
+    places = [*zip(weights["after_task"], weights["position"], weights["block"], strict=True)]
+    assert places == [(n, t, b) for n in (1, 2, 3) for t in range(1, n + 1) for b in range(1, n + 1)]
+    assert weights.groupby(["after_task", "position"])["value"].sum().tolist() == pytest.approx([1.0] * 6)
+    scored = table[table["statistic"] == "routed_score"]
+    assert [*zip(scored["after_task"], scored["position"], strict=True)] == [(1, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
+
+
+def test_what_the_gate_routes_is_what_the_matrix_has(gated: Learning) -> None:
+    keys = ["after_task", "position", "task"]
+    routed = gated.gate[gated.gate["statistic"] == "routed_score"].set_index(keys)["value"]
+    scores = gated.matrix[(gated.matrix["method"] == "sapt rank=2 ahead=20") & (gated.matrix["setting"] == "til")]
+    assert routed.to_dict() == {key: scores.set_index(keys)["score"][key] for key in routed.index}
+
+
+def test_nothing_is_looked_at_where_nothing_is_diagnosed() -> None:
+    found = learn(stream(), "sapt", loaded(), **{**SAPT, "diagnosed": 0})
+    assert found.gate.empty
+    assert found.record["runs"][0]["warnings"] == []
+
+
+def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: Learning, tmp_path: Path) -> None:
+    class Broken(Exception):
+        pass
+
+    def stop(told: Progress) -> None:
+        if (told.told.position, told.told.stage) == (3, "fine-tuning"):
+            raise Broken
+
+    given: dict[str, Any] = {**SAPT, "work": tmp_path}
+    with pytest.raises(Broken):
+        learn(stream(), "sapt", loaded(), on_progress=stop, **given)
+    told: list[Progress] = []
+    found = learn(stream(), "sapt", loaded(), resume=True, on_progress=told.append, **given)
+    assert [one.told.position for one in told if one.told.stage == LEARNT] == [3]
+    pd.testing.assert_frame_equal(found.gate, gated.gate, check_exact=True)
+    found.save(tmp_path / "out")
+    pd.testing.assert_frame_equal(Learning.load(tmp_path / "out").gate, gated.gate, check_exact=True)
+
+
+def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
+    class Broken(Exception):
+        pass
+
+    def stop(told: Progress) -> None:
+        if (told.told.position, told.told.stage) == (2, LEARNT):
+            raise Broken
+
+    given: dict[str, Any] = {**SAPT, "diagnosed": 0, "work": tmp_path}
+    with pytest.raises(Broken):
+        learn(stream(), "sapt", loaded(), on_progress=stop, **given)
+    told: list[Progress] = []
+    learn(stream(), "sapt", loaded(), resume=True, on_progress=told.append, **given)
+    assert {one.told.position for one in told} == {3}
+
+
+def test_the_diagnostics_are_of_a_model_with_its_blocks(gated: Learning) -> None:
+    table = gated.diagnostics
+    ours = table[table["method"].str.startswith("sapt") & (table["statistic"] == "over_smoothing")]
+    by_place = ours[ours["position"] == 1].dropna(subset=["layer"]).set_index(["after_task", "layer"])["value"]
+    before, after = by_place.loc[0], by_place.loc[1]
+    assert (before != after).all()
+
+
+def test_pseudo_samples_that_stand_for_tasks_are_looked_at(tmp_path: Path) -> None:
+    """Of every task, beside its rows; a run without any has none, and what was found is read again."""
+    for task in stream().tasks:
+        published(tmp_path / "written", task.name, *(" ".join(one) for one in task.train.texts[::2]))
+    settings = (*SAPT["set"], "reflects=generated", "stored=4", f"pseudo={tmp_path / 'written'}")
+    found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": settings})
+    assert tuple(found.pseudo) == COLUMNS["pseudo"]
+    kept = found.pseudo[found.pseudo["statistic"] == "kept"]
+    assert kept["position"].tolist() == [1, 2, 3]
+    assert kept["task"].tolist() == [task.name for task in stream().tasks]
+    whole = found.pseudo[found.pseudo["statistic"] == "copied_whole"]["value"]
+    assert whole.tolist() == [1.0] * 3  # they are training rows
+    found.save(tmp_path / "out")
+    pd.testing.assert_frame_equal(Learning.load(tmp_path / "out").pseudo, found.pseudo)
+    assert "Pseudo samples" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def row(after: int, position: int, weight: float) -> dict[str, Any]:
+    return {
+        "after_task": after,
+        "position": position,
+        "task": f"t{position}",
+        "statistic": "own_weight",
+        "block": position,
+        "value": weight,
+    }
+
+
+@pytest.mark.parametrize(
+    "settings, remedy",
+    [
+        ({"gate": "published"}, "--set gate=open"),
+        ({"ahead": 50}, "more than --set ahead=50, --set held=true"),
+    ],
+)
+def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
+    """Less than half of an equal share when it was learnt: of 1/2 for the second task, of 1/3 for the third."""
+    gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.24), row(3, 1, 0.001), row(3, 2, 0.01), row(3, 3, 0.17)]
+    found = warnings_of(gate, Sapt(Settings(**settings)))
+    told = "gate: the block of t2 got 0.24 of its rows' weight; it was not learnt. Open it: "
+    assert found[0] == told + remedy
+    assert [one.partition(" got ")[0] for one in found[1:-1]] == ["gate: the block of t1"]  # t2 has been told of
+    assert found[-1].startswith("gate: tasks give their own blocks 0.06 of their rows' weight on average in the end;")
+
+
+@pytest.mark.parametrize(
+    "settings, remedy",
+    [
+        ({"reflects": "none"}, "--set reflects=real"),
+        ({"gate": "published", "strength": 0.2}, "more than --set strength=0.2, or gate=open"),
+        ({"stored": 4}, "more vectors with --set stored=N"),
+    ],
+)
+def test_a_gate_that_shuts_later_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
+    """By what is there in the end: less than half of 1/3. What it was in between is not told."""
+    gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.9), row(3, 1, 0.5), row(3, 2, 0.16), row(3, 3, 0.17)]
+    found = warnings_of(gate, Sapt(Settings(**settings)))
+    told = "gate: the block of t2 got 0.16 of its rows' weight in the end; it is lost. Hold it: "
+    assert found[:-1] == [told + remedy]
+    assert found[-1].startswith("gate: tasks give their own blocks 0.28 of their rows' weight on average in the end;")
+
+
+def test_blocks_that_have_their_weight_on_average_are_not_said_to_be_shared() -> None:
+    gate = [row(1, 1, 1.0), row(2, 1, 0.4), row(2, 2, 0.61)]
+    assert warnings_of(gate, Sapt(Settings())) == []
+    (told,) = warnings_of([*gate[:2], row(2, 2, 0.59)], Sapt(Settings()))
+    assert told.endswith("either the gate is shut, or their texts are alike and share blocks")
+
+
+def test_tasks_that_were_not_learnt_are_told_of() -> None:
+    """cat-dog's commonest label has half of its rows, red-blue-green's a third; zero-shot and later scores are none."""
+    tasks = stream()
+    places = [(task.name, position) for position, task in enumerate(tasks.tasks, 1)]
+
+    def cells(*scores: float, after: int = 0) -> list[dict[str, Any]]:
+        return [
+            {"setting": "til", "task": name, "position": place, "after_task": after or place, "score": score}
+            for (name, place), score in zip(places, scores, strict=True)
+        ]
+
+    shares = [commonest(task.test.labels) for task in tasks.tasks]
+    assert shares == [100 * max(map(task.test.labels.count, task.test.labels)) / len(task.test) for task in tasks.tasks]
+    assert unlearnt(cells(*(one + 1 for one in shares)), tasks) == []
+    assert unlearnt([{**one, "after_task": 3} for one in cells(0.0, 0.0, shares[2] + 1)], tasks) == []
+    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks)
+    worse = f"scores: no better than the commonest label when learnt: {places[0][0]}, {places[2][0]}. Try more "
+    assert told == f"{worse}--epochs or --learning-rate"
+    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_of_probing(Budget()))
+    assert told == f"{worse}epochs or another --probing-rate"
+    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_set(0.3))
+    assert told == f"{worse}epochs or another --set rate"
+
+
+def test_the_blocks_of_tasks_are_in_the_record(gated: Learning) -> None:
+    names = [task.name for task in stream().tasks]
+    of_run = {run["method"]: run.get("blocks") for run in gated.record["runs"]}
+    assert of_run == {"sapt rank=2 ahead=20": dict(zip(names, (1, 2, 3), strict=True)), "finetune": None}
+
+
+def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here by keys of which a new one is always far away."""
+    whole = SharedAttention.scores
+
+    def scores(self: SharedAttention, vectors: torch.Tensor) -> torch.Tensor:
+        found = whole(self, vectors)
+        if found.shape[-1] < 2:
+            return found
+        return torch.cat([found[:, :-1], found[:, -1:] - 50], -1)
+
+    monkeypatch.setattr(SharedAttention, "scores", scores)
+    found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": ("rank=2", "gate=published")})
+    warnings = [one for one in found.record["runs"][0]["warnings"] if one.startswith("gate:")]
+    assert [one.split(" got ")[0] for one in warnings[:-1]] == [
+        "gate: the block of red-blue-green",
+        "gate: the block of run-sit",
+    ]
+    assert warnings[-1].startswith("gate: tasks give their own blocks 0.3")
+    assert json.loads(json.dumps(found.record)) == found.record
+
+
+# -- heads ------------------------------------------------------------------------------------------------
+
+
+def test_a_head_of_the_labels_words_is_not_trained(gated: Learning) -> None:
+    """A linear one has a vector of 16 and a bias for each of seven classes."""
+    assert gated.record["course"]["head"] == "labels"
+    fields: dict[str, Any] = {**FIELDS, "seeds": [1], "diagnosed": 0}
+    plain, ours = (learn(stream(), "finetune", loaded(), head=head, **fields) for head in (None, "labels"))
+    scores = gated.matrix[gated.matrix["method"] == "finetune"]["score"]
+    assert ours.matrix["score"].tolist() == scores.tolist() != plain.matrix["score"].tolist()
+    assert plain.record["model"]["parameters"] - ours.record["model"]["parameters"] == 7 * 17
+
+
+@pytest.mark.parametrize(
+    "method, said, told",
+    [
+        ("probe", {}, "head: expected one that can be trained, stage probing trains the head alone, and labels has no"),
+        ("ctr", {}, "head: expected linear with ctr, got labels"),
+        ("idbr", {}, "head: expected linear with idbr, whose own it becomes, got labels"),
+        ("mbpa++", {"set": ("adapt=head",)}, "head: expected linear with adapt=head of mbpa++, got labels"),
+        ("prescale", {}, "head: expected none with prescale, whose own head is full, got 'labels'"),
+    ],
+)
+def test_methods_that_need_a_head_to_train(method: str, said: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as raised:
+        learn(stream(), method, loaded(), **{**FIELDS, **said, "head": "labels", "diagnosed": 0})
+    assert str(raised.value).startswith(told)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("method", ["l2p", "mbpa++"])
+def test_others_learn_with_the_words_of_labels(method: str) -> None:
+    small = {"l2p": ("pool=3", "length=1", "chosen=2"), "mbpa++": ("memory=6", "neighbours=2", "steps=1")}[method]
+    found = learn(stream(4), method, loaded(), **{**FIELDS, "head": "labels", "diagnosed": 0, "set": small})
+    assert len(found.matrix) > 0
+
+
+def test_a_head_that_another_run_had_is_not_gone_on_with(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {**FIELDS, "diagnosed": 0, "work": tmp_path}
+    learn(stream(), "finetune", loaded(), **fields)
+    with pytest.raises(UserError, match=r"resume: .*; course.head was "):
+        learn(stream(), "finetune", loaded(), resume=True, head="labels", **fields)
+
+
+def test_the_schedule_of_a_course_is_that_of_training() -> None:
+    said: dict[str, Any] = {"schedule": "constant", "warmup": 0.5, "weight_decay": 0.25}
+    method, budget = Sapt(), Course(**FIELDS, **said).budget()
+    learner = begin(stream(4), method, loaded(), budget, seed=1)
+    stage = learner.fine_tuning()
+    plan = running._plan(learner, stage, learner.epochs(learner.items(0), stage), None)
+    assert (plan.schedule, plan.warmup_steps, plan.weight_decay) == ("constant", plan.steps / 2, 0.25)
+
+
+# -- from text to text --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def instructed(tmp_path: Path) -> Path:
+    """Two of SuperNI's tasks in its layout, and a tiny T5 with a tokenizer."""
+    drawn = random.Random(1)
+    for name, topic in zip(SUPER_NI_ORDERS["1"], ("animals", "colours"), strict=False):
+        place = tmp_path / "data" / "SuperNI" / name
+        place.mkdir(parents=True)
+        for split, rows in (("train", 6), ("dev", 3), ("test", 4)):
+            inputs = small_text.pairs(topic, rows, drawn)
+            both = zip(inputs.inputs, inputs.targets, strict=True)
+            told = [
+                {"input": f"{split[:2]} {number} {text}", "output": list(of)} for number, (text, of) in enumerate(both)
+            ]
+            (place / f"{split}.json").write_text(json.dumps({"Definition": ["say it"], "Instances": told}))
+    model = small_text.loaded("t5")
+    model.model.save_pretrained(tmp_path / "t5")
+    model.tokenizer.save_pretrained(tmp_path / "t5")
+    return tmp_path
+
+
+def line(folder: Path, *more: Any) -> list[str]:
+    given = (
+        "learn",
+        "superni",
+        "--data",
+        folder / "data",
+        "--missing",
+        "skip",
+        "--model",
+        folder / "t5",
+        "--form",
+        "text",
+    )
+    small = ("--epochs", 1, "--learning-rate", "5e-3", "--batch", 4, "--length", 40, "--target-length", 5)
+    return [str(part) for part in (*given, *small, "--diagnosed", 2, "--out", folder / "run", *more)]
+
+
+def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
+    assert main(line(instructed, "--method", "sapt,separate", "--set", "rank=2", "ahead=20")) == 0
+    found = Learning.load(instructed / "run")
+    assert {*found.matrix["setting"]} == {"til"}
+    assert [one["metric"] for one in found.record["stream"]["tasks"]] == ["rouge-l"] * 2
+    assert set(found.gate["after_task"]) == {1, 2}
+    assert {*found.diagnostics["statistic"]} >= {"sink_deviation", "over_smoothing"}
+    assert set(found.interference["after_task"]) >= {2}
+    zero = found.metrics[(found.metrics["metric"] == "zero_shot") & found.metrics["method"].str.startswith("sapt")]
+    before = found.matrix[(found.matrix["after_task"] == 1) & (found.matrix["position"] == 2)]
+    assert zero["value"].tolist() == before["score"].tolist(), "nothing is taken off for guessing"
+
+
+def test_models_that_answer_in_texts_are_put_together_again(instructed: Path) -> None:
+    assert main(line(instructed, "--method", "sapt,finetune", "--set", "rank=2", "ahead=20")) == 0
+    plain = rollback(instructed / "run", 1, instructed / "plain", method="finetune")
+    assert AutoModelForSeq2SeqLM.from_pretrained(plain).config.lineage["tasks"][0]["name"] == SUPER_NI_ORDERS["1"][0]
+    network = load_network(rollback(instructed / "run", 2, instructed / "pool", method="sapt rank=2 ahead=20"))
+    ids = torch.tensor([[5, 6, 2]])
+    said = network.generate({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 4)
+    assert said.shape[0] == 1
+
+
+def test_a_head_for_answers_is_refused(instructed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(line(instructed, "--method", "sapt", "--head", "labels")) == 2
+    told = "regard learn: head: expected none where answers are written (tasks from text to text), got 'labels'"
+    assert capsys.readouterr().err.strip() == told
+
+
+@pytest.mark.parametrize("said", [{"form": "text"}, {"missing": "skip"}, {"instructions": True}])
+def test_a_stream_that_is_given_has_its_form(said: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"{next(iter(said))}: expected none with a stream that is given"):
+        learn(small_text.stream(), "sapt", small_text.loaded(), **said)
+
+
+def test_a_given_model_learns_a_given_stream_of_answers() -> None:
+    given: dict[str, Any] = {"epochs": 1, "batch": 4, "length": 16, "target_length": 5, "diagnosed": 0}
+    found = learn(small_text.stream(4, 2), "separate", small_text.loaded(), **given)
+    assert len(found.matrix) == 3

@@ -1,0 +1,86 @@
+"""Records of learning, to and from disk, and what is not one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.commands.learn.result import COLUMNS, LATER, TABLES, Learning, read_record, table
+from regard.commands.learn.run import learn
+from regard.errors import UserError
+from tests.commands.learn.learn_runs import FIELDS
+from tests.continual.small import loaded, stream
+
+
+@pytest.fixture(scope="module")
+def found() -> Learning:
+    """Two methods, two seeds, nothing diagnosed."""
+    fields = {**FIELDS, "diagnosed": 0, "probing_rate": 5e-2}
+    return learn(stream(), ["probe", "separate"], loaded(), seeds=[1, 2], **fields)
+
+
+def test_metrics_are_of_the_matrix(found: Learning) -> None:
+    last = found.matrix[(found.matrix["after_task"] == 3) & (found.matrix["setting"] == "til")]
+    by_hand = last.groupby(["method", "seed"])["score"].mean()
+    ap = found.metrics[(found.metrics["metric"] == "ap") & (found.metrics["setting"] == "til")]
+    assert {(one.method, one.seed): one.value for one in ap.itertuples()} == pytest.approx(by_hand.to_dict())
+    means = found.summary_table
+    means = means[(means["metric"] == "ap") & (means["setting"] == "til")].set_index("method")["mean"]
+    assert means.to_dict() == pytest.approx(by_hand.groupby("method").mean().to_dict())
+    assert not found.differences.empty
+
+
+def test_a_table_has_all_its_columns() -> None:
+    one = table("diagnostics", [{"statistic": "sink_deviation", "layer": None, "value": 0.5}])
+    assert tuple(one) == COLUMNS["diagnostics"]
+    assert str(one["layer"].dtype) == "Int64"
+    assert table("matrix", []).empty
+
+
+def test_tables_that_are_empty_are_saved(found: Learning, tmp_path: Path) -> None:
+    found.save(tmp_path / "run")
+    back = Learning.load(tmp_path / "run")
+    assert back.models is None
+    assert tuple(back.diagnostics) == COLUMNS["diagnostics"]
+    assert (tmp_path / "run" / "report.html").stat().st_size > 1000
+    assert found.summary() is not None
+
+
+def test_the_folder_of_a_version_without_gates_is_loaded(found: Learning, tmp_path: Path) -> None:
+    folder = found.save(tmp_path / "run")
+    (folder / "gate.parquet").unlink()
+    back = Learning.load(folder)
+    assert tuple(back.gate) == COLUMNS["gate"]
+    assert back.gate.empty
+    assert back.matrix.equals(found.matrix)
+
+
+@pytest.mark.parametrize(
+    "name, content, told",
+    [
+        ("results.json", None, "no run in "),
+        ("results.json", "{", "the run in "),
+        ("results.json", json.dumps({"verb": "replace"}), "the run in "),
+        ("results.json", "[]", "the run in "),
+        *((f"{name}.parquet", None, "the run in ") for name in TABLES if name not in LATER),
+        ("gate.parquet", "short", "the run in "),
+        ("matrix.parquet", "short", "the run in "),
+    ],
+)
+def test_what_is_no_run(name: str, content: Any, told: str, found: Learning, tmp_path: Path) -> None:
+    folder = found.save(tmp_path / "run")
+    path = folder / name
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(UserError) as raised:
+        Learning.load(folder)
+    assert str(raised.value).startswith(f"{told}{folder}")
+    assert "\n" not in str(raised.value)
+
+
+def test_the_record_of_another_verb(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"verb": "measure"}))
+    with pytest.raises(UserError, match="is not one of learning"):
+        read_record(tmp_path)

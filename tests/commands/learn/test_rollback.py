@@ -1,0 +1,90 @@
+"""A learnt model as it was after a task: loaded by Transformers it scores what the matrix says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from regard.commands.learn.result import Learning
+from regard.commands.learn.rollback import rollback
+from regard.commands.learn.run import learn
+from regard.errors import UserError
+from tests.commands.learn.learn_runs import FIELDS
+from tests.continual.small import loaded, stream
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with two methods and two seeds."""
+    place = tmp_path_factory.mktemp("learnt")
+    fields = {**FIELDS, "diagnosed": 0}
+    found = learn(stream(), ["finetune", "prescale"], loaded(), seeds=[1, 2], work=place / "work", **fields)
+    return found.save(place / "run")
+
+
+@pytest.mark.parametrize("method", ["finetune", "prescale"])
+@pytest.mark.parametrize("task", [1, 2, "run-sit"])
+def test_it_scores_what_the_matrix_says(method: str, task: Any, run: Path, tmp_path: Path) -> None:
+    out = rollback(run, task, tmp_path / "model", method=method, seed=2, model=loaded())
+    model = AutoModelForSequenceClassification.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    learnt = task if isinstance(task, int) else 3
+    lineage = model.config.lineage
+    assert [one["name"] for one in lineage["tasks"]] == ["cat-dog", "red-blue-green", "run-sit"][:learnt]
+    assert lineage["base"] == "tiny"
+    assert model.config.classes == list(stream().classes)
+    matrix = Learning.load(run).matrix
+    for place in range(learnt):
+        test, own = stream().tasks[place].test, list(stream().class_numbers(place))
+        texts = [text for (text,) in test.texts]
+        rows = tokenizer(texts, padding=True, truncation=True, max_length=10, return_tensors="pt")
+        rows.pop("token_type_ids", None)
+        with torch.no_grad():
+            told = model(**rows).logits[:, own].argmax(-1)
+        row = matrix.query(
+            "method == @method and seed == 2 and setting == 'til' and after_task == @learnt and position == @place + 1"
+        )
+        assert 100 * (told == torch.tensor(test.labels)).float().mean().item() == pytest.approx(row["score"].item())
+
+
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        ({"method": "finetune"}, "run: expected one, by method and seed, several fit; the folder has finetune with "),
+        (
+            {"method": "joint"},
+            "run: expected one, by method and seed, none fits; the folder has finetune with ",
+        ),
+        ({"method": "finetune", "seed": 1, "task": 4}, "task: expected a number from 1 to 3, or one of cat-dog, "),
+        ({"method": "finetune", "seed": 1, "task": 1.5}, "task: expected a number from 1 to 3, or one of cat-dog, "),
+        ({"method": "finetune", "seed": 1, "task": "cats"}, "task: expected a number from 1 to 3, or one of cat-dog, "),
+        ({"method": "finetune", "seed": 1, "model": loaded(seed=1)}, "model: expected the one that the run began with"),
+    ],
+)
+def test_what_cannot_be_rolled_back(said: dict[str, Any], told: str, run: Path, tmp_path: Path) -> None:
+    given = {"task": 1, "model": loaded()} | said
+    with pytest.raises(UserError) as raised:
+        rollback(run, given.pop("task"), tmp_path / "model", **given)
+    assert str(raised.value).startswith(told)
+    assert not (tmp_path / "model").exists()
+
+
+def test_folders_that_are_none(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run in "):
+        rollback(tmp_path, 1, tmp_path / "model")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "results.json").write_text((run / "results.json").read_text())
+    with pytest.raises(UserError, match=r"models: .* has none of finetune-1; learn again without --no-models"):
+        rollback(bare, 1, tmp_path / "model", method="finetune", seed=1)
+    out = tmp_path / "taken"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds something else"):
+        rollback(run, 1, out, method="finetune", seed=1, model=loaded())
+    assert json.loads((run / "results.json").read_text())["verb"] == "learn"

@@ -1,0 +1,393 @@
+"""The fourth verb: comparisons, what they write, killed and resumed, and by two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from regard.commands.learn.config import Course
+from regard.commands.learn.result import COLUMNS, LATER, TABLES, Learning
+from regard.commands.learn.run import LEARNT, Progress, learn
+from regard.continual.methods import METHODS as KNOWN
+from regard.continual.run import begin, run
+from regard.data.stream import Stream
+from regard.data.streams import parse_order
+from regard.errors import UserError
+from tests.commands.learn.learn_runs import COMPARED, FIELDS, METHODS, compared, exact
+from tests.continual.small import loaded, stream
+from tests.training.test_loop_processes import free_port
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = Path(__file__).with_name("learn_runs.py")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+CLOCK = ["seconds", "hook_seconds", "examples_per_second", "peak_memory_mib"]
+SAPT = "sapt rank=2 ahead=20"
+KILLS = {
+    "in a task and between two": (
+        "two",
+        ["finetune:2:fine-tuning:3", f"finetune:2:{LEARNT}:0", "prescale:3:probing:1"],
+    ),
+    "before the first checkpoint": ("two", ["finetune:1:fine-tuning:1"]),
+    "with blocks": ("sapt", [f"{SAPT}:2:fine-tuning:3", f"{SAPT}:3:fine-tuning:1", f"{SAPT}:3:{LEARNT}:0"]),
+}
+"""Of which comparison, and when each of its parts ends."""
+
+
+def check_same(found: Learning, expected: Learning, **options: Any) -> None:
+    """Every number but times."""
+    for name in TABLES:
+        mine, theirs = (getattr(one, name).drop(columns=CLOCK, errors="ignore") for one in (found, expected))
+        pd.testing.assert_frame_equal(mine, theirs, **({"check_exact": True} | options))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Learning:
+    """Two methods, unbroken."""
+    return compared(tmp_path_factory.mktemp("whole"))
+
+
+def test_the_tables(whole: Learning) -> None:
+    assert {name: tuple(getattr(whole, name)) for name in TABLES} == COLUMNS
+    assert all(getattr(whole, name).empty for name in LATER)
+    for name in (one for one in TABLES if one not in LATER):
+        table = getattr(whole, name)
+        assert set(table["method"]) == set(METHODS)
+        assert {*table["stream"]} == {"words"}
+        assert {*table["seed"]} == {1}
+        assert {*table["order"]} == {"0-1-2"}
+    assert set(whole.interference["after_task"]) == {0, 3}
+    assert set(zip(whole.diagnostics["after_task"], whole.diagnostics["position"], strict=True)) == {
+        (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)
+    }  # fmt: skip
+
+
+def test_the_matrix_is_that_of_each_run(whole: Learning) -> None:
+    """Which the comparison changes nothing of."""
+    course = Course(**FIELDS, seed=1)
+    for name in METHODS:
+        method = KNOWN[name]()
+        ran = run(begin(stream(), method, loaded(), course.budget(), seed=1), method)
+        found = whole.matrix[whole.matrix["method"] == name]
+        expected = pd.DataFrame(ran.found["matrix"])
+        for column in ("after_task", "position", "task", "setting", "score", "n"):
+            assert found[column].tolist() == expected[column].tolist()
+
+
+def test_the_record(whole: Learning) -> None:
+    record = whole.record
+    assert record["verb"] == "learn"
+    assert [(one["method"], one["seed"], one["order"]) for one in record["runs"]] == [
+        ("finetune", 1, "0-1-2"),
+        ("prescale", 1, "0-1-2"),
+    ]
+    assert record["runs"][0]["tasks"] == ["cat-dog", "red-blue-green", "run-sit"]
+    first = record["stream"]["tasks"][1]
+    assert first["labels"] == ["red", "blue", "green"]
+    assert first["rows"] == {"train": 18, "dev": 9, "test": 12}
+    assert len(record["model"]["sha256"]) == 64
+    assert record["course"]["epochs"] == 1
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_saved_and_loaded(whole: Learning, tmp_path: Path) -> None:
+    folder = whole.save(tmp_path / "run")
+    names = {"results.json", "report.html", "models", *(f"{name}.parquet" for name in TABLES)}
+    assert {path.name for path in folder.iterdir()} == names
+    back = Learning.load(folder)
+    check_same(back, whole)
+    assert back.record == whole.record
+    assert back.models == folder / "models"
+    assert {path.name for path in (folder / "models").iterdir()} == {"finetune-1", "prescale-1"}
+    assert repr(back).startswith("Learning(words: finetune ")
+    with pytest.raises(UserError, match="exists"):
+        whole.save(folder)
+
+
+def test_without_a_folder_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = learn(stream(), "probe", loaded(), **{**FIELDS, "diagnosed": 0})
+    assert list(tmp_path.iterdir()) == []
+    assert found.models is None
+    assert found.diagnostics.empty
+    assert found.interference.empty
+    assert tuple(found.diagnostics) == COLUMNS["diagnostics"]
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    learn(stream(), ["probe", "joint"], loaded(), seeds=[1, 2], on_progress=told.append, **{**FIELDS, "diagnosed": 0})
+    assert list(dict.fromkeys((one.method, one.seed, one.run, one.runs) for one in told)) == [
+        ("probe", 1, 1, 4),
+        ("joint", 1, 2, 4),
+        ("probe", 2, 3, 4),
+        ("joint", 2, 4, 4),
+    ]
+    done = [one.told.position for one in told if one.told.stage == LEARNT and one.run == 1]
+    assert done == [1, 2, 3]
+
+
+def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
+    fields = {**FIELDS, "diagnosed": 0, "search": "1e-9,5e-3", "epochs": 12}
+    found = learn(stream(), ["finetune", "probe"], loaded(), seeds=[1, 2], **fields)
+    first, second, third, fourth = found.record["runs"]
+    assert [one["learning_rate"] for one in first["search"]] == [1e-9, 5e-3]
+    best = max(first["search"], key=lambda one: one["score"])
+    assert first["learning_rate"] == best["learning_rate"] == 5e-3
+    assert (third["method"], third["learning_rate"]) == ("finetune", 5e-3)
+    for probed in (second, fourth):
+        assert (probed["method"], probed["search"]) == ("probe", [])
+        assert probed["learning_rate"] == found.record["course"]["probing_rate"] == 1e-2
+    told = "search: 1e-9,5e-3 was not used, probe is trained at a rate of its own: --probing-rate 0.01"
+    said = [[line for line in run["warnings"] if line.startswith("search")] for run in found.record["runs"]]
+    assert said == [[], [told], [], []], "once for all seeds"
+
+
+def test_a_learning_rate_that_is_given_to_a_method_with_its_own() -> None:
+    """It is trained as without, and says so; that of the scale is not spoken of."""
+    fields = {**FIELDS, "diagnosed": 0, "set": ("length=1", "rate=0.01")}
+    found = learn(stream(), "progprompt", loaded(), **fields)
+    (run,) = found.record["runs"]
+    assert run["learning_rate"] == 0.01
+    told = "learning-rate: 0.005 was not used, progprompt is trained at a rate of its own: --set rate=0.01"
+    assert told in run["warnings"]
+    plain = learn(stream(), "progprompt", loaded(), **{**fields, "learning_rate": 1e-4})
+    assert plain.matrix["score"].tolist() == found.matrix["score"].tolist()
+    assert not any(line.startswith("learning-rate") for line in plain.record["runs"][0]["warnings"])
+
+
+def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
+    """The record says which, and the numbers of the tasks in it."""
+    fields = {**FIELDS, "diagnosed": 0, "keep_models": False}
+    drawn = {seed: "-".join(map(str, parse_order("random", 3, seed))) for seed in (1, 3)}
+    assert len({*drawn.values(), "2-0-1"}) == 3, "other seeds are to be taken"
+    turned = stream().ordered((2, 0, 1))
+    for said, orders in (
+        ({}, {1: "2-0-1", 3: "2-0-1"}),
+        ({"order": None}, {1: "2-0-1", 3: "2-0-1"}),
+        ({"order": "random"}, drawn),
+        ({"order": "paper"}, {1: "0-1-2", 3: "0-1-2"}),
+    ):
+        found = learn(turned, "probe", loaded(), seeds=[1, 3], **fields, **said)
+        assert {run["seed"]: run["order"] for run in found.record["runs"]} == orders
+        assert found.record["course"]["order"] == (said.get("order") or "given")
+        names = {run["seed"]: run["tasks"] for run in found.record["runs"]}
+        published = [task.name for task in stream().tasks]
+        assert names == {seed: [published[int(one)] for one in order.split("-")] for seed, order in orders.items()}
+
+
+def test_a_stream_by_its_name_has_no_order_that_is_given() -> None:
+    with pytest.raises(UserError, match="order: expected paper, random or numbers of tasks as 2-0-1, got 'given'"):
+        learn("stdlib-split", "probe", loaded(), order="given", rows=2, eval_rows=2)
+
+
+# -- killed ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
+    """Where they are, and how each part of them ended."""
+    place = tmp_path_factory.mktemp("killed")
+    jobs = [(of, name, when) for name, (of, kills) in KILLS.items() for when in (*kills, "")]
+    arguments = [[of, str(place / name), str(place / f"{name} out"), when] for of, name, when in jobs]
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(SCRIPT), "killed", json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=400,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    found: dict[str, list[int]] = {}
+    for (_, name, _), code in zip(jobs, json.loads(ended.stdout), strict=True):
+        found.setdefault(name, []).append(code)
+    return place, found
+
+
+@pytest.fixture(scope="module")
+def unbroken(whole: Learning, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Learning]:
+    """Every comparison of those that are killed."""
+    return {"two": whole, "sapt": compared(tmp_path_factory.mktemp("sapt"), **COMPARED["sapt"])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KILLS)
+def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, unbroken: dict[str, Learning]) -> None:
+    """Bit for bit, its models and SAPT's gate as well."""
+    place, ended = killed
+    of, kills = KILLS[name]
+    assert ended[name] == [-signal.SIGKILL] * len(kills) + [0]
+    found, whole = Learning.load(place / f"{name} out"), unbroken[of]
+    check_same(found, whole)
+    assert found.gate.empty == (of != "sapt")
+    assert found.models is not None
+    assert whole.models is not None
+    files = sorted(path.relative_to(whole.models) for path in whole.models.rglob("*.safetensors"))
+    assert len(files) == 3 * found.matrix["method"].nunique()
+    for file in files:
+        mine, theirs = load_file(found.models / file), load_file(whole.models / file)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
+
+
+def test_a_finished_comparison_is_not_run_again(tmp_path: Path) -> None:
+    fields = {**FIELDS, "diagnosed": 0}
+    first = learn(stream(), "probe", loaded(), seeds=[1], work=tmp_path, **fields)
+    told: list[Progress] = []
+    again = learn(
+        stream(), ["probe", "joint"], loaded(), seeds=[1], work=tmp_path, resume=True, on_progress=told.append, **fields
+    )
+    assert {one.method for one in told} == {"joint"}
+    pd.testing.assert_frame_equal(again.matrix[again.matrix["method"] == "probe"], first.matrix)
+    assert again.cost["seconds"].tolist()[:3] == first.cost["seconds"].tolist()
+
+
+def test_what_else_is_in_the_folder_is_left(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    learn(stream(), "probe", loaded(), work=tmp_path, **{**FIELDS, "diagnosed": 0})
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"epochs": 2}, "course.epochs was 1 and is 2"),
+        ({"model": loaded(seed=1)}, "model was "),
+        ({"stream": replace(stream(), tasks=stream().tasks[:2], order=(0, 1))}, "tasks was "),
+        ({"stream": stream(5)}, "tasks.cat-dog.train was "),
+    ],
+)
+def test_another_comparison_is_refused(change: dict[str, Any], told: str, tmp_path: Path) -> None:
+    def hashed(of: Any) -> Any:
+        same = {"dev": "same", "test": "same"}
+        tasks = tuple(replace(one, sha256=same | {"train": f"{len(one.train)} rows"}) for one in of.tasks)
+        return replace(of, tasks=tasks)
+
+    given = {"stream": stream(), "model": loaded(), **FIELDS, "diagnosed": 0}
+    call = {"method": "probe", "seeds": [1], "work": tmp_path}
+    learn(**{**given, "stream": hashed(given["stream"])}, **call)
+    given |= change
+    with pytest.raises(UserError) as raised:
+        learn(**{**given, "stream": hashed(given["stream"])}, **call, resume=True)
+    assert str(raised.value).startswith("resume: expected the settings of the run that was broken off; " + told)
+
+
+def given_stream(rows: int = 6, *, text: Any = "a cat", dev_is_test: bool = False) -> Stream:
+    """The stream without hashes, of so many rows a class, the first of other text."""
+    first, *others = (replace(one, sha256={}) for one in stream(rows).tasks)
+    train = replace(first.train, texts=((text,), *first.train.texts[1:]))
+    first = replace(first, train=train, dev=first.test if dev_is_test else first.dev)
+    return replace(stream(), tasks=(first, *others))
+
+
+def test_a_stream_without_hashes_is_known_by_its_rows(tmp_path: Path) -> None:
+    fields = {**FIELDS, "diagnosed": 0}
+    found = learn(given_stream(), "probe", loaded(), seeds=[1], work=tmp_path, **fields)
+    hashes = [one["sha256"] for one in found.record["stream"]["tasks"]]
+    assert all(set(one) == {"train", "dev", "test"} for one in hashes)
+    learn(given_stream(), "probe", loaded(), seeds=[1], work=tmp_path, resume=True, **fields)
+    with pytest.raises(UserError, match=r"resume: .*; tasks.cat-dog.train was "):
+        learn(given_stream(text="the cat"), "probe", loaded(), seeds=[1], work=tmp_path, resume=True, **fields)
+
+
+def test_a_given_text_that_is_none() -> None:
+    with pytest.raises(UserError, match=r"stream: expected a tuple of texts in each row, cat-dog train has \(5,\)"):
+        learn(given_stream(text=5), "probe", loaded(), **FIELDS)
+
+
+def test_nothing_is_searched_on_rows_that_are_test_rows_as_well() -> None:
+    fields = {**FIELDS, "search": "1e-3,1e-2"}
+    with pytest.raises(UserError, match="selection: expected dev rows of 'cat-dog' that are no test rows, got 8"):
+        learn(given_stream(dev_is_test=True), "finetune", loaded(), **fields)
+
+
+def test_models_that_were_not_kept_are_not_written(tmp_path: Path) -> None:
+    fields = {**FIELDS, "diagnosed": 0, "seeds": [1], "work": tmp_path / "work"}
+    learn(stream(), "probe", loaded(), keep_models=False, **fields)
+    again = learn(stream(), "probe", loaded(), resume=True, **fields)
+    assert again.models is None
+    again.save(tmp_path / "out")
+
+
+def test_a_model_in_shards_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match="FSDP: expected processes that each hold the whole model"):
+        learn(stream(), "probe", loaded(), **FIELDS)
+
+
+# -- two processes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    shared = ENVIRONMENT | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", str(SCRIPT), "together", str(tmp_path)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        ended = [(process.communicate(timeout=400)[1], process.returncode) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [code for _, code in ended] == [0, 0], "\n".join(said for said, _ in ended)
+    alone = exact(tmp_path / "alone")
+    for rank in (0, 1):
+        found = Learning.load(tmp_path / f"run-{rank}")
+        check_same(found, alone, check_exact=False, rtol=1e-9, atol=1e-9)
+        assert found.record["cost"]["processes"] == 2
+        assert json.loads((tmp_path / f"again-{rank}.json").read_text()) == alone.matrix["score"].tolist()
+        assert (
+            (tmp_path / f"refused-{rank}").read_text().startswith("resume: expected the settings of the run that was")
+        )
+
+
+# -- bad input ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        ({"seeds": ["a"]}, "seed: expected a whole number, got 'a'"),
+        ({"seeds": [1.5]}, "seed: expected a whole number, got 1.5"),
+        ({"seeds": [-1]}, "seed: expected a number of at least 0"),
+        ({"seeds": 508}, "seeds: expected a list of whole numbers, at least one and each once, got 508"),
+        ({"seeds": "508"}, "seeds: expected a list of whole numbers, at least one and each once, got '508'"),
+        ({"seeds": [[1]]}, "seed: expected a whole number, got [1]"),
+        ({"seeds": []}, "seeds: expected a list of whole numbers, at least one and each once, got []"),
+        ({"seeds": [1, 2, 1]}, "seeds: expected a list of whole numbers, at least one and each once, got [1, 2, 1]"),
+        ({"method": "er"}, "method: expected one of finetune, "),
+        ({"method": ["probe", "probe"]}, "method: expected names apart by commas, each once, got 'probe,probe'"),
+        ({"method": 5}, "method: expected a name, got 5"),
+        ({"method": [1]}, "method: expected one of finetune, "),
+        ({"rows": 3}, "rows: expected none with a stream that is given, which has its rows"),
+        ({"method": []}, "method: expected names apart by commas, each once, got ''"),
+        ({"speed": 1}, "course: there is no field speed; allowed are stream, method, "),
+        ({"set": ("scaling=full",)}, "set: probe has no settings, got scaling"),
+        ({"epochs": 0}, "epochs: expected a number of at least 1, got 0"),
+        ({"order": "2-0"}, "order: expected each number from 0 to 2 once"),
+        ({"model": torch.nn.Linear(2, 2)}, "cannot teach Linear: expected a Hugging Face PreTrainedModel, or its name"),
+        ({"model": loaded().model}, "a model needs its tokenizer: regard.learn(stream, method, model, tokenizer="),
+    ],
+)
+def test_what_cannot_be(said: dict[str, Any], told: str, tmp_path: Path) -> None:
+    given = {"stream": stream(), "method": "probe", "model": loaded(), "work": tmp_path / "work", **FIELDS} | said
+    with pytest.raises(UserError) as raised:
+        learn(**given)
+    assert str(raised.value).startswith(told)
+    assert "\n" not in str(raised.value)

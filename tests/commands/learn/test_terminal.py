@@ -1,0 +1,205 @@
+"""What a report on continual learning computes and writes as text: metrics, intervals, forgetting, the terminal."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from regard.commands.learn import page as learn_page
+from regard.commands.learn.charts import DOTS, dots, lost_so_far, means_seen
+from regard.commands.learn.costs import size
+from regard.commands.learn.diagnostics import whole
+from regard.commands.learn.differences import probability
+from regard.commands.learn.metrics import METRICS, Estimate, fixed, metric, ordered, shown
+from regard.commands.learn.tables import correlation, forgotten
+from regard.commands.learn.terminal import AHEAD, apart
+from regard.commands.learn.words import between, signed
+from regard.report import learn_summary
+from tests.report import learned
+
+TABLES = learned.tables()
+
+
+def terminal(*tables: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=80).print(learn_summary(*tables))
+    return out.getvalue()
+
+
+def half(*values: float) -> float:
+    return float(learned.QUANTILE * np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
+# -- numbers
+
+
+def test_every_metric_of_the_paper_has_a_title() -> None:
+    names = ["area", "something_else", "ap", "f_ra", "fgt", "bwt", "fwt", "intransigence", "learning_accuracy"]
+    assert ordered(names)[:3] == ["ap", "fgt", "f_ra"]
+    assert ordered(names)[-1] == "something_else"
+    assert (metric("f_ra").title, metric("something_else").title) == ("F.Ra", "something else")
+    assert [name for name, one in METRICS.items() if not one.rises] == ["fgt", "f_ra", "intransigence"]
+
+
+def test_correlations() -> None:
+    x, y = [1.0, 2.0, 4.0, 7.0], [2.0, 1.0, 5.0, 4.0]
+    assert correlation(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert np.isnan(correlation(x[:2], y[:2]))
+    assert np.isnan(correlation(x, [1.0] * 4))
+
+
+def test_forgetting_is_first_score_less_last() -> None:
+    found = forgotten(TABLES["matrix"], "cil")
+    assert found.query("method == 'finetune'").groupby("position")["forgetting"].mean().to_dict() == {
+        1: 24,
+        2: 16,
+        3: 8,
+    }
+    assert "joint" not in set(found["method"])
+
+
+def test_unfinished_rows_make_no_mean() -> None:
+    rows = TABLES["matrix"].query("position <= after_task and setting == 'til'").iloc[1:]
+    assert 1 not in set(means_seen(rows.query("method == 'finetune' and seed == 39"))["after_task"])
+    assert set(lost_so_far(rows.query("method == 'finetune' and seed == 39"))["after_task"]) == set()
+    assert set(lost_so_far(rows.query("method == 'finetune' and seed == 123"))["value"]) == {8, 12, 16}
+
+
+def test_without_a_value_for_all_layers_their_mean_is_taken() -> None:
+    table = TABLES["diagnostics"]
+    found = whole(table[table["layer"].notna()]).set_index(["method", "seed", "position", "statistic", "after_task"])
+    assert found.loc[("finetune", 39, 2, "over_smoothing", 2), "value"] == 6
+    own = whole(table).set_index(["method", "seed", "position", "statistic", "after_task"])
+    assert own.loc[("finetune", 39, 2, "over_smoothing", 2), "value"] == 17
+
+
+# -- texts
+
+
+@pytest.mark.parametrize(
+    "one, text",
+    [
+        (Estimate(3, 90.918, 90.508, 91.328), "90.92 ± 0.41"),
+        (Estimate(1, 90.918, np.nan, np.nan), "90.92"),
+        (Estimate(3, 90.0, 80.0, 91.0), "90.00 (80.00 to 91.00)"),
+        (Estimate(3, -0.5, -0.6, -0.4), "−0.50 ± 0.10"),
+        (None, "–"),
+    ],
+)
+def test_estimates(one: Estimate | None, text: str) -> None:
+    assert shown(one) == text
+
+
+def test_intervals_overlap_where_they_touch() -> None:
+    one, above, touching = Estimate(3, 2, 1, 3), Estimate(3, 5, 4, 6), Estimate(3, 4, 3, 5)
+    assert between(above, one) == between(one, above) == "the 95 % intervals do not overlap"
+    assert between(one, touching) == between(touching, one) == "the 95 % intervals overlap"
+    assert "no intervals" in between(one, Estimate(1, 2, np.nan, np.nan))
+
+
+def test_numbers() -> None:
+    assert (fixed(-0.004), fixed(1234.5), fixed(np.nan)) == ("0.00", "1,234.50", "–")
+    assert (signed(0.001), signed(2), signed(-2)) == ("0.00", "+2.00", "−2.00")
+    assert (size(0), size(1536), size(2**20), size(np.nan)) == ("0 B", "1.50 KiB", "1.00 MiB", "–")
+    assert (probability(0.0004), probability(0.0312), probability(np.nan)) == ("< 0.001", "0.031", "–")
+
+
+def test_dots_are_thinned() -> None:
+    points = [{"series": "m", "what": "", "x": i, "value": i, "shown": ""} for i in range(2 * DOTS)]
+    (panel,) = dots("Many", "", "x", points, [("m", 0, 0)])
+    assert len(panel["points"]) == DOTS
+    assert dots("None", "", "x", points, [("other", 0, 0)]) == []
+
+
+def test_script_is_shipped_beside_its_page() -> None:
+    source = Path(learn_page.__code__.co_filename).parent / "learn.js"
+    assert source.read_text(encoding="utf-8").strip() in learn_page(TABLES, {})
+
+
+# -- the terminal
+
+
+def test_summary_fits_and_tells_what_matters() -> None:
+    text = terminal(TABLES, learned.record())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    rows = [line.split() for line in text.splitlines()]
+    width = fixed(half(0, 0.1, 0.2))
+    assert ["method", "runs", "AP", "TIL", "FGT", "TIL", "AP", "CIL", "FGT", "CIL"] in rows
+    first = ["94.60", "±", width, "2.00", "±", "0.00"]
+    assert ["prescale", "3", *first, "74.60", "±", width, "2.00", "±", "0.00"] in rows
+    assert [row[0] for row in rows[4:7]] == ["joint", "prescale", "finetune"]
+    assert "after 1" not in text
+
+
+def test_summary_of_one_run_has_its_matrix() -> None:
+    scores = learned.matrix(("finetune",), (39,), ("a", "a much longer name than there is room for", "c"))
+    rows = [line.split() for line in terminal(learned.tables(scores), {}).splitlines()]
+    assert ["TIL", "a", "a", "much", "longer", "name", "t…", "c"] in rows
+    assert ["before", "(50.0)", "–", "–"] in rows
+    assert ["after", "3", "80.0", "88.0", "96.0"] in rows
+    assert ["after", "3", "60.0", "68.0", "76.0"] in rows
+
+
+def test_scores_of_tasks_not_yet_learnt_are_marked() -> None:
+    """Where there are such: their digits stand below those of the others."""
+    scores = learned.matrix(("finetune",), (39,))
+    lines = terminal(learned.tables(scores), {}).splitlines()
+    start = lines.index(next(line for line in lines if line.startswith("TIL")))
+    assert lines[start + 2].split() == ["after", "1", "96.0", "(50.0)", "–", "–"]
+    assert lines[start + 5].split() == ["after", "4", "72.0", "80.0", "88.0", "96.0"]
+    assert lines[start + 6] == AHEAD
+    assert lines[start + 1].index("50.0") == lines[start + 2].index("96.0")
+    assert lines.count(AHEAD) == 1
+    assert AHEAD not in terminal(learned.tables(scores[scores["position"] <= scores["after_task"]]), {})
+
+
+@pytest.mark.parametrize(
+    "names, wide, told",
+    [
+        (("Politics", "Police"), 8, ["Politics", "Police"]),
+        (("task591_sciq", "task363_sst2"), 6, ["591_s…", "363_s…"]),
+        (("task1572_samsum", "task1510_evalution"), 7, ["1572_s…", "1510_e…"]),
+        (("amazon_books", "amazon_baby"), 7, ["books", "baby"]),
+        (("amazon_books", "amazon_music", "yelp_food"), 7, ["1 amaz…", "2 amaz…", "yelp_f…"]),
+        (("a long name",), 6, ["a lon…"]),
+        (("the same name", "the same name"), 7, ["1 name", "2 name"]),
+        (("long", "long name"), 6, ["long", "long …"]),
+    ],
+)
+def test_names_keep_what_tells_them_apart(names: tuple[str, ...], wide: int, told: list[str]) -> None:
+    found = apart(names, wide)
+    assert found == told
+    assert max(map(len, found)) <= wide
+
+
+def test_names_of_many_tasks_are_told_apart() -> None:
+    tasks = [f"task{number}_of_natural_instructions" for number in (591, 363, 1290, 181, 2, 1510, 639)]
+    lines = terminal(learned.tables(learned.matrix(("finetune",), (39,), tasks)), {}).splitlines()
+    assert max(map(len, lines)) <= 80
+    (head,) = [line.split() for line in lines if line.startswith("CIL")]
+    assert len(set(head)) == 8
+    assert head[1].startswith("591")
+
+
+def test_names_of_methods_take_the_room_that_there_is() -> None:
+    name = "sapt-noticed reuse=1 gate=published balanced=1"
+    scores = learned.matrix((name, "finetune"), (39,), settings=("til",))
+    lines = terminal(learned.tables(scores), {}).splitlines()
+    assert any(line.startswith(f"{name}     1   91.50") for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_summary_takes_names_as_they_are() -> None:
+    text = terminal(learned.tables(learned.matrix(("[bold]a", "b\nc"))), {})
+    assert "[bold]a" in text
+    assert "b↵c" in text
+
+
+def test_summary_cuts_long_names() -> None:
+    scores = learned.matrix(("x" * 60, "y" * 60), (39, 123))
+    lines = terminal(learned.tables(scores), {}).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [len(line) for line in lines if "x…" in line] == [80]

@@ -1,0 +1,149 @@
+"""`regard measure`: what it prints, and what it leaves."""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from regard.commands.measure import cli as command
+from regard.commands.measure.result import Measurements
+from regard.runs.arguments import new_folder
+
+Tiny = Callable[[str], Path]
+Regard = Callable[..., Any]
+FEW = ("--samples", "6", "--length", "16", "--device", "cpu")
+
+
+def test_a_run_in_a_process_of_its_own(tiny: Tiny, text_file: Path, apart: Regard, tmp_path: Path) -> None:
+    """Nothing on standard error, a summary of at most 80 columns, and a folder with everything that it names."""
+    ended = apart("measure", tiny("bert"), "--text", text_file, *FEW, "--out", "run")
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in ended.out
+    assert lines[-1] == "Written to run: report.html, results.json, statistics.parquet, tokens.parquet"
+    shown = " ".join(ended.out.split())
+    assert "6 samples of 16 tokens" in shown
+    for part in ("Sink rate, ε = 0.3", "layers × heads", "Sink tokens", "Over-smoothing by layer", "Hidden norm"):
+        assert part in shown
+    assert os.listdir(tmp_path) == ["run"]
+    found = Measurements.load(tmp_path / "run")
+    rate = found.frame("sink_rate", layer=None)["value"].max()
+    assert f"{rate:.4g}" in ended.out
+    assert (tmp_path / "run" / "report.html").stat().st_size > 100_000
+
+
+def test_standard_input(tiny: Tiny, documents: list[str], apart: Regard, regard: Regard, tmp_path: Path) -> None:
+    arguments = ("measure", tiny("llama"), *FEW, "--statistics", "column_mass")
+    given = " ".join(documents)
+    ended = apart(*arguments, "--text", "-", "--out", "piped", given=given)
+    assert (ended.code, ended.err) == (0, "")
+    (tmp_path / "text.txt").write_text(given)
+    assert regard(*arguments, "--text", "text.txt", "--out", "read").code == 0
+    piped, read = (Measurements.load(tmp_path / name) for name in ("piped", "read"))
+    pd.testing.assert_frame_equal(piped.table, read.table, rtol=1e-6)
+    assert piped.record["data"]["source"] == "standard input"
+    assert piped.record["data"]["sha256"] == read.record["data"]["sha256"]
+
+
+def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> None:
+    options = {
+        "--input": "random",
+        "--bos": "drop",
+        "--samples": "5",
+        "--length": "12",
+        "--epsilon": "0.2,0.4",
+        "--statistics": "sink_rate,entropy",
+        "--layers": "0,2-2",
+        "--batch-size": "2",
+        "--device": "cpu",
+        "--dtype": "bfloat16",
+        "--seed": "9",
+        "--out": "run",
+    }
+    ended = regard("measure", tiny("llama"), *(word for pair in options.items() for word in pair))
+    assert (ended.code, ended.err) == (0, "")
+    found = Measurements.load(tmp_path / "run")
+    assert found.record["settings"] == {
+        "statistics": ["sink_rate", "entropy"],
+        "input": "random",
+        "bos": "drop",
+        "samples": 5,
+        "length": 12,
+        "epsilon": [0.2, 0.4],
+        "layers": [0, 2],
+        "batch_size": 2,
+        "seed": 9,
+    }
+    assert found.record["model"]["dtype"] == "bfloat16"
+    assert set(found.table["statistic"]) == {"sink_rate", "entropy"}
+
+
+def test_a_new_folder_under_runs_for_each_run(
+    tiny: Tiny, text_file: Path, regard: Regard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert regard("measure", tiny("llama"), "--text", text_file, *FEW, "--statistics", "entropy").code == 0
+    (made,) = (tmp_path / "runs").iterdir()
+    assert made.name.startswith("measure-llama-2")
+    assert json.loads((made / "results.json").read_text())["model"]["name"] == str(tiny("llama"))
+    assert str(new_folder("measure", "owner/name-7b")).startswith("runs/measure-owner-name-7b-2")
+    monkeypatch.chdir(tiny("llama"))
+    assert str(new_folder("measure", ".")).startswith("runs/measure-llama-2")
+
+
+def test_random_weights_need_none(tiny: Tiny, text_file: Path, regard: Regard, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in tiny("llama").iterdir():
+        if file.suffix == ".json":
+            (bare / file.name).write_bytes(file.read_bytes())
+    few = (*FEW, "--text", text_file, "--statistics", "column_mass")
+    assert regard("measure", bare, *few, "--random-weights", "--out", "random").code == 0
+    assert Measurements.load(tmp_path / "random").record["model"]["sha256"] is None
+
+
+def test_overwriting_when_asked(tiny: Tiny, text_file: Path, regard: Regard, tmp_path: Path) -> None:
+    few = ("measure", tiny("llama"), "--text", text_file, *FEW, "--out", "run", "--statistics")
+    assert regard(*few, "entropy").code == 0
+    assert regard(*few, "row_sum").complaint == (
+        "regard measure: --out: run exists; choose another folder, or give --overwrite"
+    )
+    assert set(Measurements.load(tmp_path / "run").table["statistic"]) == {"entropy"}
+    assert regard(*few, "row_sum", "--overwrite").code == 0
+    assert set(Measurements.load(tmp_path / "run").table["statistic"]) == {"row_sum"}
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_progress_on_a_terminal_only(tiny: Tiny, text_file: Path, regard: Regard, monkeypatch: Any) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    assert regard("measure", tiny("llama"), "--text", text_file, *FEW, "--batch-size", "1", "--out", "run").code == 0
+    assert "measuring" in terminal.getvalue()
+    assert "6/6" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text,expected", [("all", None), ("3", (3,)), ("0,2-4", (0, 2, 3, 4)), (" 1 , 1,0-1", (1, 0)), ("5-5", (5,))]
+)
+def test_layers_are_numbers_and_ranges(text: str, expected: tuple[int, ...] | None) -> None:
+    assert command._layers(text) == expected
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_only_the_first_process_shows_progress(shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    disabled: list[bool] = []
+    monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
+    monkeypatch.setattr("rich.progress.Progress.start", lambda bar: disabled.append(bar.disable))
+    with command._progress(shown) as on_batch:
+        on_batch(1, 2)
+    assert disabled == [not shown]

@@ -1,0 +1,467 @@
+"""The verb `measure` from Python, held against the matrices that an eager forward of the same windows shows."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard import UserError, data, models
+from regard.commands.measure.result import Measurements
+from regard.commands.measure.run import Settings
+from regard.statistics import DEFAULT, STATISTICS, SinkRate
+from regard.statistics.table import COLUMNS
+
+Tiny = Callable[[str], Path]
+Matrices = dict[str, Tensor]
+
+KINDS = ("llama", "bert", "t5", "bart")
+SITES = {"llama": frozenset({"decoder"}), "bert": frozenset({"encoder"})} | dict.fromkeys(
+    ("t5", "bart"), frozenset({"encoder", "decoder", "cross"})
+)
+START = {"t5": 0, "bart": 7}
+AXES = ["statistic", "site", "layer", "head", "position", "epsilon"]
+LENGTH, SAMPLES = 20, 7
+
+
+def measured(folder: Path, documents: Sequence[str], **settings: Any) -> Measurements:
+    """What the model in the folder does, in float64 unless a dtype is asked for."""
+    loaded = models.load(str(folder), device="cpu", dtype=settings.pop("dtype", "float64"))
+    texts = documents if settings.get("input", "natural") == "natural" else None
+    return regard.measure(loaded, texts=texts, **{"samples": SAMPLES, "length": LENGTH, **settings})
+
+
+def windows(folder: Path, documents: Sequence[str], **settings: Any) -> Tensor:
+    """The token ids that such a run reads."""
+    tokenizer = models.load(str(folder), device="cpu").tokenizer
+    kind = settings.pop("input", "natural")
+    settings = {"samples": SAMPLES, "length": LENGTH, **settings}
+    if kind == "natural":
+        return data.windows(documents, tokenizer, **settings).input_ids
+    make = {"random": data.random_windows, "repeated": data.repeated_windows}[kind]
+    return make(tokenizer, **settings).input_ids
+
+
+def eager(folder: Path, ids: Tensor) -> Matrices:
+    """The weights (layer, sample, head, query, key) by site."""
+    loaded = models.load(str(folder), device="cpu", dtype="float64", attn_implementation="eager")
+    start = START.get(folder.name)
+    with torch.no_grad():
+        if start is None:
+            (site,) = SITES[folder.name]
+            return {site: torch.stack(loaded.model(input_ids=ids, output_attentions=True).attentions)}
+        decoder = torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)
+        output = loaded.model(input_ids=ids, decoder_input_ids=decoder, output_attentions=True)
+    shown = {"encoder": output.encoder_attentions, "decoder": output.decoder_attentions}
+    return {site: torch.stack(layers) for site, layers in {**shown, "cross": output.cross_attentions}.items()}
+
+
+def values(found: Measurements, statistic: str, **equal: Any) -> Tensor:
+    return torch.tensor(found.frame(statistic, **equal)["value"].to_numpy(), dtype=torch.float64)
+
+
+def assert_as_eager(found: Measurements, of_site: Matrices, epsilon: float) -> None:
+    """Column mass with its error, entropy, and the sink rate of the whole model, from the matrices themselves."""
+    for site, weights in of_site.items():
+        layers, samples, heads, queries, keys = weights.shape
+        degree = weights.mean(-2)
+        mass = found.frame("column_mass", site=site)
+        shape = (layers, heads, keys)
+        assert len(mass) == layers * heads * keys
+        for column, expected in (("value", degree.mean(1)), ("standard_error", degree.std(1) / samples**0.5)):
+            there = torch.tensor(mass[column].to_numpy(dtype=float), dtype=torch.float64)
+            torch.testing.assert_close(there.reshape(shape), expected, rtol=1e-5, atol=1e-7)
+        entropy = torch.special.entr(weights).sum(-1).mean((1, 3))
+        whole = values(found, "entropy", site=site, position=None).reshape(layers, heads)
+        torch.testing.assert_close(whole, entropy, rtol=1e-5, atol=1e-6)
+        able = queries - torch.arange(keys) if site == "decoder" else torch.full((keys,), queries)
+        rate = 100.0 * (weights.sum(-2) / able.clamp(min=1) > epsilon).double().mean((0, 1, 2))
+        model = found.frame("sink_rate", site=site, layer=None, epsilon=epsilon)
+        assert model["position"].tolist() == [k for k in range(keys) if able[k] >= 8]
+        torch.testing.assert_close(torch.tensor(model["value"].to_numpy(dtype=float)), rate[able >= 8])
+
+
+def assert_same(a: Measurements, b: Measurements, tolerance: float) -> None:
+    one, other = (run.table.sort_values(AXES).reset_index(drop=True) for run in (a, b))
+    pd.testing.assert_frame_equal(one, other, check_exact=False, rtol=tolerance, atol=tolerance)
+
+
+def rows_of(statistic: str, table: pd.DataFrame) -> pd.Series:
+    return (table["statistic"] == statistic) | table["statistic"].str.startswith(f"{statistic}_")
+
+
+# -- the table ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_holds_every_statistic_and_nothing_else(kind: str, tiny: Tiny, documents: list[str]) -> None:
+    found = measured(tiny(kind), documents, statistics="all", epsilon=(0.1, 0.3))
+    table = found.table
+    assert tuple(table.columns) == COLUMNS
+    whole, real = ("layer", "head", "position", "n"), ("epsilon", "value", "standard_error")
+    assert {column: str(table[column].dtype) for column in (*whole, *real)} == {
+        **dict.fromkeys(whole, "Int64"),
+        **dict.fromkeys(real, "float64"),
+    }
+    owned = {name: rows_of(name, table) for name in STATISTICS}
+    assert [name for name, rows in owned.items() if not rows.any()] == []
+    assert pd.concat(owned.values(), axis=1).sum(axis=1).eq(1).all()
+    assert set(table["site"]) == SITES[kind]
+    assert table["value"].notna().all()
+    assert not table.duplicated(AXES).any()
+    assert table["n"].eq(SAMPLES).all()
+    thresholded = table["statistic"] == "sink_rate"
+    assert table["epsilon"].notna().eq(thresholded).all()
+    assert set(table["epsilon"].dropna()) == {0.1, 0.3}
+    layers = 3 if kind in ("llama", "bert") else 2
+    assert set(table["layer"].dropna()) == set(range(-1, layers))
+    assert set(table["head"].dropna()) == set(range(4))
+    assert found.frame("sink_rate", layer=None)["value"].between(0, 100).all()
+
+
+def test_only_what_was_asked_for(tiny: Tiny, documents: list[str]) -> None:
+    found = measured(tiny("llama"), documents, statistics=["entropy", "over_smoothing"])
+    assert set(found.table["statistic"]) == {"entropy", "over_smoothing"}
+    assert found.tokens is None
+    assert found.matrices == {}
+    default = measured(tiny("llama"), documents)
+    assert [name for name in STATISTICS if rows_of(name, default.table).any()] == [
+        n for n in STATISTICS if n in DEFAULT
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_numbers_are_those_of_the_eager_matrices(kind: str, tiny: Tiny, documents: list[str]) -> None:
+    ids = windows(tiny(kind), documents)
+    assert_as_eager(measured(tiny(kind), documents), eager(tiny(kind), ids), 0.3)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"bos": "drop"}, {"bos": "add"}, {"input": "random"}, {"input": "repeated", "bos": "drop"}, {"seed": 5}],
+    ids=str,
+)
+def test_the_numbers_of_other_windows(settings: dict[str, Any], tiny: Tiny, documents: list[str]) -> None:
+    """T5's tokenizer puts nothing before a text, so that keep, drop and add differ between it and Llama."""
+    for kind in ("llama", "t5"):
+        ids = windows(tiny(kind), documents, **settings)
+        assert_as_eager(measured(tiny(kind), documents, **settings), eager(tiny(kind), ids), 0.3)
+        begins_with_bos = bool((ids[:, 0] == 1).all())
+        assert begins_with_bos == (settings.get("bos") == "add" or (kind == "llama" and "bos" not in settings))
+
+
+def test_the_mean_attention_and_the_sink_tokens(tiny: Tiny, documents: list[str]) -> None:
+    found = measured(tiny("bert"), documents, statistics="input_dependence,sink_tokens")
+    ids = windows(tiny("bert"), documents)
+    weights = eager(tiny("bert"), ids)["encoder"]
+    assert set(found.matrices) == {"encoder.0", "encoder.1", "encoder.2"}
+    for layer in range(3):
+        torch.testing.assert_close(
+            found.matrices[f"encoder.{layer}"].double(), weights[layer].mean(0), atol=1e-6, rtol=0
+        )
+    strongest = weights.mean(-2).argmax(-1)
+    tokenizer = models.load(str(tiny("bert"))).tokenizer
+    assert found.tokens is not None
+    first = found.tokens[(found.tokens["layer"] == 1) & (found.tokens["head"] == 2)]
+    expected = pd.Series(
+        [(int(at), tokenizer.convert_ids_to_tokens(int(ids[row, at]))) for row, at in enumerate(strongest[1, :, 2])]
+    ).value_counts()
+    assert dict(zip(zip(first["position"], first["token"], strict=True), first["count"], strict=True)) == dict(expected)
+    assert first["share"].sum() == pytest.approx(1)
+
+
+# -- what the numbers depend on -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "bart"])
+def test_the_numbers_do_not_depend_on_the_batch_size(kind: str, tiny: Tiny, documents: list[str]) -> None:
+    one = measured(tiny(kind), documents, statistics="all", batch_size=1)
+    for rows in (3, 100):
+        other = measured(tiny(kind), documents, statistics="all", batch_size=rows)
+        assert_same(one, other, 1e-6)
+        assert one.tokens is not None
+        pd.testing.assert_frame_equal(one.tokens, other.tokens)
+        assert other.record["cost"]["batch_size"] == rows
+
+
+def test_a_seed_gives_the_same_numbers_and_another_others(tiny: Tiny, documents: list[str]) -> None:
+    for text in ("natural", "random", "repeated"):
+        first, same, other = (
+            measured(tiny("llama"), documents, statistics="column_mass", input=text, seed=seed) for seed in (3, 3, 4)
+        )
+        pd.testing.assert_frame_equal(first.table, same.table)
+        assert not first.table["value"].equals(other.table["value"])
+
+
+def test_some_layers_only(tiny: Tiny, documents: list[str]) -> None:
+    whole = measured(tiny("llama"), documents, statistics="all")
+    some = measured(tiny("llama"), documents, statistics="all", layers=[2, 0, 2])
+    assert set(some.table["layer"].dropna()) - {-1} == {0, 2}
+    assert some.record["settings"]["layers"] == [2, 0]
+
+    def of_layers(found: Measurements) -> pd.DataFrame:
+        table = found.table[found.table["layer"].isin([0, 2])]
+        return table.sort_values(AXES).reset_index(drop=True)
+
+    pd.testing.assert_frame_equal(of_layers(some), of_layers(whole))
+    by_head = some.frame("sink_rate", position=0)
+    overall = by_head[by_head["layer"].isna()]["value"].item()
+    assert overall == pytest.approx(by_head[by_head["layer"].notna()]["value"].mean())
+
+
+def test_several_thresholds(tiny: Tiny, documents: list[str]) -> None:
+    several = measured(tiny("bert"), documents, statistics="sink_rate", epsilon=[0.2, 0.05, 0.2])
+    assert several.record["settings"]["epsilon"] == [0.2, 0.05]
+    for epsilon in (0.2, 0.05):
+        alone = measured(tiny("bert"), documents, statistics="sink_rate", epsilon=epsilon)
+        pd.testing.assert_frame_equal(several.frame("sink_rate", epsilon=epsilon), alone.table)
+    assert not several.frame(epsilon=0.2)["value"].equals(several.frame(epsilon=0.05)["value"])
+
+
+def test_a_model_and_its_tokenizer_as_the_user_holds_them(tiny: Tiny, documents: list[str]) -> None:
+    """In training mode, with dropout: it is measured as in evaluation, and left as it was."""
+    loaded = models.load(str(tiny("bert")), device="cpu", dtype="float64")
+    expected = measured(tiny("bert"), documents)
+    model = loaded.model.train()
+    model.pooler.eval()  # type: ignore[union-attr, operator]
+    before = [module.training for module in model.modules()]
+    implementation, hooks = model.config._attn_implementation, len(model._forward_hooks)
+    found = regard.measure(model, loaded.tokenizer, documents, samples=SAMPLES, length=LENGTH)
+    assert_same(found, expected, 1e-12)
+    assert [module.training for module in model.modules()] == before
+    assert (model.config._attn_implementation, len(model._forward_hooks)) == (implementation, hooks)
+    assert torch.is_grad_enabled()
+    assert found.record["model"]["sha256"] is None
+    assert found.record["data"]["source"] == "given in Python"
+
+
+def test_progress_is_told_after_each_batch(tiny: Tiny, documents: list[str]) -> None:
+    told: list[tuple[int, int]] = []
+    measured(tiny("llama"), documents, batch_size=3, on_batch=lambda done, all_: told.append((done, all_)))
+    assert told == [(3, 7), (6, 7), (7, 7)]
+
+
+# -- the record -----------------------------------------------------------------------------------------
+
+
+def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list[str]) -> None:
+    found = measured(tiny("llama"), documents, statistics="sink_rate,massive_activations", dtype="float32", seed=2)
+    record = found.record
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert set(record) == {
+        *("regard", "verb", "created", "model", "data", "settings", "versions", "cost", "statistics")
+    }
+    loaded = models.load(str(tiny("llama")))
+    assert record["model"] == {
+        "name": str(tiny("llama")),
+        "class": "LlamaModel",
+        "type": "llama",
+        "sha256": loaded.sha256,
+        "parameters": loaded.model.num_parameters(),
+        "layers": 3,
+        "heads": 4,
+        "dtype": "float32",
+    }
+    assert record["settings"] == {
+        "statistics": ["sink_rate", "massive_activations"],
+        "input": "natural",
+        "bos": "keep",
+        "samples": SAMPLES,
+        "length": LENGTH,
+        "epsilon": [0.3],
+        "layers": None,
+        "batch_size": SAMPLES,
+        "seed": 2,
+    }
+    assert (record["data"]["samples"], record["data"]["tokens"]) == (SAMPLES, SAMPLES * LENGTH)
+    assert len(record["data"]["sha256"]) == 64
+    assert set(record["versions"]) == {"python", "torch", "transformers", "platform"}
+    cost = record["cost"]
+    assert min(cost["seconds"], cost["tokens_per_second"], cost["peak_memory_mib"]) > 0
+    assert (cost["device"], cost["processes"]) == ("cpu", 1)
+    about = record["statistics"]
+    assert set(about) == {"sink_rate", "massive_activations"}
+    assert about["sink_rate"]["axes"] == ["layer", "head", "position", "epsilon"]
+    assert about["massive_activations"]["axes"] == ["layer"]
+    assert all(set(one) == {"axes", "title", "unit", "description", "source"} for one in about.values())
+
+
+def test_the_record_of_tokens_that_are_no_text(tiny: Tiny, documents: list[str]) -> None:
+    of = measured(tiny("llama"), documents, input="random").record["data"]
+    assert (of["source"], of["sha256"], of["documents"]) == ("random tokens", None, 0)
+
+
+def test_short_documents_are_counted(tiny: Tiny, documents: list[str]) -> None:
+    of = measured(tiny("llama"), ["w1 w2", *documents[:3], "w3"], samples=9).record["data"]
+    assert (of["documents"], of["too_short"]) == (5, 2)
+
+
+@pytest.mark.minilm
+def test_the_embedded_model_on_the_default_text() -> None:
+    found = regard.measure("minilm", samples=8, length=32, statistics="sink_rate,column_mass,row_sum,entropy")
+    heads = found.frame("row_sum", position=None)
+    assert len(heads) == 6 * 12
+    assert (heads["layer"].max(), heads["head"].max()) == (5, 11)
+    assert heads["value"].sub(1).abs().max() < 1e-5
+    mass = found.frame("column_mass").groupby(["layer", "head"])["value"].sum()
+    assert mass.sub(1).abs().max() < 1e-5
+    assert found.frame("entropy", position=None)["value"].between(0, 3.4658).all()
+    rate = found.frame("sink_rate", layer=None)
+    assert rate.loc[rate["value"].idxmax(), "position"] == 0
+    assert found.record["model"]["sha256"].startswith("53aa51172d14")
+    assert "documentation of Python" in found.record["data"]["source"]
+
+
+# -- mistakes of the user -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings,message",
+    [
+        ({"samples": 0}, "samples: expected a whole number of at least 1, got 0"),
+        ({"length": -3}, "length: expected a whole number of at least 1, got -3"),
+        ({"batch_size": 0}, "batch-size: expected a whole number of at least 1, got 0"),
+        ({"samples": 2.5}, "samples: expected a whole number of at least 1, got 2.5"),
+        ({"length": None}, "length: expected a whole number of at least 1, got None"),
+        ({"seed": 1.5}, "seed: expected a number from 0 to 2**63 - 1, got 1.5"),
+        ({"epsilon": "few"}, "epsilon: expected a number or several, got 'few'"),
+        ({"layers": [0.5]}, "layers: expected a number or several, got 0.5"),
+        ({"statistics": None}, "statistics: expected default, all, or names and statistics in a list; got None"),
+        ({"statistics": [SinkRate]}, "statistics: expected names, or statistics that are set up such as SinkRate()"),
+        ({"texts": ["a b"], "input": "random"}, "texts: expected input natural beside them, for random tokens are of"),
+        ({"tokenizer": ["a b"]}, "tokenizer: expected one as AutoTokenizer loads it, or none beside the name of a "),
+        ({"tokenizer": "minilm"}, "tokenizer: expected one as AutoTokenizer loads it, or none beside the name of a "),
+        ({"epsilon": 2}, "epsilon: expected numbers between 0 and 1, got 2.0"),
+        ({"epsilon": [0.3, float("nan")]}, "epsilon: expected numbers between 0 and 1, got 0.3, nan"),
+        ({"epsilon": []}, "epsilon: expected numbers between 0 and 1, got none"),
+        ({"layers": []}, "layers: expected layers counted from 0 (-1: the embeddings), got none"),
+        ({"layers": [0, -2]}, "layers: expected layers counted from 0 (-1: the embeddings), got 0, -2"),
+        ({"sample": 2}, "unknown setting sample; expected some of: statistics, input, bos, samples"),
+        ({"seed": -1}, "seed: expected a number from 0 to 2**63 - 1, got -1"),
+        ({"input": "noise"}, "input: expected one of natural, random, repeated, got 'noise'"),
+        ({"bos": "maybe"}, "bos: expected one of keep, drop, add, got 'maybe'"),
+        ({"statistics": "sink_rate,charm"}, "unknown statistic 'charm'; expected default, all, or some of: sink_rate"),
+        ({"statistics": []}, "unknown statistic (none given)"),
+        ({"texts": "one string"}, "texts: expected a list of at least one document, each a string; got one string"),
+        ({"texts": []}, "texts: expected a list of at least one document, each a string; got none"),
+        (
+            {"texts": ["a", None, 3]},
+            "texts: expected a list of at least one document, each a string; got NoneType, int",
+        ),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_found_before_the_model_is_looked_for(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        regard.measure("no-such-owner/no-such-model", **settings)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "settings,message",
+    [
+        ({"length": 49}, "length: expected at most 48 tokens, the most this model was made for; got 49"),
+        ({"length": 1}, "length: expected more than the 1 special tokens of each window, got 1"),
+        ({"texts": ["w1 w2"]}, "length: expected a text of at least 20 tokens, the longest found has 3"),
+        ({"samples": 1000}, "samples: expected texts with 1000 windows of 20 tokens, found"),
+        ({"layers": [1, 3, 99]}, "layers: expected layers of this model, counted from 0; it has no 3, 99"),
+        (
+            {"layers": (-1,), "statistics": "entropy"},
+            "statistics: nothing to tell of entropy from layer -1: the embeddings have no attention; expected ",
+        ),
+        ({"length": 7}, "statistics: nothing to tell of sink_rate from 7 windows of 7 tokens in this model"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_the_model(settings: dict[str, Any], message: str, tiny: Tiny, documents: list[str]) -> None:
+    options = {"texts": documents, "samples": SAMPLES, "length": LENGTH, **settings}
+    with pytest.raises(UserError) as caught:
+        regard.measure(str(tiny("llama")), **options)
+    assert str(caught.value).startswith(message)
+
+
+def test_layers_that_the_model_lacks_are_refused_before_it_runs(tiny: Tiny, documents: list[str]) -> None:
+    told: list[tuple[int, int]] = []
+    for kind in KINDS:
+        with pytest.raises(UserError, match="it has no 3"):
+            measured(tiny(kind), documents, layers=[3], on_batch=lambda *done: told.append(done))
+    assert told == []
+
+
+def test_non_finite_activations_are_named(tiny: Tiny, documents: list[str]) -> None:
+    loaded = models.load(str(tiny("llama")), device="cpu")
+    with torch.no_grad():
+        loaded.model.layers[1].self_attn.k_proj.weight.fill_(float("nan"))  # type: ignore[union-attr, index]
+    with pytest.raises(UserError, match=r"non-finite activations: \w+ of layer 1 \(decoder\) in batch 0"):
+        regard.measure(loaded, texts=documents, samples=4, length=LENGTH, batch_size=2)
+    assert loaded.model.config._attn_implementation == "sdpa"
+
+
+def test_non_finite_activations_behind_the_last_attention_are_seen(tiny: Tiny, documents: list[str]) -> None:
+    loaded = models.load(str(tiny("llama")), device="cpu")
+    with torch.no_grad():
+        loaded.model.layers[-1].mlp.down_proj.weight[0, 0] = float("inf")  # type: ignore[union-attr, index]
+    with pytest.raises(UserError, match="non-finite activations: output of the last layer in batch 0"):
+        regard.measure(loaded, texts=documents, samples=4, length=LENGTH, batch_size=2, statistics="entropy")
+
+
+def test_what_is_no_model_for_texts(tiny: Tiny) -> None:
+    from transformers import ViTConfig, ViTModel
+
+    tokenizer = models.load(str(tiny("llama"))).tokenizer
+    with pytest.raises(UserError, match="cannot observe Linear: expected a Hugging Face PreTrainedModel"):
+        regard.measure(torch.nn.Linear(2, 2), tokenizer)  # type: ignore[arg-type]
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    picture = ViTModel(ViTConfig(image_size=8, patch_size=4, **sizes))
+    with pytest.raises(UserError, match="is none for texts: ViTModel reads pixel_values"):
+        regard.measure(picture, tokenizer)
+
+
+def test_a_model_needs_a_tokenizer_that_belongs_to_it(tiny: Tiny, documents: list[str]) -> None:
+    loaded = models.load(str(tiny("llama")))
+    with pytest.raises(UserError, match="a model needs its tokenizer"):
+        regard.measure(loaded.model, texts=documents)
+    loaded.tokenizer.add_tokens(["w40"])
+    for given in ((loaded.model, loaded.tokenizer), (str(tiny("llama")), loaded.tokenizer)):
+        with pytest.raises(UserError, match="does not belong to it: its ids go up to 47, the model's embedding has 47"):
+            regard.measure(*given, documents, samples=2, length=LENGTH)
+
+
+def test_too_little_memory_is_the_batch_size(tiny: Tiny, documents: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import LlamaModel
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(LlamaModel, "forward", full)
+    with pytest.raises(UserError, match="batch-size: 7 windows of 20 tokens do not fit the memory of cpu"):
+        measured(tiny("llama"), documents)
+
+
+def test_settings_choose_a_batch_of_about_as_many_tokens_whatever_the_length() -> None:
+    assert [Settings(length=length, samples=500).rows for length in (64, 512, 4096, 9000)] == [64, 8, 1, 1]
+    assert Settings(samples=3).rows == 3
+    assert Settings(batch_size=7).rows == 7
+
+
+def test_a_statistic_of_ones_own_is_measured_as_it_is_set_up_and_left_alone(tiny: Tiny, documents: list[str]) -> None:
+    own = SinkRate((0.1,), minimum_queries=3)
+    found = measured(tiny("llama"), documents, statistics=[own, "entropy"], samples=4, length=12)
+    assert own.result() == []
+    assert set(found.table["statistic"]) == {"sink_rate", "entropy"}
+    assert set(found.frame("sink_rate")["epsilon"]) == {0.1}
+    assert found.frame("sink_rate")["position"].max() == 12 - 3
+    assert found.record["settings"]["statistics"] == ["sink_rate", "entropy"]
+    json.dumps(found.record)
+
+
+def test_a_name_stands_for_all_that_it_tells(tiny: Tiny, documents: list[str]) -> None:
+    found = measured(tiny("llama"), documents, statistics="massive_activations,key_norm", samples=2)
+    endings = ["_top1", "_top2", "_top3", "_median"]
+    assert set(found.frame("massive_activations")["statistic"]) == {f"massive_activations{e}" for e in endings}
+    assert set(found.frame("key_norm")["statistic"]) == {"key_norm"}

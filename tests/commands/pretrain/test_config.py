@@ -1,0 +1,129 @@
+"""Recipes: what they refuse, and that files and command lines state them."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.attention.spec import ATTENTIONS, AttentionSpec
+from regard.commands.pretrain.config import RECIPES, Recipe, names, parsed, recipe
+from regard.errors import UserError
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_named_recipe_can_be_made(name: str) -> None:
+    assert isinstance(recipe(name), Recipe)
+
+
+def test_the_paper_s_models_are_those_of_its_table() -> None:
+    sizes = {name: (one.layers, one.width, one.heads, one.ffn_width) for name in RECIPES if (one := recipe(name))}
+    assert sizes["60m"] == (10, 768, 8, 1536)
+    assert sizes["1b"] == (22, 2048, 16, 5632)
+    assert sizes["1m"] == (2, 256, 8, 512)
+    sixty = recipe("60m")
+    assert (sixty.learning_rate, sixty.batch, sixty.length, sixty.steps) == (4e-4, 512, 2048, 20_000)
+    assert (sixty.weight_decay, sixty.decay, sixty.clip, sixty.warmup, sixty.schedule) == (
+        0.1,
+        "all",
+        1,
+        100,
+        "constant",
+    )
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_every_attention_can_be_asked_for(name: str) -> None:
+    chosen = recipe("nano", attention=name, window=16)
+    assert chosen.spec == ATTENTIONS[name].with_(window=16)
+    assert isinstance(chosen.spec, AttentionSpec)
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"attention": "foo"}, "attention: expected one of softmax"),
+        ({"positions": "foo"}, "positions is one of rotary"),
+        ({"ffn": "foo"}, "ffn: expected one of swiglu"),
+        ({"norm": 1}, "norm: expected a name, got 1"),
+        (
+            {"form": "chunked"},
+            "the form chunked cannot compute weighting=softmax; materialised, blockwise, rowwise, fused, flex can",
+        ),
+        ({"prefix": 64}, "prefix: expected fewer tokens than the length 64"),
+        ({"prefix": -1}, "prefix: expected a number of at least 0"),
+        ({"fixed_token": 64}, "fixed-token: expected a position below the length 64"),
+        ({"random_tokens": (3, 3)}, "random-tokens: expected A:B"),
+        ({"random_tokens": (0, 65)}, "random-tokens: expected A:B"),
+        ({"random_tokens": (1, 2, 3)}, "random-tokens"),
+        ({"heads": 3}, "heads: expected a divisor of the width 128, got 3"),
+        ({"steps": 50}, "warmup: expected at most the 50 steps, got 100"),
+        ({"steps": 0}, "steps: expected a number of at least 1, got 0"),
+        ({"steps": True}, "steps: expected a whole number, got True"),
+        ({"steps": 1.5}, "steps: expected a whole number"),
+        ({"learning_rate": float("nan")}, "learning-rate: expected a number over 0"),
+        ({"learning_rate": float("inf")}, "learning-rate: expected a number over 0"),
+        ({"epsilon": 1.5}, "epsilon: expected a number over 0 and at most 0.999, got 1.5"),
+        ({"amount": 2.0}, "amount: expected a number over 0 and at most 1, got 2.0"),
+        ({"learning_rate": 0}, "learning-rate: expected a number over 0, got 0"),
+        ({"seed": 2**70}, "seed: expected a number of at least 0 and at most 9223372036854775807"),
+        ({"kv_heads": 3}, "kv-heads: expected a divisor of the 4 heads, got 3"),
+        ({"width": 12}, "heads: expected an even width of each for rotary positions, got 3"),
+        ({"vocabulary": 5}, "vocabulary: expected a number of at least 257, got 5"),
+        ({"random_tokens": (0, 64)}, "random-tokens: expected tokens of the text to predict, none of 64 is left"),
+        ({"data": ()}, "data: expected at least one source"),
+        ({"nonsense": 1}, "there is no field nonsense; allowed are attention"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        recipe("nano", **changes)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(UserError, match="expected one of pico, nano, 1m, 60m, 1b, got 'huge'"):
+        recipe("huge")
+
+
+def test_a_file_states_a_recipe_as_a_run_writes_it(tmp_path: Path) -> None:
+    chosen = recipe("pico", random_tokens=(0, 3), window=8, data=("a.txt", "0.5*b=b.txt"))
+    (tmp_path / "results.json").write_text(json.dumps({"recipe": chosen.to_dict(), "verb": "pretrain"}))
+    (tmp_path / "recipe.json").write_text(json.dumps(chosen.to_dict()))
+    assert Recipe.from_file(tmp_path / "results.json") == chosen
+    assert Recipe.from_file(tmp_path / "recipe.json") == chosen
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"recipe": {"stepz": 1}}'])
+def test_a_file_that_states_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(UserError, match=r"expected|there is no field"):
+        Recipe.from_file(tmp_path / "f.json")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="config: cannot read"):
+        Recipe.from_file(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_field_can_be_stated_as_text(name: str) -> None:
+    chosen = recipe(
+        "nano", random_tokens=(2, 5), window=7, fixed_token=1, micro_batch=4, kv_heads=2, trackers=("wandb",)
+    )
+    value = getattr(chosen, name)
+    text = {"random_tokens": "2:5", "data": "python", "trackers": "wandb"}.get(name, str(value))
+    assert parsed(name, text) == value
+    assert next(one.metadata["help"] for one in fields(Recipe) if one.name == name)
+
+
+@pytest.mark.parametrize("name, text", [("steps", "x"), ("tied", "maybe"), ("random_tokens", "3"), ("epsilon", "")])
+def test_text_that_states_no_value_is_refused(name: str, text: str) -> None:
+    with pytest.raises(UserError, match=name.replace("_", "-")):
+        parsed(name, text)
+
+
+def test_the_watched_length_is_at_most_the_length() -> None:
+    assert recipe("nano", length=32).watch_length == 32

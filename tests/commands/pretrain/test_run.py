@@ -1,0 +1,285 @@
+"""Pre-training end to end on tiny models: the record, resuming, what is put in the place of text, and refusals."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import regard
+from regard.commands.pretrain.config import Recipe, recipe
+from regard.commands.pretrain.result import Pretraining
+from regard.commands.pretrain.run import IGNORED, Text, _cache, _count, _text
+from regard.data.draw import Draw
+from regard.errors import UserError
+
+SMALL: dict[str, Any] = {
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "ffn_width": 16,
+    "length": 16,
+    "vocabulary": 280,
+    "batch": 4,
+    "steps": 6,
+    "warmup": 2,
+    "watch_every": 3,
+    "watch_samples": 6,
+    "valid_samples": 6,
+    "checkpoint_every": 2,
+}
+FOLDER = ["history.parquet", "model", "report.html", "results.json", "sinks.parquet"]
+
+
+@pytest.fixture(scope="module")
+def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text of a few thousand tokens, with words that come again."""
+    draw = random.Random(0)
+    words = ["attention", "sink", "first", "token", "softmax", "the", "of", "keys", "queries", "sum"]
+    path = tmp_path_factory.mktemp("prose") / "prose.txt"
+    path.write_text("\n".join(" ".join(draw.choices(words, k=12)) for _ in range(400)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def small(prose: Path) -> Recipe:
+    return recipe("nano", **SMALL, data=(f"prose={prose}",))
+
+
+@pytest.fixture(scope="module")
+def finished(prose: Path, cache: Path) -> Pretraining:
+    return regard.pretrain(recipe("nano", **SMALL, data=(f"prose={prose}",)), cache=cache)
+
+
+def test_a_run_tells_its_losses_and_sinks(finished: Pretraining) -> None:
+    history = finished.history
+    assert next(iter(history["step"])) == 0
+    assert history["step"].iloc[-1] == 6
+    watched = history.dropna(subset=["valid_loss"])
+    assert list(watched["step"]) == [0, 3, 6]
+    assert (watched["valid_loss"] == watched["valid_loss.prose"]).all()
+    assert watched["sink_rate"].between(0, 100).all()
+    assert history["tokens"].iloc[-1] == 6 * 4 * 15
+    assert {"sink_rate", "alpha", "norm_ratio"} <= set(finished.sinks["statistic"])
+    assert sorted(finished.sinks["step"].unique()) == [0, 3, 6]
+
+
+def test_the_record_says_what_was_done(finished: Pretraining, small: Recipe) -> None:
+    record = finished.record
+    assert Recipe.from_dict(record["recipe"]) == small
+    own = sum(p.numel() for p in finished.model.parameters())
+    assert record["model"]["parameters"] == own
+    assert record["model"]["parameters_without_embeddings"] == own - 2 * 280 * 16
+    assert record["data"]["domains"][0]["train_tokens"] > 1000
+    assert record["final"]["valid_loss"] == finished.history["valid_loss"].iloc[-1]
+    assert record["watch"]["uniform"] == pytest.approx(sum(1 / n for n in range(1, 17)) / 16)
+    json.dumps(record, allow_nan=False)
+
+
+def test_a_folder_holds_model_tables_and_page_and_is_read_again(finished: Pretraining, tmp_path: Path) -> None:
+    finished.save(tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FOLDER
+    again = Pretraining.load(tmp_path / "run")
+    pd.testing.assert_frame_equal(again.history, finished.history)
+    pd.testing.assert_frame_equal(again.sinks, finished.sinks)
+    assert again.record == json.loads(json.dumps(finished.record))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    ids = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")("the sum of keys", return_tensors="pt").input_ids
+    torch.testing.assert_close(model(ids).logits, finished.model(ids).logits)
+
+
+def test_what_was_trained_is_measured_like_any_model(finished: Pretraining, tmp_path: Path) -> None:
+    finished.save(tmp_path / "run")
+    found = regard.measure(
+        str(tmp_path / "run" / "model"), texts=["the sum of keys and queries " * 40], samples=4, length=16
+    )
+    assert found.frame("sink_rate", layer=None, position=0)["value"].between(0, 100).all()
+
+
+def _equal(one: Pretraining, other: Pretraining) -> None:
+    timed = ["seconds", "tokens_per_second"]
+    pd.testing.assert_frame_equal(one.history.drop(columns=timed), other.history.drop(columns=timed), check_exact=True)
+    pd.testing.assert_frame_equal(one.sinks, other.sinks, check_exact=True)
+    assert one.record["model"]["sha256"] == other.record["model"]["sha256"]
+
+
+def test_the_same_recipe_gives_the_same_numbers(finished: Pretraining, small: Recipe, cache: Path) -> None:
+    _equal(regard.pretrain(small, cache=cache), finished)
+
+
+@pytest.mark.parametrize("stop", [1, 4, 5])
+def test_a_run_broken_off_goes_on_to_the_same_numbers(
+    finished: Pretraining, small: Recipe, cache: Path, tmp_path: Path, stop: int
+) -> None:
+    def interrupt(step: int, steps: int, numbers: Mapping[str, float]) -> None:
+        if step == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        regard.pretrain(small, work=tmp_path / "work", cache=cache, on_progress=interrupt)
+    resumed = regard.pretrain(small, work=tmp_path / "work", cache=cache, resume=True)
+    _equal(resumed, finished)
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_line_that_was_cut_off_does_not_count(
+    finished: Pretraining, small: Recipe, cache: Path, tmp_path: Path
+) -> None:
+    def at(stop: int) -> Callable[..., None]:
+        def interrupt(step: int, steps: int, numbers: Mapping[str, float]) -> None:
+            if step == stop:
+                raise KeyboardInterrupt
+
+        return interrupt
+
+    for stop, resume in ((4, False), (5, True)):
+        with pytest.raises(KeyboardInterrupt):
+            regard.pretrain(small, work=tmp_path, cache=cache, resume=resume, on_progress=at(stop))
+        with (tmp_path / "watched" / "journal.jsonl").open("a") as kept:
+            kept.write('{"name": "6", "val')
+    _equal(regard.pretrain(small, work=tmp_path, cache=cache, resume=True), finished)
+
+
+def test_going_on_with_another_recipe_names_the_field(small: Recipe, cache: Path, tmp_path: Path) -> None:
+    regard.pretrain(small, work=tmp_path, cache=cache, keep_work=True, steps=2)
+    with pytest.raises(UserError, match=r"resume: .* weight_decay was 0.1 and is 0.5"):
+        regard.pretrain(small, work=tmp_path, cache=cache, resume=True, steps=2, weight_decay=0.5)
+    regard.pretrain(small, work=tmp_path, cache=cache, resume=True, steps=2, micro_batch=2, log_every=1)
+
+
+def test_text_is_packed_once(small: Recipe, cache: Path, finished: Pretraining) -> None:
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
+    assert before
+    regard.pretrain(small, cache=cache, steps=2, attention="sigmoid")
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()} == before
+
+
+@pytest.fixture
+def text(small: Recipe, cache: Path) -> Text:
+    return _text(small, cache)
+
+
+def test_a_batch_is_text_and_predicts_it(text: Text, small: Recipe) -> None:
+    rows = text.batches(small)(3)
+    torch.testing.assert_close(rows["input_ids"], Draw(text.corpus, small.batch, small.seed).rows(3))
+    torch.testing.assert_close(rows["labels"], rows["input_ids"])
+    assert _count(rows) == 4 * 15
+
+
+def test_a_fixed_token_stands_everywhere_and_is_no_target(small: Recipe, cache: Path) -> None:
+    chosen = recipe(small, fixed_token=2)
+    text = _text(chosen, cache)
+    eos = text.tokenizer.eos_token_id
+    rows = text.batches(chosen)(0)
+    assert (rows["input_ids"][:, 2] == eos).all()
+    assert (rows["labels"][:, 2] == IGNORED).all()
+    assert (text.held_out(chosen, 5, 10)["prose"][:, 2] == eos).all()
+    assert _count(rows) == 4 * 14
+
+
+def test_random_tokens_stand_in_training_alone(small: Recipe, cache: Path) -> None:
+    chosen = recipe(small, random_tokens=(1, 4))
+    text = _text(chosen, cache)
+    plain = Draw(text.corpus, 4, 0).rows(0)
+    rows = text.batches(chosen)(0)
+    torch.testing.assert_close(rows["input_ids"][:, 4:], plain[:, 4:])
+    assert (rows["input_ids"][:, 1:4] != plain[:, 1:4]).any()
+    torch.testing.assert_close(text.batches(chosen)(0)["input_ids"], rows["input_ids"])
+    assert (text.batches(chosen)(1)["input_ids"][:, 1:4] != rows["input_ids"][:, 1:4]).any()
+    torch.testing.assert_close(text.held_out(chosen, 5, 16), text.held_out(small, 5, 16))
+
+
+def test_the_loss_of_a_prefix_skips_its_first_targets(small: Recipe) -> None:
+    assert recipe(small, prefix=5).uncounted(training=True) == (0, 1, 2, 3, 4)  # targets 1 … 4: p − 1 of them
+    both = recipe(small, prefix=2, fixed_token=7, random_tokens=(3, 5))
+    assert both.uncounted(training=True) == (0, 1, 3, 4, 7)
+    assert both.uncounted(training=False) == (0, 1, 7)
+
+
+def test_the_cache_is_where_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("REGARD_CACHE", raising=False)
+    assert _cache(None) == Path.home() / ".cache" / "regard"
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
+    assert _cache(None) == tmp_path
+    assert _cache("elsewhere") == Path("elsewhere")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "sigmoid"},
+        {"attention": "kv-bias", "positions": "alibi"},
+        {"attention": "mlp-kernel-normalised", "positions": "none"},
+        {"attention": "sink-token", "norm": "post", "ffn": "geglu"},
+        {"attention": "gated", "window": 4, "kv_heads": 1},
+        {"positions": "t5", "prefix": 3, "tied": True},
+        {"positions": "learned", "fixed_token": 0, "decay": "matrices", "schedule": "cosine"},
+    ],
+    ids=lambda changes: ",".join(map(str, changes.values())),
+)
+def test_every_axis_trains(small: Recipe, cache: Path, changes: dict[str, Any]) -> None:
+    found = regard.pretrain(small, cache=cache, **{**changes, "steps": 40, "warmup": 5, "watch_every": 40})
+    losses = found.history["valid_loss"].dropna()
+    assert losses.iloc[-1] < losses.iloc[0] - 0.3
+    assert (found.final["virtual_sink_rate"] is not None) == (changes.get("attention") in ("kv-bias", "sink-token"))
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [("", "empty"), ("short", "expected"), ("\0\1", "binary")],
+)
+def test_text_that_is_none_or_too_little_is_refused(tmp_path: Path, cache: Path, content: str, said: str) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(content)
+    with pytest.raises(UserError, match=said):
+        regard.pretrain("nano", **SMALL, data=(str(path),), cache=cache)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run in"):
+        Pretraining.load(tmp_path)
+    (tmp_path / "results.json").write_text('{"verb": "measure"}')
+    with pytest.raises(UserError, match="not one of pre-training"):
+        Pretraining.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_model_of_one(
+    finished: Pretraining, small: Recipe, cache: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.json").write_text(json.dumps(small.to_dict()))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "regard", "pretrain", "--config", "recipe.json", "--out", "run", "--cache", cache]
+    workers = []
+    for rank in range(2):
+        where = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        env = {**os.environ, **where, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        workers.append(subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True))
+    for worker in workers:
+        _, complaints = worker.communicate(timeout=300)
+        assert worker.returncode == 0, complaints
+    together = Pretraining.load(tmp_path / "run")
+    for name in ("valid_loss", "loss", "sink_rate", "alpha_first", "gradient_norm"):
+        one, two = (run.history[name].dropna().to_numpy() for run in (finished, together))
+        assert two == pytest.approx(one, rel=1e-4), name
+    assert list(together.history["tokens"]) == list(finished.history["tokens"])
+    assert together.record["cost"]["processes"] == 2
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    ids = torch.arange(10)[None]
+    torch.testing.assert_close(model(ids).logits, finished.model(ids).logits, atol=1e-4, rtol=1e-4)

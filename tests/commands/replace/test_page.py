@@ -1,0 +1,255 @@
+"""The report on replaced heads: page, figures, terminal."""
+
+import base64
+import io
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+
+from regard.commands.replace import figure as replace_figure
+from regard.commands.replace import page as replace_page
+from regard.commands.replace.pictures import MOST, pattern_counts, pictures
+from regard.errors import UserError
+from regard.report import intervals, relative_drop, replace_summary
+from tests.report import replaced_run
+from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
+
+TABLES = (replaced_run.scores(), replaced_run.heads(), replaced_run.cost(), replaced_run.record())
+NO_HEADS, NO_COST = replaced_run.heads().iloc[:0], replaced_run.cost().iloc[:0]
+
+
+@pytest.fixture(scope="module")
+def parsed() -> Parsed:
+    return Parsed(replace_page(*TABLES, replaced_run.matrices()))
+
+
+def ids(page: Parsed) -> set[str | None]:
+    return {attributes.get("id") for _, attributes in page.tags}
+
+
+def points(panels: list[dict[str, Any]], number: int, series: str) -> list[dict[str, Any]]:
+    return [point for point in panels[number]["points"] if point["series"] == series]
+
+
+def terminal(*tables: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=80).print(replace_summary(*tables))
+    return out.getvalue()
+
+
+# -- the page
+
+
+def test_page_is_self_contained_and_accessible(parsed: Parsed) -> None:
+    assert_self_contained(parsed)
+    assert_accessible(parsed)
+
+
+def test_lines_are_the_intervals(parsed: Parsed) -> None:
+    means = intervals(TABLES[0])
+    ours = means[(means["task"] == "sst2") & (means["constants"] == "average") & (means["select"] == "lambda")]
+    whole = means[(means["task"] == "sst2") & (means["constants"] == "none")]
+    expected = pd.concat([whole, ours])
+    found = points(parsed.data["scores"], 1, "average")
+    assert [point["fraction"] for point in found] == ["1", "1/2", "1/8", "0"]
+    assert [point["place"] for point in found] == [0, 1, 3, 4.5]
+    for column, key in (("mean", "value"), ("low", "low"), ("high", "high")):
+        np.testing.assert_allclose([point[key] for point in found], expected[column], rtol=1e-5)
+
+
+def test_a_line_for_each_source_and_each_order(parsed: Parsed) -> None:
+    assert {point["series"] for point in parsed.data["scores"][0]["points"]} == {"average", "identity"}
+    assert {point["series"] for point in parsed.data["orders"][0]["points"]} == {"lambda", "random"}
+    assert [panel["caption"] for panel in parsed.data["orders"]] == ["CoLA", "SST-2", "MLM"]
+
+
+def test_headline_tells_scores_and_drops(parsed: Parsed) -> None:
+    drops = relative_drop(TABLES[0])
+    row = drops[(drops["task"] == "cola") & (drops["select"] == "lambda") & (drops["constants"] == "average")].iloc[-1]
+    assert row["fraction_dynamic"] == 0
+    assert f"original {row['original']:.3g}, drop {row['drop']:.1f} %" in parsed.text
+    assert f"{row['score']:.3g}" in parsed.text
+    assert re.search(r"drop 0\.\d\d nats", parsed.text)
+    assert "One forward then takes 80 % of the time and 80 % of the FLOPs." in parsed.text
+    assert "1.25×" in parsed.text
+    assert "3 tasks · 3 seeds" in parsed.text
+
+
+def test_mean_drop_leaves_nats_out(parsed: Parsed) -> None:
+    drops = relative_drop(TABLES[0])
+    ours = drops[(drops["constants"] == "average") & (drops["select"] == "lambda") & (drops["unit"] == "%")]
+    mean = ours[ours["fraction_dynamic"] == 0]["drop"].mean()
+    assert f"drops by {mean:.1f} % on average over 2 tasks" in parsed.text
+    assert "of 2 tasks" in parsed.text
+
+
+def test_pictures_are_the_matrices(parsed: Parsed) -> None:
+    matrices = replaced_run.matrices()
+    assert len(parsed.data["pictures"]) == 6
+    for picture in parsed.data["pictures"]:
+        layer, head = map(int, re.findall(r"\d+", picture["caption"]))
+        matrix = matrices[f"encoder.{layer}"][head].numpy()
+        shades = np.frombuffer(base64.b64decode(picture["shades"]), np.uint8).reshape(picture["size"])
+        np.testing.assert_allclose((shades / 255.0) ** 2, matrix / matrix.max(), atol=1 / 255)
+    assert "reduced" not in parsed.text
+
+
+def test_large_matrices_are_reduced_and_the_page_says_so() -> None:
+    matrices = replaced_run.matrices(length=128)
+    page = Parsed(replace_page(*TABLES, matrices))
+    assert "Matrices of 128×128 are reduced to means of blocks, at most 64×64." in page.text
+    assert page.data["pictures"][0]["size"] == [64, 64]
+    one = pictures(TABLES[1], matrices)[0]
+    blocks = matrices[f"encoder.{one.layer}"][one.head].double().reshape(64, 2, 64, 2).mean((1, 3))
+    np.testing.assert_allclose(one.weights, blocks.numpy())
+
+
+def test_the_order_is_mapped(parsed: Parsed) -> None:
+    (found,) = parsed.data["maps"]
+    assert {(cell["layer"], cell["x"]): cell["value"] for cell in found["cells"]} == {
+        (row.layer, row.head): row.rank for row in TABLES[1].itertuples()
+    }
+    assert found["cells"][1]["shown"].startswith("rank 1, lambda -0.25")
+
+
+def test_patterns_are_counted_over_all_heads(parsed: Parsed) -> None:
+    assert pattern_counts(TABLES[1]) == [("broad", 4, 4 / 6), ("diagonal", 2, 2 / 6)]
+    assert "66.7 %" in parsed.text
+    assert "87.5 % of the heads show a diagonal, 37.5 % of the heads have most mass on special tokens" in parsed.text
+
+
+def test_sites_get_a_map_each() -> None:
+    heads = replaced_run.heads(("encoder", "cross"))
+    page = Parsed(replace_page(TABLES[0], heads, *TABLES[2:], replaced_run.matrices()))
+    assert [found["caption"] for found in page.data["maps"]] == ["Rank, encoder", "Rank, cross-attention"]
+
+
+def test_provenance_holds_the_whole_record(parsed: Parsed) -> None:
+    for text in ("ab" * 32, "cd" * 32, "glue, sst2", "5.0.0", "12.345", "2025-11-20T12:00:00Z"):
+        assert text in parsed.text
+
+
+def test_what_is_empty_is_not_shown() -> None:
+    scores = replaced_run.scores(("average",), ("lambda",), seeds=1, tasks=("sst2",))
+    page = Parsed(replace_page(scores, NO_HEADS, NO_COST, {}, {}))
+    assert {"scores", "drops-title"} <= ids(page)
+    absent = {"orders", "maps", "pictures", "cost", "sources-title", "constants-title", "order-title", "cost-title"}
+    assert not absent & ids(page)
+    assert "interval" not in page.text
+    assert page.data["scores"][0]["points"][0]["low"] is None
+    assert " on average" not in page.text
+
+
+def test_the_untouched_model_alone_can_be_told() -> None:
+    scores = replaced_run.scores().query("fraction_dynamic == 1")
+    page = Parsed(replace_page(scores, NO_HEADS, NO_COST, replaced_run.record(), {}))
+    assert "scores" not in ids(page)
+    assert "No head was replaced" in terminal(scores, NO_HEADS, NO_COST, {})
+
+
+def test_several_models_get_panels_of_their_own() -> None:
+    scores = replaced_run.scores()
+    scores = pd.concat([scores, scores.assign(model="other")])
+    page = Parsed(replace_page(scores, *TABLES[1:], {}))
+    assert [panel["caption"] for panel in page.data["scores"]][:2] == ["CoLA, example/tiny", "SST-2, example/tiny"]
+    assert len(page.data["scores"]) == 6
+
+
+def test_hostile_texts_are_escaped() -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    scores = replaced_run.scores().replace({"task": {"sst2": evil}, "constants": {"identity": evil}})
+    heads = TABLES[1].replace({"pattern": {"broad": evil}})
+    record = replaced_run.record(**{evil: evil})
+    record["model"]["name"] = evil
+    page = Parsed(replace_page(scores, heads, TABLES[2], record, replaced_run.matrices()))
+    assert_self_contained(page)
+    assert [attributes.get("id") for attributes, _ in page.scripts] == ["regard-data", None, None]
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert evil in page.text
+
+
+def test_wrong_scores_are_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="empty"):
+        replace_page(TABLES[0].iloc[:0], *TABLES[1:], {})
+    with pytest.raises(UserError, match="missing: metric"):
+        terminal(TABLES[0].drop(columns="metric"), *TABLES[1:])
+
+
+# -- which heads are shown
+
+
+def test_pictures_take_patterns_in_turn_and_the_first_to_become_constant() -> None:
+    heads = replaced_run.heads(layers=8)
+    found = pictures(heads, replaced_run.matrices(layers=8), most=4)
+    by = {pattern: sorted(group["rank"])[-2:] for pattern, group in heads.groupby("pattern")}
+    shown = {pattern: sorted(one.rank or 0 for one in found if one.pattern == pattern) for pattern in by}
+    assert shown == by
+
+
+def test_pictures_are_few_and_only_of_what_there_is() -> None:
+    heads = replaced_run.heads(layers=20)
+    assert len(pictures(heads, replaced_run.matrices(layers=20))) == MOST
+    assert {one.layer for one in pictures(heads, replaced_run.matrices(layers=1))} == {0}
+    unnamed = heads.assign(pattern=None, rank=pd.NA)
+    assert len(pictures(unnamed, replaced_run.matrices(layers=2))) == 6
+    assert pattern_counts(unnamed) == []
+
+
+def test_a_matrix_of_zeros_is_drawn() -> None:
+    zeros = {name: torch.zeros_like(matrix) for name, matrix in replaced_run.matrices().items()}
+    page = Parsed(replace_page(*TABLES, zeros))
+    assert set(base64.b64decode(page.data["pictures"][0]["shades"])) == {0}
+
+
+# -- the terminal
+
+
+def test_summary_fits_and_tells_scores(parsed: Parsed) -> None:
+    text = terminal(*TABLES)
+    assert max(len(line) for line in text.splitlines()) <= 80
+    means = intervals(TABLES[0]).query("task == 'sst2' and constants == 'none'")
+    assert re.search(rf"SST-2 +{means['mean'].iloc[0]:.3g}", text)
+    assert re.search(r"dynamic heads +1 +1/2 +1/8 +0", text)
+    assert "66.7 %  broad (4 heads)" in text
+    assert re.search(r"of the original +100 % +90\.0 % +85\.0 % +80\.0 %", text)
+
+
+def test_summary_keeps_the_smallest_fraction_of_many() -> None:
+    scores = replaced_run.scores(("average",), ("lambda",))
+    more = [scores[scores["fraction_dynamic"] == 0.5].assign(fraction_dynamic=2.0**-k) for k in range(4, 9)]
+    text = terminal(pd.concat([scores, *more]), NO_HEADS, NO_COST, {})
+    assert re.search(r"dynamic heads +1 +1/2 +1/8 +1/16 +0$", text, flags=re.MULTILINE)
+
+
+# -- figures
+
+
+def test_figures_draw_the_means() -> None:
+    scores, heads, _, record = TABLES
+    drawn = replace_figure("fractions", scores, heads, record, {})
+    assert len(drawn.axes) == 3
+    means = intervals(scores).query("task == 'cola' and constants == 'identity'")["mean"]
+    line = drawn.axes[0].lines[1]
+    np.testing.assert_allclose(np.asarray(line.get_ydata(), dtype=float)[1:], means, rtol=1e-5)
+    assert [label.get_text() for label in drawn.axes[0].get_xticklabels()] == ["1", "1/2", "1/8", "0"]
+    orders = replace_figure("orders", scores, heads, record, {})
+    assert orders.axes[0].get_legend_handles_labels()[1] == ["lambda", "random"]
+    constants = replace_figure("constants", scores, heads, record, replaced_run.matrices())
+    assert len([axes for axes in constants.axes if axes.images]) == 6
+    for figure in (drawn, orders, constants):
+        figure.savefig(io.BytesIO(), format="png")
+
+
+@pytest.mark.parametrize(
+    "kind, message",
+    [("map", "expected one of fractions, orders, constants"), ("constants", "no constant matrices"), ("orders", "two")],
+)
+def test_what_cannot_be_drawn_is_named(kind: Any, message: str) -> None:
+    scores = replaced_run.scores(orders=("lambda",))
+    with pytest.raises(UserError, match=message):
+        replace_figure(kind, scores, *TABLES[1:2], TABLES[3], {})

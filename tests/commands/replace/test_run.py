@@ -1,0 +1,367 @@
+"""The verb end to end, on a tiny model and a tiny task."""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+import regard
+from regard import models
+from regard.commands.replace.config import Settings
+from regard.commands.replace.evaluation import Trials
+from regard.commands.replace.result import Replacements
+from regard.constants import Constants
+from regard.data import encode, read_task
+
+Tiny = Callable[[str], Path]
+SMALL: dict[str, Any] = {
+    "length": 12,
+    "rows": (24, 12),
+    "epochs": 2,
+    "batch_size": 8,
+    "learning_rate": 0.01,
+    "seeds": 2,
+}
+
+
+@pytest.fixture(scope="session")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty sentences of three to eight words, labelled by whether w1 is in them."""
+    draw = random.Random(0)
+    rows = []
+    for number in range(40):
+        words = draw.choices([f"w{n}" for n in range(2, 30)], k=draw.randint(3, 8))
+        if number % 2:
+            words[draw.randrange(len(words))] = "w1"
+        rows.append({"text": " ".join(words), "label": "good" if number % 2 else "bad"})
+    path = tmp_path_factory.mktemp("task") / "reviews.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def replaced(tiny: Tiny, reviews: Path, work: Path, **settings: Any) -> Replacements:
+    return regard.replace(str(tiny("bert")), str(reviews), work=work, **{**SMALL, **settings})
+
+
+def test_the_table_has_a_row_for_each_source_order_fraction_and_seed(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    orders = ("lambda", "input-dependence", "output-norm", "first-layers", "last-layers", "random", "reversed")
+    found = replaced(
+        tiny, reviews, tmp_path / "work", select=orders, constants=("average", "zeros"), fractions=(1, 0.5, 0)
+    )
+    scores = found.scores
+    whole = scores[scores["fraction_dynamic"] == 1]
+    assert len(whole) == 2
+    assert set(whole["constants"]) == set(whole["select"]) == {"none"}
+    rest = scores[scores["fraction_dynamic"] < 1]
+    assert len(rest) == 2 * len(orders) * 2 * 2
+    assert not rest.duplicated(["constants", "select", "fraction_dynamic", "seed"]).any()
+    assert scores["score"].between(0, 1).all()
+    for name in ("average", "zeros"):  # with no head dynamic every order leaves the same model
+        ends = rest[(rest["constants"] == name) & (rest["fraction_dynamic"] == 0)].groupby("seed")["score"]
+        assert (ends.nunique() == 1).all()
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_run_is_written_and_read_again(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    found = replaced(tiny, reviews, tmp_path / "work", fractions=(1, 0.5, 0))
+    found.save(tmp_path / "run")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {
+        "results.json",
+        "scores.parquet",
+        "heads.json",
+        "cost.parquet",
+        "constants.safetensors",
+        "report.html",
+    } == names
+    again = Replacements.load(tmp_path / "run")
+    pd.testing.assert_frame_equal(again.scores, found.scores)
+    constants = Constants.load(tmp_path / "run" / "constants.safetensors")
+    assert constants.origin.layout == "paper"
+    assert constants.origin.separators == tuple(found.record["settings"]["separators"])
+    assert found.record["data"]["train"] == 24
+    assert (found.cost["flops"].diff().dropna() < 0).all(), "fewer dynamic heads, less to compute"
+
+
+def test_scores_are_those_of_probes_on_the_states_of_a_replaced_model(
+    tiny: Tiny, reviews: Path, tmp_path: Path
+) -> None:
+    """The verb against the parts it is made of, put together by hand."""
+    from regard.training import ProbeSettings, States, fit_probe, predict, score
+
+    found = replaced(tiny, reviews, tmp_path / "work", fractions=(0,), select="input-dependence", layout="natural")
+    loaded = models.load(str(tiny("bert")))
+    task = read_task(str(reviews), rows=(24, 12))
+    train, valid = (encode("sequence", part, loaded.tokenizer, 12, "natural") for part in (task.train, task.validation))
+    constants = regard.average_attention(loaded.model, train.batches(5), 12)
+    fixed = regard.replaced(loaded.model, constants)
+    states = []
+    for part in (train, valid):
+        with torch.no_grad():
+            told = [fixed(**batch, output_hidden_states=True).hidden_states for batch in part.batches(7)]
+        dense = torch.cat([torch.stack(layers, 1) for layers in told])
+        states.append(States.of(dense, part.attention_mask))
+    settings = ProbeSettings(learning_rate=0.01, batch_size=8, epochs=2)
+    for seed in range(2):
+        probe = fit_probe("sequence", states[0], train.labels, 2, settings, seed)
+        expected = score("accuracy", valid.labels, predict(probe, states[1]), task.labels)
+        assert found.frame(seed=seed)["score"].item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("source", ["toeplitz-init", "average-init"])
+def test_trained_constants_differ_from_their_start(
+    source: str, tiny: Tiny, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[tuple[Constants, Constants]] = []
+    train = Trials.trained
+
+    def noted(self: Trials, constants: Constants, seed: int, name: str) -> Constants:
+        trained.append((constants, train(self, constants, seed, name)))
+        return trained[-1][1]
+
+    monkeypatch.setattr(Trials, "trained", noted)
+    options: dict[str, Any] = {"fractions": (0,), "select": "input-dependence"}
+    found = replaced(tiny, reviews, tmp_path / "work", constants=source, **options)
+    assert set(found.scores["constants"]) == {source}
+    ((start, end),) = trained
+    assert end.origin.source == source
+    for place, matrix in start.matrices.items():
+        rows = matrix / matrix.abs().sum(-1, keepdim=True).clamp(min=1e-30)
+        moved = (end.matrices[place] - rows).abs().amax(-1) > 1e-4
+        assert (moved.float().mean(-1) > 0.5).all(), "in every head most rows have moved"
+
+
+def test_another_model_of_the_same_shape_does_not_resume(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    loaded = models.load(str(tiny("bert")))
+
+    def broken_off(step: str) -> None:
+        if step.startswith("scoring average"):
+            raise KeyboardInterrupt
+
+    def run(**options: Any) -> Replacements:
+        return regard.replace(
+            loaded.model, str(reviews), tokenizer=loaded.tokenizer, work=tmp_path / "work", **SMALL, **options
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        run(on_step=broken_off)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.mul_(1.01)
+    with pytest.raises(regard.UserError, match=r"resume: expected the settings of the run .* model\.sha256 was"):
+        run(resume=True)
+
+
+def test_gates_learn_which_heads_to_keep(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    found = replaced(tiny, reviews, tmp_path / "work", fractions=(0.5,))
+    values = found.heads.sort_values("rank")["value"]
+    assert values.between(0, 1).all()
+    assert values.is_monotonic_decreasing
+    assert values.nunique() > 6
+    assert (values != 0.5).all(), "every gate has moved"
+
+
+def test_a_killed_run_resumes_to_the_same_scores(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    whole = replaced(tiny, reviews, tmp_path / "whole", fractions=(1, 0.5, 0))
+    script = f"""
+import os, regard
+steps = 0
+def step(name):
+    global steps
+    steps += 1
+    if steps == 8:
+        os.kill(os.getpid(), 9)
+regard.replace({str(tiny("bert"))!r}, {str(reviews)!r}, work={str(tmp_path / "work")!r},
+               fractions=(1, 0.5, 0), on_step=step, **{SMALL!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert ended.returncode == -9, ended.stderr.decode()
+    kept = (tmp_path / "work" / "journal.jsonl").read_text().splitlines()
+    assert kept
+    seen: list[str] = []
+    again = replaced(tiny, reviews, tmp_path / "work", fractions=(1, 0.5, 0), resume=True, on_step=seen.append)
+    assert "averaging attention" not in seen, "what was done is not done again"
+    pd.testing.assert_frame_equal(again.scores, whole.scores)
+
+
+def test_other_settings_do_not_resume(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    def broken_off(step: str) -> None:
+        if step.startswith("scoring"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replaced(tiny, reviews, tmp_path / "work", on_step=broken_off)
+    with pytest.raises(
+        regard.UserError, match="resume: expected the settings of the run that was broken off; settings"
+    ):
+        replaced(tiny, reviews, tmp_path / "work", resume=True, seeds=1)
+
+
+def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    one = replaced(tiny, reviews, tmp_path / "work", fractions=(0,), select="input-dependence")
+    one.save(tmp_path / "run")
+    path = tmp_path / "run" / "constants.safetensors"
+    again = replaced(tiny, reviews, tmp_path / "work", fractions=(0,), select="input-dependence", constants_from=path)
+    assert again.scores["score"].tolist() == one.scores["score"].tolist()
+    with pytest.raises(regard.UserError, match="expected averages in layout natural, got paper"):
+        replaced(tiny, reviews, tmp_path / "work", constants_from=path, layout="natural")
+    with pytest.raises(regard.UserError, match="expected some for 16 tokens, got 12"):
+        replaced(tiny, reviews, tmp_path / "work", constants_from=path, length=16)
+
+
+@pytest.mark.parametrize(
+    "settings,message",
+    [
+        ({"fractions": (1.5,)}, "fractions: expected numbers from 0 to 1, got 1.5"),
+        ({"fractions": ()}, "fractions: expected numbers from 0 to 1, got none"),
+        ({"constants": "uniform"}, "constants: expected some of average, identity"),
+        ({"select": "size"}, "select: expected some of lambda, input-dependence"),
+        ({"seeds": 0}, "seeds: expected at least 1, got 0"),
+        ({"scale": "moon"}, "scale: expected one of paper, laptop, got 'moon'"),
+        ({"colour": 1}, "unknown setting colour; expected some of: constants"),
+        ({"length": 2}, "length"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_told(settings: dict[str, Any], message: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    with pytest.raises(regard.UserError, match=message):
+        replaced(tiny, reviews, tmp_path / "work", **settings)
+
+
+def test_a_saved_model_with_constant_heads_is_measured_by_its_folder(
+    tiny: Tiny, documents: list[str], tmp_path: Path
+) -> None:
+    loaded = models.load(str(tiny("bert")))
+    ids = torch.randint(6, 46, (4, 12), generator=torch.Generator().manual_seed(0))
+    constants = regard.average_attention(loaded.model, [ids], 12)
+    regard.replaced(loaded.model, constants, [(0, 0), (2, 1)]).save_pretrained(tmp_path / "fixed")
+    loaded.tokenizer.save_pretrained(tmp_path / "fixed")
+    found = regard.measure(
+        str(tmp_path / "fixed"), texts=documents, statistics="input_dependence", length=12, samples=9
+    )
+    values = found.frame("input_dependence").set_index(["layer", "head"])["value"]
+    constant = [(0, 0), (2, 1)]
+    assert values[constant].max() == pytest.approx(0, abs=1e-6)
+    assert values.drop(constant).min() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_other_kinds_of_models(kind: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    """The encoder of an encoder–decoder, and a causal model, are probed in the same way."""
+    found = regard.replace(str(tiny(kind)), str(reviews), work=tmp_path / "work", **SMALL, fractions=(1, 0.5, 0))
+    assert len(found.scores) == 6
+    assert set(found.heads["site"]) == {"encoder" if kind == "t5" else "decoder"}
+
+
+def test_a_language_model_is_judged_by_its_perplexity(tmp_path: Path) -> None:
+    """Against the model's own loss; nothing is drawn, so there is one seed."""
+    import transformers
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers import models as tokenizer_models
+
+    words = ["<unk>", "<s>", *(f"w{number}" for number in range(20))]
+    backend = Tokenizer(tokenizer_models.WordLevel({word: at for at, word in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>")
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 1}
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=22, initializer_range=0.5, **sizes)).eval()
+    draw = random.Random(0)
+    for name in ("train", "valid"):
+        lines = (" ".join(draw.choices(words[2:], k=30)) for _ in range(12))
+        (tmp_path / f"wiki.{name}.raw").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    settings: dict[str, Any] = {"length": 16, "rows": (12, 12), "epochs": 2, "batch_size": 4, "learning_rate": 0.05}
+    found = regard.replace(
+        model, "lm", tokenizer=tokenizer, data=tmp_path, work=tmp_path / "work", fractions=(1, 0.5, 0), **settings
+    )
+    assert found.scores["metric"].unique().tolist() == ["negative_log_perplexity"]
+    assert found.scores["seed"].tolist() == [0, 0, 0]
+    ids = encode("mlm", read_task("lm", tmp_path).validation, tokenizer, 16, "paper").input_ids
+    constants = regard.average_attention(
+        model, encode("mlm", read_task("lm", tmp_path).train, tokenizer, 16, "paper").batches(64), 16, layout="paper"
+    )
+    with torch.no_grad():
+        untouched = -float(model(ids, labels=ids).loss)
+        with regard.replacing(model, constants):
+            constant = -float(model(ids, labels=ids).loss)
+    scores = found.scores.set_index("fraction_dynamic")["score"]
+    assert scores[1.0] == pytest.approx(untouched, abs=1e-5)
+    assert scores[0.0] == pytest.approx(constant, abs=1e-5)
+    assert scores[1.0] != pytest.approx(scores[0.0], abs=1e-3)
+
+
+def test_a_language_model_needs_its_head(tiny: Tiny, tmp_path: Path) -> None:
+    loaded = models.load(str(tiny("llama")))
+    with pytest.raises(
+        regard.UserError, match="task lm: expected a causal language model with its head, got LlamaModel"
+    ):
+        regard.replace(loaded, "lm", data=tmp_path, work=tmp_path / "work")
+
+
+@pytest.mark.parametrize(
+    "settings,message",
+    [
+        ({"seeds": "3"}, "seeds: expected a whole number, got '3'"),
+        ({"rows": 100}, "rows: expected two numbers, training and validation, got 100"),
+        ({"fractions": "1/2"}, "fractions: expected numbers from 0 to 1, got '1/2'"),
+        ({"learning_rate": "fast"}, "learning-rate: expected a number above 0, got 'fast'"),
+        ({"learning_rate": -1}, "learning-rate: expected a number above 0, got -1"),
+        ({"attention": "sigmoid", "fractions": (1, 0)}, "fractions: expected constants beside attention"),
+        ({"attention": "sigmoid", "select": "random"}, "select: expected constants beside attention"),
+    ],
+    ids=str,
+)
+def test_settings_of_another_kind_are_told(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(regard.UserError, match=message):
+        Settings(**settings)
+
+
+def test_what_is_no_task_and_no_tokenizer(tiny: Tiny, reviews: Path) -> None:
+    loaded = models.load(str(tiny("bert")))
+    with pytest.raises(regard.UserError, match=r"^task: expected one of cola, .*, a file of your own, .* DataFrame$"):
+        regard.replace(loaded, pd.DataFrame({"text": ["w1"]}))  # type: ignore[arg-type]
+    with pytest.raises(regard.UserError, match=r"as in replace\(model, task, tokenizer=tokenizer\); got \w+, str$"):
+        regard.replace(loaded.model, loaded.tokenizer, str(reviews))
+    with pytest.raises(regard.UserError, match=r"^tokenizer: expected one as AutoTokenizer loads it, got str"):
+        regard.replace(loaded.model, str(reviews), tokenizer="minilm")
+
+
+def test_a_task_of_your_own_making(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    """As an object; without a work folder; and its order of heads goes into `replaced`."""
+    task = read_task(str(reviews), rows=(24, 12))
+    of_object = regard.replace(str(tiny("bert")), task, **SMALL, fractions=(0.5, 0))
+    of_file = replaced(tiny, reviews, tmp_path / "work", fractions=(0.5, 0))
+    assert of_object.scores["score"].tolist() == of_file.scores["score"].tolist()
+    heads = of_object.constant_heads(0.5)
+    assert len(heads) == 6
+    loaded = models.load(str(tiny("bert")))
+    constants = Constants.load(of_object.save(tmp_path / "run") / "constants.safetensors")
+    fixed = regard.replaced(loaded.model, constants, heads)
+    assert [tuple(head) for head in fixed.config.constant_heads["heads"]] == heads
+
+
+def test_the_package_of_a_metric_is_asked_for_first(
+    tiny: Tiny, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    seen: list[str] = []
+    with pytest.raises(regard.UserError, match="f1 needs the package scikit-learn"):
+        replaced(tiny, reviews, tmp_path / "work", metric="f1", on_step=seen.append)
+    assert seen == ["reading the task"]
+
+
+def test_averages_ask_for_a_list_of_batches(tiny: Tiny) -> None:
+    model = models.load(str(tiny("bert"))).model
+    ids = torch.full((2, 5), 9)
+    for wrong in ({"input_ids": ids}, ids):
+        with pytest.raises(regard.UserError, match="batches: expected a list of batches, got one batch"):
+            regard.average_attention(model, wrong, 8)
+    with pytest.raises(regard.UserError, match="got one of type str"):
+        regard.average_attention(model, ["w1 w2"], 8)

@@ -1,0 +1,300 @@
+"""Sweeps of a verb whose runs take milliseconds: what is run, what is not run again, what is left."""
+
+import fcntl
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from regard import Learning
+from regard.commands.sweep.commands import VERBS
+from regard.commands.sweep.run import Swept, Told, combinations, sweep
+from regard.errors import UserError
+from tests.commands.sweep.sweeping import FAKE, counted, until
+from tests.report import learned
+
+ROOT = Path(__file__).parents[1]
+
+
+def swept(out: Path, vary: dict[str, list[Any]], **options: Any) -> Swept:
+    return sweep(FAKE, vary, out=out, **{"seeds": 1, "workers": 2, **options})
+
+
+def told_state(out: Path) -> dict[str, Any]:
+    return json.loads((out / "sweep.json").read_text(encoding="utf-8"))
+
+
+# -- which trials there are ---------------------------------------------------------------------------------------
+
+
+@given(
+    names=st.lists(st.sampled_from(["softmax", "sigmoid", "elu"]), min_size=1),
+    rates=st.lists(st.floats(0, 1, width=16), min_size=1, max_size=4),
+    seeds=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+)
+def test_each_combination_is_there_once(names: list[str], rates: list[float], seeds: list[int]) -> None:
+    vary = {"name": names, "rate": rates}
+    trials = combinations(FAKE, vary, folder=Path("x"), settings={"seconds": 1.0}, seeds=seeds)
+    there = [(trial.settings["name"], trial.settings["rate"], trial.seed) for trial in trials]
+    assert len(there) == len(set(there)) == len({trial.key for trial in trials})
+    assert set(there) == {(name, rate, seed) for name in names for rate in rates for seed in seeds}
+    assert {trial.settings["seconds"] for trial in trials} == {1.0}
+
+
+def test_a_key_depends_on_the_settings_and_nothing_else() -> None:
+    first = combinations(FAKE, {"rate": [1.0]}, folder=Path("x"), settings={"name": "elu"}, seeds=[3])
+    other = combinations(FAKE, {"name": ["elu", "softmax"]}, folder=Path("y"), settings={"rate": 1.0}, seeds=[0, 3])
+    assert first[0].key in {trial.key for trial in other}
+    written = (
+        '["fake", {"deaf": false, "failures": 0, "gate": "", "name": "elu", "rate": 1.0, "seconds": 0.0, "seed": 3, '
+        '"width": null}]'
+    )
+    assert first[0].key == hashlib.sha256(written.encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize(
+    "vary,options,said",
+    [
+        ({}, {}, "at least one field"),
+        ({"colour": ["red"]}, {}, "no field colour; allowed are deaf, failures, gate, name"),
+        ({"seed": [1]}, {}, "seeds are given by --seeds"),
+        ({"rate": []}, {}, "at least one value of rate"),
+        ({"name": ["softmax", "softmin"], "rate": [1.0]}, {}, "got 'softmin' .of name=softmin rate=1.0"),
+        ({"rate": [1.0]}, {"seeds": 0}, "seeds: expected"),
+        ({"rate": [1.0]}, {"seeds": [1, -1]}, "seeds: expected"),
+        ({"rate": [1.0]}, {"retries": -1}, "retries: expected at least 0"),
+        ({"rate": [1.0]}, {"workers": 0}, "workers: expected at least 1"),
+        ({"rate": [1.0]}, {"on": "slurm"}, "on: expected one of local, ray, got 'slurm'"),
+        ({"rate": [1.0]}, {"address": "auto"}, "address: local trials need none"),
+        ({"rate": [1.0]}, {"gpus": 2}, "gpus: expected 0 or 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    vary: dict[str, list[Any]], options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said):
+        swept(tmp_path / "out", vary, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_verb_that_there_is_not() -> None:
+    with pytest.raises(UserError, match="expected one of pretrain, learn, got 'paint'"):
+        sweep("paint", {"rate": [1.0]}, out="x")
+
+
+# -- what a sweep leaves ------------------------------------------------------------------------------------------
+
+
+def test_all_trials_are_run_once_and_compared(tmp_path: Path) -> None:
+    events: list[Told] = []
+    vary = {"name": ["softmax", "elu"], "rate": [0.0, 0.5]}
+    found = swept(tmp_path, vary, seeds=[0, 7], settings={"width": 4}, on_event=events.append)
+    assert set(counted(tmp_path, "begun").values()) == set(counted(tmp_path, "ended").values()) == {1}
+    table = pd.read_parquet(tmp_path / "trials.parquet")
+    assert list(table.columns) == ["key", "seed", "name", "rate", "valid_loss"]
+    pd.testing.assert_frame_equal(table, found.table)
+    assert list(table["valid_loss"]) == list(table["rate"] + table["seed"])
+    assert len(table) == 8
+    assert (tmp_path / "report.html").read_text() == "<p>8 of 8 with 8</p>"
+    assert found.record == told_state(tmp_path)
+    assert (found.record["vary"], found.record["seeds"]) == (vary, [0, 7])
+    assert found.record["settings"]["width"] == 4
+    assert {(one["state"], one["attempts"], one["error"]) for one in found.record["trials"]} == {("finished", 1, "")}
+    assert sorted(told.finished for told in events if told.event.kind == "finished") == list(range(1, 9))
+
+
+def test_the_same_sweep_again_runs_nothing(tmp_path: Path) -> None:
+    first = swept(tmp_path, {"rate": [0.0, 1.0]}, seeds=2)
+    (tmp_path / "report.html").unlink()
+    again = swept(tmp_path, {"rate": [0.0, 1.0]}, seeds=2)
+    assert set(counted(tmp_path, "begun").values()) == {1}
+    pd.testing.assert_frame_equal(first.table, again.table)
+    assert (tmp_path / "report.html").exists()
+
+
+def test_another_sweep_in_the_folder_adds_its_trials_and_takes_up_equal_ones(tmp_path: Path) -> None:
+    swept(tmp_path, {"name": ["softmax", "elu"]}, seeds=2)
+    found = swept(tmp_path, {"rate": [0.0, 1.0]}, seeds=1, settings={"width": 8, "name": "elu"})
+    assert found.record["vary"] == {"name": ["softmax", "elu"], "rate": [0.0, 1.0], "width": [None, 8]}
+    again = swept(tmp_path, {"name": ["elu", "sigmoid"]}, seeds=[1])
+    assert set(counted(tmp_path, "begun").values()) == {1}
+    assert len(again.table) == 4 + 2 + 1
+    assert again.table["width"].isna().sum() == 5
+    assert again.record["trials"][1]["values"] == {"name": "softmax", "rate": 0.0, "width": None}
+
+
+def test_trials_that_failed_are_told_of_until_others_are_asked_for(tmp_path: Path) -> None:
+    assert len(swept(tmp_path, {"failures": [0, 9]}, retries=0).record["trials"]) == 2
+    found = swept(tmp_path, {"rate": [1.0]})
+    assert [one["state"] for one in found.record["trials"]] == ["finished", "finished"]
+    assert found.record["vary"] == {"rate": [0.0, 1.0]}
+
+
+def test_values_of_several_kinds_become_text_in_the_table(tmp_path: Path) -> None:
+    found = swept(tmp_path, {"width": ["wide", 8]})
+    assert list(found.table["width"]) == ["wide", "8"]
+
+
+def test_a_trial_whose_results_are_of_other_settings_or_cut_off_is_run_again(tmp_path: Path) -> None:
+    keys = list(swept(tmp_path, {"rate": [0.0, 1.0, 2.0]}).table["key"])
+    (tmp_path / "trials" / keys[0] / "results.json").write_text('{"verb": "fake", "recipe": {')
+    (tmp_path / "trials" / keys[1] / "results.json").write_text('{"verb": "fake", "recipe": {"rate": 9}}')
+    swept(tmp_path, {"rate": [0.0, 1.0, 2.0]})
+    assert [counted(tmp_path, "begun")[key] for key in keys] == [2, 2, 1]
+
+
+# -- failures -----------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_trial_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
+    events: list[Told] = []
+    found = swept(tmp_path, {"failures": [0, 1, 2, 3]}, retries=2, on_event=events.append)
+    state = {one["values"]["failures"]: one for one in found.record["trials"]}
+    assert {n: (one["state"], one["attempts"]) for n, one in state.items()} == {
+        0: ("finished", 1),
+        1: ("finished", 2),
+        2: ("finished", 3),
+        3: ("failed", 3),
+    }
+    assert found.failed == {state[3]["key"]: "the disk is full"}
+    assert state[3]["error"] == "the disk is full"
+    assert [told.event.kind for told in events].count("failed") == 1 + 2 + 2
+    assert len(found.table) == 3
+    assert (tmp_path / "report.html").read_text() == "<p>3 of 4 with 3</p>"
+    again = swept(tmp_path, {"failures": [0, 1, 2, 3]}, retries=0)
+    assert not again.failed
+    assert set(counted(tmp_path, "ended").values()) == {1}
+
+
+def test_where_all_fail_the_page_says_so(tmp_path: Path) -> None:
+    found = swept(tmp_path, {"failures": [9]}, retries=0)
+    assert list(found.failed.values()) == ["the disk is full"]
+    assert (tmp_path / "report.html").read_text() == "<p>0 of 1 with 0</p>"
+    assert not (tmp_path / "trials.parquet").exists()
+    assert told_state(tmp_path)["trials"][0]["state"] == "failed"
+
+
+@pytest.mark.parametrize(
+    "content,said", [("{", "cannot be read"), ('{"verb": "learn", "vary": {}, "trials": []}', "learn")]
+)
+def test_a_folder_with_another_state(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text(content)
+    with pytest.raises(UserError, match=said):
+        swept(tmp_path, {"rate": [1.0]})
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match=r"something else than a sweep \(thesis.tex"):
+        swept(tmp_path, {"rate": [1.0]})
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def test_two_sweeps_at_once_in_a_folder(tmp_path: Path) -> None:
+    with (tmp_path / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another sweep is at work"):
+            swept(tmp_path, {"rate": [1.0]})
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_path: Path) -> None:
+    """Made-up runs are put where the trials would write theirs: fine-tuning forgets 8 points a task, the other one."""
+    vary = {"method": ["finetune", "prescale"]}
+    settings = {"stream": "yahoo-split", "epochs": 2}
+    for trial in combinations(VERBS["learn"](), vary, folder=tmp_path, settings=settings, seeds=[39, 508]):
+        scores = learned.matrix([trial.values["method"]], [trial.seed])
+        tables = {name: learned.tables(scores)[name] for name in ("matrix", "cost", "diagnostics", "interference")}
+        Learning(**tables, record=learned.record(course=trial.settings)).save(trial.folder)
+    found = sweep("learn", vary, out=tmp_path, settings=settings, seeds=[39, 508])
+    table = found.table.set_index(["method", "seed"])
+    assert len(table) == 4
+    assert not list(tmp_path.glob("trials/*.log"))
+    np.testing.assert_allclose(table.loc[("finetune", 39), ["fgt_til", "ap_til", "ap_cil"]], [16, 84, 64])
+    np.testing.assert_allclose(table.loc[("prescale", 508), ["fgt_til", "ap_til", "ap_cil"]], [2, 94.5, 74.5])
+    assert found.record["settings"]["rows"] == 60
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert all(title in page for title in ("AP TIL", "FGT CIL", "Tasks learnt", "scores in per cent"))
+    terminal = io.StringIO()
+    Console(file=terminal, width=80).print(VERBS["learn"]().summary(found.table, found.record))
+    assert "AP TIL" in terminal.getvalue().splitlines()[3]
+    curves = VERBS["learn"]().history(tmp_path / "trials" / found.table["key"][0])
+    assert list(curves.columns) == ["tasks", "ap_cil", "ap_til"]
+    np.testing.assert_allclose(curves["ap_til"], [96, 92, 88, 84])
+
+
+@pytest.mark.parametrize(
+    "settings,said",
+    [
+        ({"stream": "nowhere"}, "stream: expected one of yahoo-split"),
+        ({"method": "finetune,ewc"}, "method: expected one in each trial, got finetune,ewc; vary method=finetune,ewc"),
+        ({"method": "finetune", "set": ["share=2"]}, "set: finetune has no settings, got share"),
+        ({"scale": "huge"}, "scale: expected one of laptop"),
+    ],
+)
+def test_trials_of_learning_that_cannot_be(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        sweep("learn", {"epochs": [1, 2]}, out=tmp_path / "out", settings=settings, seeds=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_settings_of_a_run_of_learning_leave_what_its_scale_gives_to_another_scale(tmp_path: Path) -> None:
+    verb = VERBS["learn"]()
+    whole = verb.complete({"stream": "ag-split", "epochs": 2, "seed": 3})
+    (tmp_path / "course.json").write_text(json.dumps(whole))
+    other = verb.complete({**verb.base(None, tmp_path / "course.json"), "scale": "paper"})
+    assert (whole["length"], other["length"], other["epochs"], other["seed"]) == (32, 128, 2, 3)
+    assert verb.base("db-split", None) == {"stream": "db-split"}
+
+
+# -- interruptions ------------------------------------------------------------------------------------------------
+
+SWEEPING = """
+import signal, sys
+from pathlib import Path
+from regard.commands.sweep.run import sweep
+from tests.commands.sweep.sweeping import FAKE
+signal.signal(signal.SIGINT, signal.default_int_handler)
+out = Path(sys.argv[1])
+try:
+    sweep(FAKE, {"gate": ["", str(out.with_name("gate"))], "rate": [0.0, 1.0]}, seeds=1, out=out, workers=4)
+except KeyboardInterrupt:
+    sys.exit(2)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_sweep_stops_its_trials_keeps_the_finished_and_goes_on(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    process = subprocess.Popen([sys.executable, "-c", SWEEPING, str(out)], env=environment, stderr=subprocess.PIPE)
+    until(lambda: len(counted(out, "ended")) == 2 and len(counted(out, "begun")) == 4)
+    until(lambda: [one["state"] for one in told_state(out)["trials"]].count("finished") == 2)
+    process.send_signal(number)
+    _, complaints = process.communicate(timeout=60)
+    assert process.returncode == (2 if number == signal.SIGINT else -number)
+    assert complaints == b""
+    until(lambda: len(counted(out, "kept")) == 2)  # the trials at work were asked to end, and kept what they had
+    state = "waiting" if number == signal.SIGINT else "running"
+    assert sorted(one["state"] for one in told_state(out)["trials"]) == sorted(["finished", "finished", state, state])
+    (tmp_path / "gate").touch()
+    found = swept(out, {"gate": ["", str(tmp_path / "gate")], "rate": [0.0, 1.0]})
+    assert len(found.table) == 4
+    assert sorted(counted(out, "begun").values()) == [1, 1, 2, 2]
+    assert set(counted(out, "ended").values()) == {1}

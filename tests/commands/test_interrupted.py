@@ -1,0 +1,82 @@
+"""A run that is interrupted ends with code 2 and one line, and leaves nothing half-written."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Stops, saying so, at a place in the middle; whoever runs the tests may have SIGINT ignored, which is inherited.
+STOPPING = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+import regard.commands.measure.cli, regard.report
+from contextlib import contextmanager
+
+def stop(*_):
+    print("there", flush=True)
+    time.sleep(300)
+
+@contextmanager
+def stopping_after_a_batch(shown):
+    yield stop
+
+if sys.argv[1] == "measuring":
+    regard.commands.measure.cli._progress = stopping_after_a_batch
+else:
+    regard.report.page = stop
+from regard.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("place,number", [("measuring", signal.SIGINT), ("writing", signal.SIGTERM)])
+def test_an_interrupted_run(
+    place: str,
+    number: signal.Signals,
+    tiny: Callable[[str], Path],
+    text_file: Path,
+    environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    arguments = ["measure", str(tiny("llama")), "--text", str(text_file), "--samples", "4", "--length", "16"]
+    command = [sys.executable, "-c", STOPPING, place, *arguments, "--batch-size", "1", "--device", "cpu"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        half = [path.name for path in (tmp_path / "runs").iterdir()] if place == "writing" else []
+        process.send_signal(number)
+        out, err = process.communicate(timeout=100)
+    assert (process.returncode, out, err) == (2, "", "regard measure: interrupted; nothing was written\n")
+    assert [name[0] for name in half] == ([] if place == "measuring" else ["."])
+    assert os.listdir(tmp_path) == []
+
+
+def test_handlers_are_as_they_were(tmp_path: Path) -> None:
+    from regard.cli import main
+
+    before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    assert main(["compare", str(tmp_path)]) == 2
+    assert {name: signal.getsignal(name) for name in before} == before
+
+
+def test_a_signal_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As under nohup."""
+    from regard.cli import main
+    from regard.commands.measure import compare
+
+    seen: list[object] = []
+    monkeypatch.setattr(compare, "run", lambda _: seen.extend(map(signal.getsignal, (signal.SIGHUP, signal.SIGTERM))))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert main(["compare", str(tmp_path)]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert seen == [signal.SIG_IGN, signal.default_int_handler]

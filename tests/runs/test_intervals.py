@@ -1,0 +1,221 @@
+"""Intervals and tests against what is worked out by hand, against every case counted, and against SciPy."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.errors import UserError
+from regard.runs.intervals import (
+    fall_interval,
+    holm,
+    least_correlation,
+    signed_rank_test,
+    t_interval,
+    t_quantile,
+    t_tails,
+    t_test,
+    wilson,
+)
+
+VALUES = st.lists(st.integers(-300, 300).map(lambda value: value / 3), min_size=2, max_size=9)
+
+
+@pytest.fixture
+def scipy_stats() -> Any:
+    return pytest.importorskip("scipy.stats", reason="the package scipy is not installed")
+
+
+# -- Student's t -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("freedom, told", [(1, 12.7062), (2, 4.3027), (4, 2.7764), (30, 2.0423), (10**6, 1.95997)])
+def test_quantiles_are_those_of_the_tables(freedom: int, told: float) -> None:
+    assert t_quantile(0.95, freedom) == pytest.approx(told, abs=5e-5)
+
+
+def test_one_degree_of_freedom_is_cauchy_and_two_have_a_closed_form() -> None:
+    for t in (0.1, 1.0, 3.0, 1e4, -3.0):
+        assert t_tails(t, 1) == pytest.approx(2 * math.atan(1 / abs(t)) / math.pi, rel=1e-12)
+        assert t_tails(t, 2) == pytest.approx(2 / ((2 + t * t) * (1 + abs(t) / math.sqrt(2 + t * t))), rel=1e-12)
+    assert t_tails(0, 3) == 1
+
+
+def test_tails_and_quantiles_are_those_of_scipy(scipy_stats: Any) -> None:
+    for freedom, t in itertools.product((1, 2, 3, 4, 7, 29, 100, 1000), (0.01, 0.5, 1, 2.5, 8, 40)):
+        assert t_tails(t, freedom) == pytest.approx(2 * scipy_stats.t.sf(t, freedom), rel=1e-10)
+    for freedom, confidence in itertools.product((1, 2, 4, 9, 50, 999), (0.5, 0.9, 0.95, 0.999)):
+        told = scipy_stats.t.ppf((1 + confidence) / 2, freedom)
+        assert t_quantile(confidence, freedom) == pytest.approx(told, rel=1e-10)
+
+
+def test_an_interval_by_hand() -> None:
+    found = t_interval([1, 2, 3])
+    half = 4.30265273 / math.sqrt(3)
+    assert (found.n, found.mean, found.sd) == (3, 2, 1)
+    assert (found.low, found.high) == pytest.approx((2 - half, 2 + half))
+    assert found.overlaps is True
+    assert t_interval([1, 2, 3], confidence=0.5).overlaps is False
+
+
+def test_few_values_give_what_they_can() -> None:
+    one, none, same = t_interval([3.0]), t_interval([]), t_interval([0.1 + 0.2, 0.3])
+    assert (one.n, one.mean, one.overlaps) == (1, 3, None)
+    assert all(math.isnan(each) for each in (one.sd, one.low, one.high, none.mean, none.low))
+    assert (same.sd, same.high - same.low) == (0, 0)
+
+
+def test_a_spread_is_needed_to_test_a_mean() -> None:
+    assert t_test([2.0]) is None
+    assert t_test([0.1 + 0.2, 0.3, 0.3]) is None
+    assert t_test([-1.0, 1.0]) == 1
+    assert t_test([1.0, 2.0, 3.0]) == pytest.approx(t_tails(2 * math.sqrt(3), 2))
+
+
+def test_the_t_test_is_that_of_scipy(scipy_stats: Any) -> None:
+    chance = np.random.default_rng(1)
+    for n in (2, 5, 12):
+        values = chance.normal(0.5, 1, n)
+        assert t_test(values) == pytest.approx(scipy_stats.ttest_1samp(values, 0).pvalue, rel=1e-10)
+
+
+@settings(max_examples=50, deadline=None)
+@given(VALUES)
+def test_an_interval_excludes_0_when_the_test_says_that_it_is_unlikely(values: list[float]) -> None:
+    chance = t_test(values)
+    if chance is not None and abs(chance - 0.05) > 1e-6:
+        assert t_interval(values).overlaps == (chance > 0.05)
+
+
+@pytest.mark.parametrize("confidence", [0, 1, -0.5, 95, math.nan])
+def test_a_confidence_is_between_0_and_1(confidence: float) -> None:
+    with pytest.raises(UserError, match="confidence: expected a number between 0 and 1"):
+        t_interval([1, 2], confidence)
+
+
+# -- signed ranks ----------------------------------------------------------------------------------------
+
+
+def counted(values: list[float]) -> float:
+    """The p of the signed-rank test, every choice of signs counted."""
+    there = [value for value in values if value]
+    sizes = sorted(map(abs, there))
+    ranks = [np.mean([place + 1 for place, size in enumerate(sizes) if size == abs(value)]) for value in there]
+    seen = sum(rank for rank, value in zip(ranks, there, strict=True) if value > 0)
+    sums = [sum(itertools.compress(ranks, signs)) for signs in itertools.product((0, 1), repeat=len(ranks))]
+    below, above = (np.mean([each <= seen for each in sums]), np.mean([each >= seen for each in sums]))
+    return min(1.0, 2 * float(min(below, above)))
+
+
+def test_six_differences_to_one_side() -> None:
+    assert signed_rank_test([1, 2, 3, 4, 5, 6]) == 2 / 64
+    assert signed_rank_test([-1, -2, -3, -4, -5, -6]) == 2 / 64
+    assert signed_rank_test([-1, 2, 3, 4, 5, 6]) == 4 / 64
+    assert signed_rank_test([2, 2, 2, 2, 2, 2]) == 2 / 64
+
+
+def test_fewer_than_six_differences_are_no_test() -> None:
+    assert signed_rank_test([1, 2, 3, 4, 5]) is None
+    assert signed_rank_test([1, 2, 3, 4, 5, 0]) is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(-4, 4), min_size=6, max_size=9))
+def test_ranks_that_are_shared_are_counted_as_they_are(values: list[int]) -> None:
+    if sum(value != 0 for value in values) >= 6:
+        assert signed_rank_test(values) == pytest.approx(counted([float(value) for value in values]))
+
+
+def test_rounding_makes_no_rank() -> None:
+    noisy = [0.1 + 0.2, -0.3, 1.0, 2.0, 3.0, 4.0, 1e-13]
+    assert signed_rank_test(noisy) == pytest.approx(counted([0.3, -0.3, 1, 2, 3, 4]))
+
+
+def test_the_signed_rank_test_is_that_of_scipy(scipy_stats: Any) -> None:
+    chance = np.random.default_rng(2)
+    for n in (6, 10, 25):
+        values = chance.normal(0.4, 1, n)
+        told = scipy_stats.wilcoxon(values, method="exact").pvalue
+        assert signed_rank_test(values) == pytest.approx(told, rel=1e-10)
+
+
+# -- several tests ---------------------------------------------------------------------------------------
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1, 1]
+    assert holm([]) == []
+
+
+def test_a_test_that_is_none_is_not_counted() -> None:
+    assert holm([None, 0.02, None, 0.03]) == [None, 0.04, None, 0.04]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_correction_is_between_none_and_that_of_bonferroni(chances: list[float]) -> None:
+    corrected = [value for value in holm(chances) if value is not None]
+    assert all(p <= c <= min(1, p * len(chances)) + 1e-12 for p, c in zip(chances, corrected, strict=True))
+    order = np.argsort(chances, kind="stable")
+    assert list(np.array(corrected)[order]) == sorted(corrected)
+
+
+# -- shares ----------------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_a_share_is_that_of_scipy(scipy_stats: Any) -> None:
+    for right, n in ((0, 10), (10, 10), (90, 100), (1, 3), (5000, 9999)):
+        told = scipy_stats.binomtest(right, n).proportion_ci(method="wilson")
+        assert wilson(right / n, n) == pytest.approx((told.low, told.high), abs=1e-12)
+
+
+def test_the_interval_of_a_fall_by_hand() -> None:
+    """From 100 to 90 of 100 rows. Wilson's are 0.963006–1 and 0.825634–0.944772; a share of 1 has no correlation."""
+    low, high = fall_interval(1.0, 0.9, 100)
+    assert low == pytest.approx(0.1 - math.hypot(1 - 0.963006, 0.944772 - 0.9), abs=2e-6)
+    assert high == pytest.approx(0.1 + (0.9 - 0.825634), abs=2e-6)
+
+
+@pytest.mark.parametrize("n", [1, 7, 20])
+def test_the_least_correlation_is_that_of_the_worst_pairing(n: int) -> None:
+    for before, after in itertools.product(range(n + 1), repeat=2):
+        p, q = before / n, after / n
+        both = range(max(0, before + after - n), min(before, after) + 1)
+        spread = math.sqrt(p * (1 - p) * q * (1 - q))
+        told = min((each / n - p * q) / spread for each in both) if spread else 0
+        assert least_correlation(p, q) == pytest.approx(told, abs=1e-12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 500), st.floats(0, 1), st.floats(0, 1))
+def test_a_fall_lies_in_its_interval_and_turns_round(n: int, before: float, after: float) -> None:
+    low, high = fall_interval(before, after, n)
+    assert low - 1e-9 <= before - after <= high + 1e-9
+    back_low, back_high = fall_interval(after, before, n)
+    assert (back_low, back_high) == pytest.approx((-high, -low), abs=1e-9)
+    wider_low, wider_high = fall_interval(before, after, n, confidence=0.99)
+    assert wider_low <= low + 1e-12
+    assert wider_high >= high - 1e-12
+    (l1, u1), (l2, u2) = wilson(before, n), wilson(after, n)
+    unpaired = (
+        before - after - math.hypot(before - l1, u2 - after),
+        before - after + math.hypot(u1 - before, after - l2),
+    )
+    assert low <= unpaired[0] + 1e-9
+    assert high >= unpaired[1] - 1e-9
+
+
+@pytest.mark.parametrize("cells", [(0.7, 0.2, 0.1, 0.0), (0.8, 0.1, 0.0, 0.1), (0.72, 0.18, 0.08, 0.02)])
+def test_the_interval_holds_the_true_fall_however_rows_are_paired(cells: tuple[float, ...]) -> None:
+    """Rows drawn 2,000 times: right both times, before only, after only, never."""
+    n = 150
+    drawn = np.random.default_rng(3).multinomial(n, cells, size=2000)
+    before, after = (drawn[:, 0] + drawn[:, 1]) / n, (drawn[:, 0] + drawn[:, 2]) / n
+    true = cells[1] - cells[2]
+    found = [fall_interval(p, q, n) for p, q in zip(before, after, strict=True)]
+    assert np.mean([low <= true <= high for low, high in found]) >= 0.94
