@@ -40,9 +40,9 @@ from transformers import (
 )
 
 from benchmarks.timing import Figures, parser, prepared, row, show, write
-from regard.continual.learner import Budget
 from regard.continual.methods.finetune import Finetune
 from regard.continual.run import begin, run
+from regard.continual.stage import Budget
 from regard.data.examples import Examples
 from regard.data.stream import Stream, Task
 from regard.models.pretrained import Loaded

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.report import colors as colours
+from regard.report import colors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ def ramp() -> Any:
     """The house colour in steps of lightness, as a colour map."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("house", colours.RAMP_LIGHT, N=64)
+    return LinearSegmentedColormap.from_list("house", colors.RAMP_LIGHT, N=64)
 
 
 def save(pictures: Mapping[str, Callable[[], Figure]], folder: Path) -> list[Path]:

@@ -36,7 +36,7 @@ from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
-from regard.report import colors as colours
+from regard.report import colors
 from regard.runs.folder import write_file
 from regard.runs.intervals import t_interval
 
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 FOUND = "prescale-figures.json"
 STREAM = "stdlib-split"
 DRAWN = ("finetune", "prescale")
-INKS = dict(zip(DRAWN, colours.SERIES_LIGHT, strict=False))
-TASK_INKS = (*colours.SERIES_LIGHT, colours.RAMP_LIGHT[-1])
+INKS = dict(zip(DRAWN, colors.SERIES_LIGHT, strict=False))
+TASK_INKS = (*colors.SERIES_LIGHT, colors.RAMP_LIGHT[-1])
 TEXTS, WORDS = 3, (9, 18)
 """How many texts are drawn, and how many tokens they may have."""
 POINTS = 40
@@ -209,7 +209,7 @@ def smoothing(tables: Tables) -> Figure:
             means = [t_interval(values) for values in seeds]
             halves = [one.high - one.mean if one.n > 1 else 0.0 for one in means]
             at = np.arange(len(rows)) + 0.4 * (place - 0.5)
-            ink = colours.RAMP_LIGHT[2 + 3 * place]
+            ink = colors.RAMP_LIGHT[2 + 3 * place]
             axes.bar(
                 at, [one.mean for one in means], 0.38, yerr=halves, color=ink, ecolor="#555555", label=f"{when} a task"
             )

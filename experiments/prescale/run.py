@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.runs import Case, make_missing
-from regard import __version__
 from regard.continual.diagnostics import diagnose
-from regard.continual.learner import Budget, Learner
+from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
 from regard.continual.run import begin, run
+from regard.continual.stage import Budget
 from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import versions
+from regard.runs.provenance import regard_version, versions
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "finetune": ("finetune", {}),
@@ -92,7 +92,7 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
         "row": row,
         "seed": seed,
         **ran.found,
-        "regard": __version__,
+        "regard": regard_version(),
         "versions": versions(),
         "seconds": round(time.perf_counter() - began, 1),
     }

@@ -22,13 +22,13 @@ from experiments.common.runs import FOLDER, PICTURES
 from experiments.sapt.analyses_page import FIFTY
 from experiments.sapt.tables import DRAWN, SAPT, UNREFLECTED, WHEN, Tables
 from regard.errors import UserError
-from regard.report import colors as colours
+from regard.report import colors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INKS = colours.SERIES_LIGHT
+INKS = colors.SERIES_LIGHT
 TITLES = {"learning": "when learnt", "end": "at the end"}
 CURVES = (SAPT, UNREFLECTED, "sequential-lora", "replay-lora", "o-lora", "slao")
 """The rows whose curves are drawn."""

@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.runs import Case, make_missing
-from regard import __version__
 from regard.continual.gate import gate_rows
-from regard.continual.learner import Budget, Learner
+from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.run import Ran, begin, run
+from regard.continual.stage import Budget
 from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import versions
+from regard.runs.provenance import regard_version, versions
 
 STREAM = "long-sequence"
 ORDERS = ("3", "4")
@@ -176,7 +176,7 @@ def made(order: str, row: str, seed: int, loaded: Loaded, data: str, budget: Bud
         "seed": seed,
         "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.record)},
         **ran.found,
-        "regard": __version__,
+        "regard": regard_version(),
         "versions": versions(),
         "seconds": round(time.perf_counter() - began, 1),
     }

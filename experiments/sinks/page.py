@@ -26,7 +26,7 @@ from experiments.sinks.plan import (
     listed,
 )
 from experiments.sinks.run import FOLDER
-from regard.report import colors as colours
+from regard.report import colors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -302,7 +302,7 @@ def picture(runs: Runs) -> Figure:
 
     made = Figure(figsize=(9.6, 3.6), layout="constrained")
     left, right = made.subplots(1, 2)
-    inks: Mapping[str, str] = dict(zip(DRAWN, colours.SERIES_LIGHT, strict=True))
+    inks: Mapping[str, str] = dict(zip(DRAWN, colors.SERIES_LIGHT, strict=True))
     for row, ink in inks.items():
         curve = runs.curves[runs.curves["row"] == row].sort_values("step")
         if curve.empty:
@@ -313,7 +313,7 @@ def picture(runs: Runs) -> Figure:
             right.plot(
                 curve["step"], curve["virtual_sink_rate"], "--", color=ink, linewidth=1.2, label=f"{row}: virtual"
             )
-    left.axhline(runs.record["watch"]["uniform"], linestyle=":", color=colours.RAMP_LIGHT[-1], linewidth=1)
+    left.axhline(runs.record["watch"]["uniform"], linestyle=":", color=colors.RAMP_LIGHT[-1], linewidth=1)
     _framed(left, "Mean α₁")
     _framed(right, f"Sink rate, % of heads × samples (ε = {runs.epsilon:g})")
     return made

@@ -13,9 +13,9 @@ import pandas as pd
 
 from experiments.sinks.run import BASE, COLUMNS, CURVES, RECORD, ROWS, TABLE
 from regard.commands.pretrain.config import recipe
-from regard.commands.replace.scores import quantile
 from regard.commands.sweep.means import Difference, difference, mean
 from regard.errors import UserError
+from regard.runs.intervals import quantile
 
 BASELINE = "softmax"
 SINK = 5.0

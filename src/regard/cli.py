@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from regard import __version__
 from regard.commands.learn import check
 from regard.commands.learn import cli as learn
 from regard.commands.learn import rollback_cli as rollback
@@ -23,6 +22,7 @@ from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep
 from regard.errors import UserError
 from regard.runs.arguments import is_first
+from regard.runs.provenance import regard_version
 
 COMMANDS = {
     "measure": measure,
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     """The parser of the whole command."""
     top = Parser(prog="regard", description="A laboratory for attention in Transformers.", allow_abbrev=False)
-    top.add_argument("--version", action="version", version=f"regard {__version__}")
+    top.add_argument("--version", action="version", version=f"regard {regard_version()}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         module.add_arguments(

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from regard.continual.learner import Budget
+from regard.continual.stage import Budget
 from regard.data.examples import Examples
 from regard.data.stream import Stream, Task
 from regard.models.pretrained import Loaded

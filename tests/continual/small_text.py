@@ -17,7 +17,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from regard.continual.learner import Budget
+from regard.continual.stage import Budget
 from regard.data.stream import Stream
 from regard.data.text_task import Pairs, TextTask
 from regard.models.configuration import RegardConfig

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from regard.continual.batches import Item
-from regard.continual.learner import IGNORED, Learner, warmup_steps
+from regard.continual.learner import IGNORED, Learner
 from regard.continual.methods import METHODS
 from regard.continual.run import begin
+from regard.continual.stage import warmup_steps
 from regard.data.examples import Examples
 from regard.errors import UserError
 from tests.continual.small import BUDGET, loaded, stream

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from regard.continual.learner import Budget
 from regard.continual.methods import METHODS
 from regard.continual.methods.ctr import Ctr
 from regard.continual.methods.ctr import Settings as CtrSettings
@@ -15,6 +14,7 @@ from regard.continual.methods.lfpt5 import Lfpt5
 from regard.continual.methods.probe import Probe
 from regard.continual.methods.progprompt import ProgPrompt
 from regard.continual.run import begin
+from regard.continual.stage import Budget
 from tests.continual import small_text
 from tests.continual.small import BUDGET, loaded, stream
 from tests.continual.together import TEXTS_ALONE, made

@@ -17,7 +17,7 @@ from experiments.sapt.run import Row
 from experiments.sapt.tables import Tables
 from regard.commands.pretrain.config import recipe
 from regard.continual import run as continual
-from regard.continual.learner import Budget
+from regard.continual.stage import Budget
 from regard.data.stream import Stream
 from regard.errors import UserError
 from tests.continual import small, small_text

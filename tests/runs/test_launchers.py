@@ -162,7 +162,8 @@ def test_a_job_dies_with_its_guard(tmp_path: Path) -> None:
 
 def test_a_job_dies_with_whoever_asked_for_it(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from regard.runs.launchers import Local; from tests.runs.test_launchers import WAITING, SIGNALS, job\n"
+        "import sys, time; from regard.runs.launchers import Local\n"
+        "from tests.runs.test_launchers import WAITING, SIGNALS, job\n"
         "from pathlib import Path; here = Path(sys.argv[1])\n"
         "Local().start(job(here, WAITING.format(SIGNALS['listens']))); time.sleep(300)"
     )

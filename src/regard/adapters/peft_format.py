@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -15,11 +15,9 @@ from torch import Tensor, nn
 
 from regard.adapters import saving
 from regard.adapters.lora import LoraBlocks
+from regard.adapters.model import AdapterModel
 from regard.errors import UserError
 from regard.runs.folder import writing
-
-if TYPE_CHECKING:
-    from regard.adapters.shared import SharedAdapters
 
 CONFIG, WEIGHTS, ROUTER = "adapter_config.json", "adapter_model.safetensors", "shared_attention.safetensors"
 _PREFIX = "base_model.model."
@@ -43,7 +41,7 @@ _CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """How blocks begin with which PEFT takes what they begin with out of the base model's weights."""
 
 
-def export(adapters: SharedAdapters, name: str, folder: Path, *, router: bool, overwrite: bool) -> Path:
+def export(adapters: AdapterModel, name: str, folder: Path, *, router: bool, overwrite: bool) -> Path:
     """Where a block was written: the folder, which PEFT loads onto the same base; alone it is what `forced` gives.
 
     The block's name, its lineage and its base are told with it. With `router` all keys and the shared maps are written.
@@ -79,7 +77,7 @@ def export(adapters: SharedAdapters, name: str, folder: Path, *, router: bool, o
     return folder
 
 
-def bring(adapters: SharedAdapters, folder: Path, name: str, lineage: Mapping[str, Any] | None, *, router: bool) -> int:
+def bring(adapters: AdapterModel, folder: Path, name: str, lineage: Mapping[str, Any] | None, *, router: bool) -> int:
     """The number of a new block, frozen, which alone is what the adapter of a folder is.
 
     Another scale goes into B, a lower rank is filled up with zeros, a layer that the adapter leaves alone gets zeros.
@@ -154,7 +152,7 @@ def _own(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: expected what `export_peft` tells of a block, got {saving.line(error)}") from error
 
 
-def _routed(adapters: SharedAdapters, folder: Path, own: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+def _routed(adapters: AdapterModel, folder: Path, own: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
     """The key (width,) of a folder's block, and the maps that it has a meaning under. Raises UserError for others."""
     path, attention = folder / ROUTER, adapters.attention
     if not path.is_file():

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.adapters.base import base_sha256
+from regard.adapters.model import AdapterModel, Merged
 from regard.errors import UserError
-
-if TYPE_CHECKING:
-    from regard.adapters.shared import SharedAdapters
 
 Batches = Iterable[Mapping[str, Any]]
 
@@ -28,16 +26,6 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Merged:
-    """A block that was added to the model's own weights: its weight, its lineage, A and B of each layer."""
-
-    name: str
-    weight: float
-    lineage: dict[str, Any]
-    parts: dict[str, tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
 class Pruned:
     """What pruning did: the blocks that went, the mean weight of all that there were, and the mean loss of a row."""
 
@@ -47,7 +35,7 @@ class Pruned:
     loss_after: float
 
 
-def usage(adapters: SharedAdapters, batches: Batches) -> Usage:
+def usage(adapters: AdapterModel, batches: Batches) -> Usage:
     """How much of each block the rows of batches get."""
     _check_batches(batches)
     with _looking(adapters):
@@ -58,7 +46,7 @@ def usage(adapters: SharedAdapters, batches: Batches) -> Usage:
     return Usage(rows.mean(0), rows.amax(0))
 
 
-def merge(adapters: SharedAdapters, name: str, weight: float = 1.0) -> None:
+def merge_block(adapters: AdapterModel, name: str, weight: float = 1.0) -> None:
     """Add a block, times `weight`, to the model's own weights, and take it and its key away.
 
     With the weight that every row gave to the block the answers stay what they were but for the others' shares, which
@@ -75,7 +63,7 @@ def merge(adapters: SharedAdapters, name: str, weight: float = 1.0) -> None:
     adapters.remove(name)
 
 
-def fold(adapters: SharedAdapters, merged: Merged) -> None:
+def fold(adapters: AdapterModel, merged: Merged) -> None:
     """Add what was merged to the weights of each layer."""
     for name, layer in adapters.layers("merge").items():
         down, up = (part.to(layer.weight.device) for part in merged.parts[name])
@@ -86,7 +74,7 @@ def fold(adapters: SharedAdapters, merged: Merged) -> None:
 
 
 def prune(
-    adapters: SharedAdapters,
+    adapters: AdapterModel,
     batches: Batches,
     loss: Callable[[Mapping[str, Any]], Any] | None = None,
     least: float = 0.01,
@@ -113,14 +101,14 @@ def prune(
     shares = dict(zip(names, found.mean.tolist(), strict=True))
     for name in gone:
         if merge:
-            adapters.merge(name, shares[name])
+            merge_block(adapters, name, shares[name])
         else:
             adapters.remove(name)
     after = _mean_loss(adapters, batches, loss) if gone else before
     return Pruned(gone, shares, before, after)
 
 
-def _mean_loss(adapters: SharedAdapters, batches: list[Mapping[str, Any]], loss: Callable[..., Any] | None) -> float:
+def _mean_loss(adapters: AdapterModel, batches: list[Mapping[str, Any]], loss: Callable[..., Any] | None) -> float:
     """The mean loss of a row."""
     total, rows = 0.0, 0
     with _looking(adapters):
@@ -139,7 +127,7 @@ def _check_batches(batches: Any) -> None:
 
 
 @contextmanager
-def _looking(adapters: SharedAdapters) -> Iterator[None]:
+def _looking(adapters: AdapterModel) -> Iterator[None]:
     """Without gradients and dropout, and as it was afterwards."""
     modes = {module: module.training for module in adapters.modules()}
     adapters.eval()

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import safetensors
 import torch
@@ -18,22 +18,20 @@ from transformers import PreTrainedModel
 from regard.adapters import pruning
 from regard.adapters.base import base_sha256
 from regard.adapters.lora import MixedLayer
+from regard.adapters.model import AdapterModel, Merged
 from regard.adapters.pool import LoraPool
 from regard.adapters.prompts import PromptPool
 from regard.errors import UserError
 from regard.models.sources import folder_of, weight_files
 from regard.runs.folder import writing
 
-if TYPE_CHECKING:
-    from regard.adapters.shared import SharedAdapters
-
 TENSORS, ABOUT, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
 ASKED = "folder"
 """What the place to write to is called where it is asked for."""
-A = TypeVar("A", bound="SharedAdapters")
+A = TypeVar("A", bound="AdapterModel")
 
 
-def save(adapters: SharedAdapters, folder: Path, *, overwrite: bool) -> Path:
+def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     """Where everything was written: the folder."""
     if not adapters.names and not adapters.merged:
         raise UserError("adapters: expected at least one block to save, got none; add one")
@@ -83,7 +81,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
                 layer: (tensors[f"merged.{number}.{layer}.A"], tensors[f"merged.{number}.{layer}.B"])
                 for layer in layers
             }
-            pruning.fold(adapters, pruning.Merged(name, weight, told, parts))
+            pruning.fold(adapters, Merged(name, weight, told, parts))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, UserError):
             raise
@@ -91,7 +89,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
     return adapters
 
 
-def attention_tensors(adapters: SharedAdapters) -> dict[str, Tensor]:
+def attention_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
     """The keys of the blocks, (block, width), and the shared maps, as a file holds them."""
     found = {f"attention.{name}": value for name, value in adapters.attention.state_dict().items()}
     kept = {name: value for name, value in found.items() if ".keys." not in name and not name.endswith(".count")}
@@ -100,13 +98,13 @@ def attention_tensors(adapters: SharedAdapters) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous().clone() for name, value in kept.items()}
 
 
-def maps(adapters: SharedAdapters) -> dict[str, Tensor]:
+def maps(adapters: AdapterModel) -> dict[str, Tensor]:
     """The maps that all blocks share, by the names in a file: the attention's own memory, to be filled."""
     own = adapters.attention.state_dict()
     return {f"attention.{name}": value for name, value in own.items() if name in ("down", "up") or "norm" in name}
 
 
-def base_of(adapters: SharedAdapters) -> dict[str, Any]:
+def base_of(adapters: AdapterModel) -> dict[str, Any]:
     """The model that blocks belong to, as it was before any was merged into it: name, architecture, sha256."""
     model = adapters.model
     told = {"name": model.name_or_path or None, "architecture": type(model).__name__}
@@ -168,7 +166,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return about, read_tensors(folder / TENSORS)
 
 
-def _tensors(adapters: SharedAdapters) -> dict[str, Tensor]:
+def _tensors(adapters: AdapterModel) -> dict[str, Tensor]:
     """All that a file holds: A (block, rank, inputs) and B (block, outputs, rank) of each layer, and the attention."""
     found = attention_tensors(adapters)
     for name, layer in _layers(adapters).items() if adapters.names else ():
@@ -183,12 +181,12 @@ def _tensors(adapters: SharedAdapters) -> dict[str, Tensor]:
     return found
 
 
-def _layers(adapters: SharedAdapters) -> dict[str, MixedLayer]:
+def _layers(adapters: AdapterModel) -> dict[str, MixedLayer]:
     """The layers that have blocks beside them, by name; none where blocks are prompts."""
     return adapters.pool.layers if isinstance(adapters.pool, LoraPool) else {}
 
 
-def _fill(adapters: SharedAdapters, tensors: Mapping[str, Tensor]) -> None:
+def _fill(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
     """Put what a file holds into blocks and attention."""
     stacks: dict[str, list[Tensor]] = {"attention.keys": list(adapters.attention.keys)}
     if isinstance(adapters.pool, PromptPool):

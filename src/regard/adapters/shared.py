@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters import peft_format, pruning, saving
-from regard.adapters.attention import Order, SharedAttention
-from regard.adapters.lora import MixedLayer
-from regard.adapters.pool import LoraPool
-from regard.adapters.prompts import PromptPool
-from regard.adapters.routing import Routing
-from regard.errors import UserError, check_choice, check_whole
-
-BLOCKS = ("lora", "prompt")
+from regard.adapters.model import AdapterModel
 
 
-class SharedAdapters(nn.Module):
+class SharedAdapters(AdapterModel):
     """A model with a block of low-rank adapters for each task, mixed by one shared attention (arXiv 2401.08295).
 
         adapters = regard.SharedAdapters(model)
@@ -40,197 +30,6 @@ class SharedAdapters(nn.Module):
     "auto" (what makes queries and values) or names of layers; `inner`, `order`, `temperature`: of `SharedAttention`;
     `detach_old`, `top_k`, `dropout`: of `LoraPool`. Raises UserError for what the model does not have.
     """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        block: str = "lora",
-        rank: int = 8,
-        alpha: float = 32,
-        targets: str | Sequence[str] = "auto",
-        *,
-        inner: int = 100,
-        order: Order = "published",
-        temperature: float | None = None,
-        detach_old: bool = False,
-        top_k: int | None = None,
-        dropout: float = 0.0,
-        length: int = 10,
-        hidden: int = 800,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        _check(model, block)
-        _check_numbers(alpha=alpha, inner=inner, temperature=temperature, dropout=dropout)
-        named = targets if isinstance(targets, str) else list(targets)
-        self.settings: dict[str, Any] = {"block": block, "inner": inner, "order": order, "temperature": temperature}
-        mixed: dict[str, Any]
-        own: dict[str, Any]
-        if block == "lora":
-            mixed = {"rank": rank, "alpha": alpha, "targets": named}
-            mixed |= {"detach_old": detach_old, "top_k": top_k, "dropout": dropout}
-            own = {"by_row": True}
-        else:
-            _check_prompts(targets=named, detach_old=detach_old, top_k=top_k, dropout=dropout)
-            mixed, own = {"length": length, "hidden": hidden}, {}
-        self.settings |= {**mixed, "seed": seed}
-        embedded: Any = model.get_input_embeddings().weight
-        attention = SharedAttention(embedded.shape[1], inner=inner, order=order, temperature=temperature, seed=seed)
-        self.pool = (LoraPool if block == "lora" else PromptPool)(model, **mixed, **own, seed=seed)
-        self.model: Any = model
-        self.attention = attention.to(embedded.device)
-        self.attention.open(None)
-        self.opened: str | None = None
-        self.merged: list[pruning.Merged] = []
-        self.added = 0
-        self.base_sha256: str | None = None
-        self._lineages: dict[str, dict[str, Any]] = {}
-        self._routing = Routing(model, self.pool.mixture, self.attention)
-
-    # -- blocks -----------------------------------------------------------------------------------------
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the blocks, in the order of the weights."""
-        return tuple(self._lineages)
-
-    @property
-    def lineages(self) -> dict[str, dict[str, Any]]:
-        """What is told of each block: what it was given with `add`, and `order`, its number among all ever added."""
-        return {name: dict(told) for name, told in self._lineages.items()}
-
-    def add(self, name: str, lineage: Mapping[str, Any] | None = None) -> int:
-        """The number of a new block. It, its key and the shared projection are trained, all that is older is frozen.
-
-        The block adds nothing yet. `lineage`: what is to be told of it (task, data and their hashes), kept with it.
-        """
-        if not isinstance(name, str) or not name:
-            raise UserError(f"name: expected a text, got {name!r}")
-        if name in self._lineages:
-            raise UserError(f"name: expected a new one, got {name!r}; the blocks are {', '.join(self.names)}")
-        told = {"order": self.added, **_told(lineage)}
-        number = len(self.names)
-        self.pool.reserve(number + 1)
-        self.attention.use(number + 1)
-        self._lineages[name] = told
-        self.added += 1
-        self._routing.changed()
-        self.open(name)
-        return number
-
-    def number(self, name: str) -> int:
-        """The place of a block among the weights. Raises UserError for an unknown name."""
-        if name not in self._lineages:
-            raise UserError(f"name: expected one of {', '.join(self.names) or 'no block yet'}, got {name!r}")
-        return self.names.index(name)
-
-    def remove(self, name: str) -> None:
-        """Take a block and its key away: the others are mixed as if it had never been there."""
-        number = self.number(name)
-        if self.opened == name:
-            self.close()
-        self.pool.drop(number)
-        self.attention.drop(number)
-        self._reseed(1)
-        del self._lineages[name]
-        self._routing.changed()
-
-    def layers(self, what: str) -> dict[str, MixedLayer]:
-        """The layers that have blocks beside them, by name, for what only low-rank blocks can do. Raises UserError."""
-        if not isinstance(self.pool, LoraPool):
-            raise UserError(f"block: expected 'lora' to {what}, got {self.settings['block']!r}")
-        return self.pool.layers
-
-    def restore(self, blocks: Sequence[tuple[str, Mapping[str, Any]]], added: int) -> None:
-        """Have blocks of these names and lineages, all frozen, the last of so many ever added; what they hold is drawn.
-
-        For what reads a file: it fills them.
-        """
-        self.pool.reserve(len(blocks))
-        self.attention.use(len(blocks))
-        self._lineages = {name: dict(told) for name, told in blocks}
-        self.added = added
-        self._reseed(added - len(blocks))
-        self._routing.changed()
-        self.close()
-        if isinstance(self.pool, PromptPool):
-            self.pool.prompts.folded.fill_(True)
-
-    def _reseed(self, removed: int) -> None:
-        """Draw other blocks and keys than those that had the numbers which come again after so many are removed."""
-        for one in (*self.pool.blocks, self.attention):
-            one.seed += 1_000_003 * removed
-
-    def open(self, name: str) -> None:
-        """Let a block be trained, with its key and the shared projection, and no other."""
-        number = self.number(name)
-        self.pool.open(number)
-        self.attention.open(number)
-        self.opened = name
-
-    def close(self) -> None:
-        """Freeze everything."""
-        self.pool.open()
-        self.attention.open(None)
-        self.opened = None
-
-    def unload(self) -> PreTrainedModel:
-        """The model, still frozen, with its own layers (blocks that were merged are in them), and without any block."""
-        self._routing.remove()
-        self.pool.remove()
-        return self.model
-
-    # -- running ----------------------------------------------------------------------------------------
-
-    def forward(self, *args: Any, prompt_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """What the model gives, with its blocks mixed. `prompt_mask` (row, token): what the weights are made of."""
-        with self._routing.prompting(prompt_mask):
-            return self.model(*args, **inputs)
-
-    def generate(self, input_ids: Tensor | None = None, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """What the model's `generate` gives, with the weights made once, of the prompt.
-
-        The model's own `generate` gives the same as long as it reads the prompt at once and keeps a cache. A
-        decoder-only model without one would be weighed anew at each word, by the answer too: use this then.
-        """
-        if input_ids is not None:
-            inputs["input_ids"] = input_ids
-            inputs.setdefault("attention_mask", self._padding(input_ids))
-        if not self.names or (self._routing.two_parts and inputs.get("encoder_outputs") is not None):
-            return self.model.generate(**inputs)
-        with torch.no_grad():
-            weights = self.weights(prompt_mask=prompt_mask, **inputs)
-        with self.given(weights):
-            return self.model.generate(**inputs)
-
-    def _padding(self, tokens: Tensor) -> Tensor:
-        """The mask that the model's `generate` makes of tokens which come without one."""
-        found = self.model.generation_config
-        ends = found.eos_token_id if isinstance(found.eos_token_id, list) else [found.eos_token_id]
-        pad = None if found.pad_token_id in ends else found.pad_token_id
-        return torch.ones_like(tokens) if pad is None else tokens.ne(pad).long()
-
-    def weights(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
-        """How much of each block a batch gets, (row, block), from the attention; they sum to 1."""
-        return self._routing.weights(inputs, prompt_mask)
-
-    def vectors(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
-        """The query vectors e of a batch, (row, width)."""
-        return self._routing.vectors(inputs, prompt_mask)
-
-    def given(self, weights: Tensor | None) -> AbstractContextManager[None]:
-        """While it lasts the blocks are mixed with these weights, (row, block) or (block,); None: with no block."""
-        if weights is not None and (weights.dim() not in (1, 2) or weights.shape[-1] != len(self.names)):
-            shape = f"(row, {len(self.names)}) or ({len(self.names)},)"
-            raise UserError(f"weights: expected a shape {shape}, got {tuple(weights.shape)}")
-        return self._routing.forcing(None if weights is None else weights.to(self.attention.down.device))
-
-    def forced(self, name: str) -> AbstractContextManager[None]:
-        """While it lasts one block is used alone, with the weight 1."""
-        number = self.number(name)
-        alone = torch.zeros(len(self.names), device=self.attention.down.device)
-        alone[number] = 1
-        return self.given(alone)
 
     # -- files ------------------------------------------------------------------------------------------
 
@@ -271,7 +70,7 @@ class SharedAdapters(nn.Module):
 
     def merge(self, name: str, weight: float = 1.0) -> None:
         """Add a block, weighed, to the model's own weights, and take it out of the attention."""
-        pruning.merge(self, name, weight)
+        pruning.merge_block(self, name, weight)
 
     def prune(
         self,
@@ -283,47 +82,3 @@ class SharedAdapters(nn.Module):
     ) -> pruning.Pruned:
         """Take out the blocks to which no row of the batches gives at least `least`; see `pruning.prune`."""
         return pruning.prune(self, batches, loss, least, merge=merge)
-
-
-def _told(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A lineage as it will be read from a file."""
-    try:
-        found = json.loads(json.dumps(dict(lineage or {}), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"lineage: expected names with values that JSON holds, got one it does not ({error})"
-        ) from error
-    return dict(found)
-
-
-def _check(model: Any, block: Any) -> None:
-    """Nothing, or a UserError."""
-    if not isinstance(model, PreTrainedModel):
-        raise UserError(f"model: expected a PreTrainedModel of Transformers, got {type(model).__name__}")
-    if any(isinstance(module, MixedLayer) for module in model.modules()):
-        raise UserError("model: expected one without blocks, got one that has some already")
-    check_choice("block", block, BLOCKS)
-
-
-def _check_prompts(**options: Any) -> None:
-    """Nothing, or a UserError: what prompts have no use for."""
-    usual = {"targets": "auto", "detach_old": False, "top_k": None, "dropout": 0.0}
-    for name, value in options.items():
-        if value != usual[name]:
-            raise UserError(f"{name}: expected {usual[name]!r} with block='prompt', got {value!r}")
-
-
-def _check_numbers(*, alpha: Any, inner: Any, temperature: Any, dropout: Any) -> None:
-    """Nothing, or a UserError."""
-    numbers = {"alpha": alpha, "inner": inner, "dropout": dropout}
-    if temperature is not None:
-        numbers["temperature"] = temperature
-    for name, value in numbers.items():
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        right = value == value and value < float("inf") if whole or isinstance(value, float) else False
-        if name == "dropout" and not (right and 0 <= value < 1):
-            raise UserError(f"dropout: expected a number from 0 to below 1, got {value!r}")
-        if name == "inner":
-            check_whole(name, value, least=1)
-        if name != "dropout" and not (right and value > 0):
-            raise UserError(f"{name}: expected a number above 0, got {value!r}")

@@ -34,8 +34,8 @@ class Origin:
     """Where constants come from.
 
     `source`: average, identity, toeplitz, zeros, or trained; `layout`: where special tokens stand, `separators` being
-    the columns they are held at (empty for natural); `model`: what `regard.hooks.identity` says of a model; `tokenizer`:
-    hash of its vocabulary; `data`: what the averages were taken over.
+    the columns they are held at (empty for natural); `model`: what `regard.hooks.identity` says of a model;
+    `tokenizer`: hash of its vocabulary; `data`: what the averages were taken over.
     """
 
     source: str

@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.continual.batches import Batches
 from regard.continual.learner import IGNORED, Learner
-from regard.continual.method import Method, Stage
+from regard.continual.method import Method
+from regard.continual.stage import Stage
 from regard.training import Trained
 
 Row = dict[str, Any]

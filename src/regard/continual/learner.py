@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from regard.continual.batches import Batches, Epochs, Item
-from regard.continual.method import Among, Stage
 from regard.continual.network import Network
+from regard.continual.stage import Among, Budget, Stage
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, Split, Stream, Task
 from regard.errors import UserError
@@ -24,56 +23,6 @@ from regard.training.states import evaluating
 N = TypeVar("N", bound=Network)
 IGNORED = -100
 _UNLIKELY = -1e30
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What every method of a comparison is given: epochs, rates and batches of each task.
-
-    `probing_rate`, `probing_epochs`: of stages that train the head alone; `rate`, `epochs`: of those that train all.
-    `schedule`: of the rate behind the warm-up, "linear" (to 0) or "constant"; `warmup`: share of a stage's steps.
-    `length`: tokens of a text at most; `target_length`: of an answer, in tasks from text to text. `most_steps`: steps
-    on a task's own batches in a stage at most, by the task's name (steps that replay come besides, and `joint` has no
-    limit); of tasks that are not named, as many as the epochs come to. See the section on training of prescale's paper.
-    """
-
-    epochs: int = 3
-    rate: float = 2e-5
-    probing_epochs: int = 3
-    probing_rate: float = 1e-3
-    batch: int = 32
-    micro_batch: int | None = None
-    length: int = 128
-    target_length: int = 50
-    schedule: str = "linear"
-    warmup: float = 0.06
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    precision: str = "float32"
-    evaluation_batch: int = 64
-    most_steps: Mapping[str, int] = field(default_factory=dict)
-
-
-class OwnRate(NamedTuple):
-    """A learning rate that is not the budget's `rate`, and the `option` that sets it, with what stands behind it."""
-
-    option: str
-    value: float
-
-    @property
-    def told(self) -> str:
-        """The option with its value, as in "--set rate=0.3"."""
-        return f"{self.option}{self.value:g}"
-
-
-def rate_set(value: float) -> OwnRate:
-    """The rate that the setting `rate` of a method says."""
-    return OwnRate("--set rate=", value)
-
-
-def rate_of_probing(budget: Budget) -> OwnRate:
-    """The rate of stages that train the head alone."""
-    return OwnRate("--probing-rate ", budget.probing_rate)
 
 
 @dataclass(eq=False)
@@ -290,8 +239,3 @@ def _check(task: Task) -> None:
     lacking = [name for number, name in enumerate(task.labels) if number not in set(task.train.labels)]
     if lacking:
         raise UserError(f"stream: expected rows of each class in train, {task.name!r} has none of {lacking[0]}")
-
-
-def warmup_steps(budget: Budget, steps: int) -> int:
-    """Steps of linear warm-up of a stage."""
-    return math.ceil(budget.warmup * steps)

@@ -14,7 +14,8 @@ from regard.errors import check_choice, check_whole
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.method import Kept, Stage
+    from regard.continual.method import Kept
+    from regard.continual.stage import Stage
     from regard.training.placement import Rows
 
 Store = Literal["reservoir", "balanced"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_type_hints
 
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from regard.continual.batches import Item
 from regard.continual.network import Network
+from regard.continual.stage import Among, Stage
 from regard.errors import UserError
 from regard.models.heads import HeadName
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
-    from regard.continual.learner import Budget, Learner, OwnRate
+    from regard.continual.learner import Learner
+    from regard.continual.stage import Budget, OwnRate
     from regard.training.placement import Rows
 
-Trains = Literal["head", "all"]
 Evaluated = Literal["seen", "own", "end"]
-Among = Literal["task", "seen"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,24 +72,6 @@ def check_number(name: str, value: Any, *, least: float, most: float = float("in
     if not known or not least <= value <= most:
         upto = "" if most == float("inf") else f" and at most {most:g}"
         raise UserError(f"{name}: expected a number of at least {least:g}{upto}, got {value!r}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A part of a task's training, with an optimiser and a schedule of its own.
-
-    `trains`: the head alone, or all that the network lets be trained; `limited`: whether the budget's limit of the
-    task's steps holds for it; `correct(network, step)` may change a step's gradient, and `times` multiplies the rates
-    of parameters by their names, see `regard.training.loop.train`.
-    """
-
-    name: str
-    epochs: int
-    learning_rate: float
-    trains: Trains = "all"
-    limited: bool = True
-    correct: Callable[[nn.Module, int], None] | None = None
-    times: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -20,9 +20,10 @@ from regard.continual import state
 from regard.continual.batches import Batches
 from regard.continual.costs import Spent, count, flops_a_correction, flops_a_token, stored, timed, trimmed
 from regard.continual.gate import gate_rows, score_rows
-from regard.continual.learner import Budget, Learner, check_lengths, encode_stream, warmup_steps
-from regard.continual.method import Method, Stage
+from regard.continual.learner import Learner, check_lengths, encode_stream
+from regard.continual.method import Method
 from regard.continual.scoring import Score, score
+from regard.continual.stage import Budget, Stage, warmup_steps
 from regard.continual.texts import begin_texts
 from regard.data.common_tokens import common_tokens
 from regard.data.stream import Stream

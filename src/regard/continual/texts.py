@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual.batches import Item
-from regard.continual.learner import IGNORED, Budget, Learner
+from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import Method
+from regard.continual.stage import Budget
 from regard.data.stream import SPLITS, Split, Stream
 from regard.data.text_task import Pairs, TextTask
 from regard.errors import UserError

@@ -16,8 +16,8 @@ from regard.attention.call import Call, Wanted
 from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import attention, unwatched_by, watched_by
+from regard.hooks.fused_projection import Fused, fused
 from regard.hooks.modules import Stack, kind, stacks
-from regard.hooks.pruned_projections import Fused, fused
 from regard.hooks.registration import check_observable, installed, register
 
 SAMPLES = 4

@@ -7,33 +7,21 @@ one projection that makes queries, keys and values together by comparing its out
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from regard.attention.call import Call
+from regard.hooks.fused_projection import Order
 
 if TYPE_CHECKING:
     from regard.hooks.layers import Place
 
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"), ("query_proj", "key_proj"))
 """Names of the layers for queries and for keys, by family."""
-FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv_proj", "qkv", "in_proj")
-"""Names of layers that make queries, keys and values at once."""
 NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
-Order = Literal["parts", "heads"]
-
-
-@dataclass(frozen=True)
-class Fused:
-    """A projection for queries, keys and values: all queries first ("parts"), or head by head ("heads")."""
-
-    name: str
-    order: Order
 
 
 class PartialLinear(nn.Module):
@@ -76,27 +64,6 @@ def _runs(rows: Iterable[int]) -> list[tuple[int, int]]:
         else:
             runs.append((row, row + 1))
     return runs
-
-
-def fused(module: nn.Module, outputs: Mapping[nn.Module, Tensor], call: Call) -> Fused | None:
-    """The projection of a module that makes queries, keys and values at once, if its output shows the call's values."""
-    for name in FUSED:
-        layer = getattr(module, name, None)
-        output = outputs.get(layer) if isinstance(layer, nn.Module) else None
-        if output is None or type(layer) not in (nn.Linear, Conv1D):
-            continue
-        heads, groups, width = call.query.shape[1], call.value.shape[1], call.value.shape[-1]
-        if output.shape[-1] != (heads + 2 * groups) * width:
-            continue
-        flat = call.value.transpose(1, 2).flatten(2)
-        bias = getattr(module, "v_bias", 0)  # DeBERTa adds that of its values afterwards
-        if torch.allclose(output[..., -groups * width :] + bias, flat):
-            return Fused(name, "parts")
-        if heads == groups and torch.allclose(
-            output.unflatten(-1, (heads, 3, width))[..., 2, :].flatten(2) + bias, flat
-        ):
-            return Fused(name, "heads")
-    return None
 
 
 def thinned(place: Place, constant: Sequence[int]) -> dict[str, nn.Module]:

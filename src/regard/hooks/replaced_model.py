@@ -17,9 +17,9 @@ from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import attention
 from regard.hooks.constant_heads import begin_pass
+from regard.hooks.fused_projection import Fused
 from regard.hooks.layers import Place, places
 from regard.hooks.modules import stacks
-from regard.hooks.pruned_projections import Fused
 from regard.hooks.registration import NAME, configs, register
 from regard.hooks.replace import Given, Heads, check, chosen_heads, given_constants, put, replacing
 from regard.runs.quiet import quiet

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.errors import UserError, check_choice
-from regard.models.layers import FEED_FORWARDS
+from regard.models.feed_forward import FEED_FORWARDS
 
 NORMS = ("pre", "post")
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu, rms_norm, silu
+from torch.nn.functional import rms_norm
 from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -19,19 +18,11 @@ from regard.attention.call import Call, Operation
 from regard.attention.operator import plain_output
 from regard.attention.positions import rotate
 from regard.attention.weightings import FEATURE_MAPS, gated
+from regard.models.feed_forward import FEED_FORWARDS
 
 if TYPE_CHECKING:
     from regard.models.configuration import RegardConfig
 
-FEED_FORWARDS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
-    "swiglu": (silu, True),
-    "reglu": (relu, True),
-    "geglu": (gelu, True),
-    "swish": (silu, False),
-    "relu": (relu, False),
-    "gelu": (gelu, False),
-}
-"""An activation, and whether its result gates a second projection."""
 SLOT = "regard"
 """The attention function that observers and constant heads stand behind."""
 

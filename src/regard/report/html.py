@@ -9,9 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.measure.key_figures import KeyFigure
-from regard.report import colors as colours
-from regard.report import labels
+from regard.report import colors, labels
+from regard.report.key_figure import KeyFigure
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """The page may run its own scripts and styles and fetch nothing: browsers hold this."""
@@ -41,7 +40,7 @@ def document(title: str, body: str, data: str, scripts: Sequence[str]) -> str:
 
 def _inks() -> str:
     light, dark = (
-        "".join(f"--series-{i}:{ink};" for i, ink in enumerate(colours.SERIES[mode])) for mode in ("light", "dark")
+        "".join(f"--series-{i}:{ink};" for i, ink in enumerate(colors.SERIES[mode])) for mode in ("light", "dark")
     )
     return f":root{{{light}}}@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.statistics import Statistic
 
 PIECE = 2**20
 """Bytes that the store is given at a time; it takes no more than 8 MiB."""
@@ -68,7 +65,7 @@ def together() -> Iterator[None]:
     except Exception as caught:
         error = caught
     if count() > 1:
-        told = [json.loads(raw) for raw in _gathered(json.dumps(_told(error)).encode())]
+        told = [json.loads(raw) for raw in gathered(json.dumps(_told(error)).encode())]
         others = [line for line in told if line is not None]
         if error is None and others:
             raise UserError(others[0])
@@ -83,24 +80,7 @@ def _told(error: Exception | None) -> str | None:
     return f"another process failed with {type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def merge(statistics: Iterable[Statistic]) -> None:
-    """Give every process what all have seen."""
-    if count() == 1:
-        return
-    for statistic in statistics:
-        states = [safetensors.torch.load(raw) for raw in _gathered(_bytes(statistic.state()))]
-        other = copy.deepcopy(statistic)
-        statistic.load(states[0])
-        for state in states[1:]:
-            other.load(state)
-            statistic.merge(other)
-
-
-def _bytes(state: dict[str, Tensor]) -> bytes:
-    return safetensors.torch.save({name: tensor.contiguous() for name, tensor in state.items()})
-
-
-def _gathered(raw: bytes) -> list[bytes]:
+def gathered(raw: bytes) -> list[bytes]:
     """The bytes of every process, in their order.
 
     They go through the key–value store by which the processes met, in pieces that it takes. Collectives would do, but

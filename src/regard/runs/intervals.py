@@ -201,3 +201,25 @@ def least_correlation(before: float, after: float) -> float:
 
 def _together(one: float, other: float, correlation: float) -> float:
     return math.sqrt(one * one - 2 * correlation * one * other + other * other)
+
+
+QUANTILES = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
+)
+"""The 0.975 quantiles of Student's t for 1 to 30 degrees of freedom (Abramowitz and Stegun, table 26.10)."""
+
+
+NORMAL = 1.959964
+"""The 0.975 quantile of the normal distribution."""
+
+
+def quantile(freedom: int) -> float:
+    """The 0.975 quantile of Student's t; beyond the table by its expansion in 1/freedom (Abramowitz, Stegun 26.7.5)."""
+    if freedom <= len(QUANTILES):
+        return QUANTILES[freedom - 1]
+    x = NORMAL
+    first = (x**3 + x) / 4
+    second = (5 * x**5 + 16 * x**3 + 3 * x) / 96
+    return x + first / freedom + second / freedom**2

@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from regard import __version__
 from regard.errors import UserError
+from regard.runs.provenance import regard_version
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -157,7 +157,7 @@ def _digest(path: Path) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"regard": __version__, "torch": torch.__version__, "accelerate": accelerate.__version__}
+    found = {"regard": regard_version(), "torch": torch.__version__, "accelerate": accelerate.__version__}
     return {**found, "python": platform.python_version()}
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from regard.commands.learn.config import PUBLISHED_SEEDS, SAPT_SEED, SCALES, Course, each_method, names, parsed
-from regard.continual.learner import Budget
 from regard.continual.methods import METHODS
+from regard.continual.stage import Budget
 from regard.errors import UserError
 
 

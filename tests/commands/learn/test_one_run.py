@@ -20,10 +20,10 @@ from regard.commands.learn.result import COLUMNS, Learning
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import LEARNT, Progress, learn
 from regard.continual import run as running
-from regard.continual.learner import Budget, rate_of_probing, rate_set
 from regard.continual.methods.sapt import Sapt, Settings
 from regard.continual.models import load_network
 from regard.continual.run import begin
+from regard.continual.stage import Budget, rate_of_probing, rate_set
 from regard.data.instruction_settings import SUPER_NI_ORDERS
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS

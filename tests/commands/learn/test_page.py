@@ -15,10 +15,11 @@ from regard.commands.learn.gate import TIMES
 from regard.commands.learn.matrix import MEAN, NUMBERS, matrices
 from regard.commands.learn.metrics import METRICS, fixed
 from regard.commands.learn.tables import agree, task_names, unfinished
+from regard.commands.learn.terminal import learn_summary
 from regard.commands.learn.words import WARNED, listed, warnings
 from regard.continual.metrics import metrics_table
 from regard.errors import UserError
-from regard.report import charts, learn_summary
+from regard.report import charts
 from tests.report import learned
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 

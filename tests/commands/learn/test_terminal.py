@@ -15,9 +15,8 @@ from regard.commands.learn.diagnostics import whole
 from regard.commands.learn.differences import probability
 from regard.commands.learn.metrics import METRICS, Estimate, fixed, metric, ordered, shown
 from regard.commands.learn.tables import correlation, forgotten
-from regard.commands.learn.terminal import AHEAD, apart
+from regard.commands.learn.terminal import AHEAD, apart, learn_summary
 from regard.commands.learn.words import between, signed
-from regard.report import learn_summary
 from tests.report import learned
 
 TABLES = learned.tables()

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from regard.commands.measure.compare_page import caveats, comparison, comparison_page
 from regard.errors import UserError
-from regard.report import caveats, comparison, comparison_page
 
 
 def row(frame: pd.DataFrame, statistic: str) -> pd.Series:

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from regard.commands.measure.compare_page import comparison_page
+from regard.commands.measure.page import page
 from regard.errors import UserError
-from regard.report import comparison_page, page
 from regard.report.arrays import heads, layers, measures
 from regard.report.charts import libraries
 from regard.report.payload import FIRST, payload, rounded, script_safe, thinned

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 import regard
 from regard import UserError
-from regard.commands.measure.result import Measurements, compare
+from regard.commands.measure.compare import compare
+from regard.commands.measure.result import Measurements
 from regard.runs.folder import write_file
 from regard.statistics.table import COLUMNS, TOKEN_COLUMNS, table_of
 

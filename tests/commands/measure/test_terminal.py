@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from regard.commands.measure.terminal import summary
 from regard.errors import UserError
-from regard.report import summary
 
 
 def shown(table: pd.DataFrame, record: dict, tokens: pd.DataFrame | None = None, *, colour: bool = False) -> str:

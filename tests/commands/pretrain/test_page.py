@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from regard.commands.pretrain import page as pretrain_page
-from regard.commands.pretrain.curves import MOST, line, thin
-from regard.commands.pretrain.words import amount, duration
+from regard.commands.pretrain.terminal import pretrain_summary
 from regard.errors import UserError
-from regard.report import pretrain_summary
+from regard.report.panels import MOST, line, thin
+from regard.report.words import amount, duration
 from tests.report import pretrain_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.commands.replace.scores import chosen, curves, fraction_name, places, quantile
+from regard.commands.replace.scores import chosen, curves, fraction_name, intervals, places, relative_drop
 from regard.errors import UserError
-from regard.report import intervals, relative_drop
+from regard.runs.intervals import quantile
 from tests.report import replaced_run
 
 KEY = {"model": "m", "task": "sst2", "metric": "accuracy"}

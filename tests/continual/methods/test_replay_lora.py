@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from regard.continual.method import Stage
 from regard.continual.methods import METHODS
 from regard.continual.methods.replay_lora import Settings
 from regard.continual.pooled import PoolNetwork
 from regard.continual.run import begin
+from regard.continual.stage import Stage
 from regard.errors import UserError
 from tests.continual.methods.blocks import learnt, made, moved, of_block
 from tests.continual.small import BUDGET, loaded, stream

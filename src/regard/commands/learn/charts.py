@@ -10,9 +10,9 @@ import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
-from regard.commands.pretrain.curves import Panel, line, panel, thin
-from regard.commands.replace.scores import quantile
 from regard.report import charts, labels
+from regard.report.panels import Panel, line, panel, thin
+from regard.runs.intervals import quantile
 
 SHOWN_TASKS = 12
 """The most tasks with a panel of their own."""

@@ -16,8 +16,8 @@ from regard.runs import config as settings
 from regard.runs.config import LARGEST_SEED, option
 
 if TYPE_CHECKING:
-    from regard.continual.learner import Budget
     from regard.continual.method import Method
+    from regard.continual.stage import Budget
     from regard.data.stream import Stream
 
 _ALL_ROWS: dict[str, Any] = {
@@ -170,7 +170,7 @@ class Course:
 
     def budget(self, rate: float | None = None) -> Budget:
         """What each task is trained with."""
-        from regard.continual.learner import Budget
+        from regard.continual.stage import Budget
 
         named = {one.name for one in fields(Budget)} & {one.name for one in fields(self)} - {"most_steps"}
         said = {name: getattr(self, name) for name in named}

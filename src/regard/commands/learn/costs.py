@@ -8,10 +8,10 @@ import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn.metrics import Estimate
-from regard.commands.pretrain.curves import column
-from regard.commands.pretrain.words import duration
 from regard.report import html as markup
 from regard.report import labels
+from regard.report.panels import column
+from regard.report.words import duration
 
 _NUMBERS = {
     "seconds": "sum",

@@ -11,8 +11,8 @@ import pandas as pd
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.charts import dot, dots
-from regard.commands.pretrain.curves import Panel
 from regard.report import labels
+from regard.report.panels import Panel
 
 STATISTICS = {
     "sink_deviation": "Sink deviation",

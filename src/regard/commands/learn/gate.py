@@ -12,8 +12,8 @@ import pandas as pd
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.matrix import Cells
-from regard.commands.pretrain.curves import Panel, line, panel
 from regard.report import html as markup
+from regard.report.panels import Panel, line, panel
 
 TIMES = {"learning": "when each task was learnt", "inference": "at the end"}
 """When a gate is looked at: right after each task, and after the last one."""

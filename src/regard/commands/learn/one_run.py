@@ -18,7 +18,7 @@ from regard.commands.learn.config import Course
 from regard.continual.diagnostics import diagnose
 from regard.continual.gate import shut
 from regard.continual.interference import gradients_of, interference_table
-from regard.continual.learner import IGNORED, Budget, Learner, OwnRate
+from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import Method
 from regard.continual.models import Deltas
 from regard.continual.network import INPUTS
@@ -26,6 +26,7 @@ from regard.continual.pooled import BlockNetwork
 from regard.continual.pseudo.quality import pseudo_rows
 from regard.continual.run import Told, begin, run
 from regard.continual.scoring import score
+from regard.continual.stage import Budget, OwnRate
 from regard.data.common_tokens import common_tokens
 from regard.data.splits import check_apart, check_selection
 from regard.data.stream import Stream, Task

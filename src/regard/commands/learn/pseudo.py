@@ -10,8 +10,8 @@ import pandas as pd
 from regard.commands.learn import diagnostics as learn_diagnostics
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
-from regard.commands.pretrain.curves import Panel
 from regard.report import html as markup
+from regard.report.panels import Panel
 
 COLUMNS: dict[str, tuple[str, float, int]] = {
     "kept": ("Kept", 1, 0),

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from regard import report
-from regard.commands.measure import result as results
-from regard.commands.measure.result import PAGE
+from regard.commands.learn.page import learn_page
+from regard.commands.learn.terminal import learn_summary
 from regard.continual import comparing, guarding, metrics
 from regard.errors import UserError
+from regard.runs import result as runs_result
 from regard.runs.folder import RECORD, writing
+from regard.runs.result import PAGE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -104,7 +105,7 @@ class Learning:
 
     def summary(self) -> RenderableType:
         """The few lines that a terminal shows, for rich's `print`."""
-        return report.learn_summary(self._tables, self.record)
+        return learn_summary(self._tables, self.record)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with tables, record, models and report page; whole or not at all."""
@@ -113,7 +114,7 @@ class Learning:
             (place / RECORD).write_text(text + "\n", encoding="utf-8")
             for name in TABLES:
                 getattr(self, name).to_parquet(place / f"{name}.parquet", index=False)
-            (place / PAGE).write_text(report.learn_page(self._tables, self.record), encoding="utf-8")
+            (place / PAGE).write_text(learn_page(self._tables, self.record), encoding="utf-8")
             if self.models is not None:
                 shutil.copytree(self.models, place / MODELS, copy_function=_linked)
         return Path(folder)
@@ -142,7 +143,7 @@ def _linked(source: str, target: str) -> None:
 
 def read_record(folder: str | Path) -> dict[str, Any]:
     """The record of a finished run in a folder. Raises UserError if there is none."""
-    return results.read_record(folder, verb=VERB, told="learning")
+    return runs_result.read_record(folder, verb=VERB, told="learning")
 
 
 def table(name: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
-from regard import __version__
 from regard.commands.learn.config import FREE, GIVEN, Course, each_method
 from regard.commands.learn.one_run import LEARNT, Row, digests, learnt_by
 from regard.commands.learn.result import MODELS, TABLES, VERB, Learning, table
@@ -30,7 +29,7 @@ from regard.errors import UserError
 from regard.models.pretrained import Loaded, given, load
 from regard.runs import distributed as processes
 from regard.runs.journal import ENTRIES, Journal, check_same
-from regard.runs.provenance import now, versions
+from regard.runs.provenance import now, regard_version, versions
 
 __all__ = ["DATA", "JOURNAL", "LEARNT", "STATES", "Progress", "can_go_on", "learn"]
 
@@ -252,7 +251,7 @@ def _record(
     stream = streams[courses[0].seed]
     results = [found[_key(one)] for one in courses]
     return {
-        "regard": __version__,
+        "regard": regard_version(),
         "verb": VERB,
         "created": now(),
         "course": replace(course, seed=courses[0].seed).to_dict(),

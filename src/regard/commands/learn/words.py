@@ -11,9 +11,9 @@ from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, fixed
 from regard.commands.learn.tables import SETTINGS, Tables
-from regard.commands.measure.key_figures import KeyFigure
-from regard.commands.pretrain.words import duration, number_of
 from regard.report import labels
+from regard.report.key_figure import KeyFigure
+from regard.report.words import duration, number_of
 
 
 def title(matrix: pd.DataFrame, record: Mapping[str, Any]) -> str:

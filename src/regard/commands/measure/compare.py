@@ -6,10 +6,20 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regard.commands.measure.result import Measurements
 from regard.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import RenderableType
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from regard.commands.measure.compare_page import comparison, comparison_page
+
+if TYPE_CHECKING:
     from rich.console import RenderableType
 
 HELP = "Put runs side by side: a table in the terminal, and a page."
@@ -36,7 +46,7 @@ def run(given: argparse.Namespace) -> None:
         raise UserError(f"expected different runs to compare, got {', '.join(map(str, given.runs))}")
     from rich.console import Console
 
-    from regard.commands.measure.result import Measurements, compare
+    from regard.commands.measure.result import Measurements
     from regard.runs.folder import check_free_file, write_file
 
     if given.out is not None:
@@ -85,3 +95,10 @@ def _rich(table: pd.DataFrame) -> RenderableType:
         shown.add_row(Text(" ".join(parts)), *("" if pd.isna(row[n]) else f"{row[n]:.4g}" for n in numbers))
     means = "Of the whole model where that is measured, else means over layers and heads; at N: of position N."
     return Group(shown, Text(means, style="italic"))
+
+
+def compare(runs: Mapping[str, Measurements]) -> tuple[pd.DataFrame, str]:
+    """Runs side by side: a table with one column each (its notes in `.attrs["notes"]`), and a page."""
+    table = comparison({name: (run.table, run.record) for name, run in runs.items()})
+    page = comparison_page({name: (run.table, run.record, run.tokens) for name, run in runs.items()})
+    return table, page

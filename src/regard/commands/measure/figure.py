@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from regard.errors import UserError
-from regard.report import colors as colours
-from regard.report import labels
+from regard.report import colors, labels
 from regard.report.arrays import Block, Labels, Measure, heads, layers, mean_over_heads, measures
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def _canvas(measure: Measure, width: float, height: float, where: str) -> tuple[
 def _ramp() -> LinearSegmentedColormap:
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list("regard", colours.RAMP_LIGHT)
+    return LinearSegmentedColormap.from_list("regard", colors.RAMP_LIGHT)
 
 
 def _map(measure: Measure, position: int | None) -> Figure:
@@ -124,7 +123,7 @@ def _layers(measure: Measure, position: int | None) -> Figure:
         raise UserError(f"{measure.statistic} has no values by position: leave position out")
     where = "" if taken.position is None else f", position {taken.position}"
     made, axes = _canvas(measure, 5.2, 3.0, where)
-    _line(axes, taken.block, "layer", colours.SERIES_LIGHT[0])
+    _line(axes, taken.block, "layer", colors.SERIES_LIGHT[0])
     axes.set(xlabel="Layer")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return made
@@ -137,7 +136,7 @@ def _profile(measure: Measure, position: int | None) -> Figure:
     axes.set(xlabel="Position")
     whole = measure.block("position")
     if whole is not None:
-        _line(axes, whole, "position", colours.SERIES_LIGHT[0])
+        _line(axes, whole, "position", colors.SERIES_LIGHT[0])
         return made
     by_head = measure.block("layer", "head", "position")
     block = mean_over_heads(by_head) if by_head is not None else measure.blocks["layer", "position"]

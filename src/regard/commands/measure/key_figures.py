@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pandas as pd
 from regard.commands.measure.tokens import top_tokens
 from regard.report import labels
 from regard.report.arrays import Block, Measure, mean_over_heads, nanmean
+from regard.report.key_figure import KeyFigure
 
 EXTREMES = {
     "common_sink_ratio": "max",
@@ -19,16 +19,6 @@ EXTREMES = {
     "hidden_norm_sink_ratio": "max",
     "matrix_entropy": "min",
 }
-
-
-@dataclass(frozen=True)
-class KeyFigure:
-    """One number worth a headline: what it is, the number, where or how sure it is, the site if there are several."""
-
-    label: str
-    value: str
-    note: str
-    site: str = ""
 
 
 def key_figures(every: Sequence[Measure], record: Mapping[str, Any], tokens: pd.DataFrame | None) -> list[KeyFigure]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,16 +12,19 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from regard import report
+from regard.commands.measure.figure import figure as measure_figure
+from regard.commands.measure.page import page as measure_page
+from regard.commands.measure.terminal import summary as measure_summary
 from regard.errors import UserError
 from regard.runs.folder import RECORD, verb_of, writing
+from regard.runs.result import PAGE
 from regard.statistics.table import COLUMNS, check_statistic, selected
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-TABLE, TOKENS, PAGE = "statistics.parquet", "tokens.parquet", "report.html"
+TABLE, TOKENS = "statistics.parquet", "tokens.parquet"
 MATRICES = "mean_attention.safetensors"
 
 
@@ -58,11 +60,11 @@ class Measurements:
     ) -> Figure:
         """A figure of one statistic: a layers × heads map, a profile over positions, or a curve over layers."""
         check_statistic(self.table, statistic)
-        return report.figure(self.table, statistic, site=site, epsilon=epsilon, position=position, kind=kind)
+        return measure_figure(self.table, statistic, site=site, epsilon=epsilon, position=position, kind=kind)
 
     def summary(self) -> RenderableType:
         """The few lines that a terminal shows, for rich's `print`."""
-        return report.summary(self.table, self.record, self.tokens)
+        return measure_summary(self.table, self.record, self.tokens)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with record, tables, matrices and report page; whole or not at all."""
@@ -74,7 +76,7 @@ class Measurements:
                 self.tokens.to_parquet(place / TOKENS, index=False)
             if self.matrices:
                 (place / MATRICES).write_bytes(safetensors.torch.save(self.matrices))
-            page = report.page(self.table, self.record, self.tokens)
+            page = measure_page(self.table, self.record, self.tokens)
             (place / PAGE).write_text(page, encoding="utf-8")
         return Path(folder)
 
@@ -98,24 +100,3 @@ class Measurements:
         if not isinstance(record, dict) or not set(COLUMNS) <= set(table.columns):
             raise UserError(f"the run in {folder} is not one of measurements: expected columns {', '.join(COLUMNS)}")
         return cls(table, record, tokens, matrices)
-
-
-def read_record(folder: str | Path, *, verb: str, told: str) -> dict[str, Any]:
-    """The record of a finished run of a verb in a folder; `told` names what such a run is of. Raises UserError."""
-    path = Path(folder) / RECORD
-    if not path.is_file():
-        raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard {verb} --out` writes it")
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(record, dict) or record.get("verb") != verb:
-        raise UserError(f"the run in {folder} is not one of {told}")
-    return record
-
-
-def compare(runs: Mapping[str, Measurements]) -> tuple[pd.DataFrame, str]:
-    """Runs side by side: a table with one column each (its notes in `.attrs["notes"]`), and a page."""
-    table = report.comparison({name: (run.table, run.record) for name, run in runs.items()})
-    page = report.comparison_page({name: (run.table, run.record, run.tokens) for name, run in runs.items()})
-    return table, page

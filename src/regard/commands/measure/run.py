@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import sys
 import time
@@ -11,11 +12,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import pandas as pd
+import safetensors.torch
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from regard import __version__, data, models
+from regard import data, models
 from regard.commands.measure.result import Measurements
 from regard.data import Texts, Windows
 from regard.errors import UserError, check_choice, check_whole
@@ -24,7 +26,8 @@ from regard.hooks.layers import evaluating
 from regard.hooks.modules import LAYERS
 from regard.hooks.observe import EMBEDDINGS
 from regard.runs import distributed as processes
-from regard.runs.provenance import now, peak_memory, versions
+from regard.runs.distributed import gathered
+from regard.runs.provenance import now, peak_memory, regard_version, versions
 from regard.statistics import STATISTICS, Statistic, named, names
 from regard.statistics.dependence import InputDependence
 from regard.statistics.sinks import CommonSinkRatio, SinkRate, SinkTokens
@@ -126,7 +129,7 @@ def measure(
             watching(loaded.model, _statistics(chosen, loaded), layers=chosen.layers) as seen,
         ):
             _run(loaded.model, seen, processes.mine(windows.input_ids), chosen.rows, on_batch)
-    processes.merge(seen.statistics.values())
+    merge(seen.statistics.values())
     table = table_of(seen.rows())
     _check_layers(chosen, set(table["layer"].dropna()))
     _check_statistics(seen, chosen, table)
@@ -274,7 +277,7 @@ def _record(
     """Where the numbers come from."""
     model, config = loaded.model, loaded.model.config
     return {
-        "regard": __version__,
+        "regard": regard_version(),
         "verb": "measure",
         "created": now(),
         "model": {
@@ -336,3 +339,20 @@ def _matrices(seen: Watch) -> dict[str, Tensor]:
     if not isinstance(statistic, InputDependence):
         return {}
     return {f"{site}.{layer}": mean.float() for (site, layer), mean in statistic.mean_attention().items()}
+
+
+def merge(statistics: Iterable[Statistic]) -> None:
+    """Give every process what all have seen."""
+    if processes.count() == 1:
+        return
+    for statistic in statistics:
+        states = [safetensors.torch.load(raw) for raw in gathered(_bytes(statistic.state()))]
+        other = copy.deepcopy(statistic)
+        statistic.load(states[0])
+        for state in states[1:]:
+            other.load(state)
+            statistic.merge(other)
+
+
+def _bytes(state: dict[str, Tensor]) -> bytes:
+    return safetensors.torch.save({name: tensor.contiguous() for name, tensor in state.items()})

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from regard.commands.measure.key_figures import over_layers_and_heads, several_sites, strongest
 from regard.commands.measure.tokens import top_tokens
-from regard.report import colors as colours
-from regard.report import labels
+from regard.report import colors, labels
 from regard.report.arrays import Block, Measure, Slice, heads, mean_over_heads, measures, nanmean
 
 WIDTH = 80
@@ -120,9 +119,9 @@ def _cell(value: float, top: float, wide: int) -> str:
 def _shade(value: float, top: float) -> str:
     if not math.isfinite(value):
         return ""
-    steps = len(colours.RAMP_LIGHT)
+    steps = len(colors.RAMP_LIGHT)
     at = min(steps - 1, max(0, round(value / top * (steps - 1))))
-    return f"{'#ffffff' if at > steps // 2 - 1 else '#16202c'} on {colours.RAMP_LIGHT[at]}"
+    return f"{'#ffffff' if at > steps // 2 - 1 else '#16202c'} on {colors.RAMP_LIGHT[at]}"
 
 
 def _models(every: Sequence[Measure], record: Mapping[str, Any]) -> list[str]:

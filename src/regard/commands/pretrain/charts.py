@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from regard.commands.pretrain import words
-from regard.commands.pretrain.curves import DOMAIN, GREY, Panel, at_step, column, domains, line, panel, thin
+from regard.commands.pretrain.curves import GREY, at_step
+from regard.report.panels import DOMAIN, Panel, column, domains, line, panel, thin
 
 SHOWN_LAYERS = 5
 """The most layers with a curve of their own."""

@@ -9,10 +9,12 @@ import pandas as pd
 
 from regard.commands.pretrain import charts as pretrain_charts
 from regard.commands.pretrain import words
-from regard.commands.pretrain.curves import Panel, check_history, specifications, thinned
+from regard.commands.pretrain.curves import check_history
 from regard.report import html as markup
 from regard.report import labels
 from regard.report.page import assemble
+from regard.report.panels import Panel, specifications, thinned
+from regard.report.words import amount
 
 
 def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, record: dict[str, Any]) -> str:
@@ -110,7 +112,7 @@ def _data(record: Mapping[str, Any]) -> str:
 
 def _domain(one: Mapping[str, Any]) -> tuple[str, str, list[str]]:
     counts = [one.get(key) for key in ("train_tokens", "valid_tokens")]
-    shown = [words.amount(float(count)) if isinstance(count, (int, float)) else "–" for count in counts]
+    shown = [amount(float(count)) if isinstance(count, (int, float)) else "–" for count in counts]
     weight = one.get("weight")
     share = labels.number(float(weight), 3) if isinstance(weight, (int, float)) else "–"
     return str(one.get("name", "")), str(one.get("source") or ""), [share, *shown, str(one.get("sha256") or "–")[:12]]

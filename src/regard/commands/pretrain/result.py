@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from regard import report
-from regard.commands.measure import result as results
-from regard.commands.measure.result import PAGE
+from regard.commands.pretrain.page import pretrain_page
+from regard.commands.pretrain.terminal import pretrain_summary
 from regard.errors import UserError
+from regard.runs import result as runs_result
 from regard.runs.folder import RECORD, writing
 from regard.runs.quiet import quiet
+from regard.runs.result import PAGE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,7 +62,7 @@ class Pretraining:
 
     def summary(self) -> RenderableType:
         """The few lines that a terminal shows, for rich's `print`."""
-        return report.pretrain_summary(self.history, self.sinks, self.record)
+        return pretrain_summary(self.history, self.sinks, self.record)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with model, tables, record and report page; whole or not at all."""
@@ -75,7 +76,7 @@ class Pretraining:
             (place / RECORD).write_text(text + "\n", encoding="utf-8")
             self.history.to_parquet(place / HISTORY, index=False)
             self.sinks.to_parquet(place / SINKS, index=False)
-            page = report.pretrain_page(self.history, self.sinks, self.record)
+            page = pretrain_page(self.history, self.sinks, self.record)
             (place / PAGE).write_text(page, encoding="utf-8")
         return Path(folder)
 
@@ -92,7 +93,7 @@ class Pretraining:
 
 def read_record(folder: str | Path) -> dict[str, Any]:
     """The record of a finished run in a folder. Raises UserError if there is none."""
-    return results.read_record(folder, verb=VERB, told="pre-training")
+    return runs_result.read_record(folder, verb=VERB, told="pre-training")
 
 
 def final(history: pd.DataFrame) -> dict[str, float | None]:

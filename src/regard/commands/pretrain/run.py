@@ -18,7 +18,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from regard import __version__, training
+from regard import training
 from regard.commands.pretrain.config import FREE, TRAINED, TRAINED_SIZE, Recipe, recipe
 from regard.commands.pretrain.result import VERB, Pretraining, final, table
 from regard.data.corpus import Corpus, prepare
@@ -29,7 +29,7 @@ from regard.errors import UserError
 from regard.models import RegardForCausalLM
 from regard.runs.folder import writing
 from regard.runs.journal import Journal
-from regard.runs.provenance import digest, now, peak_memory, versions
+from regard.runs.provenance import digest, now, peak_memory, regard_version, versions
 from regard.training.sink_monitor import SinkWatch, ValidationLoss, emergence, sink_table
 
 IGNORED = -100
@@ -49,8 +49,9 @@ def pretrain(
 ) -> Pretraining:
     """A model trained by a recipe, with its history.
 
-    `name` is one of `regard.commands.pretrain.config.RECIPES`, or a recipe; `changes` are fields of it. `work` is the folder of
-    checkpoints: with `resume` a run that was broken off goes on there, to the same numbers; it is deleted at the end
+    `name` is one of `regard.commands.pretrain.config.RECIPES`, or a recipe; `changes` are fields of it. `work` is the
+    folder of checkpoints: with `resume` a run that was broken off goes on there, to the same numbers; it is deleted at
+    the end
     unless `keep_work`. Packed text is kept in `cache` (default: REGARD_CACHE, else `~/.cache/regard`) and used again.
     `on_text(domain, tokens)` is told of packing, `on_progress(step, steps, numbers)` of training.
 
@@ -284,7 +285,7 @@ def _result(
     parameters = sum(p.numel() for p in model.parameters())
     tokens = int(history["tokens"].iloc[-1])
     record = {
-        "regard": __version__,
+        "regard": regard_version(),
         "verb": VERB,
         "created": now(),
         "recipe": chosen.to_dict(),

@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from regard.commands.pretrain import words
-from regard.commands.pretrain.curves import at_step, check_history, column
+from regard.commands.pretrain.curves import at_step, check_history
 from regard.report import labels
+from regard.report.panels import column
 
 WIDTH = 80
 NAME = 26

@@ -38,7 +38,8 @@ class Settings:
 
     `constants`: sources out of `CONSTANTS`; None: `average`, unless there is another `attention`: operations for all
     heads, as `regard.replacing` takes them, `sigmoid` or `softmax+window=8`. `select`: orders out of
-    `regard.commands.replace.ranking.ORDERS`, None: `lambda`; `fractions`: shares of heads that stay dynamic, 1 being the untouched
+    `regard.commands.replace.ranking.ORDERS`, None: `lambda`; `fractions`: shares of heads that stay dynamic,
+    1 being the untouched
     model, None: `FRACTIONS`; both are of constants alone. `seeds`: how many probes each score is of. `scale` names the
     settings of the task: the paper's, or those for a laptop; `length`, `rows` (training, validation), `epochs`,
     `batch_size` and `learning_rate` replace its own. `layout`: where special tokens stand. `text`, `label`,

@@ -13,7 +13,7 @@ from regard.commands.replace import charts as replace_charts
 from regard.commands.replace import pictures as replace_pictures
 from regard.commands.replace.scores import check_scores
 from regard.errors import UserError
-from regard.report import colors as colours
+from regard.report import colors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,7 @@ def _lines(panels: list[dict[str, Any]]) -> Figure:
 
 
 def _line(axes: Axes, line: pd.DataFrame, name: str, number: int) -> None:
-    inks = colours.SERIES_LIGHT
+    inks = colors.SERIES_LIGHT
     colour, style = inks[number % len(inks)], "-" if number < len(inks) else "--"
     axes.plot(line["place"], line["value"], style, color=colour, linewidth=1.5, marker="o", markersize=3, label=name)
     axes.vlines(line["place"], line["low"], line["high"], color=colour, linewidth=1, alpha=0.6)
@@ -90,7 +90,7 @@ def _matrices(found: list[replace_pictures.Picture]) -> Figure:
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     made, every = _grid(len(found), 4, 2.1, 2.3)
-    ramp = LinearSegmentedColormap.from_list("regard", colours.RAMP_LIGHT)
+    ramp = LinearSegmentedColormap.from_list("regard", colors.RAMP_LIGHT)
     for axes, one in zip(every, found, strict=True):
         axes.imshow(one.weights, cmap=ramp, norm=PowerNorm(0.5, vmin=0), interpolation="nearest")
         axes.set_title(f"{one.site} {one.layer}.{one.head}\n{one.pattern}".rstrip(), fontsize=8, loc="left")

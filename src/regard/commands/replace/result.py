@@ -14,11 +14,14 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from regard import report
-from regard.commands.measure.result import PAGE
+from regard.commands.replace.figure import replace_figure
+from regard.commands.replace.page import replace_page
+from regard.commands.replace.scores import COLUMNS as SCORE_COLUMNS
+from regard.commands.replace.scores import intervals, relative_drop
+from regard.commands.replace.terminal import replace_summary
 from regard.errors import UserError
-from regard.report import intervals, relative_drop
 from regard.runs.folder import RECORD, verb_of, writing
+from regard.runs.result import PAGE
 from regard.statistics.table import selected
 
 if TYPE_CHECKING:
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCORES, HEADS, COST, CONSTANTS = "scores.parquet", "heads.json", "cost.parquet", "constants.safetensors"
-SCORE_COLUMNS = report.SCORE_COLUMNS
 HEAD_COLUMNS = ("site", "layer", "head", "rank", "value", "pattern")
 COST_COLUMNS = ("fraction_dynamic", "milliseconds", "flops")
 
@@ -71,11 +73,11 @@ class Replacements:
 
     def plot(self, kind: Literal["fractions", "orders", "constants"] = "fractions") -> Figure:
         """A figure: scores by fraction for each source of constants, or for each order; or matrices of some heads."""
-        return report.replace_figure(kind, self.scores, self.heads, self.record, self.matrices)
+        return replace_figure(kind, self.scores, self.heads, self.record, self.matrices)
 
     def summary(self) -> RenderableType:
         """The few lines that a terminal shows, for rich's `print`."""
-        return report.replace_summary(self.scores, self.heads, self.cost, self.record)
+        return replace_summary(self.scores, self.heads, self.cost, self.record)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with record, tables, constants and report page; whole or not at all."""
@@ -86,7 +88,7 @@ class Replacements:
             (place / HEADS).write_text(_json(self._order()), encoding="utf-8")
             if self.constants is not None:
                 (place / CONSTANTS).write_bytes(self.constants)
-            page = report.replace_page(self.scores, self.heads, self.cost, self.record, self.matrices)
+            page = replace_page(self.scores, self.heads, self.cost, self.record, self.matrices)
             (place / PAGE).write_text(page, encoding="utf-8")
         return Path(folder)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 from transformers import PreTrainedModel
 
-from regard import __version__, models
+from regard import models
 from regard.commands.replace.config import (
     CONSTANTS_RATE,
     GATE_RATE,
@@ -38,7 +38,7 @@ from regard.hooks.average import vocabulary_digest
 from regard.hooks.operation import swappable
 from regard.hooks.replaced_model import ReplacedConfig
 from regard.runs.journal import ABOUT, Journal, has_entries
-from regard.runs.provenance import digest, now, versions
+from regard.runs.provenance import digest, now, regard_version, versions
 from regard.training import ProbeSettings, check_metric
 from regard.training.states import encoder_of
 
@@ -64,10 +64,10 @@ def replace(
     `model` is a model with its `tokenizer`, or what `regard.models.load` gave, or a name it takes. `task` is one of
     `regard.data.TASKS`, a file of your own, or a `regard.data.Task`; `data` the folder with its files, None for the
     hub. `constants_from` takes the averages from elsewhere: another task's name, a file that `Constants.save` wrote, or
-    constants. Other `settings` are those of `regard.commands.replace.config.Settings`. `work` is a folder for hidden states and for scores
-    found so far, None for a temporary one: with `resume` a run that was broken off goes on there, to the same scores;
-    it is deleted at the end, unless `keep_work`. `on_step` is told what is done. An encoder–decoder's encoder is
-    probed. Raises UserError for every mistake of the user.
+    constants. Other `settings` are those of `regard.commands.replace.config.Settings`. `work` is a folder for hidden
+    states and for scores found so far, None for a temporary one: with `resume` a run that was broken off goes on there,
+    to the same scores; it is deleted at the end, unless `keep_work`. `on_step` is told what is done. An
+    encoder–decoder's encoder is probed. Raises UserError for every mistake of the user.
     """
     chosen = _settings(**settings)
     task = _named(task, others)
@@ -215,7 +215,7 @@ def _about(
     config = encoder.config
     train, validation = parts
     return {
-        "regard": __version__,
+        "regard": regard_version(),
         "verb": "replace",
         "model": {
             "name": loaded.name,

@@ -12,6 +12,7 @@ import pandas as pd
 
 from regard.errors import UserError
 from regard.report import labels
+from regard.runs.intervals import quantile
 
 COLUMNS = ("model", "task", "constants", "select", "fraction_dynamic", "seed", "metric", "score")
 NONE = "none"
@@ -22,16 +23,6 @@ ATTENTION = "attention"
 
 IN_NATS = ("negative_log_perplexity",)
 """Metrics whose zero means nothing: not a ratio but a difference is told of them."""
-
-QUANTILES = (
-    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
-    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
-    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
-)
-"""The 0.975 quantiles of Student's t for 1 to 30 degrees of freedom (Abramowitz and Stegun, table 26.10)."""
-
-NORMAL = 1.959964
-"""The 0.975 quantile of the normal distribution."""
 
 KEYS = ["model", "task", "metric", "constants", "select", "fraction_dynamic"]
 GROUP = ["model", "task", "metric"]
@@ -67,16 +58,6 @@ def intervals(scores: pd.DataFrame) -> pd.DataFrame:
     half = [_half(int(n), float(s)) for n, s in zip(found["n"], found["deviation"], strict=True)]
     found["low"], found["high"] = found["mean"] - half, found["mean"] + half
     return found.drop(columns="deviation").astype({"low": "float64", "high": "float64"})
-
-
-def quantile(freedom: int) -> float:
-    """The 0.975 quantile of Student's t; beyond the table by its expansion in 1/freedom (Abramowitz, Stegun 26.7.5)."""
-    if freedom <= len(QUANTILES):
-        return QUANTILES[freedom - 1]
-    x = NORMAL
-    first = (x**3 + x) / 4
-    second = (5 * x**5 + 16 * x**3 + 3 * x) / 96
-    return x + first / freedom + second / freedom**2
 
 
 def _half(n: int, deviation: float) -> float:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.measure.key_figures import KeyFigure
 from regard.commands.replace.scores import ATTENTION, chosen, fraction_name, intervals, relative_drop
 from regard.report import labels
+from regard.report.key_figure import KeyFigure
 
 _TASKS = {
     "cola": "CoLA",

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from regard.commands.pretrain.curves import Panel, column, last, line, panel
 from regard.commands.sweep.means import METRICS, Combination
 from regard.report import labels
 from regard.report.arrays import Floats
+from regard.report.panels import Panel, column, last, line, panel
 
 INKS, STROKES = 6, 3
 LINES = INKS * STROKES

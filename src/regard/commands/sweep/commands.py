@@ -82,8 +82,9 @@ def history(folder: Path) -> pd.DataFrame:
 
 def pretraining() -> Verb:
     """`regard pretrain`."""
-    from regard import report
     from regard.commands.pretrain import config as recipes
+    from regard.commands.sweep.page import sweep_page
+    from regard.commands.sweep.terminal import sweep_summary
     from regard.data.corpus_sources import Source, check_source
 
     def base(name: str | None, file: Path | None) -> dict[str, Any]:
@@ -111,8 +112,8 @@ def pretraining() -> Verb:
         finished=partial(whole, "pretrain"),
         row=finals,
         history=history,
-        page=report.sweep_page,
-        summary=report.sweep_summary,
+        page=sweep_page,
+        summary=sweep_summary,
         names=tuple(recipes.RECIPES),
         options={"cache": "where packed text is kept (default: $REGARD_CACHE, else ~/.cache/regard)"},
     )
@@ -120,8 +121,9 @@ def pretraining() -> Verb:
 
 def learning() -> Verb:
     """`regard learn`, one method a trial; what each task has changed of the model is not kept."""
-    from regard import report
     from regard.commands.learn import config as courses
+    from regard.commands.sweep.page import sweep_page
+    from regard.commands.sweep.terminal import sweep_summary
     from regard.data.stream_settings import STREAMS
 
     helps = {one.name: one.metadata.get("help", "") for one in courses.Course.__dataclass_fields__.values()}
@@ -154,8 +156,8 @@ def learning() -> Verb:
         finished=partial(whole, "learn", field="course"),
         row=measures,
         history=averages,
-        page=report.sweep_page,
-        summary=report.sweep_summary,
+        page=sweep_page,
+        summary=sweep_summary,
         names=tuple(STREAMS),
     )
 

@@ -12,12 +12,12 @@ import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn.tables import SETTINGS
-from regard.commands.pretrain.curves import DOMAIN, column, domains
-from regard.commands.replace.scores import quantile
 from regard.errors import UserError
 from regard.report import html as markup
 from regard.report import labels
 from regard.report.arrays import Floats
+from regard.report.panels import DOMAIN, column, domains
+from regard.runs.intervals import quantile
 
 METRICS = {
     "valid_loss": ("Validation loss", ""),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.pretrain.curves import specifications, thinned
 from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep import words
 from regard.commands.sweep.charts import LINES, curve_panels
@@ -15,6 +14,7 @@ from regard.commands.sweep.means import Combination
 from regard.report import html as markup
 from regard.report import labels
 from regard.report.page import assemble
+from regard.report.panels import specifications, thinned
 
 
 def sweep_page(trials: pd.DataFrame, record: dict[str, Any], histories: Mapping[str, pd.DataFrame]) -> str:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.commands.measure.result import PAGE
 from regard.commands.sweep.commands import VERBS, Verb
 from regard.commands.sweep.state import LOCK, TRIALS, State, check_folder, entry, varied
 from regard.errors import UserError, check_choice
 from regard.runs.folder import write_file
 from regard.runs.launchers import Engine, Event, Job, Local, Ray, run
+from regard.runs.result import PAGE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.measure.key_figures import KeyFigure
 from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep.means import Combination, Difference
 from regard.report import labels
+from regard.report.key_figure import KeyFigure
 
 _Metrics = Mapping[str, tuple[str, str]]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory
-from regard.continual.method import Stage
+from regard.continual.stage import Stage
 from regard.training.placement import own_random_numbers, seed_step
 
 if TYPE_CHECKING:

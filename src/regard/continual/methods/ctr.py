@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import Batches
-from regard.continual.learner import IGNORED, Budget, OwnRate, rate_of_probing, rate_set
-from regard.continual.method import Method, Stage
+from regard.continual.learner import IGNORED
+from regard.continual.method import Method
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
+from regard.continual.stage import Budget, OwnRate, Stage, rate_of_probing, rate_set
 from regard.errors import check_whole
 from regard.models.heads import LinearHead
 

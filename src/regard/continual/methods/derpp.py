@@ -15,7 +15,7 @@ from regard.continual.learner import IGNORED
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.method import Stage
+    from regard.continual.stage import Stage
     from regard.training.placement import Rows
 
 

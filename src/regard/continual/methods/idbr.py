@@ -21,7 +21,7 @@ from regard.errors import UserError, check_whole
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.method import Stage
+    from regard.continual.stage import Stage
     from regard.training.placement import Rows
 
 

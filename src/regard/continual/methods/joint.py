@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regard.continual.method import Method, Stage
+from regard.continual.method import Method
+from regard.continual.stage import Stage
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches

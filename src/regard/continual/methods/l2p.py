@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from regard.adapters.embedded import positions_of, reads_embeddings
 from regard.adapters.prompts import too_long
 from regard.continual import method
-from regard.continual.learner import IGNORED, Budget, OwnRate, rate_set
-from regard.continual.method import Method, Stage
+from regard.continual.learner import IGNORED
+from regard.continual.method import Method
 from regard.continual.network import Network
+from regard.continual.stage import Budget, OwnRate, Stage, rate_set
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LabelTextHead, LinearHead, pooled

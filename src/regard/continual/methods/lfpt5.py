@@ -14,9 +14,9 @@ from regard.continual import method
 from regard.continual.answers import normalised
 from regard.continual.batches import Batches, Item
 from regard.continual.generating import texts_of
-from regard.continual.learner import Budget, OwnRate, rate_set
-from regard.continual.method import Method, Stage
+from regard.continual.method import Method
 from regard.continual.prompted import Before, PromptNetwork, PromptSettings, check_room
+from regard.continual.stage import Budget, OwnRate, Stage, rate_set
 from regard.continual.texts import TextLearner, batch, encode_pairs
 from regard.data.text_task import Pairs, TextTask
 from regard.errors import UserError

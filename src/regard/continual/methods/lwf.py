@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.learner import IGNORED
-from regard.continual.method import Method, Stage
+from regard.continual.method import Method
+from regard.continual.stage import Stage
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner

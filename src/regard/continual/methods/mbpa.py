@@ -18,7 +18,7 @@ from regard.models.heads import LinearHead, pooled
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.method import Stage
+    from regard.continual.stage import Stage
     from regard.models.classifier import Classifier
     from regard.training.placement import Rows
 

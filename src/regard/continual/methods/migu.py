@@ -17,7 +17,7 @@ from regard.continual.pooled import PoolNetwork, PoolSettings
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.method import Stage
+    from regard.continual.stage import Stage
     from regard.training.placement import Rows
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from regard.continual import method
-from regard.continual.method import Method, Stage
+from regard.continual.method import Method
+from regard.continual.stage import Stage
 from regard.errors import check_choice
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from regard.continual.learner import Budget, OwnRate, rate_of_probing
-from regard.continual.method import Method, Stage
+from regard.continual.method import Method
+from regard.continual.stage import Budget, OwnRate, Stage, rate_of_probing
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.continual.learner import Budget, OwnRate, rate_set
-from regard.continual.method import Method, Stage
+from regard.continual.method import Method
 from regard.continual.prompted import Before, PromptNetwork, PromptSettings, check_room, class_vectors, put_back
+from regard.continual.stage import Budget, OwnRate, Stage, rate_set
 from regard.errors import UserError
 
 if TYPE_CHECKING:

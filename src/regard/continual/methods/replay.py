@@ -11,7 +11,7 @@ from regard.errors import check_choice, check_whole
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.method import Stage
+    from regard.continual.stage import Stage
 
 Mixing = Literal["batch", "interval", "merge"]
 

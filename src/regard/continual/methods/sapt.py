@@ -16,11 +16,12 @@ from regard.continual import method
 from regard.continual.batches import Batches
 from regard.continual.beginning import best_of
 from regard.continual.learner import IGNORED
-from regard.continual.method import Method, Stage
+from regard.continual.method import Method
 from regard.continual.pooled import BlockNetwork, Pool, lora_pool
 from regard.continual.prompted import check_room
 from regard.continual.pseudo import stand_ins
 from regard.continual.sapt_settings import Settings
+from regard.continual.stage import Stage
 from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from regard.hooks.layers import Place, places
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.method import Stage
+    from regard.continual.stage import Stage
     from regard.training.placement import Rows
 
 IMPORTANCE, LOGITS, ATTENTION, HEADS = "importance", "logits/", "attention/", "heads"

@@ -1,0 +1,87 @@
+"""One stage of the training of a task, and the budget that all methods share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What every method of a comparison is given: epochs, rates and batches of each task.
+
+    `probing_rate`, `probing_epochs`: of stages that train the head alone; `rate`, `epochs`: of those that train all.
+    `schedule`: of the rate behind the warm-up, "linear" (to 0) or "constant"; `warmup`: share of a stage's steps.
+    `length`: tokens of a text at most; `target_length`: of an answer, in tasks from text to text. `most_steps`: steps
+    on a task's own batches in a stage at most, by the task's name (steps that replay come besides, and `joint` has no
+    limit); of tasks that are not named, as many as the epochs come to. See the section on training of prescale's paper.
+    """
+
+    epochs: int = 3
+    rate: float = 2e-5
+    probing_epochs: int = 3
+    probing_rate: float = 1e-3
+    batch: int = 32
+    micro_batch: int | None = None
+    length: int = 128
+    target_length: int = 50
+    schedule: str = "linear"
+    warmup: float = 0.06
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    precision: str = "float32"
+    evaluation_batch: int = 64
+    most_steps: Mapping[str, int] = field(default_factory=dict)
+
+
+class OwnRate(NamedTuple):
+    """A learning rate that is not the budget's `rate`, and the `option` that sets it, with what stands behind it."""
+
+    option: str
+    value: float
+
+    @property
+    def told(self) -> str:
+        """The option with its value, as in "--set rate=0.3"."""
+        return f"{self.option}{self.value:g}"
+
+
+def rate_set(value: float) -> OwnRate:
+    """The rate that the setting `rate` of a method says."""
+    return OwnRate("--set rate=", value)
+
+
+def rate_of_probing(budget: Budget) -> OwnRate:
+    """The rate of stages that train the head alone."""
+    return OwnRate("--probing-rate ", budget.probing_rate)
+
+
+def warmup_steps(budget: Budget, steps: int) -> int:
+    """Steps of linear warm-up of a stage."""
+    return math.ceil(budget.warmup * steps)
+
+
+Trains = Literal["head", "all"]
+Among = Literal["task", "seen"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of a task's training, with an optimiser and a schedule of its own.
+
+    `trains`: the head alone, or all that the network lets be trained; `limited`: whether the budget's limit of the
+    task's steps holds for it; `correct(network, step)` may change a step's gradient, and `times` multiplies the rates
+    of parameters by their names, see `regard.training.loop.train`.
+    """
+
+    name: str
+    epochs: int
+    learning_rate: float
+    trains: Trains = "all"
+    limited: bool = True
+    correct: Callable[[nn.Module, int], None] | None = None
+    times: Mapping[str, float] = field(default_factory=dict)

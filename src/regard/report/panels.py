@@ -1,0 +1,121 @@
+"""Panels of lines that a page's script draws, and the columns they are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from regard.report import charts, labels
+from regard.report.arrays import Floats
+
+MOST = 500
+"""The most points of one line on a page; longer lines are thinned evenly."""
+
+
+DOMAIN = "valid_loss."
+"""What stands before a domain's name in the columns of validation losses."""
+
+
+def column(table: pd.DataFrame, name: str) -> Floats:
+    """The column as float64, NaN where it is null or missing."""
+    if name not in table:
+        return np.full(len(table), np.nan)
+    return pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def last(history: pd.DataFrame, name: str) -> float | None:
+    """The column's last value that is a finite number; None where there is none."""
+    values = column(history, name)
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if known.size else None
+
+
+def domains(table: pd.DataFrame) -> list[str]:
+    """The names of the domains that have a validation loss of their own."""
+    return [str(name).removeprefix(DOMAIN) for name in table.columns if str(name).startswith(DOMAIN)]
+
+
+def thin(count: int, most: int = MOST) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Which of `count` points to keep: all, or `most` spread evenly with the first and the last."""
+    if count <= most:
+        return np.arange(count)
+    return np.linspace(0, count - 1, most).round().astype(np.int64)
+
+
+def thinned(lengths: Iterable[int], file: str) -> str:
+    """A sentence on points left away, "" where the page holds all."""
+    return f"Longer curves are thinned to {MOST} points; {file} has all." if max(lengths, default=0) > MOST else ""
+
+
+def line(
+    axis: str,
+    series: str,
+    places: Sequence[float] | Floats,
+    values: Sequence[float] | Floats,
+    unit: str = "",
+    half: Sequence[float] | Floats | None = None,
+) -> list[dict[str, Any]]:
+    """The points of one line as the page's script reads them, `half` the half width of the band around each.
+
+    Points without a finite value are left out, and lines of more than `MOST` points thinned.
+    """
+    known = [i for i, value in enumerate(values) if math.isfinite(value)]
+    kept = [known[i] for i in thin(len(known))]
+    band = [math.nan] * len(values) if half is None else half
+    return [_point(axis, float(places[i]), series, float(values[i]), unit, float(band[i])) for i in kept]
+
+
+def _point(axis: str, place: float, series: str, value: float, unit: str, half: float) -> dict[str, Any]:
+    sure = math.isfinite(half)
+    shown = labels.with_unit(value, unit, 4) + (f" ± {labels.number(half, 2)}" if sure else "")
+    return {
+        axis: int(place),
+        "series": series,
+        "part": "",
+        "value": _short(value),
+        "low": _short(value - half) if sure else None,
+        "high": _short(value + half) if sure else None,
+        "shown": shown,
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def panel(
+    caption: str,
+    note: str,
+    axis: str,
+    points: Sequence[Mapping[str, Any]],
+    lines: Sequence[tuple[str, int, int]] | None = None,
+) -> list[Panel]:
+    """One panel; none without points. `lines` gives each line's ink and stroke (0 solid, 1 dashed, 2 dotted)."""
+    if not points:
+        return []
+    told = {"lines": [list(style) for style in lines]} if lines is not None else {}
+    return [{"caption": caption, "note": note, "axis": axis, "points": list(points), **told}]
+
+
+def specifications() -> dict[str, Any]:
+    """The charts by name: lines over each of `_AXES`, and `map`. The script adds data, inks and size."""
+    drawn = {axis: _over(axis, title) for axis, title in _AXES.items()}
+    return {**drawn, "map": charts.specifications()["map"]}
+
+
+_AXES = {"step": "Step", "layer": "Layer", "position": "Position", "tasks": "Tasks learnt"}
+
+
+def _over(axis: str, title: str) -> dict[str, Any]:
+    import altair as alt
+
+    across = alt.X(f"{axis}:Q", title=title).axis(tickMinStep=1, tickCount=6, grid=False, labelFlush=False)
+    tips = {axis: title.lower(), "series": "line", "shown": "value"}
+    return charts.lines(across.scale(nice=False, zero=False), tips, dash="series", interval="area", size=20)
+
+
+Panel = dict[str, Any]

@@ -1,0 +1,37 @@
+"""Numbers, times and amounts as a page words them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from regard.report import labels
+
+_SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+
+def amount(count: float) -> str:
+    """A large count to three digits, as in "1.05M"; below a thousand the whole number."""
+    for index, (size, letter) in enumerate(_SIZES):
+        if count >= size * 0.9995:
+            shown = f"{count / size:.3g}"
+            return f"1{_SIZES[index - 1][1]}" if shown == "1e+03" and index else f"{shown}{letter}"
+    return f"{count:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """A time in the two units that matter, as in "4 min 12 s"."""
+    if seconds < 60:
+        return f"{labels.number(seconds, 3)} s"
+    whole = round(seconds)
+    for unit, name, below, of_below in ((86_400, "d", "h", 3_600), (3_600, "h", "min", 60), (60, "min", "s", 1)):
+        if whole >= unit:
+            rest = whole % unit // of_below
+            return f"{whole // unit} {name}" + (f" {rest} {below}" if rest else "")
+    return f"{whole} s"
+
+
+def number_of(record: Mapping[str, Any], part: str, key: str) -> float | None:
+    """The number in a part of the record, None where there is none."""
+    found = labels.section(record, part).get(key)
+    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
