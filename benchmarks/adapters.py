@@ -31,8 +31,8 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import Figures, allocated, parser, prepared, race, row, show, write
-from regard.adapters.lora import LoraBlocks, MixedLayer, Mixture
-from regard.adapters.pool import LoraPool
+from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture
+from regard.adapters.pool import LoraAdapterPool
 from regard.adapters.shared import SharedAdapters
 
 ALPHA, TOP, WRITING = 32, 8, 16
@@ -176,9 +176,9 @@ def llama(*, small: bool) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def pool_of(model: Any, blocks: int, rank: int) -> LoraPool:
+def pool_of(model: Any, blocks: int, rank: int) -> LoraAdapterPool:
     """A pool whose blocks all add something."""
-    pool = LoraPool(model, rank=rank, alpha=ALPHA)
+    pool = LoraAdapterPool(model, rank=rank, alpha=ALPHA)
     pool.reserve(blocks)
     fill(pool.blocks)
     return pool
@@ -195,7 +195,7 @@ def shared_of(model: Any, blocks: int, rank: int) -> SharedAdapters:
 
 
 @torch.no_grad()
-def fill(layers: Iterable[LoraBlocks]) -> None:
+def fill(layers: Iterable[LoraAdapters]) -> None:
     """Let every block add something."""
     random = torch.Generator().manual_seed(1)
     for blocks in layers:
@@ -203,7 +203,7 @@ def fill(layers: Iterable[LoraBlocks]) -> None:
             part.copy_(torch.randn(part.shape, generator=random) / 100)
 
 
-def peer_of(model: Any, pool: LoraPool) -> Any:
+def peer_of(model: Any, pool: LoraAdapterPool) -> Any:
     """The same model in peft, with the pool's first block as its one LoRA."""
     config = LoraConfig(r=pool.rank, lora_alpha=ALPHA, target_modules=["q_proj", "v_proj"])
     found: Any = get_peft_model(model, config)
@@ -229,7 +229,7 @@ def writing(rank: int, *, small: bool, budget: float) -> dict[str, Any]:
         found: Tensor = model.generate(input_ids=ids, attention_mask=mask, **told)
         return found
 
-    def pooled_writing(pool: LoraPool, shares: Tensor) -> Callable[[], Tensor]:
+    def pooled_writing(pool: LoraAdapterPool, shares: Tensor) -> Callable[[], Tensor]:
         def run() -> Tensor:
             with pool.weighing(shares):
                 return write_with(pool.model)

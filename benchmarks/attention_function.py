@@ -17,18 +17,18 @@ from torch import Tensor
 
 from benchmarks.timing import Contestants, parser, prepared, race, row, show, write
 from regard.attention import reference
-from regard.attention.call import Call, Wanted
+from regard.attention.call import AttentionCall, ReductionRequest
 from regard.attention.operator import attend
 
 HEADS, WIDTH, FIRST = 12, 64, 4
-EVERYTHING = Wanted(names=frozenset({"column_mass", "column_square", "entropy", "first_mass"}), first=FIRST)
-FIRST_ALONE = Wanted(names=frozenset({"first_mass"}), first=FIRST)
+EVERYTHING = ReductionRequest(names=frozenset({"column_mass", "column_square", "entropy", "first_mass"}), first=FIRST)
+FIRST_ALONE = ReductionRequest(names=frozenset({"first_mass"}), first=FIRST)
 LARGEST_MATRIX = 2 * 2**30
 CASES = [(batch, length) for length in (64, 128, 512, 2048) for batch in (1, 8)] + [(1, 4096), (1, 8192)]
 QUICK = [(1, 64), (2, 128)]
 
 
-def call(batch: int, length: int, kind: str) -> Call:
+def call(batch: int, length: int, kind: str) -> AttentionCall:
     """Random queries, keys and values; padding up to half of a row."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
@@ -38,7 +38,7 @@ def call(batch: int, length: int, kind: str) -> Call:
     if kind == "padded":
         lengths = torch.linspace(length, length // 2, batch) if batch > 1 else torch.tensor([0.75 * length])
         real = torch.arange(length) < lengths.long()[:, None]
-    return Call(
+    return AttentionCall(
         query=query,
         key=key,
         value=value,
@@ -49,13 +49,13 @@ def call(batch: int, length: int, kind: str) -> Call:
     )
 
 
-def fused(of: Call) -> Tensor:
+def fused(of: AttentionCall) -> Tensor:
     """The output alone."""
     mask = None if of.key_real is None else of.key_real[:, None, None, :]
     return F.scaled_dot_product_attention(of.query, of.key, of.value, attn_mask=mask, is_causal=of.causal)
 
 
-def eager(of: Call) -> tuple[Tensor, dict[str, Tensor]]:
+def eager(of: AttentionCall) -> tuple[Tensor, dict[str, Tensor]]:
     """Output and reductions from the whole matrix, made once and in place."""
     scores = (of.query @ of.key.mT).mul_(of.scale)
     if of.causal:
@@ -74,7 +74,7 @@ def eager(of: Call) -> tuple[Tensor, dict[str, Tensor]]:
     return output, found
 
 
-def contestants(of: Call) -> Contestants:
+def contestants(of: AttentionCall) -> Contestants:
     """Who runs; the whole matrix only where two of it fit."""
     batch, length = of.query.shape[0], of.query.shape[2]
     found: dict[str, Any] = {
@@ -87,7 +87,7 @@ def contestants(of: Call) -> Contestants:
     return found
 
 
-def check(of: Call) -> None:
+def check(of: AttentionCall) -> None:
     """All contestants compute the same."""
     output, found = attend(of, EVERYTHING)
     expected_output, expected = eager(of)

@@ -72,7 +72,7 @@ class Case:
             for rows in training.batch_rows(len(self.ids), self.settings.batch_size, seed, epoch):
                 yield self.inputs(rows), self.mask[rows], self.labels[rows]
 
-        training.train_through(self.model, probe, batches, (), self.settings, SEED)
+        training.train_through_encoder(self.model, probe, batches, (), self.settings, SEED)
         return probe
 
     def contestants(self, folder: str) -> dict[str, Callable[[], object]]:

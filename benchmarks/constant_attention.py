@@ -31,8 +31,7 @@ from transformers.masking_utils import sdpa_mask
 import regard
 from benchmarks.timing import RESULTS, allocated, parser, prepared, race, row, show, write
 from regard.constants import Constants, Origin
-from regard.hooks import identity
-from regard.hooks import layers as places
+from regard.hooks import find_attention_layers, model_fingerprint
 
 SHAPES = {
     "MiniLM": {"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536},
@@ -46,13 +45,13 @@ PADDED = [(shape, 8, length, True) for shape in SHAPES for length in (128, 512)]
 
 def constants_for(model: BertModel, length: int) -> Constants:
     """Random averages in the shape of a model."""
-    here = places(model)
+    here = find_attention_layers(model)
     generator = torch.Generator().manual_seed(0)
     matrices = {}
     for place in here:
         drawn = torch.randn(place.heads, length, length, generator=generator)
         matrices[place.site, place.layer] = drawn.softmax(-1)
-    return Constants(matrices=matrices, origin=Origin(source="random", model=identity(model, here)))
+    return Constants(matrices=matrices, origin=Origin(source="random", model=model_fingerprint(model, here)))
 
 
 def floor(config: Any, length: int) -> float:
@@ -64,7 +63,7 @@ def floor(config: Any, length: int) -> float:
 
 def plain(model: BertModel, constants: Constants) -> BertModel:
     """The model with all heads constant and nothing saved: whole projections, a product for each sample."""
-    matrices = {place.module: constants.matrices[place.site, place.layer] for place in places(model)}
+    matrices = {place.module: constants.matrices[place.site, place.layer] for place in find_attention_layers(model)}
     own = copy.deepcopy(model)
     of = dict(zip(own.modules(), model.modules(), strict=True))
 

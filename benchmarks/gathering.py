@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.timing import parser, prepared, race, row, show, write
-from regard.adapters.lora import MixedLayer, Mixture, Shares, _shares
+from regard.adapters.lora import AdapterWeights, MixedLayer, Mixture, _shares
 
 GROUPS, ALPHA = 8, 8.0
 CASES = tuple(product((384, 1024), (4, 8), (16, 64, 128), (1, 8), (1, 8, 32, 128)))
@@ -28,9 +28,11 @@ class Forced(Mixture):
     def __init__(self, weights: torch.Tensor, top_k: int, *, gathers: bool) -> None:
         super().__init__(weights, top_k)
         self.gathers = gathers
-        self.found: Shares | None = None
+        self.found: AdapterWeights | None = None
 
-    def shares(self, rows: int, tokens: int, rank: int, scale: float, trained: tuple[int, ...], **_: Any) -> Shares:
+    def shares(
+        self, rows: int, tokens: int, rank: int, scale: float, trained: tuple[int, ...], **_: Any
+    ) -> AdapterWeights:
         """The shares, made once."""
         if self.found is None:
             assert self.weights is not None

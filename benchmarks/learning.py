@@ -41,8 +41,8 @@ from transformers import (
 
 from benchmarks.timing import Figures, parser, prepared, row, show, write
 from regard.continual.methods.finetune import Finetune
-from regard.continual.run import begin, run
-from regard.continual.stage import Budget
+from regard.continual.run import make_learner, run_stream
+from regard.continual.stage import TrainingBudget
 from regard.data.examples import Examples
 from regard.data.stream import Stream, Task
 from regard.models.pretrained import Loaded
@@ -114,14 +114,14 @@ def regard(case: Case, method: type[Finetune]) -> Take:
     few = Examples(texts=case.examples.texts[:2], labels=case.examples.labels[:2])
     task = Task(name="words", labels=("even", "odd"), train=case.examples, dev=few, test=few)
     stream = Stream(name="words", tasks=(task,), order=(0,), seed=0)
-    budget = Budget(epochs=2, rate=RATE, batch=case.batch, length=64, warmup=WARMUP, weight_decay=DECAY)
+    budget = TrainingBudget(epochs=2, rate=RATE, batch=case.batch, length=64, warmup=WARMUP, weight_decay=DECAY)
 
     def take() -> float:
         ticks: list[float] = []
         with torch.enable_grad():
             one = method()
-            learner = begin(stream, one, case.loaded, budget, seed=0)
-            run(learner, one, on_progress=lambda told: ticks.append(clock()))
+            learner = make_learner(stream, one, case.loaded, budget, seed=0)
+            run_stream(learner, one, on_progress=lambda told: ticks.append(clock()))
         return ticks[-1] - ticks[case.per_epoch - 1]
 
     return take
@@ -193,7 +193,7 @@ def check(case: Case) -> None:
     few = Examples(texts=case.examples.texts[:4], labels=case.examples.labels[:4])
     task = Task(name="words", labels=("even", "odd"), train=few, dev=few, test=few)
     stream = Stream(name="words", tasks=(task,), order=(0,), seed=0)
-    learner = begin(stream, method, case.loaded, Budget(length=64), seed=0)
+    learner = make_learner(stream, method, case.loaded, TrainingBudget(length=64), seed=0)
     rows = learner.rows(learner.items(0))
     mine = learner.network.eval().classifier.states(rows["input_ids"], rows["attention_mask"])
     theirs = peer(case).eval().bert(rows["input_ids"], rows["attention_mask"].long()).last_hidden_state

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.timing import Contestants, parser, prepared, race, row, show, write
-from regard.attention.call import Call, Operation
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.operator import plain_output
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.attention.weightings import FEATURE_MAPS
@@ -108,7 +108,7 @@ def regard(of: Training, query: Tensor, key: Tensor) -> Tensor:
     sink = of.learned.get("sink")
     scale = WIDTH**-0.5
     return plain_output(
-        Call(query=query, key=key, value=of.value, scale=scale, causal=True, sink=sink, operation=operation)
+        AttentionCall(query=query, key=key, value=of.value, scale=scale, causal=True, sink=sink, operation=operation)
     )
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import parser, prepared, race, row, show, write
-from regard.attention.call import Call, Constant
+from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.attention.constant import constant_output
 from regard.constants.structure import columns_and_band, low_rank, toeplitz, top_k
 
@@ -84,11 +84,11 @@ def sdpa(own: Projections) -> Mix:
 
 def dense(own: Projections, matrices: Tensor) -> Mix:
     """C·V as the library computes it."""
-    constant = Constant(matrices=matrices, heads=tuple(range(HEADS)), normalised=True)
+    constant = ConstantHeadsInput(matrices=matrices, heads=tuple(range(HEADS)), normalised=True)
 
     def run(x: Tensor) -> Tensor:
         value = heads(own.value(x))
-        call = Call(query=value, key=value, value=value, scale=1.0, constant=constant)
+        call = AttentionCall(query=value, key=value, value=value, scale=1.0, constant=constant)
         return own.output(constant_output(call).view(x.shape))
 
     return run

@@ -35,7 +35,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 from benchmarks.timing import Figures, allocated, parser, prepared, row, show, write
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.models import RegardConfig, RegardForCausalLM
-from regard.training import Plan, train
+from regard.training import TrainingConfig, train
 
 TOKENS = 2048
 RATE = 1e-4
@@ -244,7 +244,7 @@ def regard(size: Size, length: int, setting: Setting, spec: AttentionSpec | str 
 
     def take(steps: int) -> list[float]:
         ticks: list[float] = []
-        plan = Plan(
+        plan = TrainingConfig(
             steps=steps + 1,
             batch_size=len(rows["input_ids"]),
             learning_rate=RATE,

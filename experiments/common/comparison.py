@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from regard.continual import comparing
-from regard.continual.metrics import Setting, metrics_table
+from regard.continual.metrics import Scenario, metrics_table
 from regard.runs.intervals import Interval, t_interval
 
 PAIR = ["seed", "order"]
@@ -33,7 +33,7 @@ class Comparison:
     record: Mapping[str, Any]
 
     @property
-    def headline(self) -> Setting:
+    def headline(self) -> Scenario:
         """Among which classes a text is classified: its own task's (til), or all that were seen (cil)."""
         return "til"
 

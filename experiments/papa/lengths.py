@@ -4,7 +4,8 @@
 
 Sentences of SST-2, joined and cut into windows of exactly 16, 32, 64 and 128 tokens (65,536 tokens at each length to
 average over, 8,192 others to compare on), layout natural, all heads constant. For each length: averages over
-inputs of that length ("own"); the crop of those of 128 tokens; fits of shorter ones to it (`regard.constants.at`).
+inputs of that length ("own"); the crop of those of 128 tokens; fits of shorter ones to it
+(`regard.constants.to_length`).
 Fidelity is that of the last hidden states: relative error and mean cosine, against the untouched model and against the
 model with the length's own averages. About 2 minutes on one core. Expected: a crop and a fit are far nearer to the own
 averages than these are to the untouched model, so that one set of constants serves all lengths.
@@ -25,7 +26,7 @@ from rich.console import Console
 from torch import Tensor
 
 from regard import models
-from regard.constants import Constants, at
+from regard.constants import Constants, to_length
 from regard.data import Encoded, Examples, encode, read_task
 from regard.hooks import average_attention, replacing
 
@@ -69,7 +70,9 @@ def runs(model: Any, tokenizer: Any, train: Examples, validation: Examples, cons
     for length in LENGTHS:
         console.print(f"comparing on windows of {length} tokens", highlight=False)
         inputs = windows(validation, tokenizer, length, COMPARED)
-        others = {f"{'crop' if old > length else 'fit'} from {old}": at(averages[old], length) for old in LENGTHS}
+        others = {
+            f"{'crop' if old > length else 'fit'} from {old}": to_length(averages[old], length) for old in LENGTHS
+        }
         others.pop(f"fit from {length}")
         untouched, own = (hidden(model, inputs, constants) for constants in (None, averages[length]))
         yield (length, "own", "untouched", *fidelity(own, untouched))

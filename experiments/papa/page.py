@@ -238,7 +238,8 @@ LENGTHS_TEXT = """
 All heads constant, natural layout, windows of whole sentences that fill the length; relative error of the last hidden
 states against the untouched model's, and against those under averages taken at that very length
 (`python -m experiments.papa.lengths`). Rows *own* are averages at the length itself, which a set of constants for
-several lengths gives; a *crop* is what a shorter input gets anyway; a *fit* is `regard.constants.at` to a longer one.
+several lengths gives; a *crop* is what a shorter input gets anyway; a *fit* is `regard.constants.to_length` to a
+longer one.
 
 {table}
 """

@@ -26,7 +26,7 @@ import torch
 from rich.console import Console
 
 from regard import models
-from regard.commands.replace.result import Replacements
+from regard.commands.replace.result import ReplaceResult
 from regard.commands.replace.run import replace
 
 TASKS = ("cola", "sst2", "mrpc", "ner", "pos")
@@ -37,7 +37,7 @@ SOURCES = ("identity", "toeplitz", "zeros", "toeplitz-init", "average-init")
 FOLDER = Path("docs") / "results"
 
 
-def runs(task: str, model: str, data: str, work: Path, console: Console) -> Replacements:
+def runs(task: str, model: str, data: str, work: Path, console: Console) -> ReplaceResult:
     """Everything on one task, as one record: its scores are those of four runs."""
     loaded = models.load(model)
     began = time.perf_counter()
@@ -45,7 +45,7 @@ def runs(task: str, model: str, data: str, work: Path, console: Console) -> Repl
     def step(name: str) -> None:
         console.print(f"{time.perf_counter() - began:7.0f} s  {task}: {name}", highlight=False)
 
-    def run(name: str, **settings: Any) -> Replacements:
+    def run(name: str, **settings: Any) -> ReplaceResult:
         return replace(loaded, task, data=data, work=work / f"{task}-{name}", resume=True, on_step=step, **settings)
 
     main = run("lambda")
@@ -58,7 +58,7 @@ def runs(task: str, model: str, data: str, work: Path, console: Console) -> Repl
     parts = (main, others, sources, elsewhere)
     main.record["cost"]["seconds"] = round(sum(part.record["cost"]["seconds"] for part in parts), 1)
     scores = pd.concat([part.scores for part in parts], ignore_index=True)
-    return Replacements(scores, main.heads, main.cost, main.record, main.matrices, main.constants)
+    return ReplaceResult(scores, main.heads, main.cost, main.record, main.matrices, main.constants)
 
 
 def _kept(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,12 +26,12 @@ from experiments.common.drawing import figure, ramp
 from experiments.common.runs import FOLDER, PICTURES
 from experiments.prescale.run import DIAGNOSED, EVALUATED, ROWS, SEEDS, TRAIN, budget
 from experiments.prescale.tables import WHEN, Tables
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.diagnostics import diagnose
 from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
 from regard.errors import UserError
@@ -78,7 +78,7 @@ def learnt(row: str, loaded: Loaded, seed: int) -> tuple[Learner, list[dict[str,
     kind = method_named(name)
     stream = read_stream(STREAM, rows=TRAIN, eval_rows=EVALUATED, order="random", seed=seed)
     method = kind(kind.Settings.parsed(settings))
-    learner = begin(stream, method, loaded, budget(STREAM), seed=seed)
+    learner = make_learner(stream, method, loaded, budget(STREAM), seed=seed)
     common = common_tokens(loaded.tokenizer)
 
     def look(learner: Learner, task: int) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def learnt(row: str, loaded: Loaded, seed: int) -> tuple[Learner, list[dict[str,
         by_layer = degrees[degrees["statistic"] == "sink_degree"].dropna(subset="layer")
         return [{"layer": int(of["layer"]), "value": float(of["value"])} for of in by_layer.to_dict("records")]
 
-    each = pd.DataFrame(run(learner, method, diagnose=look).found["diagnostics"])
+    each = pd.DataFrame(run_stream(learner, method, diagnose=look).found["diagnostics"])
     each["when"] = np.where(each["after_task"] == each["position"], WHEN[1], WHEN[0])
     means = each.groupby(["when", "layer"], as_index=False)["value"].mean()
     return learner, [{"row": row, **{str(k): v for k, v in of.items()}} for of in means.to_dict("records")]
@@ -108,7 +108,7 @@ def scaling_maps(learner: Learner) -> list[dict[str, Any]]:
 
 
 def _map(learner: Learner, task: int, row: int) -> dict[str, Any]:
-    rows = learner.rows([Item(task, row)], split="test")
+    rows = learner.rows([ExampleRef(task, row)], split="test")
     given = {name: rows[name].to(learner.device) for name in INPUTS if name in rows}
     with torch.no_grad(), learner.evaluating():
         scales = learner.network.classifier.scales(**given)[0].float()

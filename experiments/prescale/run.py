@@ -24,8 +24,8 @@ from regard.continual.diagnostics import diagnose
 from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
-from regard.continual.run import begin, run
-from regard.continual.stage import Budget
+from regard.continual.run import make_learner, run_stream
+from regard.continual.stage import TrainingBudget
 from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
 from regard.models.pretrained import Loaded, load
@@ -57,9 +57,9 @@ SEEDS = (508, 39, 123, 4536, 67)
 TRAIN, EVALUATED, DIAGNOSED = 60, 100, 32
 
 
-def budget(stream: str) -> Budget:
+def budget(stream: str) -> TrainingBudget:
     """What each task is trained with."""
-    return Budget(
+    return TrainingBudget(
         epochs=3,
         rate=1e-4,
         probing_epochs=3,
@@ -77,7 +77,7 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
     kind = method_named(name)
     method = kind(kind.Settings.parsed(settings))
     tasks = read_stream(stream, data, rows=TRAIN, eval_rows=EVALUATED, order="random", seed=seed)
-    learner = begin(tasks, method, loaded, budget(stream), seed=seed)
+    learner = make_learner(tasks, method, loaded, budget(stream), seed=seed)
     common = common_tokens(loaded.tokenizer)
 
     def look(learner: Learner, task: int) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
         found = diagnose(learner.network.classifier.encoder, seen, common=common)
         return [dict(one) for one in json.loads(found.to_json(orient="records"))]
 
-    ran = run(learner, method, diagnose=look if row in LOOKED_AT else None)
+    ran = run_stream(learner, method, diagnose=look if row in LOOKED_AT else None)
     return {
         "stream": {"name": stream, "order": list(tasks.order), "record": dict(tasks.record)},
         "row": row,

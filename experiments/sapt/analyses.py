@@ -28,8 +28,9 @@ from experiments.sapt.numbers import Number, by_count, number, numbers, standing
 from experiments.sapt.run import BUDGET, ROWS, SEEDS, STORED, Row, learnt, tasks_of
 from regard.continual.methods import METHODS
 from regard.continual.methods.sapt import SaptNetwork
-from regard.continual.run import Ran, begin
-from regard.continual.scoring import score
+from regard.continual.run import make_learner
+from regard.continual.run_state import RunState
+from regard.continual.scoring import score_task
 from regard.data.examples import Examples
 from regard.data.stream import Stream, Task
 from regard.data.streams import read_stream
@@ -132,7 +133,7 @@ def unseen_tasks(given: Setting) -> Cases:
 
     def bare() -> list[Number]:
         kind = METHODS["finetune"]
-        learner = begin(tasks, kind(), given.loaded, BUDGET, seed=given.seed, head="labels")
+        learner = make_learner(tasks, kind(), given.loaded, BUDGET, seed=given.seed, head="labels")
         return _zero_shot(learner, len(shorter))
 
     for name in ("sapt", "sequential-lora"):
@@ -146,7 +147,7 @@ def _zero_shot(learner: Any, first: int) -> list[Number]:
     places = range(first, len(learner.stream))
     for task in places:
         one = learner.stream.tasks[task]
-        found += number(f"score: {one.name}", score(learner, task, learnt=len(learner.stream)).til)
+        found += number(f"score: {one.name}", score_task(learner, task, learnt=len(learner.stream)).til)
         found += number(f"chance: {one.name}", 100 / len(one.labels))
     means = {
         name: [one["value"] for one in found if one["measure"].startswith(f"{name}:")] for name in ("score", "chance")
@@ -162,7 +163,7 @@ def pair(given: Setting) -> Cases:
             yield f"{kind} ({', '.join(names)}), {row}", _over(given, ROWS[row], tasks, _of_pair)
 
 
-def _of_pair(ran: Ran) -> list[Number]:
+def _of_pair(ran: RunState) -> list[Number]:
     """The scores of both tasks, when learnt and at the end, and how the second's rows are weighed."""
     found: list[Number] = []
     for row in ran.found["matrix"]:
@@ -219,7 +220,7 @@ def in_portions(stream: Stream) -> Stream:
     return dataclasses.replace(stream, tasks=tasks, order=tuple(range(len(tasks))))
 
 
-def _of_portions(ran: Ran) -> list[Number]:
+def _of_portions(ran: RunState) -> list[Number]:
     """The numbers of a run, and how many blocks there are; of those that notice, how often they are right."""
     found, network = numbers(ran), ran.learner.network
     if not isinstance(network, SaptNetwork):
@@ -298,7 +299,7 @@ def standing_for(given: Setting) -> Cases:
         yield name, partial(_written, given, row, standing)
 
 
-def _written(given: Setting, row: Row, told: Callable[[Ran], list[Number]]) -> list[Number]:
+def _written(given: Setting, row: Row, told: Callable[[RunState], list[Number]]) -> list[Number]:
     loaded = sapt_decoder.pretrained(given.work, given.seed)
     tasks = only(sapt_decoder.written_tasks(given.seed, given.data), FEW)
     return told(learnt(row, tasks, given.seed, loaded, given.data, sapt_decoder.TAUGHT))
@@ -325,7 +326,7 @@ ANALYSES: Mapping[str, Callable[[Setting], Cases]] = {
 
 
 def _over(
-    given: Setting, row: Row, tasks: Stream, told: Callable[[Ran], list[Number]] = numbers
+    given: Setting, row: Row, tasks: Stream, told: Callable[[RunState], list[Number]] = numbers
 ) -> Callable[[], list[Number]]:
     """What gives the numbers of a row run over tasks."""
     return lambda: told(learnt(row, tasks, given.seed, given.loaded, given.data))

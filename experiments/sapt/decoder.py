@@ -12,7 +12,7 @@ from regard.commands.pretrain.result import MODEL
 from regard.commands.pretrain.run import pretrain
 from regard.data.stream import Stream
 from regard.data.streams import read_stream
-from regard.data.text_task import Pairs, TextTask
+from regard.data.text_task import TextPairs, TextTask
 from regard.models.generator import load_generator
 from regard.models.pretrained import Loaded
 
@@ -61,4 +61,4 @@ def _fewer(task: TextTask) -> TextTask:
         if seen[answer] <= most:
             kept.append(row)
     inputs, targets = (tuple(task.train.inputs[row] for row in kept), tuple(task.train.targets[row] for row in kept))
-    return dataclasses.replace(task, train=Pairs(inputs=inputs, targets=targets))
+    return dataclasses.replace(task, train=TextPairs(inputs=inputs, targets=targets))

@@ -29,7 +29,7 @@ from experiments.common.verdicts import (
 )
 from experiments.sapt.run import ROWS
 from experiments.sapt.tables import PUBLISHED, SAPT, UNREFLECTED, Tables
-from regard.continual.metrics import Setting
+from regard.continual.metrics import Scenario
 from regard.runs.intervals import Interval, t_interval
 
 Claim = verdicts.Claim[Tables]
@@ -99,7 +99,7 @@ def bounded(found: Interval | None, bound: float, part: Part) -> str:
     return f"Its interval lies {side} {bound:g}." if part is not None or side.startswith("on") else ""
 
 
-def _sides(tables: Tables, stream: str, one: str, other: str, metric: str = "ap", setting: Setting = "cil") -> str:
+def _sides(tables: Tables, stream: str, one: str, other: str, metric: str = "ap", setting: Scenario = "cil") -> str:
     """The means of two rows over the runs that both have, and whether their intervals overlap."""
     ours, theirs = (tables.by_run(stream, row, metric, setting) for row in (one, other))
     both = [key for key in ours if key in theirs]
@@ -130,7 +130,7 @@ def above_all(tables: Tables, stream: str) -> Judged:
     return parts, said
 
 
-def no_worse(other: str, by: float, metric: str, setting: Setting, against: str = "ap") -> Judge:
+def no_worse(other: str, by: float, metric: str, setting: Scenario, against: str = "ap") -> Judge:
     """Judge: a measure of SAPT is at most so many points below a measure of another row."""
 
     def judge(tables: Tables, stream: str) -> Judged:

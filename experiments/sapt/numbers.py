@@ -9,7 +9,7 @@ import pandas as pd
 
 from regard.continual.metrics import accuracy_matrix, average_performance, forgetting_from_best, learning_accuracy
 from regard.continual.pseudo.quality import measured, privacies
-from regard.continual.run import Ran
+from regard.continual.run_state import RunState
 
 Number = dict[str, Any]
 WRITTEN = {"told apart": "two_sample_accuracy", "near duplicates": "near_duplicates", "copied 8-grams": "copied_8grams"}
@@ -21,7 +21,7 @@ def number(measure: str, value: float | None, x: float | None = None) -> list[Nu
     return [] if value is None else [{"measure": measure, "x": x, "value": float(value)}]
 
 
-def numbers(ran: Ran) -> list[Number]:
+def numbers(ran: RunState) -> list[Number]:
     """What a run came to: scores and forgetting in both settings, its gate, and seconds of training."""
     found: list[Number] = []
     names = {"ap": average_performance, "f_ra": forgetting_from_best, "learning_accuracy": learning_accuracy}
@@ -31,7 +31,7 @@ def numbers(ran: Ran) -> list[Number]:
     return found + gate_numbers(ran) + number("seconds", sum(row["seconds"] for row in ran.found["cost"]))
 
 
-def _measured(ran: Ran, setting: Any, measure: Callable[[Any], float | None]) -> float | None:
+def _measured(ran: RunState, setting: Any, measure: Callable[[Any], float | None]) -> float | None:
     order = "-".join(map(str, range(len(ran.learner.stream))))
     rows = pd.DataFrame([row for row in ran.found["matrix"] if row["setting"] == setting])
     if rows.empty:
@@ -39,7 +39,7 @@ def _measured(ran: Ran, setting: Any, measure: Callable[[Any], float | None]) ->
     return measure(accuracy_matrix(rows.assign(stream="x", method="x", seed=0, order=order), setting))
 
 
-def gate_numbers(ran: Ran) -> list[Number]:
+def gate_numbers(ran: RunState) -> list[Number]:
     """Means over tasks of what a run's gate did, when each was learnt and at the end; `least`: the least of a task."""
     found: list[Number] = []
     gate = pd.DataFrame(ran.found["gate"])
@@ -61,7 +61,7 @@ def gate_numbers(ran: Ran) -> list[Number]:
     return found
 
 
-def by_count(ran: Ran) -> list[Number]:
+def by_count(ran: RunState) -> list[Number]:
     """How a run went by the number of tasks that were learnt: seconds a step, AP, own weight and entropy."""
     found: list[Number] = []
     for row in ran.found["cost"]:
@@ -76,13 +76,13 @@ def by_count(ran: Ran) -> list[Number]:
     return found
 
 
-def _cells(ran: Ran, setting: str) -> pd.DataFrame:
+def _cells(ran: RunState, setting: str) -> pd.DataFrame:
     """The scores after each task, of those that were learnt."""
     kept = [row for row in ran.found["matrix"] if row["setting"] == setting and row["after_task"] >= row["position"]]
     return pd.DataFrame([{"after_task": row["after_task"], "value": row["score"]} for row in kept])
 
 
-def standing(ran: Ran) -> list[Number]:
+def standing(ran: RunState) -> list[Number]:
     """The numbers of a run, and how good what stands for its tasks is and what it gives away: means over tasks.
 
     `membership`: of `Private`, 0.5 where nothing is given away; `WRITTEN` and `kept`: of texts that were written.

@@ -24,8 +24,9 @@ from experiments.common.runs import Case, make_missing
 from regard.continual.gate import gate_rows
 from regard.continual.learner import Learner
 from regard.continual.methods import method_named
-from regard.continual.run import Ran, begin, run
-from regard.continual.stage import Budget
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import RunState
+from regard.continual.stage import TrainingBudget
 from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.models.heads import HeadName
@@ -37,7 +38,7 @@ ORDERS = ("3", "4")
 SEEDS = (42, 1, 2)
 TRAIN, EVALUATED, LOOKED_AT = 120, 40, 40
 RANK, ALPHA = 8, 32
-BUDGET = Budget(epochs=4, rate=2e-3, batch=16, length=72, precision="bfloat16", weight_decay=0.0)
+BUDGET = TrainingBudget(epochs=4, rate=2e-3, batch=16, length=72, precision="bfloat16", weight_decay=0.0)
 SUMMED = 5e-4
 """The rate of methods that add frozen blocks up: at the others' all texts have the same state in the end."""
 STORED = {"stored": 100}
@@ -134,11 +135,11 @@ def learnt(
     seed: int,
     loaded: Loaded,
     data: str,
-    budget: Budget = BUDGET,
+    budget: TrainingBudget = BUDGET,
     *,
     first: int | None = None,
     looked_at: int = LOOKED_AT,
-) -> Ran:
+) -> RunState:
     """A row run over tasks, with what its gate did on so many rows a task; over the `first` tasks alone, if so said.
 
     The head has the classes of all tasks even so, and the learner that is left knows them all.
@@ -151,7 +152,7 @@ def learnt(
     lora = {"rank": RANK, "alpha": ALPHA} if of.lora else None
     budget = dataclasses.replace(budget, rate=of.rate or budget.rate)
     head: HeadName | None = "labels" if method.head == "linear" and not tasks.text else None
-    learner = begin(tasks, method, loaded, budget, seed=seed, lora=lora, head=head)
+    learner = make_learner(tasks, method, loaded, budget, seed=seed, lora=lora, head=head)
     gate: list[dict[str, Any]] = []
 
     def look(learner: Learner, many: int) -> None:
@@ -159,13 +160,13 @@ def learnt(
 
     if first is not None:
         learner.stream = dataclasses.replace(tasks, tasks=tasks.tasks[:first], order=tuple(range(first)))
-    ran = run(learner, method, on_task=look)
+    ran = run_stream(learner, method, on_task=look)
     learner.stream = tasks
     ran.found["gate"] = gate
     return ran
 
 
-def made(order: str, row: str, seed: int, loaded: Loaded, data: str, budget: Budget = BUDGET) -> dict[str, Any]:
+def made(order: str, row: str, seed: int, loaded: Loaded, data: str, budget: TrainingBudget = BUDGET) -> dict[str, Any]:
     """What one run gave, as JSON holds it."""
     began = time.perf_counter()
     tasks = tasks_of(order, seed, data)

@@ -20,7 +20,7 @@ from experiments.common import runs as finished
 from experiments.common.comparison import Comparison, long_scores, where
 from experiments.common.runs import FOLDER
 from experiments.sapt.run import ALPHA, BUDGET, EVALUATED, LOOKED_AT, ORDERS, RANK, ROWS, SEEDS, STREAM, TRAIN
-from regard.continual.metrics import Setting, metrics_table
+from regard.continual.metrics import Scenario, metrics_table
 from regard.errors import UserError
 from regard.runs.folder import write_file
 from regard.runs.intervals import Interval, t_interval
@@ -106,7 +106,7 @@ class Tables(Comparison):
     # -- what there is ------------------------------------------------------------------------------------
 
     @property
-    def headline(self) -> Setting:
+    def headline(self) -> Scenario:
         """Among all classes that were seen: nobody says which task a text is of."""
         return "cil"
 

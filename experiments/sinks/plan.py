@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 
 from experiments.sinks.run import BASE, COLUMNS, CURVES, RECORD, ROWS, TABLE
-from regard.commands.pretrain.config import recipe
+from regard.commands.pretrain.config import preset_config
 from regard.commands.sweep.means import Difference, difference, mean
 from regard.errors import UserError
-from regard.runs.intervals import quantile
+from regard.runs.intervals import t_value
 
 BASELINE = "softmax"
 SINK = 5.0
@@ -130,7 +130,7 @@ class Runs:
 
     def spec(self, row: str) -> Any:
         """The attention of a row."""
-        return recipe(BASE, **self.changes.get(row, {})).spec
+        return preset_config(BASE, **self.changes.get(row, {})).spec
 
     def starred(self, row: str) -> bool:
         """Whether a row's weights are no distribution, so that its sinks are measured on one made of them."""
@@ -151,7 +151,7 @@ def averaged(runs: Runs, row: str, column: str, digits: int) -> str:
     found = mean(runs.of(row), column)
     if not found.n:
         return NO_NUMBER
-    half = quantile(found.n - 1) * found.error if found.n > 1 else math.nan
+    half = t_value(found.n - 1) * found.error if found.n > 1 else math.nan
     proxied = column in ("sink_rate", "sink_rate_max", "alpha_first", "virtual_sink_rate") and runs.starred(row)
     return plus_minus(found.value, half, digits) + (STAR if proxied else "")
 

@@ -22,12 +22,12 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from regard.commands.pretrain.config import Recipe, recipe
-from regard.commands.pretrain.result import FINAL, Pretraining, read_record
+from regard.commands.pretrain.config import PretrainConfig, preset_config
+from regard.commands.pretrain.result import FINAL, PretrainResult, read_record
 from regard.errors import UserError
 from regard.runs.launchers.jobs import Job
 from regard.runs.launchers.local import Local
-from regard.runs.launchers.run import Event, run
+from regard.runs.launchers.run import JobEvent, run_jobs
 
 BASE = "pico"
 ROWS: dict[str, dict[str, Any]] = {
@@ -70,9 +70,9 @@ FOLDER, TABLE, CURVES, RECORD = Path("docs") / "results", "sinks.csv", "sinks-cu
 CURVE = ("step", "valid_loss", "sink_rate", "alpha_first", "virtual_sink_rate", "norm_ratio")
 
 
-def of_row(name: str, seed: int, data: Sequence[str]) -> Recipe:
+def of_row(name: str, seed: int, data: Sequence[str]) -> PretrainConfig:
     """The recipe of a row."""
-    return recipe(BASE, data=tuple(data), seed=seed, checkpoint_every=None, **ROWS[name])
+    return preset_config(BASE, data=tuple(data), seed=seed, checkpoint_every=None, **ROWS[name])
 
 
 def folder(work: Path, name: str, seed: int) -> Path:
@@ -80,10 +80,10 @@ def folder(work: Path, name: str, seed: int) -> Path:
     return work / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}"
 
 
-def _finished(place: Path, wanted: Recipe) -> bool:
+def _finished(place: Path, wanted: PretrainConfig) -> bool:
     """Whether a folder holds a run of this recipe."""
     try:
-        return Recipe.from_dict(read_record(place)["recipe"]) == wanted
+        return PretrainConfig.from_dict(read_record(place)["recipe"]) == wanted
     except (UserError, KeyError):
         return False
 
@@ -94,7 +94,7 @@ class Trial:
 
     row: str
     seed: int
-    recipe: Recipe
+    recipe: PretrainConfig
     place: Path
 
     @property
@@ -133,9 +133,9 @@ def collected(
     for name in rows:
         histories = []
         for trial in (one for one in done if one.row == name):
-            found = Pretraining.load(trial.place)
+            found = PretrainResult.load(trial.place)
             if not record:
-                unchanged = recipe(BASE).to_dict()
+                unchanged = preset_config(BASE).to_dict()
                 base = {field: unchanged[field] for field in ROWS[name]}
                 record = found.record | {"recipe": found.record["recipe"] | base}
             step, seconds = found.record["emergence"]["step"], found.record["cost"]["seconds"]
@@ -177,14 +177,14 @@ def _run(given: argparse.Namespace, console: Console) -> int:
     if unknown:
         raise UserError(f"rows: expected some of {'; '.join(ROWS)}, got {unknown[0]!r}")
 
-    def told(event: Event) -> None:
+    def told(event: JobEvent) -> None:
         console.print(f"{event.kind} {event.key} {event.seconds:.0f} s {event.error}", highlight=False)
 
     given.work.mkdir(parents=True, exist_ok=True)
     every = {trial.place.name: trial for trial in trials(rows, given.seeds, given.data, given.work)}
     waiting = [trial.job(given.work) for trial in every.values() if not trial.finished]
     engine = Local(workers=given.workers)
-    errors = run(waiting, engine, finished=lambda key: every[key].finished, retries=0, on_event=told)
+    errors = run_jobs(waiting, engine, finished=lambda key: every[key].finished, retries=0, on_event=told)
     ends, curves, record = collected(rows, given.seeds, given.data, given.work)
     given.out.mkdir(parents=True, exist_ok=True)
     ends.to_csv(given.out / TABLE, index=False, float_format="%.6g")

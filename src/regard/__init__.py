@@ -19,16 +19,16 @@ from regard.errors import UserError
 if TYPE_CHECKING:
     from regard.adapters.shared import SharedAdapters
     from regard.attention.spec import AttentionSpec
-    from regard.commands.learn.config import Course
-    from regard.commands.learn.result import Learning
+    from regard.commands.learn.config import LearnConfig
+    from regard.commands.learn.result import LearnResult
     from regard.commands.learn.rollback import rollback
     from regard.commands.learn.run import learn
-    from regard.commands.measure.result import Measurements
+    from regard.commands.measure.result import MeasureResult
     from regard.commands.measure.run import measure
-    from regard.commands.pretrain.config import Recipe
-    from regard.commands.pretrain.result import Pretraining
+    from regard.commands.pretrain.config import PretrainConfig
+    from regard.commands.pretrain.result import PretrainResult
     from regard.commands.pretrain.run import pretrain
-    from regard.commands.replace.result import Replacements
+    from regard.commands.replace.result import ReplaceResult
     from regard.commands.replace.run import replace
     from regard.commands.sweep.run import sweep
     from regard.constants import Constants
@@ -40,15 +40,15 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionSpec",
     "Constants",
-    "Course",
-    "Learning",
-    "Measurements",
-    "Pretraining",
-    "Recipe",
+    "LearnConfig",
+    "LearnResult",
+    "MeasureResult",
+    "PretrainConfig",
+    "PretrainResult",
     "RegardConfig",
     "RegardForCausalLM",
+    "ReplaceResult",
     "ReplacedModel",
-    "Replacements",
     "SharedAdapters",
     "SinkCallback",
     "UserError",
@@ -68,15 +68,15 @@ __all__ = [
 _MODULES = {
     "AttentionSpec": "regard.attention.spec",
     "Constants": "regard.constants",
-    "Course": "regard.commands.learn.config",
-    "Learning": "regard.commands.learn.result",
-    "Measurements": "regard.commands.measure.result",
-    "Pretraining": "regard.commands.pretrain.result",
-    "Recipe": "regard.commands.pretrain.config",
+    "LearnConfig": "regard.commands.learn.config",
+    "LearnResult": "regard.commands.learn.result",
+    "MeasureResult": "regard.commands.measure.result",
+    "PretrainResult": "regard.commands.pretrain.result",
+    "PretrainConfig": "regard.commands.pretrain.config",
     "RegardConfig": "regard.models",
     "RegardForCausalLM": "regard.models",
     "ReplacedModel": "regard.hooks",
-    "Replacements": "regard.commands.replace.result",
+    "ReplaceResult": "regard.commands.replace.result",
     "SharedAdapters": "regard.adapters.shared",
     "SinkCallback": "regard.training.callback",
     "average_attention": "regard.hooks",

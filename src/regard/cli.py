@@ -21,7 +21,7 @@ from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep
 from regard.errors import UserError
-from regard.runs.arguments import is_first
+from regard.runs.arguments import is_main_process
 from regard.runs.provenance import regard_version
 
 COMMANDS = {
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _complain(line: str) -> None:
     """Says it once, where several processes all know of it."""
-    if is_first():
+    if is_main_process():
         print(line, file=sys.stderr)
 
 

@@ -13,7 +13,7 @@ class UserError(ValueError):
     """
 
 
-def check_whole(name: str, value: Any, *, least: int) -> None:
+def check_int(name: str, value: Any, *, least: int) -> None:
     """Nothing, or a UserError: what has this name is no whole number from `least` on."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UserError(f"{name}: expected a whole number of at least {least}, got {value!r}")

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.lora import LoraBlocks, MixedLayer, Mixture
+from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture
 
 INPUTS, OUTPUTS, RANK, ALPHA = 7, 5, 2, 6.0
 
 
-def filled(blocks: LoraBlocks, count: int, *trained: int, seed: int = 0) -> LoraBlocks:
+def filled(blocks: LoraAdapters, count: int, *trained: int, seed: int = 0) -> LoraAdapters:
     """So many blocks, of which none adds nothing."""
     random = torch.Generator().manual_seed(seed)
     blocks.reserve(count)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.adapters.attention import SharedAttention
-from regard.adapters.lora import LoraBlocks
+from regard.adapters.lora import LoraAdapters
 
 
 def silu(values: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def chosen(weights: Sequence[float], frozen: Sequence[int], top_k: int | None) -
 
 
 def mixed(
-    blocks: LoraBlocks,
+    blocks: LoraAdapters,
     states: Tensor,
     out: Tensor,
     weights: Tensor,

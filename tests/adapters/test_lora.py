@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from regard.adapters.lora import LoraBlocks, MixedLayer, Mixture, is_linear, shape_of
+from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
 from regard.errors import UserError
 from tests.adapters import plain
 from tests.adapters.mixing import ALPHA, INPUTS, OUTPUTS, RANK, drawn, filled, layer, run, weights_of
@@ -77,9 +77,9 @@ def test_a_layer_of_gpt2() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         base = Conv1D(OUTPUTS, INPUTS)
-    assert shape_of(base) == (INPUTS, OUTPUTS)
-    assert is_linear(base)
-    assert not is_linear(nn.Embedding(3, 3))
+    assert weight_shape(base) == (INPUTS, OUTPUTS)
+    assert is_linear_layer(base)
+    assert not is_linear_layer(nn.Embedding(3, 3))
     compare(layer(4, 2, base=base), drawn(3, 4, INPUTS), weights_of(3, 4))
 
 
@@ -169,7 +169,7 @@ def test_delta_is_what_a_block_adds_to_the_matrix() -> None:
 
 
 def test_blocks_are_drawn_by_their_number() -> None:
-    at_once, growing, others = (LoraBlocks(INPUTS, OUTPUTS, rank=2, alpha=1, seed=seed) for seed in (1, 1, 2))
+    at_once, growing, others = (LoraAdapters(INPUTS, OUTPUTS, rank=2, alpha=1, seed=seed) for seed in (1, 1, 2))
     for one in (at_once, others):
         one.reserve(3)
     for count in (1, 2, 3):
@@ -241,7 +241,7 @@ def test_activations_that_are_kept_do_not_grow_by_whole_outputs() -> None:
     """For the backward pass a mix keeps its small hidden states, and not what each block gives."""
 
     def kept(count: int) -> int:
-        blocks = filled(LoraBlocks(64, 64, rank=2, alpha=2), count, count - 1)
+        blocks = filled(LoraAdapters(64, 64, rank=2, alpha=2), count, count - 1)
         states, weights = torch.randn(4, 32, 64, requires_grad=True), torch.rand(4, count, requires_grad=True)
         out = states * 1
         seen: dict[int, int] = {}

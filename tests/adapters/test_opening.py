@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.adapters.attention import SharedAttention
-from regard.adapters.opening import Earlier, divergences, knowing, open_gate
+from regard.adapters.opening import PastTask, divergences, knowing, warm_up_router
 from regard.errors import UserError
 
 
@@ -25,7 +25,7 @@ def vectors(around: float, rows: int = 20) -> torch.Tensor:
 def test_what_is_minimised_counts_each_task_the_same() -> None:
     gate, own, old = attention(3), vectors(1.0), [vectors(-1.0, 5), vectors(0.0, 7)]
     targets = [torch.tensor([1.0]), torch.tensor([0.2, 0.8])]
-    found = knowing(gate, own, [Earlier(*one) for one in zip(targets, old, strict=True)])
+    found = knowing(gate, own, [PastTask(*one) for one in zip(targets, old, strict=True)])
     expected = -sum(math.log(row[2]) for row in gate(own).tolist()) / 20
     expected += sum(-math.log(row[0]) for row in gate(old[0]).tolist()) / 5
     for row in gate(old[1]).tolist():
@@ -35,11 +35,11 @@ def test_what_is_minimised_counts_each_task_the_same() -> None:
 
 def test_a_new_task_is_known_and_the_earlier_ones_still_are() -> None:
     gate = attention(1)
-    earlier = [Earlier(torch.tensor([1.0]), vectors(-1.0))]
+    earlier = [PastTask(torch.tensor([1.0]), vectors(-1.0))]
     gate.use(2)
     gate.open(1)
     key, before = gate.keys[0].detach().clone(), gate.down.detach().clone()
-    loss = open_gate(gate, vectors(1.0), earlier, steps=200, rate=5e-3)
+    loss = warm_up_router(gate, vectors(1.0), earlier, steps=200, rate=5e-3)
     assert loss < 0.2
     assert gate(vectors(1.0, 9))[:, 1].min() > 0.8
     assert gate(vectors(-1.0, 9))[:, 0].min() > 0.8
@@ -50,8 +50,8 @@ def test_a_new_task_is_known_and_the_earlier_ones_still_are() -> None:
 
 def test_without_the_earlier_ones_they_are_forgotten() -> None:
     gate = attention(2)
-    earlier = [Earlier(torch.tensor([1.0]), vectors(0.5))]
-    open_gate(gate, vectors(1.0), [], steps=200, rate=5e-3)
+    earlier = [PastTask(torch.tensor([1.0]), vectors(0.5))]
+    warm_up_router(gate, vectors(1.0), [], steps=200, rate=5e-3)
     assert gate(vectors(0.5))[:, 1].mean() > 0.5
     assert divergences(gate, earlier)[0] > 0.5
 
@@ -59,7 +59,9 @@ def test_without_the_earlier_ones_they_are_forgotten() -> None:
 def test_it_is_a_function_of_its_seed() -> None:
     def opened(seed: int) -> torch.Tensor:
         gate = attention(2)
-        open_gate(gate, vectors(1.0, 200), [Earlier(torch.tensor([1.0]), vectors(-1.0))], steps=5, rate=1e-2, seed=seed)
+        warm_up_router(
+            gate, vectors(1.0, 200), [PastTask(torch.tensor([1.0]), vectors(-1.0))], steps=5, rate=1e-2, seed=seed
+        )
         return gate.keys[1].detach()
 
     assert torch.equal(opened(1), opened(1))
@@ -70,21 +72,21 @@ def test_what_is_opened_is_the_open_block() -> None:
     """Not the newest, whose key is frozen."""
     gate = attention(2)
     gate.open(0)
-    open_gate(gate, vectors(1.0), [], steps=100, rate=5e-3)
+    warm_up_router(gate, vectors(1.0), [], steps=100, rate=5e-3)
     assert gate(vectors(1.0))[:, 0].min() > 0.8
 
 
 def test_without_an_open_block_or_a_row_nothing_is_opened() -> None:
     gate = attention(2)
     with pytest.raises(UserError, match="vectors: expected at least one of the task's rows, got none"):
-        open_gate(gate, vectors(1.0)[:0], [], steps=1, rate=5e-3)
+        warm_up_router(gate, vectors(1.0)[:0], [], steps=1, rate=5e-3)
     gate.open(None)
     with pytest.raises(UserError, match="attention: expected one with an open block, got none"):
-        open_gate(gate, vectors(1.0), [], steps=1, rate=5e-3)
+        warm_up_router(gate, vectors(1.0), [], steps=1, rate=5e-3)
 
 
 def test_no_steps_change_nothing() -> None:
     gate = attention(2)
     before = {name: value.clone() for name, value in gate.state_dict().items()}
-    assert open_gate(gate, vectors(1.0), [], steps=0, rate=1.0) == 0
+    assert warm_up_router(gate, vectors(1.0), [], steps=0, rate=1.0) == 0
     assert all(torch.equal(value, before[name]) for name, value in gate.state_dict().items())

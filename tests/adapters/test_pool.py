@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from regard.adapters.lora import MixedLayer
-from regard.adapters.pool import LoraPool, target_layers
+from regard.adapters.pool import LoraAdapterPool, target_layers
 from regard.errors import UserError
 from tests.adapters import plain
 
@@ -61,9 +61,9 @@ def given(name: str) -> dict[str, Tensor]:
     return {"input_ids": IDS} | ({"decoder_input_ids": IDS[:, :3]} if name == "t5" else {})
 
 
-def pool_in(found: nn.Module, blocks: int = 4, *trained: int, **options: Any) -> LoraPool:
+def pool_in(found: nn.Module, blocks: int = 4, *trained: int, **options: Any) -> LoraAdapterPool:
     """A pool in float64 whose blocks all add something."""
-    pool = LoraPool(found, rank=2, alpha=4, **options)
+    pool = LoraAdapterPool(found, rank=2, alpha=4, **options)
     pool.reserve(blocks)
     found.double()
     random = torch.Generator().manual_seed(2)
@@ -145,7 +145,7 @@ def test_new_blocks_add_nothing() -> None:
     found = model("bert")
     with torch.no_grad():
         before = states(found, "bert")
-        pool = LoraPool(found, rank=2, alpha=4)
+        pool = LoraAdapterPool(found, rank=2, alpha=4)
         pool.reserve(3)
         with pool.weighing(torch.ones(3)):
             torch.testing.assert_close(states(found, "bert"), before, rtol=0, atol=0)
@@ -267,7 +267,7 @@ def test_layers_are_drawn_each_by_its_name() -> None:
 def test_what_cannot_be_is_refused_and_the_model_is_as_it_was(options: dict[str, Any], told: str) -> None:
     found = model("bert")
     with pytest.raises(UserError, match=told):
-        LoraPool(found, **options)
+        LoraAdapterPool(found, **options)
     assert all(part.requires_grad for part in found.parameters())
     assert not any(isinstance(module, MixedLayer) for module in found.modules())
 
@@ -278,13 +278,13 @@ def test_layers_that_read_more_than_tokens_are_refused() -> None:
     relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4, "vocab_size": 30}
     found = DebertaV2Model(DebertaV2Config(**sizes, **relative, share_att_key=True)).eval()
     with pytest.raises(UserError, match=r"targets: expected none of query_proj, .* targets=value_proj is possible"):
-        LoraPool(found, by_row=True)
-    pool = LoraPool(found, targets="value_proj", rank=2, by_row=True)
+        LoraAdapterPool(found, by_row=True)
+    pool = LoraAdapterPool(found, targets="value_proj", rank=2, by_row=True)
     pool.reserve(2)
     with pool.weighing(torch.full((3, 2), 0.5)), torch.no_grad():
         assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)
     pool.remove()
-    pool = LoraPool(found, rank=2)
+    pool = LoraAdapterPool(found, rank=2)
     pool.reserve(2)
     with pool.weighing(torch.full((2,), 0.5)), torch.no_grad():  # the same for all rows: there it is possible
         assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)
@@ -292,7 +292,7 @@ def test_layers_that_read_more_than_tokens_are_refused() -> None:
 
 def test_a_model_without_queries_is_refused() -> None:
     with pytest.raises(UserError, match="targets: expected names, since no layer makes queries and values by name"):
-        LoraPool(nn.Sequential(nn.Linear(2, 2)))
+        LoraAdapterPool(nn.Sequential(nn.Linear(2, 2)))
 
 
 @pytest.mark.parametrize("block", [4, -1])

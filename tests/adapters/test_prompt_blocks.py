@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.adapters.prompt_blocks import PromptBlocks
+from regard.adapters.prompt_blocks import PromptAdapters
 from regard.errors import UserError
 
 WIDTH, LENGTH = 8, 3
 
 
-def blocks(**options: Any) -> PromptBlocks:
+def blocks(**options: Any) -> PromptAdapters:
     with torch.random.fork_rng(devices=[]):
-        made = PromptBlocks(WIDTH, LENGTH, 6, **options).double()
+        made = PromptAdapters(WIDTH, LENGTH, 6, **options).double()
     made.reserve(3)
     return made.double()
 
@@ -24,7 +24,7 @@ def blocks(**options: Any) -> PromptBlocks:
 # -- blocks -----------------------------------------------------------------------------------------------
 
 
-def mapped(made: PromptBlocks, plain: Tensor) -> Tensor:
+def mapped(made: PromptAdapters, plain: Tensor) -> Tensor:
     """MLP(P), written out."""
     parts: Any = made.mlp
     down, _, up, norm = parts
@@ -113,14 +113,14 @@ def test_a_prompt_that_is_opened_again_is_what_it_was_and_is_trained_further(res
 
 def test_prompts_are_drawn_by_seed_and_number_and_begin_as_words() -> None:
     words = torch.arange(5.0)[:, None].expand(5, WIDTH)
-    one, other = PromptBlocks(WIDTH, 4, 0, words=words), PromptBlocks(WIDTH, 4, 0, words=words)
+    one, other = PromptAdapters(WIDTH, 4, 0, words=words), PromptAdapters(WIDTH, 4, 0, words=words)
     one.reserve(3)
     other.reserve(1)
     other.reserve(3)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(one.P, other.P, strict=True))
     assert all(len(row.unique()) == 1 for row in one.P[1])
     assert not torch.equal(one.P[0], one.P[1])
-    changed = PromptBlocks(WIDTH, 4, 0, words=words, seed=1)
+    changed = PromptAdapters(WIDTH, 4, 0, words=words, seed=1)
     changed.reserve(1)
     assert not torch.equal(changed.P[0], one.P[0])
 
@@ -149,7 +149,7 @@ def test_the_next_block_moves_up_where_one_is_dropped() -> None:
 
 
 def test_without_an_mlp_prompts_are_themselves() -> None:
-    made = PromptBlocks(WIDTH, LENGTH, 0)
+    made = PromptAdapters(WIDTH, LENGTH, 0)
     made.reserve(1)
     made.open(0)
     assert torch.equal(made.prompt(0), made.P[0])
@@ -159,9 +159,9 @@ def test_without_an_mlp_prompts_are_themselves() -> None:
 
 def test_blocks_that_cannot_be() -> None:
     with pytest.raises(UserError, match="length: expected a whole number of at least 1, got 0"):
-        PromptBlocks(WIDTH, 0)
+        PromptAdapters(WIDTH, 0)
     with pytest.raises(UserError, match="hidden: expected a whole number of at least 0, got True"):
-        PromptBlocks(WIDTH, 1, True)
+        PromptAdapters(WIDTH, 1, True)
     with pytest.raises(UserError, match="block: expected a number from 0 to 2, got 3"):
         blocks().open(3)
     with pytest.raises(UserError, match="weights: expected one for each of at most 3 blocks, got 4"):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.adapters.attention import SharedAttention
-from regard.adapters.reflection import Density, divergence, target_of, without
+from regard.adapters.reflection import Density, divergence, mean_weights, without
 from regard.errors import UserError
 
 
@@ -54,8 +54,8 @@ def test_where_the_weights_are_the_target_nothing_pulls() -> None:
 
 
 def test_a_batch_of_one_has_a_target_over_blocks() -> None:
-    assert torch.equal(target_of(torch.tensor([[0.25, 0.75]])), torch.tensor([0.25, 0.75]))
-    mean = target_of(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]))
+    assert torch.equal(mean_weights(torch.tensor([[0.25, 0.75]])), torch.tensor([0.25, 0.75]))
+    mean = mean_weights(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]))
     assert torch.allclose(mean, torch.tensor([1 / 3, 2 / 3]))
 
 

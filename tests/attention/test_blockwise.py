@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import blockwise, reference
-from regard.attention.call import REDUCTIONS, Call, Operation, Wanted
+from regard.attention.call import REDUCTIONS, AttentionCall, Operation, ReductionRequest
 from regard.attention.operator import FORMS, attend, plain_output
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from tests.attention.largest import Largest, largest
@@ -68,7 +68,7 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=50, deadline=None)
 @given(case=calls())
 def test_blocks_give_what_the_whole_matrix_gives(case: dict[str, Any]) -> None:
-    call = Call(**case | {"operation": Operation(**case["operation"])})
+    call = AttentionCall(**case | {"operation": Operation(**case["operation"])})
     assert call.operation is not None
     learned = call.operation.tensors
     tensors = {"q": call.query, "k": call.key, "v": call.value, **{n: learned[n] for n in learned}}
@@ -83,9 +83,9 @@ def test_blocks_give_what_the_whole_matrix_gives(case: dict[str, Any]) -> None:
 @settings(max_examples=30, deadline=None)
 @given(case=calls())
 def test_reductions_of_blocks_are_those_of_the_whole_matrix(case: dict[str, Any]) -> None:
-    call = Call(**case | {"operation": Operation(**case["operation"])})
+    call = AttentionCall(**case | {"operation": Operation(**case["operation"])})
     names = REDUCTIONS if call.query_real is None else REDUCTIONS - {"spectral_bound"}
-    wanted = Wanted(names=names, first=2)
+    wanted = ReductionRequest(names=names, first=2)
     found, expected = blockwise.reduce_by_rows(call, wanted), reference.reduce(call, wanted)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -98,7 +98,7 @@ def test_a_bias_that_hides_all_keys_of_a_query_leaves_zeros_and_no_gradient(weig
     bias = torch.zeros(1, 1, 3, 3)
     bias[0, 0, 1] = torch.finfo(torch.float32).min
     operation = Operation(weighting=weighting, prefix=1)
-    call = Call(query=query, key=query, value=query, scale=0.5, bias=bias, operation=operation)
+    call = AttentionCall(query=query, key=query, value=query, scale=0.5, bias=bias, operation=operation)
     output = plain_output(call)
     (gradient,) = torch.autograd.grad(output[:, :, 1].sum(), query, retain_graph=True)
     assert not output[:, :, 1].any()
@@ -110,7 +110,9 @@ def test_dropout_leaves_the_mean_and_has_the_gradient_of_what_it_drew() -> None:
     """Values are one, so that a weight's share survives in the output; a step along the gradient is exact in v."""
     query = torch.randn(1, 1, 12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     value = torch.ones(1, 1, 12, 2, dtype=torch.float64, requires_grad=True)
-    call = Call(query=query, key=query, value=value, scale=0.5, causal=True, dropout=0.5, operation=Operation(window=9))
+    call = AttentionCall(
+        query=query, key=query, value=value, scale=0.5, causal=True, dropout=0.5, operation=Operation(window=9)
+    )
     torch.manual_seed(3)
     outputs = [plain_output(call) for _ in range(120)]
     mean = torch.stack(outputs).detach().mean(0)
@@ -158,7 +160,7 @@ def test_no_tensor_of_the_reductions_is_as_large_as_the_matrix(name: str, monkey
     spec = EVERY[name]
     call = call_of(spec, parts(spec, groups=1, shares=1, length=LENGTH), length=LENGTH)
     with Largest() as watch:
-        attend(call, Wanted(names=REDUCTIONS - {"weights", "spectral_bound"}))
+        attend(call, ReductionRequest(names=REDUCTIONS - {"weights", "spectral_bound"}))
     assert watch.entries <= LENGTH * LENGTH // 4
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import chunked as module
-from regard.attention.call import Call, Operation
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.chunked import chunked
 from tests.attention.largest import Largest
 from tests.attention.test_pointwise import both, made, plain
@@ -17,7 +17,7 @@ from tests.attention.test_pointwise import both, made, plain
 NORMALISATIONS = ["none", "sum", "clamped-sum"]
 
 
-def mapped(call: Call, normalisation: str) -> Call:
+def mapped(call: AttentionCall, normalisation: str) -> AttentionCall:
     """The call with features that are positive, where their sum must not come near zero."""
     if normalisation != "sum":
         return call
@@ -69,7 +69,7 @@ def test_gradients_are_those_of_small_steps(normalisation: str, prefix: int, mon
     operation = Operation(weighting="linear", normalisation=normalisation, prefix=prefix)
 
     def output(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return chunked(Call(query=query, key=key, value=value, scale=0.6, causal=True), operation)
+        return chunked(AttentionCall(query=query, key=key, value=value, scale=0.6, causal=True), operation)
 
     assert torch.autograd.gradcheck(output, (call.query, call.key, call.value), fast_mode=True)
 

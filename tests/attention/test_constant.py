@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.attention.call import REDUCTIONS, Call, Constant, Wanted
+from regard.attention.call import REDUCTIONS, AttentionCall, ConstantHeadsInput, ReductionRequest
 from regard.attention.constant import constant_output, constant_weights
 from regard.attention.operator import attend
 from regard.attention.reference import weights as whole_weights
@@ -25,14 +25,14 @@ def matrices(heads: int, length: int = KEYS, seed: int = 7) -> Tensor:
     return drawn(heads, length, length, seed=seed).abs()
 
 
-def call(**changed: object) -> Call:
+def call(**changed: object) -> AttentionCall:
     """A call of random operands, without padding."""
     query, key, value = (drawn(BATCH, HEADS, KEYS, WIDTH, seed=seed) for seed in range(3))
     given = {"query": query, "key": key, "value": value, "scale": 0.5}
-    return Call(**{**given, **changed})  # type: ignore[arg-type]
+    return AttentionCall(**{**given, **changed})  # type: ignore[arg-type]
 
 
-def by_hand(c: Call) -> Tensor:
+def by_hand(c: AttentionCall) -> Tensor:
     """L1-row-normalise(C ∘ m mᵀ) V, one number after the other."""
     constant = c.constant
     assert constant is not None
@@ -93,7 +93,7 @@ CASES = {
 @pytest.mark.parametrize("longer", [1, 3], ids=["short", "long"])
 def test_output_is_the_formula_entry_by_entry(name: str, longer: int) -> None:
     changed, about = CASES[name]
-    constant = Constant(**{"matrices": matrices(2), "heads": (1, 3), **about})
+    constant = ConstantHeadsInput(**{"matrices": matrices(2), "heads": (1, 3), **about})
     c = call(**changed, constant=constant)
     if longer > 1:  # long enough that shifted samples are moved about instead of looked up
         c = repeated(c, longer)
@@ -103,7 +103,7 @@ def test_output_is_the_formula_entry_by_entry(name: str, longer: int) -> None:
     torch.testing.assert_close(torch.einsum("bhqk,bhkd->bqhd", weights, value), by_hand(c))
 
 
-def repeated(c: Call, times: int) -> Call:
+def repeated(c: AttentionCall, times: int) -> AttentionCall:
     """The call with its keys, and as many queries if it had all of them, several times over."""
     assert c.constant is not None
     keys = {"value": c.value.repeat(1, 1, times, 1), "key": c.key.repeat(1, 1, times, 1)}
@@ -121,7 +121,7 @@ def repeated(c: Call, times: int) -> Call:
 
 def test_normalised_matrices_need_no_sums() -> None:
     normal = matrices(2) / matrices(2).sum(-1, keepdim=True)
-    told = call(constant=Constant(matrices=normal, heads=(0, 2), normalised=True))
+    told = call(constant=ConstantHeadsInput(matrices=normal, heads=(0, 2), normalised=True))
     torch.testing.assert_close(constant_output(told), by_hand(told))
 
 
@@ -130,10 +130,10 @@ def test_normalised_matrices_need_no_sums() -> None:
 @pytest.mark.parametrize("gradients", [False, True])
 def test_heads_beside_constant_ones_attend(heads: tuple[int, ...], gated: bool, gradients: bool) -> None:
     gate = torch.linspace(0.1, 0.9, len(heads), dtype=torch.float64) if gated else None
-    constant = Constant(matrices=matrices(len(heads)).requires_grad_(gradients), heads=heads, gate=gate)
+    constant = ConstantHeadsInput(matrices=matrices(len(heads)).requires_grad_(gradients), heads=heads, gate=gate)
     plain = call(key_real=REAL, query_real=REAL)
-    found, _ = attend(call(key_real=REAL, query_real=REAL, constant=constant), Wanted())
-    expected, _ = attend(plain, Wanted())
+    found, _ = attend(call(key_real=REAL, query_real=REAL, constant=constant), ReductionRequest())
+    expected, _ = attend(plain, ReductionRequest())
     expected = expected.clone()
     fixed = by_hand(call(key_real=REAL, query_real=REAL, constant=constant)).transpose(1, 2)
     for n, head in enumerate(heads):
@@ -150,9 +150,9 @@ def test_gradients_reach_matrices_gates_and_values() -> None:
     real = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]).bool()
 
     def output(value: Tensor, logits: Tensor, kernel: Tensor, query: Tensor) -> Tensor:
-        constant = Constant(matrices=kernel, heads=(1,), gate=logits.sigmoid(), signed=True)
-        c = Call(query=query, key=key, value=value, scale=0.5, key_real=real, constant=constant)
-        return attend(c, Wanted())[0]
+        constant = ConstantHeadsInput(matrices=kernel, heads=(1,), gate=logits.sigmoid(), signed=True)
+        c = AttentionCall(query=query, key=key, value=value, scale=0.5, key_real=real, constant=constant)
+        return attend(c, ReductionRequest())[0]
 
     assert torch.autograd.gradcheck(output, (value, logits, kernel, query))
 
@@ -162,11 +162,11 @@ def test_gradients_reach_matrices_gates_and_values() -> None:
 def test_what_is_measured_is_what_was_used(gated: bool, padded: bool) -> None:
     """All reductions of a call with constants come from the matrix whose product with V is its output."""
     gate = torch.tensor([0.25, 0.5], dtype=torch.float64) if gated else None
-    c = call(constant=Constant(matrices=matrices(2), heads=(1, 3), gate=gate))
+    c = call(constant=ConstantHeadsInput(matrices=matrices(2), heads=(1, 3), gate=gate))
     real = torch.ones(BATCH, 1, KEYS, 1, dtype=torch.bool)
     if padded:
         c, real = replace(c, key_real=REAL, query_real=REAL), REAL[:, None, :, None]
-    output, found = attend(c, Wanted(names=REDUCTIONS))
+    output, found = attend(c, ReductionRequest(names=REDUCTIONS))
     weights = whole_weights(c)
     torch.testing.assert_close((weights @ c.value) * real, output * real)
     torch.testing.assert_close(found["weights"], weights[real.all((1, 2, 3))].sum(0))
@@ -179,9 +179,9 @@ def test_what_is_measured_is_what_was_used(gated: bool, padded: bool) -> None:
 def test_rows_sum_to_one_or_are_empty_and_scaling_a_row_changes_nothing(lengths: list[int], seed: int) -> None:
     real = torch.arange(KEYS) < torch.tensor(lengths)[:, None]
     kernel = matrices(2, seed=seed)
-    c = call(key_real=real, query_real=real, constant=Constant(matrices=kernel, heads=(0, 3)))
+    c = call(key_real=real, query_real=real, constant=ConstantHeadsInput(matrices=kernel, heads=(0, 3)))
     sums = constant_weights(c).sum(-1)
     torch.testing.assert_close(sums, real[:, None].expand_as(sums).double())
     scaled = kernel * torch.linspace(0.5, 9, KEYS, dtype=torch.float64)[:, None]
-    again = call(key_real=real, query_real=real, constant=Constant(matrices=scaled, heads=(0, 3)))
+    again = call(key_real=real, query_real=real, constant=ConstantHeadsInput(matrices=scaled, heads=(0, 3)))
     torch.testing.assert_close(constant_output(c), constant_output(again))

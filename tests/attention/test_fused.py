@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import fused, reference
-from regard.attention.call import Call, Operation
+from regard.attention.call import AttentionCall, Operation
 
 DEVICES = {
     "normaliser": lambda call, operation: fused._by_normaliser(call, *_beside(call, operation)),
@@ -18,7 +18,7 @@ DEVICES = {
 }
 
 
-def _beside(call: Call, operation: Operation) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _beside(call: AttentionCall, operation: Operation) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     value = operation.extra_value if operation.extra_key is not None else None
     return operation.slopes, fused.column_score(call, operation), value
 
@@ -32,7 +32,7 @@ def drawn(
     width: int = 4,
     value_width: int = 4,
     **learned: str,
-) -> tuple[Call, Operation, list[Tensor]]:
+) -> tuple[AttentionCall, Operation, list[Tensor]]:
     """A call with its operation, of leaves; `learned` says which tensors there are, of how many heads."""
     generator = torch.Generator().manual_seed(seed)
     heads = groups * shares
@@ -47,11 +47,13 @@ def drawn(
     if "slopes" in learned:
         own["slopes"] = torch.rand(heads, generator=generator, dtype=torch.float64)
     sink = leaf(heads) if "sink" in learned else None
-    call = Call(**parts, scale=0.6, causal=True, sink=sink)
+    call = AttentionCall(**parts, scale=0.6, causal=True, sink=sink)
     return call, Operation(**own), [t for t in (*parts.values(), *own.values(), sink) if t is not None]
 
 
-def assert_defined(found: Tensor, call: Call, operation: Operation, leaves: list[Tensor], near: float = 1e-9) -> None:
+def assert_defined(
+    found: Tensor, call: AttentionCall, operation: Operation, leaves: list[Tensor], near: float = 1e-9
+) -> None:
     expected = reference.operate(call, operation)
     torch.testing.assert_close(found, expected, rtol=near, atol=near)
     leaves = [leaf for leaf in leaves if leaf.requires_grad]

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import reference
-from regard.attention.call import REDUCTIONS, Call, Constant, Operation, Wanted, visible
+from regard.attention.call import REDUCTIONS, AttentionCall, ConstantHeadsInput, Operation, ReductionRequest, visible
 from regard.attention.operator import FORMS, attend, form_of, plain_output, reduce, simplified
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from tests.attention import formulas
 
-NOTHING = Wanted()
+NOTHING = ReductionRequest()
 FAST = ("materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused")
 MORE = {
     "alibi": AttentionSpec(positions="alibi"),
@@ -94,12 +94,12 @@ def choices(spec: AttentionSpec, length: int = 7) -> dict[str, Any]:
     }
 
 
-def call_of(spec: AttentionSpec, tensors: dict[str, Tensor], *, length: int = 7, **options: Any) -> Call:
+def call_of(spec: AttentionSpec, tensors: dict[str, Tensor], *, length: int = 7, **options: Any) -> AttentionCall:
     learned = {name: tensors[name] for name in ("extra_key", "extra_value", "distance", "slopes") if name in tensors}
     operation = Operation.of(spec, shift=choices(spec, length)["shift"], **learned)
     q, k, v = (tensors[name] for name in "qkv")
     defaults = {"scale": 0.7, "causal": True, "sink": tensors.get("logit"), "operation": operation}
-    return Call(query=q, key=k, value=v, **(defaults | options))
+    return AttentionCall(query=q, key=k, value=v, **(defaults | options))
 
 
 def leaves(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -233,7 +233,7 @@ def test_reductions_by_rows_are_those_of_the_whole_matrix(
 ) -> None:
     spec, tensors, options = case
     call = call_of(spec, tensors, length=tensors["k"].shape[2], **options)
-    wanted = Wanted(names=REDUCTIONS, first=2)
+    wanted = ReductionRequest(names=REDUCTIONS, first=2)
     output, found = attend(call, wanted)
     expected = reference.reduce(call, wanted)
     assert found.keys() == expected.keys()
@@ -247,8 +247,10 @@ def test_the_virtual_sink_is_the_mass_on_the_column() -> None:
     """Scores are zero: of two keys and a column of logit log 2, the last query gives the column 2 of 4 parts."""
     zeros = torch.zeros(1, 1, 2, 4, dtype=torch.float64)
     column = torch.tensor([math.log(2)], dtype=torch.float64)
-    call = Call(query=zeros, key=zeros, value=zeros, scale=1.0, causal=True, sink=column, operation=Operation())
-    found = reduce(call, Wanted(names=frozenset({"virtual_sink_mass", "first_mass"})))
+    call = AttentionCall(
+        query=zeros, key=zeros, value=zeros, scale=1.0, causal=True, sink=column, operation=Operation()
+    )
+    found = reduce(call, ReductionRequest(names=frozenset({"virtual_sink_mass", "first_mass"})))
     torch.testing.assert_close(found["virtual_sink_mass"][0, 0], torch.tensor([2 / 3, 1 / 2], dtype=torch.float64))
     torch.testing.assert_close(found["first_mass"][0, 0, :, 0], torch.tensor([1 / 3, 1 / 4], dtype=torch.float64))
 
@@ -257,9 +259,11 @@ def test_weights_of_either_sign_are_measured_by_their_share_of_the_absolute_sum(
     """The last query has scores 3 and −1: shares of 3/4 and 1/4; its weights sum to 2."""
     query = torch.tensor([[[[1.0], [1.0]]]], dtype=torch.float64)
     key = torch.tensor([[[[3.0], [-1.0]]]], dtype=torch.float64)
-    call = Call(query=query, key=key, value=key, scale=1.0, causal=True, operation=Operation(weighting="linear"))
+    call = AttentionCall(
+        query=query, key=key, value=key, scale=1.0, causal=True, operation=Operation(weighting="linear")
+    )
     names = frozenset({"first_mass", "row_sum", "lse", "weights"})
-    found = reduce(call, Wanted(names=names))
+    found = reduce(call, ReductionRequest(names=names))
     assert found["first_mass"][0, 0, :, 0].tolist() == pytest.approx([1.0, 0.75])
     assert found["row_sum"][0, 0].tolist() == [3.0, 2.0]
     assert found["lse"][0, 0].tolist() == pytest.approx([math.log(3), math.log(4)])
@@ -281,8 +285,10 @@ def test_constant_heads_stand_beside_an_operation(name: str, gated: bool) -> Non
     length = tensors["q"].shape[2]
     matrices = torch.rand(2, length, length, dtype=torch.float64).tril() + torch.eye(length, dtype=torch.float64)
     gate = torch.tensor([0.25, 0.5], dtype=torch.float64) if gated else None
-    call = dataclasses.replace(call_of(spec, tensors), constant=Constant(matrices=matrices, heads=(0, 3), gate=gate))
-    wanted = Wanted(names=frozenset({"column_mass", "virtual_sink_mass"}))
+    call = dataclasses.replace(
+        call_of(spec, tensors), constant=ConstantHeadsInput(matrices=matrices, heads=(0, 3), gate=gate)
+    )
+    wanted = ReductionRequest(names=frozenset({"column_mass", "virtual_sink_mass"}))
     output, found = attend(call, wanted)
     own = formulas.output(**tensors, **choices(spec), scale=0.7)
     fixed = (matrices / matrices.sum(-1, keepdim=True)) @ tensors["v"]
@@ -300,16 +306,19 @@ def test_a_learned_logit_without_an_operation_has_the_gradients_of_the_papers() 
     for length in (1, 2, 9):
         tensors = leaves(parts(ATTENTIONS["sink-logit"], length=length))
         call = dataclasses.replace(call_of(ATTENTIONS["sink-logit"], tensors), operation=None)
-        output, found = attend(call, Wanted(names=frozenset({"virtual_sink_mass"})))
+        output, found = attend(call, ReductionRequest(names=frozenset({"virtual_sink_mass"})))
         assert_like_formulas(output, formulas.output(**tensors, scale=0.7), tensors)
         torch.testing.assert_close(
-            found["virtual_sink_mass"], reference.reduce(call, Wanted(names=frozenset(found)))["virtual_sink_mass"]
+            found["virtual_sink_mass"],
+            reference.reduce(call, ReductionRequest(names=frozenset(found)))["virtual_sink_mass"],
         )
 
 
 def test_softpick_has_a_gradient_where_a_hidden_score_is_beyond_all_floats() -> None:
     query = torch.tensor([[[[1.0], [1.0]]]], requires_grad=True)
     key = torch.tensor([[[[1.0], [1000.0]]]])
-    call = Call(query=query, key=key, value=key, scale=1.0, causal=True, operation=Operation(weighting="softpick"))
+    call = AttentionCall(
+        query=query, key=key, value=key, scale=1.0, causal=True, operation=Operation(weighting="softpick")
+    )
     (gradient,) = torch.autograd.grad(plain_output(call).sum(), query)
     assert torch.isfinite(gradient).all()

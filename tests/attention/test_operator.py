@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.attention import reference
-from regard.attention.call import REDUCTIONS, Call, Wanted
+from regard.attention.call import REDUCTIONS, AttentionCall, ReductionRequest
 from regard.attention.onepass import one_pass
 from regard.attention.operator import attend, fused_lse_serves
 from regard.attention.tiles import ROWS
 
-EVERYTHING = Wanted(names=REDUCTIONS, first=3)
+EVERYTHING = ReductionRequest(names=REDUCTIONS, first=3)
 
 
 @st.composite
@@ -70,7 +70,7 @@ def assert_same(found: dict, expected: dict, tolerance: float) -> None:
 @settings(max_examples=150, deadline=None)
 @given(case=cases())
 def test_one_pass_equals_the_whole_matrix(case: dict[str, object]) -> None:
-    call = Call(**case)
+    call = AttentionCall(**case)
     wanted = dataclasses.replace(EVERYTHING, names=REDUCTIONS - {"spectral_bound"})
     output, found = one_pass(call, wanted, output=True)
     torch.testing.assert_close(output, reference.attend(call), rtol=1e-9, atol=1e-9)
@@ -80,21 +80,21 @@ def test_one_pass_equals_the_whole_matrix(case: dict[str, object]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(case=cases())
 def test_spectral_bound_equals_the_largest_singular_value(case: dict[str, object]) -> None:
-    call = Call(**case)
+    call = AttentionCall(**case)
     if call.query_real is not None and not call.query_real.any(-1).all():
         return
-    wanted = Wanted(names=frozenset({"spectral_bound"}), iterations=150)
+    wanted = ReductionRequest(names=frozenset({"spectral_bound"}), iterations=150)
     assert_same(attend(call, wanted)[1], reference.reduce(call, wanted), 1e-5)
 
 
 @settings(max_examples=60, deadline=None)
 @given(case=cases(), first=st.integers(1, 5))
 def test_first_mass_by_log_sum_exp_equals_the_whole_matrix(case: dict[str, object], first: int) -> None:
-    call = Call(**case)
+    call = AttentionCall(**case)
     width = call.query.shape[-1]
     value = call.value[..., :1].repeat(1, 1, 1, width)
     call = dataclasses.replace(call, keep=None, bias=None, softcap=None, sink=None, offset=0, value=value)
-    wanted = Wanted(names=frozenset({"first_mass", "lse"}), first=first)
+    wanted = ReductionRequest(names=frozenset({"first_mass", "lse"}), first=first)
     assert fused_lse_serves(call, wanted)
     output, found = attend(call, wanted)
     expected = reference.reduce(call, wanted)
@@ -107,20 +107,20 @@ def test_first_mass_by_log_sum_exp_equals_the_whole_matrix(case: dict[str, objec
 def test_low_precision_inputs_are_reduced_in_float32(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(2, 3, 200, 16, generator=generator).to(dtype) for _ in range(3))
-    call = Call(query=query, key=key, value=value, scale=0.25, causal=True)
+    call = AttentionCall(query=query, key=key, value=value, scale=0.25, causal=True)
     exact = dataclasses.replace(call, query=query.double(), key=key.double(), value=value.double())
     names = frozenset({"column_mass", "column_square", "entropy", "distance", "lse"})
-    output, found = attend(call, Wanted(names=names))
+    output, found = attend(call, ReductionRequest(names=names))
     assert output.dtype == dtype
-    for name, tensor in reference.reduce(exact, Wanted(names=names)).items():
+    for name, tensor in reference.reduce(exact, ReductionRequest(names=names)).items():
         assert found[name].dtype == torch.float32
         torch.testing.assert_close(found[name].double(), tensor, rtol=2e-5, atol=2e-5)
 
 
 def test_uniform_causal_attention_puts_the_harmonic_mean_on_the_first_token() -> None:
     zeros = torch.zeros(1, 1, 64, 8, dtype=torch.float64)
-    call = Call(query=zeros, key=zeros, value=zeros, scale=1.0, causal=True)
-    _, found = attend(call, Wanted(names=frozenset({"column_mass"})))
+    call = AttentionCall(query=zeros, key=zeros, value=zeros, scale=1.0, causal=True)
+    _, found = attend(call, ReductionRequest(names=frozenset({"column_mass"})))
     harmonic = sum(1 / i for i in range(1, 65))
     assert found["column_mass"][0, 0, 0].item() == pytest.approx(harmonic)
     assert harmonic / 64 == pytest.approx(0.074, abs=5e-4)
@@ -128,8 +128,8 @@ def test_uniform_causal_attention_puts_the_harmonic_mean_on_the_first_token() ->
 
 def test_large_scores_neither_overflow_nor_vanish() -> None:
     query = torch.tensor([[[[300.0], [-300.0]]]])
-    call = Call(query=query, key=query, value=query, scale=10.0)
-    output, found = attend(call, Wanted(names=frozenset({"entropy", "column_mass", "column_square", "lse"})))
+    call = AttentionCall(query=query, key=query, value=query, scale=10.0)
+    output, found = attend(call, ReductionRequest(names=frozenset({"entropy", "column_mass", "column_square", "lse"})))
     assert output.flatten().tolist() == [300.0, -300.0]
     assert found["column_mass"].flatten().tolist() == [1.0, 1.0]
     assert found["entropy"].flatten().tolist() == [0.0, 0.0]
@@ -140,8 +140,8 @@ def test_gradient_flows_through_an_observed_call() -> None:
     generator = torch.Generator().manual_seed(2)
     query = torch.randn(1, 2, 9, 4, generator=generator, dtype=torch.float64, requires_grad=True)
     for extra in ({}, {"softcap": 3.0}, {"sink": torch.ones(2, dtype=torch.float64)}):
-        call = Call(query=query, key=query, value=query, scale=0.5, causal=True, **extra)
-        output, found = attend(call, Wanted(names=frozenset({"column_mass"})))
+        call = AttentionCall(query=query, key=query, value=query, scale=0.5, causal=True, **extra)
+        output, found = attend(call, ReductionRequest(names=frozenset({"column_mass"})))
         (gradient,) = torch.autograd.grad(output.square().sum(), query)
         (expected,) = torch.autograd.grad(reference.attend(call).square().sum(), query)
         torch.testing.assert_close(gradient, expected)
@@ -163,7 +163,7 @@ def test_memory_is_linear_in_the_number_of_keys() -> None:
 
     with Watch():
         attend(
-            Call(query=query, key=query, value=query, scale=1.0, causal=True),
-            Wanted(names=REDUCTIONS - {"weights", "spectral_bound"}),
+            AttentionCall(query=query, key=query, value=query, scale=1.0, causal=True),
+            ReductionRequest(names=REDUCTIONS - {"weights", "spectral_bound"}),
         )
     assert largest <= 2 * ROWS * 4096 * 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.attention import kernels, operator, reference
-from regard.attention.call import PER_KEY, Call, Wanted
+from regard.attention.call import PER_KEY, AttentionCall, ReductionRequest
 
 NAMES = operator.ROWS_BY_KERNEL | PER_KEY
 
@@ -14,7 +14,7 @@ if not kernels.available():
     pytest.skip("triton is not installed, or was imported without its interpreter", allow_module_level=True)
 
 
-def made(causal: bool, offset: int, padded: str, softcap: float | None, sink: bool) -> Call:
+def made(causal: bool, offset: int, padded: str, softcap: float | None, sink: bool) -> AttentionCall:
     generator = torch.Generator().manual_seed(3)
     query, key, value = (torch.randn(2, heads, 37, 8, generator=generator) for heads in (4, 2, 2))
     real = torch.ones(2, 37, dtype=torch.bool)
@@ -22,7 +22,7 @@ def made(causal: bool, offset: int, padded: str, softcap: float | None, sink: bo
         real[1, :9] = False
     elif padded == "right":
         real[1, 30:] = False
-    return Call(
+    return AttentionCall(
         query=query,
         key=key,
         value=value,
@@ -53,11 +53,11 @@ def test_kernels_equal_the_whole_matrix(
     call = made(causal, offset, padded, softcap, sink)
     names = NAMES - {"first_mass"} if softcap else NAMES
     names = names - {"row_sum", "virtual_sink_mass"} if sink else names
-    found = operator._by_kernels(call, Wanted(names=names, first=3))
+    found = operator._by_kernels(call, ReductionRequest(names=names, first=3))
     exact = dataclasses.replace(
         call, **{p: t.double() for p in ("query", "key", "value", "sink") if (t := getattr(call, p)) is not None}
     )
-    expected = reference.reduce(exact, Wanted(names=names, first=3))
+    expected = reference.reduce(exact, ReductionRequest(names=names, first=3))
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(
@@ -67,4 +67,4 @@ def test_kernels_equal_the_whole_matrix(
 
 def test_kernels_are_for_gpus_and_for_what_they_can_express() -> None:
     call = made(True, 0, "", None, False)
-    assert not operator.kernels_serve(call, Wanted(names=NAMES))
+    assert not operator.kernels_serve(call, ReductionRequest(names=NAMES))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import recomputed as module
-from regard.attention.call import Call, Operation
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.pointwise import pointwise
 from tests.attention.largest import Largest
 
@@ -26,7 +26,7 @@ NORMALISE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def plain(call: Call, operation: Operation) -> Tensor:
+def plain(call: AttentionCall, operation: Operation) -> Tensor:
     """The definition of Gu et al. 2025, entry by entry of the matrix."""
     heads, length = call.query.shape[1:3]
     at = torch.arange(length)
@@ -53,7 +53,7 @@ def made(
     dtype: torch.dtype = torch.float64,
     width: int = 4,
     seed: int = 0,
-) -> Call:
+) -> AttentionCall:
     """Random queries, keys and values, laid out as a model does, that want gradients; values wider than keys."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -63,11 +63,11 @@ def made(
 
     heads = groups * shares
     query, key, value = draw(heads, width), draw(groups, width), draw(groups, width + 1)
-    return Call(query=query, key=key, value=value, scale=0.7, causal=True)
+    return AttentionCall(query=query, key=key, value=value, scale=0.7, causal=True)
 
 
 def both(
-    form: Callable[[Call, Operation], Tensor], call: Call, operation: Operation
+    form: Callable[[AttentionCall, Operation], Tensor], call: AttentionCall, operation: Operation
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The output, and the gradient of a random function of it by everything that wants one."""
     output = form(call, operation)
@@ -139,7 +139,7 @@ def test_gradients_are_those_of_small_steps(weighting: str, normalisation: str) 
 
     def output(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
         of = Operation(weighting=weighting, normalisation=normalisation, slopes=slopes, window=4, prefix=2, shift=0.3)
-        return pointwise(Call(query=query, key=key, value=value, scale=0.6, causal=True), of)
+        return pointwise(AttentionCall(query=query, key=key, value=value, scale=0.6, causal=True), of)
 
     assert torch.autograd.gradcheck(output, (call.query, call.key, call.value, slopes), fast_mode=True)
 
@@ -161,7 +161,7 @@ def test_float32_across_tiles(length: int, weighting: str) -> None:
 def test_bfloat16_is_close_under_autocast(weighting: str) -> None:
     operation = Operation(weighting=weighting, normalisation="sum")
     call = made(2, 2, 2, 70, width=8, dtype=torch.bfloat16)
-    exact = Call(
+    exact = AttentionCall(
         query=call.query.detach().double().requires_grad_(),
         key=call.key.detach().double().requires_grad_(),
         value=call.value.detach().double().requires_grad_(),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.attention import recomputed as module
 from regard.attention.blockwise import blockwise
-from regard.attention.call import Call, Operation
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.operator import form_of
 from regard.attention.rowwise import ROWWISE, rowwise
 from regard.attention.spec import EXTRAS, AttentionSpec
@@ -86,7 +86,7 @@ def test_gradients_are_those_of_small_steps(weighting: str, monkeypatch: pytest.
     def output(query: Tensor, key: Tensor, value: Tensor, distance: Tensor, extra: Tensor, slopes: Tensor) -> Tensor:
         learned: dict[str, Any] = {"distance": distance, "extra_key": extra, "slopes": slopes}
         of = Operation(weighting=weighting, window=4, prefix=1, shift=0.3, **learned)
-        return rowwise(Call(query=query, key=key, value=value, scale=0.6, causal=True), of)
+        return rowwise(AttentionCall(query=query, key=key, value=value, scale=0.6, causal=True), of)
 
     wanted = (call.query, call.key, call.value, distance, extra, slopes)
     assert torch.autograd.gradcheck(output, wanted, fast_mode=True)
@@ -112,7 +112,7 @@ def test_bfloat16_is_close_under_autocast(weighting: str) -> None:
     operation = Operation(weighting=weighting, distance=distance)
     call = made(2, 2, 2, 70, width=8, dtype=torch.bfloat16)
     exact = [t.detach().double().requires_grad_() for t in (call.query, call.key, call.value)]
-    wide = Call(query=exact[0], key=exact[1], value=exact[2], scale=call.scale, causal=True)
+    wide = AttentionCall(query=exact[0], key=exact[1], value=exact[2], scale=call.scale, causal=True)
     of = Operation(weighting=weighting, distance=distance.detach().double().requires_grad_())
     expected, expected_gradients = both(blockwise, wide, of)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -167,7 +167,7 @@ def test_no_matrix_is_made(weighting: str, window: int | None, prefix: int) -> N
 def test_whole_sequences_alone_go_in_tiles() -> None:
     call, operation = made(1, 1, 1, 8), Operation(distance=torch.zeros(1, 8), form="rowwise")
     assert form_of(call, operation) == "rowwise"
-    padded = Call(
+    padded = AttentionCall(
         query=call.query,
         key=call.key,
         value=call.value,

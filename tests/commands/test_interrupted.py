@@ -14,7 +14,7 @@ STOPPING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-import regard.commands.measure.cli, regard.report
+import regard.commands.measure.cli, regard.commands.measure.result
 from contextlib import contextmanager
 
 def stop(*_):
@@ -28,7 +28,7 @@ def stopping_after_a_batch(shown):
 if sys.argv[1] == "measuring":
     regard.commands.measure.cli._progress = stopping_after_a_batch
 else:
-    regard.report.page = stop
+    regard.commands.measure.result.measure_page = stop
 from regard.cli import main
 sys.exit(main(sys.argv[2:]))
 """

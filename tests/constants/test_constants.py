@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import BertConfig, BertForTokenClassification, BertModel
 
 import regard
-from regard.constants import Constants, Origin, at, data_free
+from regard.constants import Constants, Origin, data_free, to_length
 from regard.errors import UserError
-from regard.hooks import identity, watching
+from regard.hooks import model_fingerprint, watching
 from regard.statistics.dependence import InputDependence
 
 LENGTH, SAMPLES = 14, 10
@@ -96,7 +96,7 @@ def test_what_one_part_never_saw_is_that_of_the_other(model: Any) -> None:
 
 def test_a_crop_merges_with_averages_of_its_length(model: Any) -> None:
     """Σ A² of a crop is not known, so that of the whole is not either."""
-    crop = at(regard.average_attention(model, [inputs()], LENGTH), 5)
+    crop = to_length(regard.average_attention(model, [inputs()], LENGTH), 5)
     whole = regard.average_attention(model, [{"input_ids": inputs()["input_ids"][:, :5].clamp(min=1)}], 5)
     for merged in (crop.merge(whole), whole.merge(crop)):
         assert merged.squares == {}
@@ -108,14 +108,14 @@ def changed(constants: Constants, **origin: Any) -> Constants:
 
 
 UNLIKE: dict[str, Callable[[Constants], Constants]] = {
-    "length": lambda one: at(one, 5),
+    "length": lambda one: to_length(one, 5),
     "layout": lambda one: changed(one, layout="paper"),
     "special tokens": lambda one: changed(one, separators=(0, 3)),
     "tokenizer": lambda one: changed(one, tokenizer="another"),
     "layers": lambda one: replace(one, matrices={("encoder", 0): one.matrices["encoder", 0]}),
     "only averages": lambda one: replace(one, counts={}),
     "heads": lambda one: changed(one, model={**one.origin.model, "heads": {"encoder.0": 3}}),
-    "another one": lambda one: changed(one, model=identity(bert(seed=5))),
+    "another one": lambda one: changed(one, model=model_fingerprint(bert(seed=5))),
 }
 
 
@@ -203,7 +203,7 @@ def test_what_was_saved_is_loaded(constants: Constants, model: Any, tmp_path: Pa
     path = whole.save(tmp_path / "deep" / "constants.safetensors")
     assert path.parent.joinpath(path.name).exists()
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    found = Constants.load(path, model=identity(model), length=LENGTH)
+    found = Constants.load(path, model=model_fingerprint(model), length=LENGTH)
     assert found.origin == whole.origin
     assert found.layers == whole.layers
     for name in ("matrices", "counts", "squares"):
@@ -241,11 +241,11 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_constants_of_another_model_or_for_shorter_inputs_are_refused(constants: Constants, tmp_path: Path) -> None:
     path = constants.save(tmp_path / "constants.safetensors")
     refused("serves up to 14 tokens, expected 15", path, length=15)
-    refused("heads", path, model=identity(bert(num_attention_heads=2)))
-    refused("heads", path, model=identity(bert(num_hidden_layers=3)))
-    refused("weights are alike", path, model=identity(bert(seed=7)))
-    refused("type", path, model={**identity(bert()), "type": "roberta"})
-    fewer = identity(bert())
+    refused("heads", path, model=model_fingerprint(bert(num_attention_heads=2)))
+    refused("heads", path, model=model_fingerprint(bert(num_hidden_layers=3)))
+    refused("weights are alike", path, model=model_fingerprint(bert(seed=7)))
+    refused("type", path, model={**model_fingerprint(bert()), "type": "roberta"})
+    fewer = model_fingerprint(bert())
     refused("weights are alike", path, model={**fewer, "weights": fewer["weights"][:-4]})
 
 
@@ -268,7 +268,7 @@ def test_constants_from_before_fine_tuning_pass_with_a_warning(
 ) -> None:
     path, other = constants.save(tmp_path / "constants.safetensors"), tuned(model, among=among)
     with pytest.warns(UserWarning, match="a little different, as before fine-tuning") as told:
-        found = Constants.load(path, model=identity(other))
+        found = Constants.load(path, model=model_fingerprint(other))
     assert len(told) == 1
     assert found.origin == constants.origin
     with pytest.warns(UserWarning, match="a little different"), regard.replacing(other, found):
@@ -284,7 +284,7 @@ def test_constants_of_the_same_model_pass_without_a_warning(constants: Constants
     headed.bert.load_state_dict(model.state_dict(), strict=False)
     same = [copy.deepcopy(model), headed, tuned(model, among="embeddings"), tuned(model, among="pooler")]
     for other in (*same, copy.deepcopy(model).half(), copy.deepcopy(model).bfloat16()):
-        assert Constants.load(path, model=identity(other)).origin == constants.origin
+        assert Constants.load(path, model=model_fingerprint(other)).origin == constants.origin
     with regard.replacing(tuned(model), data_free("toeplitz", constants)):
         pass
     with regard.replacing(tuned(model), constants, any_model=True):
@@ -296,25 +296,25 @@ def test_constants_without_a_digest_pass_as_before(constants: Constants, model: 
     old = {name: value for name, value in constants.origin.model.items() if name != "digest"}
     path = changed(constants, model=old).save(tmp_path / "constants.safetensors")
     for other in (model, tuned(model)):
-        assert Constants.load(path, model=identity(other)).origin.model == old
-        assert Constants.load(path, model={**identity(other), "digest": None}).layers == constants.layers
-    refused("weights are alike", path, model=identity(bert(seed=7)))
+        assert Constants.load(path, model=model_fingerprint(other)).origin.model == old
+        assert Constants.load(path, model={**model_fingerprint(other), "digest": None}).layers == constants.layers
+    refused("weights are alike", path, model=model_fingerprint(bert(seed=7)))
 
 
 @pytest.mark.parametrize("entry", [0, 63])
 def test_the_digest_sees_both_ends_of_each_weight(entry: int, model: Any) -> None:
-    known = identity(model)["digest"]
+    known = model_fingerprint(model)["digest"]
     assert known.startswith("float32:")
-    assert identity(copy.deepcopy(model).double())["digest"].startswith("float64:")
+    assert model_fingerprint(copy.deepcopy(model).double())["digest"].startswith("float64:")
     for block in (model.encoder.layer[0], model.encoder.layer[1]):
         for parameter in block.parameters():
             flat = parameter.data.view(-1)
             at = entry * (len(flat) - 1) // 63
             before = flat[at].clone()
             flat[at] += 1e-3
-            assert identity(model)["digest"] != known
+            assert model_fingerprint(model)["digest"] != known
             flat[at] = before
-    assert identity(model)["digest"] == known
+    assert model_fingerprint(model)["digest"] == known
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(constants: Constants, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 import regard
-from regard.constants import Constants, Origin, at, data_free
-from regard.constants.lengths import fitted
+from regard.constants import Constants, Origin, data_free, to_length
+from regard.constants.lengths import fit_length
 from regard.errors import UserError
 
 T = 16
@@ -37,7 +37,7 @@ def regular(length: int, reach: int = 3, columns: dict[int, float] | None = None
 @pytest.mark.parametrize("layout", ["natural", "paper"])
 def test_the_fit_of_offsets_and_ends_is_exact(length: int, layout: str) -> None:
     separators = {"natural": (), "paper": (0, T - 1)}[layout]
-    found = at(one(regular(T), layout=layout, separators=separators), length)
+    found = to_length(one(regular(T), layout=layout, separators=separators), length)
     expected = regular(length) if layout == "paper" or length > T else regular(T)[:, :length, :length]
     torch.testing.assert_close(found.matrices["encoder", 0], expected)
     assert found.length == length
@@ -55,11 +55,11 @@ def test_separators_stand_where_the_other_length_has_them(old: int, length: int)
     def matrix(size: int) -> Tensor:
         return regular(size, reach=2, columns=dict(zip(places(size), (0.9, 0.5, 0.3, 0.2), strict=True)))
 
-    found = at(one(matrix(old), layout="paper", separators=places(old)), length)
+    found = to_length(one(matrix(old), layout="paper", separators=places(old)), length)
     assert found.origin.separators == places(length)
     torch.testing.assert_close(found.matrices["encoder", 0], matrix(length))
     assert any(f"from {old} to {length}" in note for note in found.origin.notes)
-    back = at(found, old)
+    back = to_length(found, old)
     assert back.origin.separators == places(old)
     torch.testing.assert_close(back.matrices["encoder", 0], matrix(old))
 
@@ -68,26 +68,26 @@ def test_separators_stand_where_the_other_length_has_them(old: int, length: int)
 @given(seed=st.integers(0, 10**6), old=st.integers(1, 12), length=st.integers(1, 40))
 def test_causal_constants_stay_causal_and_others_do_not_become_so(seed: int, old: int, length: int) -> None:
     drawn = torch.rand(2, old, old, generator=torch.Generator().manual_seed(seed)) + 0.1
-    found = at(one(drawn.tril()), length).matrices["encoder", 0]
+    found = to_length(one(drawn.tril()), length).matrices["encoder", 0]
     assert not found.triu(1).any()
     assert found.shape == (2, length, length)
     assert bool((found >= 0).all())
     assert bool(found.isfinite().all())
     if old > 2 and length > 1:
-        assert at(one(drawn), length).matrices["encoder", 0].triu(1).any()
+        assert to_length(one(drawn), length).matrices["encoder", 0].triu(1).any()
         assert bool((found.sum(-1) > 0).all()), "no query is left without a key"
 
 
 def test_the_causal_fit_holds_the_first_key_alone() -> None:
     matrix = regular(T, columns={0: 0.7}).tril()
-    found = at(one(matrix), 40).matrices["encoder", 0]
+    found = to_length(one(matrix), 40).matrices["encoder", 0]
     torch.testing.assert_close(found, regular(40, columns={0: 0.7}).tril())
 
 
 def test_causal_constants_stay_causal_with_separators() -> None:
     columns = {0: 0.9, T // 2: 0.5, T - 1: 0.2}
     matrix = regular(T, columns=columns).tril()
-    found = at(one(matrix, layout="paper", separators=tuple(columns)), 24).matrices["encoder", 0]
+    found = to_length(one(matrix, layout="paper", separators=tuple(columns)), 24).matrices["encoder", 0]
     assert not found.triu(1).any()
     assert bool((found[:, 12:, 12] > 0).all())
 
@@ -99,7 +99,7 @@ def test_the_fit_weighs_by_counts() -> None:
     for (query, key), weight, count in (((2, 1), 0.2, 1), ((3, 2), 0.6, 3), ((4, 3), 9.0, 0)):
         matrix[0, query, key], counts[query, key] = weight, count
     matrix[0, 1, 3], counts[1, 3] = 0.5, 2
-    found = fitted(matrix, counts, 7)
+    found = fit_length(matrix, counts, 7)
     assert float(found[0, 4, 3]) == pytest.approx((0.2 + 3 * 0.6) / 4)
     assert float(found[0, 2, 4]) == pytest.approx(0.5)
 
@@ -111,7 +111,7 @@ def test_offsets_never_seen_get_the_average_of_the_far_ones() -> None:
     for offset, weight in weights.items():
         matrix[0] += torch.diag(torch.full((6 - offset,), weight), -offset)
     matrix[0, 0, 1] = 0.25
-    found = fitted(matrix, None, 12)[0]
+    found = fit_length(matrix, None, 12)[0]
     far = (2 * 0.2 + 1 * 0.1) / 3
     assert [float(found[11, 11 - offset]) for offset in (3, 4)] == pytest.approx([0.2, 0.1])
     assert [float(found[11, 11 - offset]) for offset in (5, 7, 10)] == pytest.approx([far] * 3)
@@ -123,7 +123,7 @@ def test_offsets_never_seen_get_the_average_of_the_far_ones() -> None:
 def test_data_free_constants_are_made_anew(source: str, length: int, layout: str) -> None:
     held = (0, T // 2, T - 1) if layout == "paper" else ()
     made = data_free(source, one(regular(T), layout=layout, separators=held))
-    found = at(made, length)
+    found = to_length(made, length)
     expected = data_free(source, one(regular(length)))
     assert torch.equal(found.matrices["encoder", 0], expected.matrices["encoder", 0])
     assert found.origin.source == source
@@ -132,10 +132,10 @@ def test_data_free_constants_are_made_anew(source: str, length: int, layout: str
 
 def test_the_same_length_is_the_same_and_none_is_refused() -> None:
     constants = one(regular(T))
-    assert at(constants, T) is constants
+    assert to_length(constants, T) is constants
     for length in (0, -3):
         with pytest.raises(UserError, match="length: expected at least 1") as told:
-            at(constants, length)
+            to_length(constants, length)
         assert "\n" not in str(told.value)
 
 
@@ -164,7 +164,7 @@ def test_a_crop_is_what_a_short_input_gets_anyway(model: Any) -> None:
     inputs = batch(4, 10, seed=1)
     with regard.replacing(model, whole):
         expected = model(**inputs)[0]
-    with regard.replacing(model, at(whole, 10)):
+    with regard.replacing(model, to_length(whole, 10)):
         found = model(**inputs)[0]
     torch.testing.assert_close(found, expected)
     plain = model(**inputs)[0]
@@ -174,7 +174,7 @@ def test_a_crop_is_what_a_short_input_gets_anyway(model: Any) -> None:
 @torch.no_grad()
 def test_a_set_of_lengths_serves_each_input_by_the_shortest(model: Any) -> None:
     short = regard.average_attention(model, [batch(6, 10)], 10)
-    several = [at(short, 24), short]
+    several = [to_length(short, 24), short]
     for length in (8, 10, 24):
         inputs = batch(3, length, seed=2)
         with regard.replacing(model, several):
@@ -189,5 +189,5 @@ def test_a_fit_serves_longer_inputs(model: Any) -> None:
     inputs = batch(3, 31, seed=3)
     with pytest.raises(UserError, match="at most 10 tokens"), regard.replacing(model, short):
         model(**inputs)
-    with regard.replacing(model, at(short, 31)):
+    with regard.replacing(model, to_length(short, 31)):
         assert bool(model(**inputs)[0].isfinite().all())

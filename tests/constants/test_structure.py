@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 import regard
-from regard.attention.call import Call, Constant
+from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.attention.constant import constant_weights
 from regard.constants import FORMS, Constants, Form, Origin, error, multiply_adds, structured
 from regard.errors import UserError
@@ -146,8 +146,8 @@ def test_rows_sum_to_one_in_absolute_value_where_they_are_applied(form: Form) ->
     value = torch.randn(2, HEADS, T, 4)
     signed = bool((matrices < 0).any())
     assert signed == (form == "low-rank")
-    constant = Constant(matrices=matrices, heads=tuple(range(HEADS)), signed=signed)
-    call = Call(query=value, key=value, value=value, scale=1.0, key_real=real, constant=constant)
+    constant = ConstantHeadsInput(matrices=matrices, heads=tuple(range(HEADS)), signed=signed)
+    call = AttentionCall(query=value, key=value, value=value, scale=1.0, key_real=real, constant=constant)
     total = constant_weights(call).abs().sum(-1)
     assert bool(((total - 1).abs() < 1e-5)[total > 0].all())
     assert bool((total[0] > 0).all())

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from regard.continual.stage import Budget
+from regard.continual.stage import TrainingBudget
 from regard.data.examples import Examples
 from regard.data.stream import Stream, Task
 from regard.models.pretrained import Loaded
@@ -15,7 +15,7 @@ from regard.models.pretrained import Loaded
 CLASSES = (("cat", "dog"), ("red", "blue", "green"), ("run", "sit"))
 FILLERS = ("the", "a", "of", "on", ".", ",")
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FILLERS, *(word for task in CLASSES for word in task))
-BUDGET = Budget(
+BUDGET = TrainingBudget(
     epochs=2, rate=5e-3, probing_epochs=2, probing_rate=5e-2, batch=4, length=10, evaluation_batch=8, warmup=0.1
 )
 

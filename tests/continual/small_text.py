@@ -17,9 +17,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from regard.continual.stage import Budget
+from regard.continual.stage import TrainingBudget
 from regard.data.stream import Stream
-from regard.data.text_task import Pairs, TextTask
+from regard.data.text_task import TextPairs, TextTask
 from regard.models.configuration import RegardConfig
 from regard.models.decoder import RegardForCausalLM
 from regard.models.pretrained import Loaded
@@ -44,7 +44,7 @@ WORDS = (
     *ANSWERS,
     *(one for task in ANSWERS.values() for one in task),
 )
-BUDGET = Budget(
+BUDGET = TrainingBudget(
     epochs=2, rate=5e-3, batch=4, length=16, target_length=5, evaluation_batch=8, warmup=0.1, weight_decay=0.0
 )
 _HEADS: dict[str, Any] = {"vocab_size": len(WORDS), "pad_token_id": 0, "eos_token_id": 2, "bos_token_id": 3}
@@ -103,7 +103,7 @@ def lively(kind: Kind) -> Loaded:
     return found
 
 
-def pairs(name: str, rows: int, drawn: random.Random) -> Pairs:
+def pairs(name: str, rows: int, drawn: random.Random) -> TextPairs:
     """So many prompts for each word of a task: fillers around it."""
     inputs, targets = [], []
     for word, answers in ANSWERS[name].items():
@@ -112,7 +112,7 @@ def pairs(name: str, rows: int, drawn: random.Random) -> Pairs:
             drawn.shuffle(words)
             inputs.append(f"{name} : {' '.join(words)} say :")
             targets.append(answers)
-    return Pairs(inputs=tuple(inputs), targets=tuple(targets))
+    return TextPairs(inputs=tuple(inputs), targets=tuple(targets))
 
 
 def task(name: str, rows: int = 6) -> TextTask:

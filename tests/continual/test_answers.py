@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from regard.continual import answers
-from regard.continual.answers import exact_match, grade, longest_common, normalised, rouge_l, words
+from regard.continual.answers import exact_match, longest_common, normalised, rouge_l, score_answer, words
 from regard.errors import UserError
 
 
@@ -57,8 +57,8 @@ def test_rouge_l_by_hand(answer: str, reference: str, expected: float) -> None:
 
 
 def test_the_best_reference_counts() -> None:
-    assert grade("exact-match", "B", ("a", "b")) == 1.0
-    assert grade("rouge-l", "one two", ("three", "one", "one two four")) == pytest.approx(0.8)
+    assert score_answer("exact-match", "B", ("a", "b")) == 1.0
+    assert score_answer("rouge-l", "one two", ("three", "one", "one two four")) == pytest.approx(0.8)
 
 
 def plain(one: Sequence[str], other: Sequence[str]) -> int:
@@ -107,6 +107,6 @@ def test_the_stemmer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answers._stem.cache_clear()
     with pytest.raises(UserError, match=r"rouge-l needs the package nltk: pip install 'regard\[learn\]'"):
         rouge_l("a word", "a word")
-    assert grade("exact-match", "a word", ("a word",)) == 1.0
+    assert score_answer("exact-match", "a word", ("a word",)) == 1.0
     monkeypatch.undo()
     assert rouge_l("a word", "a word") == 1.0

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.continual.batches import TOGETHER, Epochs, Item
+from regard.continual.batches import TOGETHER, Epochs, ExampleRef
 
 
 def epochs(lengths: list[int], **options: int) -> Epochs:
     return Epochs(
-        [Item(0, row) for row in range(len(lengths))], lengths, **{"size": 4, "epochs": 2, "seed": 1} | options
+        [ExampleRef(0, row) for row in range(len(lengths))], lengths, **{"size": 4, "epochs": 2, "seed": 1} | options
     )
 
 
@@ -21,7 +21,7 @@ def test_each_once_an_epoch(count: int, size: int, many: int, seed: int) -> None
     assert drawn.steps == many * per_epoch
     for epoch in range(many):
         batches = [drawn.at(epoch * per_epoch + place) for place in range(per_epoch)]
-        assert sorted(item for batch in batches for item in batch) == [Item(0, row) for row in range(count)]
+        assert sorted(item for batch in batches for item in batch) == [ExampleRef(0, row) for row in range(count)]
         assert sorted(map(len, batches))[1:] == [size] * (per_epoch - 1)
         assert all(batches)
 

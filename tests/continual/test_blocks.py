@@ -16,8 +16,8 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
 from regard.continual.methods.sapt import Sapt, SaptNetwork, Settings
-from regard.continual.models import Deltas, export, load_network, rebuilt
-from regard.continual.run import begin, run
+from regard.continual.models import TaskDeltas, export, load_network, rebuild_network
+from regard.continual.run import make_learner, run_stream
 from regard.continual.texts import begin_texts
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
@@ -42,15 +42,15 @@ def written(name: str, folder: Path, learnt: int, *said: str) -> Path:
     """A model as `regard rollback` writes it."""
     kind, model = METHODS[name], loaded(dropout=0.0)
     method = kind(kind.Settings.parsed(dict(one.split("=") for one in said)))
-    return kept(begin(stream(4), method, model, BUDGET, seed=1), method, folder, model, learnt)
+    return kept(make_learner(stream(4), method, model, BUDGET, seed=1), method, folder, model, learnt)
 
 
 def kept(learner: Learner, method: Method, folder: Path, model: Loaded, learnt: int = 2) -> Path:
     """A run's network after so many tasks."""
-    deltas = Deltas(folder / "deltas")
+    deltas = TaskDeltas(folder / "deltas")
     deltas.begin(learner, method, next(name for name, kind in METHODS.items() if kind is type(method)))
-    run(learner, method, on_task=lambda learner, number: deltas.keep(learner, number))
-    network, about = rebuilt(folder / "deltas", learnt, model)
+    run_stream(learner, method, on_task=lambda learner, number: deltas.keep(learner, number))
+    network, about = rebuild_network(folder / "deltas", learnt, model)
     return export(network, model.tokenizer, about, folder / "model")
 
 
@@ -108,7 +108,7 @@ def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
 def test_blocks_of_t5_that_tells_classes_are_in_its_encoder(tmp_path: Path) -> None:
     found = replace(small_text.loaded("t5"), tokenizer=loaded().tokenizer)
     method = Sapt(Settings(rank=2, ahead=20))
-    folder = kept(begin(stream(4), method, found, BUDGET, seed=1), method, tmp_path, found)
+    folder = kept(make_learner(stream(4), method, found, BUDGET, seed=1), method, tmp_path, found)
     network, adapters = load_network(folder), load_adapters(found.model, folder)
     assert isinstance(network, SaptNetwork)
     assert all(name.startswith("encoder.") for name in adapters.layers("count"))

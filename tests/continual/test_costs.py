@@ -11,7 +11,8 @@ from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
 from regard.continual.methods.finetune import Finetune
-from regard.continual.run import Ran, begin, run
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import RunState
 from regard.data.examples import Examples
 from regard.data.stream import Stream
 from tests.continual.small import BUDGET, CLASSES, loaded, stream
@@ -34,13 +35,13 @@ def replace_texts(given: Any, labels: tuple[str, ...]) -> Examples:
     return Examples(texts=texts, labels=given.labels)
 
 
-def learnt(name: str, of: Stream | None = None, **settings: Any) -> Ran:
+def learnt(name: str, of: Stream | None = None, **settings: Any) -> RunState:
     kind = METHODS[name]
     method = kind(kind.Settings(**settings))
-    return run(begin(of or equal_lengths(), method, loaded(), ONE, seed=1), method)
+    return run_stream(make_learner(of or equal_lengths(), method, loaded(), ONE, seed=1), method)
 
 
-def flops(ran: Ran) -> list[float]:
+def flops(ran: RunState) -> list[float]:
     return [row["flops"] for row in ran.found["cost"]]
 
 
@@ -85,7 +86,7 @@ def test_memory_is_of_a_task_until_it_is_learnt(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(running, "peak_memory", peak)
     monkeypatch.setattr(running, "reset_peak", lambda _: told.append("reset"))
     method = Told()
-    ran = run(begin(equal_lengths(), method, loaded(), ONE, seed=1), method)
+    ran = run_stream(make_learner(equal_lengths(), method, loaded(), ONE, seed=1), method)
     assert told == ["reset", "prepare", "finish", "read", "read"] * 2
     assert [row["peak_memory_mib"] for row in ran.found["cost"]] == [1, 3]
     assert ran.peak == 4

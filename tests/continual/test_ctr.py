@@ -31,7 +31,7 @@ from regard.continual.methods.ctr_layers import (
 )
 from regard.continual.methods.ctr_network import CtrNetwork, ends
 from regard.continual.methods.probe import Probe
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
 from tests.continual.small import BUDGET, WORDS, loaded, stream, tokenizer
@@ -57,7 +57,7 @@ def draw(*shape: int) -> Tensor:
 
 def begun(**changes: Any) -> tuple[Learner, Ctr]:
     method = Ctr(Settings(**{**SMALL, **changes}))
-    return begin(stream(), method, loaded(dropout=0.1), BUDGET, seed=1), method
+    return make_learner(stream(), method, loaded(dropout=0.1), BUDGET, seed=1), method
 
 
 # -- masks ----------------------------------------------------------------------------------------------
@@ -284,13 +284,13 @@ def test_where_plugins_go() -> None:
 def test_a_model_that_has_no_place_for_them_is_refused() -> None:
     model: Any = GPT2Model(GPT2Config(vocab_size=len(WORDS), n_embd=8, n_layer=1, n_head=2, n_positions=16))
     with pytest.raises(UserError, match=r"BERT, RoBERTa, ELECTRA or MiniLM.*GPT2Model"):
-        begin(stream(), Ctr(), Loaded(model, tokenizer(), "tiny", None), BUDGET, seed=1)
+        make_learner(stream(), Ctr(), Loaded(model, tokenizer(), "tiny", None), BUDGET, seed=1)
 
 
 def test_lora_is_refused() -> None:
     pytest.importorskip("peft")
     with pytest.raises(UserError, match=r"^lora: expected none"):
-        begin(stream(), Ctr(), loaded(), BUDGET, seed=1, lora={"rank": 2})
+        make_learner(stream(), Ctr(), loaded(), BUDGET, seed=1, lora={"rank": 2})
 
 
 @pytest.mark.parametrize("name, value", [("neurons", 0), ("capsule", 1.5), ("slope", 0.5), ("sparsity", -1.0)])
@@ -324,7 +324,7 @@ def test_the_loss_counts_free_neurons_that_are_taken() -> None:
 def test_what_a_run_changes_and_what_not() -> None:
     learner, method = begun()
     states: list[dict[str, Tensor]] = []
-    ran = run(learner, method, on_task=lambda learner, _: states.append(deepcopy(learner.network.state_dict())))
+    ran = run_stream(learner, method, on_task=lambda learner, _: states.append(deepcopy(learner.network.state_dict())))
     before, (first, second, _) = {name: value.clone() for name, value in learner.start.items()}, states
     encoder = [name for name in before if name.startswith("classifier.encoder.")]
     assert encoder
@@ -348,7 +348,7 @@ def test_what_a_run_changes_and_what_not() -> None:
 
 def test_a_run_resumed_within_a_task_is_the_unbroken_one(tmp_path: Any) -> None:
     learner, method = begun()
-    whole = run(learner, method)
+    whole = run_stream(learner, method)
 
     def stop(told: Any) -> None:
         if (told.position, told.step) == (2, 4):
@@ -356,9 +356,9 @@ def test_a_run_resumed_within_a_task_is_the_unbroken_one(tmp_path: Any) -> None:
 
     learner, method = begun()
     with pytest.raises(KeyboardInterrupt):
-        run(learner, method, folder=tmp_path, checkpoint_every=3, on_progress=stop)
+        run_stream(learner, method, folder=tmp_path, checkpoint_every=3, on_progress=stop)
     learner, method = begun()
-    again = run(learner, method, folder=tmp_path, checkpoint_every=3, resume=True)
+    again = run_stream(learner, method, folder=tmp_path, checkpoint_every=3, resume=True)
     assert again.found["matrix"] == whole.found["matrix"]
     for name, value in whole.network.state_dict().items():
         assert torch.equal(value, again.network.state_dict()[name]), name
@@ -394,7 +394,7 @@ def test_it_learns() -> None:
     losses: list[list[float]] = []
     for method in (Probe(), Ctr(Settings(neurons=32, middle=8, filters=4, sparsity=0.0, rate=0.0))):
         found: list[float] = []
-        learner = begin(few, method, model, budget, seed=1)
-        run(learner, method, on_progress=lambda told, found=found: found.append(told.numbers["loss"]))  # type: ignore[misc]
+        learner = make_learner(few, method, model, budget, seed=1)
+        run_stream(learner, method, on_progress=lambda told, found=found: found.append(told.numbers["loss"]))  # type: ignore[misc]
         losses.append(found[-4:])
     assert min(losses[0]) > 0.7 > 0.4 > max(losses[1]), losses

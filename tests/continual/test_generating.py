@@ -20,9 +20,10 @@ from regard.continual.generating import answers
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
-from regard.continual.models import Deltas, delta_of, export, identified, load_network, rebuilt
-from regard.continual.run import Ran, Told, begin, run
-from regard.continual.scoring import score, score_text
+from regard.continual.models import TaskDeltas, delta_of, export, load_network, rebuild_network, with_model_hash
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import ProgressEvent, RunState
+from regard.continual.scoring import score_task, score_text
 from regard.continual.state import tensors_of
 from regard.continual.texts import TextLearner
 from regard.errors import UserError
@@ -56,24 +57,24 @@ def made(name: str) -> Method:
 
 
 def learner_of(method: Method, kind: Kind = "t5", **options: Any) -> TextLearner:
-    return cast(TextLearner, begin(stream(4), method, loaded(kind, dropout=0.1), ONE, **{"seed": 1, **options}))
+    return cast(TextLearner, make_learner(stream(4), method, loaded(kind, dropout=0.1), ONE, **{"seed": 1, **options}))
 
 
 @cache
-def learnt(name: str) -> Ran:
+def learnt(name: str) -> RunState:
     """The stream learnt from beginning to end."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "flops_a_token", no_flops)
         method = made(name)
-        return run(learner_of(method), method)
+        return run_stream(learner_of(method), method)
 
 
-def tables(ran: Ran) -> dict[str, Any]:
+def tables(ran: RunState) -> dict[str, Any]:
     rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in ran.found["cost"]]
     return {**ran.found, "cost": rows}
 
 
-def check_same(found: Ran, expected: Ran) -> None:
+def check_same(found: RunState, expected: RunState) -> None:
     """Bit for bit."""
     assert tables(found) == tables(expected)
     weights = tensors_of(expected.network)
@@ -88,7 +89,7 @@ def check_same(found: Ran, expected: Ran) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_are_those_of_the_answers(kind: Kind) -> None:
-    learner = cast(TextLearner, begin(stream(), made("finetune"), lively(kind), BUDGET, seed=1))
+    learner = cast(TextLearner, make_learner(stream(), made("finetune"), lively(kind), BUDGET, seed=1))
     said = answers(learner, cast(Any, learner.stream.tasks[0]))
     assert len(said) == 8
     assert not any("[" in one for one in said)
@@ -100,8 +101,8 @@ def test_scores_are_those_of_the_answers(kind: Kind) -> None:
     found = score_text(learner, told)
     assert found.til == pytest.approx(100 * rights / 8)
     assert (found.cil, found.n) == (None, 8)
-    assert score(learner, 0, learnt=1) == score_text(learner, first)
-    assert score(learner, 0, learnt=0, split="dev").n == 6
+    assert score_task(learner, 0, learnt=1) == score_text(learner, first)
+    assert score_task(learner, 0, learnt=0, split="dev").n == 6
     learner.budget = replace(BUDGET, evaluation_batch=3)
     assert answers(learner, first) == said
 
@@ -110,11 +111,11 @@ def test_a_task_outside_the_stream() -> None:
     ran = learnt("finetune")
     other = task("colours", rows=9)
     assert other not in ran.learner.stream.tasks
-    assert score_text(ran.learner, other) == score(ran.learner, 1, learnt=3)
+    assert score_text(ran.learner, other) == score_task(ran.learner, 1, learnt=3)
     with pytest.raises(
         UserError, match="task: expected a run over tasks from text to text, words is of classification"
     ):
-        score_text(begin(small.stream(), METHODS["finetune"](), small.loaded(), small.BUDGET, seed=1), other)
+        score_text(make_learner(small.stream(), METHODS["finetune"](), small.loaded(), small.BUDGET, seed=1), other)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,8 +137,8 @@ def test_the_matrix(name: str) -> None:
 def test_the_tasks_are_learnt(kind: Kind) -> None:
     """All at once, with no word of which task a prompt is of but its own."""
     method, model = made("joint"), loaded(kind, width=24)
-    learner = begin(stream(20), method, model, replace(BUDGET, epochs=11, batch=8, rate=1e-2), seed=1)
-    ran = run(learner, method)
+    learner = make_learner(stream(20), method, model, replace(BUDGET, epochs=11, batch=8, rate=1e-2), seed=1)
+    ran = run_stream(learner, method)
     scores = {row["task"]: row["score"] for row in ran.found["matrix"]}
     assert set(scores) == set(ANSWERS)
     assert min(scores.values()) >= ENOUGH, scores
@@ -145,8 +146,9 @@ def test_the_tasks_are_learnt(kind: Kind) -> None:
 
 def test_what_is_learnt_last_is_known_best() -> None:
     method = made("finetune")
-    ran = run(
-        begin(stream(12, many=2), method, loaded(width=24), replace(BUDGET, epochs=12, rate=1e-2), seed=1), method
+    ran = run_stream(
+        make_learner(stream(12, many=2), method, loaded(width=24), replace(BUDGET, epochs=12, rate=1e-2), seed=1),
+        method,
     )
     scores = {(row["after_task"], row["position"]): row["score"] for row in ran.found["matrix"]}
     assert scores[1, 1] >= ENOUGH
@@ -161,7 +163,9 @@ def test_no_method_is_fine_tuning(name: str) -> None:
     for one in ("finetune", name):
         method = made(one)
         longer = replace(ONE, epochs=4)
-        found.append(tensors_of(run(begin(stream(4, many=2), method, loaded(), longer, seed=1), method).network))
+        found.append(
+            tensors_of(run_stream(make_learner(stream(4, many=2), method, loaded(), longer, seed=1), method).network)
+        )
     assert any(not torch.equal(one, found[0][key]) for key, one in found[1].items())
 
 
@@ -180,8 +184,8 @@ def test_micro_batches_do_not_matter(name: str, kind: Kind) -> None:
     for size in (None, 3):
         method = made(name)
         model = loaded(kind, dtype=torch.float64)
-        learner = begin(stream(4, many=2), method, model, replace(ONE, micro_batch=size), seed=1)
-        found.append(tensors_of(run(learner, method).network))
+        learner = make_learner(stream(4, many=2), method, model, replace(ONE, micro_batch=size), seed=1)
+        found.append(tensors_of(run_stream(learner, method).network))
     for key, value in found[0].items():
         torch.testing.assert_close(found[1][key], value, rtol=0, atol=1e-9)
 
@@ -204,31 +208,31 @@ def test_a_run_that_stops_between_tasks_is_resumed_to_the_same(name: str, tmp_pa
 
     method = made(name)
     with pytest.raises(Broken):
-        run(learner_of(method), method, folder=tmp_path, on_task=stop)
+        run_stream(learner_of(method), method, folder=tmp_path, on_task=stop)
     method = made(name)
-    check_same(run(learner_of(method), method, folder=tmp_path, resume=True), learnt(name))
+    check_same(run_stream(learner_of(method), method, folder=tmp_path, resume=True), learnt(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, tmp_path: Path) -> None:
-    def kill(told: Told) -> None:
+    def kill(told: ProgressEvent) -> None:
         if (told.position >= 2 or name == "joint") and told.step == 2:
             raise Broken
 
     method = made(name)
     with pytest.raises(Broken):
-        run(learner_of(method), method, folder=tmp_path, checkpoint_every=1, on_progress=kill)
+        run_stream(learner_of(method), method, folder=tmp_path, checkpoint_every=1, on_progress=kill)
     assert max(tmp_path.glob("task-*/stage-*/*")).name == "step-00000001"
     method = made(name)
-    check_same(run(learner_of(method), method, folder=tmp_path, resume=True, checkpoint_every=1), learnt(name))
+    check_same(run_stream(learner_of(method), method, folder=tmp_path, resume=True, checkpoint_every=1), learnt(name))
 
 
 def test_another_length_of_answers_is_another_run(tmp_path: Path) -> None:
     method = made("finetune")
-    run(learner_of(method), method, folder=tmp_path)
-    other = begin(stream(4), method, loaded(dropout=0.1), replace(ONE, target_length=4), seed=1)
+    run_stream(learner_of(method), method, folder=tmp_path)
+    other = make_learner(stream(4), method, loaded(dropout=0.1), replace(ONE, target_length=4), seed=1)
     with pytest.raises(UserError, match=r"resume: expected the settings .* budget.target_length was 5 and is 4"):
-        run(other, made("finetune"), folder=tmp_path, resume=True)
+        run_stream(other, made("finetune"), folder=tmp_path, resume=True)
 
 
 # -- what each task has changed -----------------------------------------------------------------------------
@@ -237,17 +241,17 @@ def test_another_length_of_answers_is_another_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
 @pytest.mark.parametrize("name", ["finetune", "separate", "joint"])
 def test_the_network_after_each_task(name: str, lora: Any, tmp_path: Path) -> None:
-    method, after, deltas = made(name), list[dict[str, Tensor]](), Deltas(tmp_path)
-    learner = begin(stream(4), method, identified(loaded()), ONE, seed=1, lora=lora)
+    method, after, deltas = made(name), list[dict[str, Tensor]](), TaskDeltas(tmp_path)
+    learner = make_learner(stream(4), method, with_model_hash(loaded()), ONE, seed=1, lora=lora)
     deltas.begin(learner, method, name)
 
     def keep(learner: Learner, task: int) -> None:
         deltas.keep(learner, task)
         after.append({key: value.clone() for key, value in tensors_of(learner.network).items()})
 
-    run(learner, method, on_task=keep)
+    run_stream(learner, method, on_task=keep)
     for task_, expected in enumerate(after, start=1):
-        network, about = rebuilt(tmp_path, task_, loaded())
+        network, about = rebuild_network(tmp_path, task_, loaded())
         found = tensors_of(network)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], value) for key, value in expected.items())
@@ -256,7 +260,7 @@ def test_the_network_after_each_task(name: str, lora: Any, tmp_path: Path) -> No
     assert lora is None or all("lora_" in one for one in names)
     check_exported(learner, network, about, tmp_path / "model")
     with pytest.raises(UserError, match="model: expected the one that the run began with, tiny-t5 with weights"):
-        rebuilt(tmp_path, 1, loaded(seed=1))
+        rebuild_network(tmp_path, 1, loaded(seed=1))
 
 
 def check_exported(learner: Learner, network: Any, about: Any, folder: Path) -> None:
@@ -275,8 +279,8 @@ def check_exported(learner: Learner, network: Any, about: Any, folder: Path) -> 
 
 def test_a_language_model_is_told_by_its_head_too() -> None:
     given = loaded("gpt2")
-    assert identified(given).sha256 == identified(loaded("gpt2")).sha256
+    assert with_model_hash(given).sha256 == with_model_hash(loaded("gpt2")).sha256
     other = loaded("llama")
     with torch.no_grad():
         cast(Any, other.model).lm_head.weight[0] += 1
-    assert identified(other).sha256 != identified(loaded("llama")).sha256
+    assert with_model_hash(other).sha256 != with_model_hash(loaded("llama")).sha256

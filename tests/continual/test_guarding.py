@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.continual.guarding import Dropped, check, drops, nothing_to_check
+from regard.continual.guarding import ForgottenTask, check, find_drops, nothing_to_check
 from regard.errors import UserError
 from regard.runs.intervals import fall_interval
 from tests.continual.matrices import PEAK, RISE, at_end, own, rows
@@ -22,7 +22,7 @@ def two(before: float, after: float, **key: Any) -> pd.DataFrame:
     return rows(((before,), (after, 90.0)), **key)
 
 
-def one(found: list[Dropped]) -> Dropped:
+def one(found: list[ForgottenTask]) -> ForgottenTask:
     """The only one."""
     assert len(found) == 1
     return found[0]
@@ -51,13 +51,13 @@ def test_a_drop_that_its_rows_do_not_bear_out_is_a_maybe() -> None:
 def test_a_drop_within_the_margin_is_none() -> None:
     assert check(two(95, 94.5, n=10)) == []
     assert check(two(95, 94, n=10**6)) == []
-    assert one(drops(two(95, 94.5, n=10))).verdict == "kept"
+    assert one(find_drops(two(95, 94.5, n=10))).verdict == "kept"
     assert one(check(two(95, 94.5, n=10**6), margin=0)).verdict == "dropped"
 
 
 def test_the_margin_is_what_the_whole_interval_must_lie_above() -> None:
     frame = two(95, 80, n=400)
-    low = one(drops(frame)).low
+    low = one(find_drops(frame)).low
     assert one(check(frame, margin=low - 0.01)).verdict == "dropped"
     assert one(check(frame, margin=low + 0.01)).verdict == "maybe"
     assert check(frame, margin=15) == []
@@ -66,21 +66,21 @@ def test_the_margin_is_what_the_whole_interval_must_lie_above() -> None:
 def test_a_task_is_held_against_its_score_when_it_was_learnt_and_not_its_best() -> None:
     peak = rows(((80.0,), (95.0, 90.0), (79.5, 90.0, 60.0)), n=10**6)
     assert check(peak) == []
-    assert [(each.task, each.before, each.drop) for each in drops(peak)] == [("a", 80, 0.5), ("b", 90, 0)]
+    assert [(each.task, each.before, each.drop) for each in find_drops(peak)] == [("a", 80, 0.5), ("b", 90, 0)]
 
 
 def test_the_last_task_is_not_old() -> None:
-    assert [each.task for each in drops(rows(PEAK))] == ["a", "b"]
-    assert [each.task for each in drops(rows(PEAK, order="2-0-1"))] == ["c", "a"]
+    assert [each.task for each in find_drops(rows(PEAK))] == ["a", "b"]
+    assert [each.task for each in find_drops(rows(PEAK, order="2-0-1"))] == ["c", "a"]
 
 
 def test_a_run_on_its_way_is_checked_as_far_as_it_went() -> None:
-    found = one(drops(two(90, 50, order="0-1-2", unlearnt=[50, 50, 50])))
+    found = one(find_drops(two(90, 50, order="0-1-2", unlearnt=[50, 50, 50])))
     assert (found.task, found.verdict) == ("a", "dropped")
 
 
 def test_a_task_that_rises_is_kept() -> None:
-    found = one(drops(rows(RISE)))
+    found = one(find_drops(rows(RISE)))
     assert (found.drop, found.verdict) == (-5, "kept")
 
 
@@ -109,7 +109,7 @@ def test_seeds_that_agree_to_the_row_are_no_more_sure_than_one() -> None:
 
 def test_only_runs_in_which_a_task_is_old_tell_of_it() -> None:
     frame = pd.concat([two(90, 60, seed=1), two(80, 40, seed=2, order="1-0"), two(90, 58, seed=3)])
-    by_task = {each.task: each for each in drops(frame)}
+    by_task = {each.task: each for each in find_drops(frame)}
     assert (by_task["a"].seeds, by_task["a"].drop) == ((1, 3), 31)
     assert (by_task["b"].seeds, by_task["b"].drop) == ((2,), 40)
 
@@ -117,7 +117,7 @@ def test_only_runs_in_which_a_task_is_old_tell_of_it() -> None:
 def test_a_seed_with_two_orders_is_two_runs() -> None:
     three = rows(((90.0,), (80.0, 90.0), (70.0, 90.0, 90.0)), seed=4)
     other = rows(((90.0,), (80.0, 90.0), (60.0, 90.0, 90.0)), seed=4, order="0-2-1")
-    assert drops(pd.concat([three, other]))[0].seeds == (4, 4)
+    assert find_drops(pd.concat([three, other]))[0].seeds == (4, 4)
 
 
 def test_methods_streams_and_settings_are_kept_apart() -> None:
@@ -134,10 +134,10 @@ def test_methods_streams_and_settings_are_kept_apart() -> None:
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=5), st.floats(0, 30))
 def test_whatever_the_scores_the_verdict_is_that_of_the_interval(scores: list[tuple[int, int]], margin: float) -> None:
     frame = pd.concat([two(before, after, seed=seed) for seed, (before, after) in enumerate(scores)])
-    found = one(drops(frame, margin))
+    found = one(find_drops(frame, margin))
     assert found.low - 1e-9 <= found.drop <= found.high + 1e-9
     assert found.verdict == ("dropped" if found.low > margin else "maybe" if found.drop > margin else "kept")
-    assert one(drops(frame.iloc[::-1], margin)).drop == pytest.approx(found.drop)
+    assert one(find_drops(frame.iloc[::-1], margin)).drop == pytest.approx(found.drop)
     assert check(frame, margin) == ([] if found.verdict == "kept" else [found])
 
 
@@ -164,7 +164,7 @@ def test_where_there_is_something_to_check_there_is_no_reason() -> None:
 
 
 def test_models_of_single_tasks_forget_nothing() -> None:
-    found = drops(own([80, 90, 70]))
+    found = find_drops(own([80, 90, 70]))
     assert [(each.task, each.drop, each.verdict) for each in found] == [("a", 0, "kept"), ("b", 0, "kept")]
 
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.continual.batches import Epochs, Item
+from regard.continual.batches import Epochs, ExampleRef
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.methods.idbr import Idbr, Replays, Settings
 from regard.continual.methods.idbr_halves import Halving
 from regard.continual.methods.idbr_kmeans import distances, kmeans, representatives
 from regard.continual.methods.idbr_network import IdbrNetwork
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.small import BUDGET, loaded, stream
 
@@ -28,7 +28,7 @@ HALVING = Halving(frozenset({0, CLS, SEP, 4}), SEP, length=10, pad=0)
 
 def begun(*, dropout: float = 0.0, **settings: Any) -> tuple[Learner, Idbr]:
     method = Idbr(Settings(**{"share": 0.25, "interval": 3, "size": 5, **settings}))
-    return begin(stream(), method, loaded(dropout=dropout), BUDGET, seed=1), method
+    return make_learner(stream(), method, loaded(dropout=dropout), BUDGET, seed=1), method
 
 
 # -- k-means --------------------------------------------------------------------------------------------
@@ -134,9 +134,9 @@ def test_a_tokenizer_needs_a_separator() -> None:
 @given(st.integers(1, 30), st.integers(0, 3), st.integers(1, 5))
 def test_replays(count: int, tasks: int, interval: int) -> None:
     """Each new example is seen as often as without; each interval-th batch is mixed with all memories."""
-    items = [Item(tasks, row) for row in range(count)]
+    items = [ExampleRef(tasks, row) for row in range(count)]
     new = Epochs(items, [1] * count, size=4, epochs=2, seed=0)
-    old = [[Item(task, row) for row in range(2 + 3 * task)] for task in range(tasks)]
+    old = [[ExampleRef(task, row) for row in range(2 + 3 * task)] for task in range(tasks)]
     plan = Replays(new, old, interval=interval, seed=0)
     found = [plan.at(step) for step in range(plan.steps)]
     replaying = [here for here, replays in found if replays]
@@ -151,8 +151,8 @@ def test_replays(count: int, tasks: int, interval: int) -> None:
 
 
 def test_a_round_by_hand() -> None:
-    new = Epochs([Item(1, row) for row in range(6)], [1] * 6, size=2, epochs=1, seed=0)
-    plan = Replays(new, [[Item(0, 0), Item(0, 1), Item(0, 2)]], interval=2, seed=0)
+    new = Epochs([ExampleRef(1, row) for row in range(6)], [1] * 6, size=2, epochs=1, seed=0)
+    plan = Replays(new, [[ExampleRef(0, 0), ExampleRef(0, 1), ExampleRef(0, 2)]], interval=2, seed=0)
     assert plan.steps == 4
     assert plan.at(0) == (new.at(0), False)
     mixed = [*plan.at(1)[0], *plan.at(2)[0]]
@@ -211,7 +211,7 @@ def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
             if rows["replays"][number]:
                 total += 0.3 * entropy(network.tasks(specific)[:2], int(task)) / 2
             if order == 0:
-                before = method.before[method.places[Item(int(task), int(row))]]
+                before = method.before[method.places[ExampleRef(int(task), int(row))]]
                 weight = chosen.held_replayed if rows["replays"][number] else chosen.held_new
                 moved = (space[0] - before).square()
                 total += weight * float(0.2 * moved[:5].mean() + 0.9 * moved[5:].mean())
@@ -236,7 +236,7 @@ def test_what_was_noted_is_where_the_spaces_were() -> None:
     network: Any = learner.network.eval()
     assert set(method.places) == {*learner.items(1), *method.kept.items}
     with torch.no_grad():
-        for item in (Item(1, 3), method.kept.items[0]):
+        for item in (ExampleRef(1, 3), method.kept.items[0]):
             assert torch.allclose(network.spaces(learner.rows([item])), method.before[method.places[item]], atol=1e-6)
 
 
@@ -254,7 +254,7 @@ def test_rows_as_they_are_have_the_plain_loss() -> None:
 def test_it_learns_and_keeps_its_share() -> None:
     budget = dataclasses.replace(BUDGET, epochs=6, rate=3e-3, batch=8)
     method = Idbr(Settings(share=0.1, interval=5, size=16))
-    ran = run(begin(stream(24), method, loaded(dropout=0.0), budget, seed=1), method)
+    ran = run_stream(make_learner(stream(24), method, loaded(dropout=0.0), budget, seed=1), method)
     assert [row["examples_kept"] for row in ran.found["cost"]] == [4, 4 + 7, 4 + 7 + 4]
     assert method.bound == 2000
     assert [item.task for item in method.kept.items] == [0] * 4 + [1] * 7 + [2] * 4
@@ -276,7 +276,7 @@ def test_the_memory_is_shared_out_among_tasks() -> None:
 
 def test_without_replay_nothing_is_kept() -> None:
     learner, method = begun(replay=False)
-    run(learner, method)
+    run_stream(learner, method)
     assert method.kept.items == []
     assert method.bound == 0
     batches = method.batches(learner, 2, learner.fine_tuning())
@@ -286,7 +286,7 @@ def test_without_replay_nothing_is_kept() -> None:
 
 def test_a_resumed_run_is_the_unbroken_one(tmp_path: Any) -> None:
     learner, method = begun(dropout=0.1)
-    whole = run(learner, method)
+    whole = run_stream(learner, method)
 
     def stop(_: Learner, learnt: int) -> None:
         if learnt == 1:
@@ -294,9 +294,9 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path: Any) -> None:
 
     learner, method = begun(dropout=0.1)
     with pytest.raises(KeyboardInterrupt):
-        run(learner, method, folder=tmp_path, on_task=stop)
+        run_stream(learner, method, folder=tmp_path, on_task=stop)
     learner, method = begun(dropout=0.1)
-    again = run(learner, method, folder=tmp_path, resume=True)
+    again = run_stream(learner, method, folder=tmp_path, resume=True)
     assert again.found["matrix"] == whole.found["matrix"]
     for name, value in whole.network.state_dict().items():
         assert torch.equal(value, again.network.state_dict()[name]), name

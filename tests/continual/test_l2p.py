@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 from transformers import BertModel, LlamaConfig, LlamaModel, RobertaConfig, RobertaModel
 
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.methods import l2p
 from regard.continual.methods.l2p import L2p, L2pNetwork, Settings
-from regard.continual.run import Ran, begin, run
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import RunState
 from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
 from tests.continual.small import BUDGET, WORDS, loaded, stream, tokenizer
 
 SMALL = Settings(pool=4, length=2, chosen=3)
-ITEMS = [Item(1, row) for row in (0, 3, 7, 11, 16)]
+ITEMS = [ExampleRef(1, row) for row in (0, 3, 7, 11, 16)]
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -55,7 +56,7 @@ def made(settings: Settings = SMALL, model: Callable[[], Loaded] = bert, *, seed
     method = L2p(settings)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        learner = begin(two(), method, model(), BUDGET, seed=seed)
+        learner = make_learner(two(), method, model(), BUDGET, seed=seed)
     learner.network_as(L2pNetwork).to(torch.float64)
     learner.network_as(L2pNetwork).head.dropout.p = 0.0
     return learner, method
@@ -67,7 +68,7 @@ def two() -> Stream:
     return replace(whole, tasks=whole.tasks[:2], order=(0, 1))
 
 
-def distances_of(learner: Learner, items: list[Item]) -> Any:
+def distances_of(learner: Learner, items: list[ExampleRef]) -> Any:
     """1 − cos(query, key) by the definition, (row, M), of [CLS] of each text alone."""
     network, found = learner.network_as(L2pNetwork), []
     for item in items:
@@ -224,10 +225,12 @@ def test_prompts_and_keys_that_no_text_chose_have_no_gradient() -> None:
 # -- a run ----------------------------------------------------------------------------------------------
 
 
-def ran(settings: Settings = SMALL, *, model: Callable[[], Loaded] = bert, folder: Path | None = None) -> Ran:
+def ran(settings: Settings = SMALL, *, model: Callable[[], Loaded] = bert, folder: Path | None = None) -> RunState:
     """A whole run, resumed where the folder has some of it."""
     method = L2p(settings)
-    return run(begin(two(), method, model(), BUDGET, seed=1), method, folder=folder, resume=folder is not None)
+    return run_stream(
+        make_learner(two(), method, model(), BUDGET, seed=1), method, folder=folder, resume=folder is not None
+    )
 
 
 def test_the_encoder_stays_bit_for_bit_and_in_evaluation_and_all_else_is_trained() -> None:
@@ -249,7 +252,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(tmp_path: Path) -
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        run(begin(two(), method, bert(), BUDGET, seed=1), method, folder=tmp_path / "run", on_task=stop)
+        run_stream(make_learner(two(), method, bert(), BUDGET, seed=1), method, folder=tmp_path / "run", on_task=stop)
     again = ran(settings, folder=tmp_path / "run")
     assert again.found["matrix"] == whole.found["matrix"]
     for name, value in whole.network.state_dict().items():
@@ -344,12 +347,12 @@ def test_a_model_that_reads_no_embeddings_is_refused(kind: type[BertModel]) -> N
     config: Any = loaded().model.config
     refused = Loaded(kind(config).eval(), tokenizer(), "deaf", None)
     with pytest.raises(UserError, match=rf"model: expected one that reads embeddings .*, got {kind.__name__}"):
-        begin(two(), L2p(SMALL), refused, BUDGET, seed=1)
+        make_learner(two(), L2p(SMALL), refused, BUDGET, seed=1)
 
 
 def test_adapters_are_refused() -> None:
     with pytest.raises(UserError, match="lora: expected none with l2p"):
-        begin(two(), L2p(SMALL), bert(), BUDGET, seed=1, lora={"rank": 2})
+        make_learner(two(), L2p(SMALL), bert(), BUDGET, seed=1, lora={"rank": 2})
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 
 from regard.continual import run as running
 from regard.continual.methods import METHODS
-from regard.continual.models import Deltas, rebuilt
-from regard.continual.run import begin, run
+from regard.continual.models import TaskDeltas, rebuild_network
+from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from regard.models.heads import LabelTextHead
 from tests.continual.small import BUDGET, loaded, stream
@@ -41,18 +41,18 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_is_held_against_all_classes_that_were_seen_and_against_other_words() -> None:
-    learner = begin(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1, head="labels")
+    learner = make_learner(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1, head="labels")
     learner.task = 1
     logits, tasks = torch.randn(2, 8), torch.tensor([1, 0])
     found = learner.of_task(logits, tasks)
     assert torch.equal(found[:, [0, 1, 2, 3, 4, 7]], logits[:, [0, 1, 2, 3, 4, 7]])
     assert bool((found[:, 5:7] < -1e20).all())
-    plain = begin(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1).of_task(logits[:, :7], tasks)
+    plain = make_learner(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1).of_task(logits[:, :7], tasks)
     assert plain.exp().gt(0).sum(-1).tolist() == [3, 2]
 
 
 def test_the_other_words_are_none_of_the_labels_and_are_trained_against() -> None:
-    learner = begin(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1, head="labels")
+    learner = make_learner(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1, head="labels")
     head = learner.network.classifier.head
     assert isinstance(head, LabelTextHead)
     assert len(head.others) > 0
@@ -66,9 +66,9 @@ def test_methods_learn_with_it(name: str) -> None:
     kind = METHODS[name]
     settings: dict[str, Any] = {"l2p": {"pool": 3, "length": 1, "chosen": 2}, "seekr": {"memory": 6}}.get(name, {})
     method = kind(kind.Settings.parsed(settings))
-    learner = begin(stream(), method, loaded(), BUDGET, seed=1, head="labels")
+    learner = make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels")
     vectors = learner.network.classifier.head.vectors.clone()
-    ran = run(learner, method)
+    ran = run_stream(learner, method)
     last = [row["score"] for row in ran.found["matrix"] if row["after_task"] == 3 and row["setting"] == "til"]
     assert len(last) == 3
     assert torch.equal(learner.network.classifier.head.vectors, vectors)
@@ -78,13 +78,13 @@ def test_methods_learn_with_it(name: str) -> None:
 def test_methods_that_train_a_head_refuse_it(name: str) -> None:
     method = METHODS[name]()
     with pytest.raises(UserError, match="head: expected"):
-        run(begin(stream(), method, loaded(), BUDGET, seed=1, head="labels"), method)
+        run_stream(make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels"), method)
 
 
 @pytest.mark.parametrize("name", ["finetune", "sapt"])
 def test_the_model_of_a_task_is_put_together_again(name: str, tmp_path: Path) -> None:
-    method, deltas, seen = METHODS[name](), Deltas(tmp_path), []
-    learner = begin(stream(), method, loaded(), BUDGET, seed=1, head="labels")
+    method, deltas, seen = METHODS[name](), TaskDeltas(tmp_path), []
+    learner = make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels")
     deltas.begin(learner, method, name)
     rows = learner.rows(learner.items(0)[:3])
 
@@ -93,9 +93,9 @@ def test_the_model_of_a_task_is_put_together_again(name: str, tmp_path: Path) ->
         with learner.evaluating() as network, torch.no_grad():
             seen.append(network(rows))
 
-    run(learner, method, on_task=done)
+    run_stream(learner, method, on_task=done)
     for learnt in (1, 3):
-        network, _ = rebuilt(tmp_path, learnt, loaded())
+        network, _ = rebuild_network(tmp_path, learnt, loaded())
         with torch.no_grad():
             found = network(rows)
         # A block that is open rounds otherwise than one that is frozen.

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual.layer_inputs import reading
+from regard.continual.layer_inputs import capture_layer_inputs
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
 from regard.continual.pooled import PoolNetwork
-from regard.continual.run import begin
+from regard.continual.run import make_learner
 from tests.continual import small, small_text
 
 Seen = dict[str, list[Tensor]]
@@ -21,7 +21,10 @@ def seen(learner: Learner, rows: dict[str, Tensor]) -> dict[str, Tensor]:
     found: Seen = {}
     network = learner.network_as(PoolNetwork)
     network.eval()
-    with torch.no_grad(), reading(network, rows, lambda name, states: found.setdefault(name, []).append(states)):
+    with (
+        torch.no_grad(),
+        capture_layer_inputs(network, rows, lambda name, states: found.setdefault(name, []).append(states)),
+    ):
         network(rows)
     assert not any(layer._forward_pre_hooks for layer in network.pool.layers.values())
     return {name: torch.cat(parts) for name, parts in found.items()}
@@ -29,12 +32,12 @@ def seen(learner: Learner, rows: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def classifying() -> Learner:
     method = METHODS["sequential-lora"]()
-    return begin(small.stream(), method, small.loaded(dtype=torch.float64), small.BUDGET, seed=1)
+    return make_learner(small.stream(), method, small.loaded(dtype=torch.float64), small.BUDGET, seed=1)
 
 
 def writing(kind: Any, targets: str = "auto") -> Learner:
     method = METHODS["sequential-lora"](METHODS["sequential-lora"].Settings.parsed({"targets": targets}))
-    return begin(small_text.stream(), method, small_text.lively(kind), small_text.BUDGET, seed=1)
+    return make_learner(small_text.stream(), method, small_text.lively(kind), small_text.BUDGET, seed=1)
 
 
 def test_padding_and_rows_that_count_for_nothing_are_left_out() -> None:
@@ -57,7 +60,7 @@ def test_rows_together_are_read_as_each_alone() -> None:
 def test_no_gradient_flows_from_what_is_seen() -> None:
     learner, found = classifying(), list[Tensor]()
     rows = learner.rows(learner.items(0)[:2])
-    with reading(learner.network_as(PoolNetwork), rows, lambda _, states: found.append(states)):
+    with capture_layer_inputs(learner.network_as(PoolNetwork), rows, lambda _, states: found.append(states)):
         learner.network(rows)
     assert found
     assert not any(states.requires_grad for states in found)

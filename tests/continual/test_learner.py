@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.methods import METHODS
-from regard.continual.run import begin
+from regard.continual.run import make_learner
 from regard.continual.stage import warmup_steps
 from regard.data.examples import Examples
 from regard.errors import UserError
@@ -20,13 +20,13 @@ from tests.continual.small import BUDGET, loaded, stream
 
 def learner(**options: Any) -> Learner:
     given = {"stream": stream(), "method": METHODS["finetune"](), "loaded": loaded(), "budget": BUDGET, "seed": 1}
-    return begin(**{**given, **options})
+    return make_learner(**{**given, **options})
 
 
 def test_rows_are_the_texts() -> None:
     """Of several tasks together, padded to the longest of them, labelled among the classes of the stream."""
     one = learner()
-    items = [Item(2, 7), Item(0, 3), Item(1, 14), Item(0, 0)]
+    items = [ExampleRef(2, 7), ExampleRef(0, 3), ExampleRef(1, 14), ExampleRef(0, 0)]
     rows = one.rows(items)
     texts = [one.stream.tasks[item.task].train.texts[item.row][0] for item in items]
     expected = [one.tokenizer(text)["input_ids"][:9] for text in texts]
@@ -43,7 +43,7 @@ def test_rows_are_the_texts() -> None:
 
 
 def test_rows_that_fill_up_count_for_nothing() -> None:
-    one, items = learner(), [Item(0, 1), Item(0, 9)]
+    one, items = learner(), [ExampleRef(0, 1), ExampleRef(0, 9)]
     whole, filled = one.rows(items), one.rows(items, size=5)
     assert filled["labels"].tolist() == [*whole["labels"].tolist(), IGNORED, IGNORED, IGNORED]
     assert torch.equal(filled["input_ids"][2:], whole["input_ids"][[0, 1, 0]])
@@ -142,7 +142,7 @@ def test_rows_that_are_sampled() -> None:
     assert len(set(drawn)) == 4
     assert drawn == one.sampled(1, "dev", 4) == sorted(drawn)
     assert set(drawn) <= set(one.sampled(1, "dev", 6))
-    assert one.sampled(1, "dev", 100) == [Item(1, row) for row in range(9)]
+    assert one.sampled(1, "dev", 100) == [ExampleRef(1, row) for row in range(9)]
 
 
 def test_in_evaluation_and_back() -> None:
@@ -156,7 +156,7 @@ def test_in_evaluation_and_back() -> None:
 
 
 def test_each_row_in_its_order() -> None:
-    one, items = learner(), [Item(0, row) for row in (5, 1, 4, 0, 2)]
+    one, items = learner(), [ExampleRef(0, row) for row in (5, 1, 4, 0, 2)]
     parts = list(one.each(items, size=2))
     assert [len(part["labels"]) for part in parts] == [2, 2, 1]
     assert [row for part in parts for row in part["rows"].tolist()] == [5, 1, 4, 0, 2]
@@ -169,4 +169,4 @@ def test_texts_that_are_too_long_lose_their_end() -> None:
     assert one.encoded[0, "train"].truncated == 12
     with pytest.raises(UserError, match="length: expected at most 16 tokens, which this model takes, got a text of 33"):
         learner(stream=one.stream, budget=replace(BUDGET, length=40))
-    assert one.length(Item(0, 0)) == 10
+    assert one.length(ExampleRef(0, 0)) == 10

@@ -14,21 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.continual import memory
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORED, Learner
-from regard.continual.method import Kept
+from regard.continual.method import MethodState
 from regard.continual.methods.finetune import Finetune
 from regard.continual.methods.replay import Settings
-from regard.continual.run import begin
+from regard.continual.run import make_learner
 from regard.errors import UserError
 from tests.continual.small import BUDGET, loaded, stream
 
-ITEMS = [Item(0, row) for row in range(6)]
+ITEMS = [ExampleRef(0, row) for row in range(6)]
 
 
 @pytest.fixture(scope="module")
 def learner() -> Learner:
-    return begin(stream(), Finetune(), loaded(), BUDGET, seed=1)
+    return make_learner(stream(), Finetune(), loaded(), BUDGET, seed=1)
 
 
 def outcomes(rows: int, capacity: int) -> Counter[frozenset[int]]:
@@ -69,9 +69,9 @@ def test_a_reservoir_goes_on_with_what_has_come_before() -> None:
     whole = memory.reservoir([], ITEMS, seen=0, capacity=2, draw=lambda below: next(draws))
     draws = iter([2, 1, 5, 0])
     part = memory.reservoir([], ITEMS[:3], seen=0, capacity=2, draw=lambda below: next(draws))
-    assert part == [Item(0, 0), Item(0, 1)]
+    assert part == [ExampleRef(0, 0), ExampleRef(0, 1)]
     assert memory.reservoir(part, ITEMS[3:], seen=3, capacity=2, draw=lambda below: next(draws)) == whole
-    assert whole == [Item(0, 5), Item(0, 3)]
+    assert whole == [ExampleRef(0, 5), ExampleRef(0, 3)]
 
 
 def test_a_reservoir_that_is_not_full_draws_nothing() -> None:
@@ -110,13 +110,13 @@ def test_shares_fill_the_memory_evenly_and_only_shrink(sizes: list[int], capacit
 
 
 def test_a_balanced_memory_keeps_the_first_of_each_group() -> None:
-    items = [Item(0, 0), Item(0, 1), Item(0, 2), Item(1, 0), Item(1, 1)]
+    items = [ExampleRef(0, 0), ExampleRef(0, 1), ExampleRef(0, 2), ExampleRef(1, 0), ExampleRef(1, 1)]
     found = memory.balanced(items, capacity=3, group=lambda item: item.task)
-    assert found == [Item(0, 0), Item(0, 1), Item(1, 0)]
+    assert found == [ExampleRef(0, 0), ExampleRef(0, 1), ExampleRef(1, 0)]
 
 
 def test_a_memory_that_is_balanced_has_as_many_of_each_class(learner: Learner) -> None:
-    kept, settings = Kept(), memory.Settings(memory=11, store="balanced")
+    kept, settings = MethodState(), memory.Settings(memory=11, store="balanced")
     for task, many in enumerate(([6, 5], [3, 2, 2, 2, 2], [2, 2, 2, 2, 1, 1, 1])):
         before = set(kept.items)
         memory.keep(learner, kept, settings, task)
@@ -126,12 +126,12 @@ def test_a_memory_that_is_balanced_has_as_many_of_each_class(learner: Learner) -
 
 
 def test_what_is_kept_depends_on_the_seed_alone(learner: Learner) -> None:
-    other = begin(stream(), Finetune(), loaded(seed=5), BUDGET, seed=2)
-    again = begin(stream(), Finetune(), loaded(seed=5), BUDGET, seed=1)
+    other = make_learner(stream(), Finetune(), loaded(seed=5), BUDGET, seed=2)
+    again = make_learner(stream(), Finetune(), loaded(seed=5), BUDGET, seed=1)
     for store in ("reservoir", "balanced"):
         found = []
         for each in (learner, again, other):
-            kept = Kept()
+            kept = MethodState()
             for task in range(3):
                 memory.keep(each, kept, memory.Settings(memory=7, store=store), task)
             assert len(set(kept.items)) == len(kept.items) == 7
@@ -162,14 +162,14 @@ def test_each_example_is_drawn_as_often_as_the_others() -> None:
 # -- batches --------------------------------------------------------------------------------------------
 
 
-def kept_of(*rows: int) -> Kept:
-    return Kept([Item(0, row) for row in rows])
+def kept_of(*rows: int) -> MethodState:
+    return MethodState([ExampleRef(0, row) for row in rows])
 
 
-def items_of(rows: dict[str, torch.Tensor]) -> list[Item]:
+def items_of(rows: dict[str, torch.Tensor]) -> list[ExampleRef]:
     """The examples of a batch that count."""
     listed = zip(rows["tasks"].tolist(), rows["rows"].tolist(), rows["labels"].tolist(), strict=True)
-    return [Item(task, row) for task, row, label in listed if label != IGNORED]
+    return [ExampleRef(task, row) for task, row, label in listed if label != IGNORED]
 
 
 def test_batches_beside_a_memory_are_those_of_fine_tuning_and_more(learner: Learner) -> None:
@@ -193,7 +193,7 @@ def test_a_small_memory_is_drawn_whole_and_filled_up(learner: Learner) -> None:
     rows = found.rows(0)
     assert found.size == 2 * BUDGET.batch
     assert (rows["labels"] == IGNORED).sum() == 2
-    assert sorted(items_of(rows)[4:]) == [Item(0, 1), Item(0, 4)]
+    assert sorted(items_of(rows)[4:]) == [ExampleRef(0, 1), ExampleRef(0, 4)]
 
 
 @pytest.mark.parametrize("interval, expected", [(1, "nonononono"), (2, "nnonnonnon"), (4, "nnnnonnnno"), (20, "n")])

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from regard.continual import run as running
 from regard.continual.learner import Learner
-from regard.continual.method import Kept, Method
+from regard.continual.method import Method, MethodState
 from regard.continual.methods import METHODS, method_named
-from regard.continual.run import Ran, Told, begin, run
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import ProgressEvent, RunState
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream
 from regard.errors import UserError
@@ -66,7 +67,7 @@ class Outcome(NamedTuple):
 
     found: dict[str, Any]
     weights: dict[str, Tensor]
-    kept: Kept
+    kept: MethodState
     after: list[dict[str, Tensor]]
 
 
@@ -76,10 +77,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def learner_of(method: Method, *, of: Stream | None = None, **options: Any) -> Learner:
-    return begin(of or stream(ROWS), method, loaded(), ONE, **{"seed": 1, **options})
+    return make_learner(of or stream(ROWS), method, loaded(), ONE, **{"seed": 1, **options})
 
 
-def outcome(ran: Ran, after: list[dict[str, Tensor]]) -> Outcome:
+def outcome(ran: RunState, after: list[dict[str, Tensor]]) -> Outcome:
     rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in ran.found["cost"]]
     return Outcome({**ran.found, "cost": rows}, tensors_of(ran.network), ran.method.kept, after)
 
@@ -95,7 +96,7 @@ def learnt(name: str, seed: int = 1) -> Outcome:
             weights = tensors_of(learner.network.classifier)
             after.append({key: value.clone() for key, value in weights.items()})
 
-        return outcome(run(learner_of(method, seed=seed), method, on_task=on_task), after)
+        return outcome(run_stream(learner_of(method, seed=seed), method, on_task=on_task), after)
 
 
 def check_same(found: Outcome, expected: Outcome) -> None:
@@ -185,7 +186,7 @@ def test_below_adapters_the_model_stays_as_it_was(name: str) -> None:
             learner_of(method, lora={"rank": 2})
         return
     learner = learner_of(method, of=two_tasks(), lora={"rank": 2})
-    run(learner, method)
+    run_stream(learner, method)
     moved = {key for key, value in learner.network.state_dict().items() if not torch.equal(value, learner.start[key])}
     outside = [key for key in moved if key.startswith("classifier.encoder.") and "lora_" not in key]
     assert outside == []
@@ -204,9 +205,9 @@ def test_a_run_that_stops_between_tasks_is_resumed_to_the_same(name: str, tmp_pa
 
     method = made(name)
     with pytest.raises(Broken):
-        run(learner_of(method), method, folder=tmp_path, on_task=stop)
+        run_stream(learner_of(method), method, folder=tmp_path, on_task=stop)
     method = made(name)
-    found = outcome(run(learner_of(method), method, folder=tmp_path, resume=True), [])
+    found = outcome(run_stream(learner_of(method), method, folder=tmp_path, resume=True), [])
     check_same(found, learnt(name))
 
 
@@ -215,16 +216,16 @@ def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, t
     method = made(name)
     learner = learner_of(method)
 
-    def kill(told: Told) -> None:
+    def kill(told: ProgressEvent) -> None:
         last = method.stages(learner, learner.task)[-1]
         if told.position >= 2 and told.stage == last.name and told.step == 2:
             raise Broken
 
     with pytest.raises(Broken):
-        run(learner, method, folder=tmp_path, checkpoint_every=1, on_progress=kill)
+        run_stream(learner, method, folder=tmp_path, checkpoint_every=1, on_progress=kill)
     assert max(tmp_path.glob("task-*/stage-*/*")).name == "step-00000001"
     method = made(name)
-    found = outcome(run(learner_of(method), method, folder=tmp_path, resume=True, checkpoint_every=1), [])
+    found = outcome(run_stream(learner_of(method), method, folder=tmp_path, resume=True, checkpoint_every=1), [])
     check_same(found, learnt(name))
 
 
@@ -235,7 +236,7 @@ def test_another_seed_draws_another_head(name: str) -> None:
 
 
 @cache
-def whole(name: str) -> Ran:
+def whole(name: str) -> RunState:
     """A run without dropout in float64."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "flops_a_token", no_flops)

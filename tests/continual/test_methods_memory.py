@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
@@ -20,7 +20,7 @@ from regard.continual.methods.derpp import DarkExperience, distance
 from regard.continual.methods.finetune import Finetune
 from regard.continual.methods.mbpa import AdaptingNetwork, MbPA, Remembered
 from regard.continual.methods.replay import Replay
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.small import BUDGET, loaded, stream
 
@@ -29,7 +29,7 @@ ONE = replace(BUDGET, epochs=1)
 
 def begun(method: Method, *, budget: Any = ONE) -> Learner:
     """A run in float64 without dropout."""
-    learner = begin(stream(), method, loaded(dropout=0.0, dtype=torch.float64), budget, seed=1)
+    learner = make_learner(stream(), method, loaded(dropout=0.0, dtype=torch.float64), budget, seed=1)
     learner.network.double()
     for module in learner.network.modules():
         if isinstance(module, nn.Dropout):
@@ -76,18 +76,18 @@ def test_merging_goes_once_over_new_and_old_rows_an_epoch() -> None:
     assert found.steps == 6
 
 
-def _items(rows: dict[str, Tensor]) -> list[Item]:
+def _items(rows: dict[str, Tensor]) -> list[ExampleRef]:
     here = rows["labels"] != IGNORED
-    return [Item(*each) for each in torch.stack([rows["tasks"], rows["rows"]], 1)[here].tolist()]
+    return [ExampleRef(*each) for each in torch.stack([rows["tasks"], rows["rows"]], 1)[here].tolist()]
 
 
 def test_sparse_replay_in_a_short_run_is_fine_tuning() -> None:
     rare, plain = of("replay", mixing="interval", interval=100), Finetune()
-    a, b = (run(begun(method), method) for method in (rare, plain))
+    a, b = (run_stream(begun(method), method) for method in (rare, plain))
     for name, weight in a.network.state_dict().items():
         assert torch.equal(weight, b.network.state_dict()[name])
     often = of("replay", mixing="interval", interval=2)
-    assert run(begun(often), often).found["cost"][1]["steps"] == 7
+    assert run_stream(begun(often), often).found["cost"][1]["steps"] == 7
 
 
 # -- A-GEM ----------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_dark_experience_is_the_sum_of_three_means() -> None:
     method.kept.tensors["logits"] = stored + 1.0  # the network moved away
     rows, network = batches.rows(short), learner.network
 
-    def entropy(items: list[Item]) -> Tensor:
+    def entropy(items: list[ExampleRef]) -> Tensor:
         these = learner.rows(items)
         return learner.cross_entropy(network(these), these) / len(items)
 
@@ -233,7 +233,7 @@ def adapting(**said: Any) -> tuple[MbPA, Learner, AdaptingNetwork]:
     return method, learner, network
 
 
-def by_hand(method: MbPA, learner: Learner, network: AdaptingNetwork, item: Item, trained: str) -> Tensor:
+def by_hand(method: MbPA, learner: Learner, network: AdaptingNetwork, item: ExampleRef, trained: str) -> Tensor:
     """The logits of a row after gradient descent on a copy, by PyTorch's optimiser and autograd alone."""
     settings = method.settings
     row = learner.rows([item])
@@ -260,7 +260,7 @@ def by_hand(method: MbPA, learner: Learner, network: AdaptingNetwork, item: Item
     return model(row["input_ids"], row["attention_mask"]).logits.detach()
 
 
-def _key(learner: Learner, network: AdaptingNetwork, item: Item) -> Tensor:
+def _key(learner: Learner, network: AdaptingNetwork, item: ExampleRef) -> Tensor:
     row = learner.rows([item])
     return network.reader(row["input_ids"], row["attention_mask"].long()).last_hidden_state[0, 0].detach()
 
@@ -268,7 +268,7 @@ def _key(learner: Learner, network: AdaptingNetwork, item: Item) -> Tensor:
 @pytest.mark.parametrize("adapt, trained", [("all", ""), ("head", "head.")])
 def test_adaptation_is_gradient_descent_from_the_weights_for_each_row(adapt: str, trained: str) -> None:
     method, learner, network = adapting(adapt=adapt, pull=0.3)
-    items = [Item(1, 0), Item(0, 3), Item(1, 4)]
+    items = [ExampleRef(1, 0), ExampleRef(0, 3), ExampleRef(1, 4)]
     before = {name: value.clone() for name, value in network.state_dict().items()}
     with torch.no_grad():
         found = network(learner.rows(items))
@@ -283,7 +283,7 @@ def test_adaptation_is_gradient_descent_from_the_weights_for_each_row(adapt: str
 def test_one_step_of_a_head_by_hand(adapt: str) -> None:
     """A bias moves by −rate · (p − y), the mean over neighbours; the pull counts from the second step on."""
     _, learner, network = adapting(adapt=adapt, steps=1, neighbours=1, pull=100.0, rate=0.5)
-    row = learner.rows([Item(0, 2)])
+    row = learner.rows([ExampleRef(0, 2)])
     with torch.no_grad():
         for one in network.classifier.parameters():
             one.zero_()
@@ -300,11 +300,11 @@ def test_one_step_of_a_head_by_hand(adapt: str) -> None:
 
 def test_neighbours_have_the_nearest_keys_of_the_first_encoder() -> None:
     method, learner, network = adapting(neighbours=4)
-    rows = learner.rows([Item(0, 1), Item(2, 5), Item(1, 3)], split="train")
+    rows = learner.rows([ExampleRef(0, 1), ExampleRef(2, 5), ExampleRef(1, 3)], split="train")
     keys = torch.stack([_key(learner, network, item) for item in method.kept.items])
     torch.testing.assert_close(method.kept.tensors["keys"], keys, rtol=0, atol=1e-12)
     for near, task, row in zip(network.nearest(rows), rows["tasks"].tolist(), rows["rows"].tolist(), strict=True):
-        far = (keys - _key(learner, network, Item(task, row))).norm(dim=1)
+        far = (keys - _key(learner, network, ExampleRef(task, row))).norm(dim=1)
         assert near.tolist() == far.argsort()[:4].tolist()
     for name, one in network.reader.named_parameters():
         assert torch.equal(one.float(), learner.start[f"reader.{name}"].float())
@@ -313,7 +313,7 @@ def test_neighbours_have_the_nearest_keys_of_the_first_encoder() -> None:
 def test_a_pull_that_is_strong_holds_the_weights() -> None:
     # each step takes back the whole of the way: rate · 2 λ = 1, so that one gradient step is left
     _, learner, network = adapting(adapt="head", steps=7, rate=1e-6, pull=5e5)
-    rows = learner.rows([Item(0, 1)])
+    rows = learner.rows([ExampleRef(0, 1)])
     with torch.no_grad():
         found = network(rows)
     network.remembered = None
@@ -322,10 +322,10 @@ def test_a_pull_that_is_strong_holds_the_weights() -> None:
 
 def test_rows_of_tasks_not_learnt_and_gradients_are_of_the_weights_as_they_are() -> None:
     _, learner, network = adapting()
-    mixed = learner.rows([Item(2, 0), Item(0, 1)])
+    mixed = learner.rows([ExampleRef(2, 0), ExampleRef(0, 1)])
     with torch.no_grad():
         adapted = network(mixed)
-        alone = network(learner.rows([Item(2, 0)]))
+        alone = network(learner.rows([ExampleRef(2, 0)]))
     plain = network(mixed)
     assert plain.requires_grad
     torch.testing.assert_close(adapted[0], plain[0].detach(), rtol=0, atol=1e-12)
@@ -340,7 +340,7 @@ def test_rows_of_tasks_not_learnt_and_gradients_are_of_the_weights_as_they_are()
 @pytest.mark.parametrize("adapt", ["all", "head"])
 def test_adapted_rows_do_not_depend_on_those_beside_them(adapt: str) -> None:
     _, learner, network = adapting(adapt=adapt)
-    items = [Item(0, row) for row in range(5)]
+    items = [ExampleRef(0, row) for row in range(5)]
     with torch.no_grad():
         together = network(learner.rows(items))
         apart = torch.cat([network(learner.rows([item])) for item in items])
@@ -354,7 +354,7 @@ def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
     network.remembered = Remembered(
         network.remembered.rows, network.remembered.keys.float(), network.remembered.own, network.remembered.learnt
     )
-    rows = learner.rows([Item(0, 1), Item(1, 1)])
+    rows = learner.rows([ExampleRef(0, 1), ExampleRef(1, 1)])
     with torch.no_grad():
         plain = network(rows)
         with torch.autocast("cpu", torch.bfloat16):

@@ -11,27 +11,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS, ewc, lwf
 from regard.continual.methods.ewc import CENTRE, FISHER, Ewc, drawn, fisher
 from regard.continual.methods.lwf import Lwf, distillation
-from regard.continual.run import Ran, begin, run
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import RunState
 from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.models.heads import LinearHead
 from tests.continual.small import BUDGET, loaded, stream
 
 Rows = dict[str, Tensor]
-ITEMS = [Item(1, row) for row in (0, 3, 7, 11, 16)]
+ITEMS = [ExampleRef(1, row) for row in (0, 3, 7, 11, 16)]
 OWN = [2, 3, 4]
 """The classes of the second task among those of the stream."""
 
 
 def precise(method: Method) -> Learner:
     """A run in float64 without dropout, at its second task."""
-    learner = begin(stream(), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
+    learner = make_learner(stream(), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
     learner.network.to(torch.float64)
     head_of(learner).dropout.p = 0.0
     learner.task = 1
@@ -52,33 +53,33 @@ def two() -> Stream:
 
 
 @cache
-def learnt(name: str, *, tasks: int = 2, **said: Any) -> Ran:
+def learnt(name: str, *, tasks: int = 2, **said: Any) -> RunState:
     """A run of the method over two tasks, or broken off after one."""
     method = METHODS[name](METHODS[name].Settings.parsed(said))
-    learner = begin(two(), method, loaded(), BUDGET, seed=1)
-    return run(learner, method) if tasks == 2 else stopped(learner, method)
+    learner = make_learner(two(), method, loaded(), BUDGET, seed=1)
+    return run_stream(learner, method) if tasks == 2 else stopped(learner, method)
 
 
 class Enough(Exception):
     """A run that is to go no further."""
 
 
-def stopped(learner: Learner, method: Method, folder: Path | None = None) -> Ran:
+def stopped(learner: Learner, method: Method, folder: Path | None = None) -> RunState:
     """The run after its first task."""
 
     def stop(_: Learner, learnt: int) -> None:
         raise Enough
 
     with pytest.raises(Enough):
-        run(learner, method, folder=folder, on_task=stop)
-    return Ran(learner, method)
+        run_stream(learner, method, folder=folder, on_task=stop)
+    return RunState(learner, method)
 
 
-def weights(ran: Ran) -> dict[str, Tensor]:
+def weights(ran: RunState) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in ran.network.state_dict().items()}
 
 
-def differing(one: Ran, other: Ran) -> list[str]:
+def differing(one: RunState, other: RunState) -> list[str]:
     """The names of weights that are not bit for bit the same."""
     there = weights(other)
     return [name for name, value in weights(one).items() if not torch.equal(value, there[name])]
@@ -181,7 +182,7 @@ def test_the_fisher_information_is_the_mean_of_squared_gradients_of_single_examp
 
 
 def test_nothing_is_dropped_out_and_training_goes_on() -> None:
-    learner = begin(stream(), Ewc(), loaded(dropout=0.5), BUDGET, seed=1)
+    learner = make_learner(stream(), Ewc(), loaded(dropout=0.5), BUDGET, seed=1)
     learner.network.train()
     one, other = (fisher(learner, ITEMS, labels="true", seed=0) for _ in range(2))
     assert_same(one, other, atol=0)
@@ -204,9 +205,9 @@ def test_what_is_not_trained_has_none() -> None:
 
 
 def test_information_is_taken_of_as_many_rows_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[list[Item]] = []
+    taken: list[list[ExampleRef]] = []
 
-    def noted(learner: Learner, items: list[Item], **others: Any) -> dict[str, Tensor]:
+    def noted(learner: Learner, items: list[ExampleRef], **others: Any) -> dict[str, Tensor]:
         taken.append(list(items))
         return fisher(learner, items, **others)
 
@@ -378,7 +379,7 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_split(size: int) -> No
 
 def test_answers_are_those_of_the_network_in_evaluation_before_the_task() -> None:
     method = Lwf()
-    learner = begin(stream(), method, loaded(dropout=0.5), BUDGET, seed=1)
+    learner = make_learner(stream(), method, loaded(dropout=0.5), BUDGET, seed=1)
     learner.network.train()
     method.prepare(learner, 2)
     learner.network.eval()
@@ -433,11 +434,11 @@ def test_the_warm_up_gives_the_vectors_of_old_classes_no_gradient() -> None:
 def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: dict[str, Any], tmp_path: Path) -> None:
     def made() -> tuple[Learner, Method]:
         method = METHODS[name](METHODS[name].Settings.parsed(said))
-        return begin(two(), method, loaded(), BUDGET, seed=1), method
+        return make_learner(two(), method, loaded(), BUDGET, seed=1), method
 
     whole = learnt(name, **said)
     stopped(*made(), folder=tmp_path / "run")
-    again = run(*made(), folder=tmp_path / "run", resume=True)
+    again = run_stream(*made(), folder=tmp_path / "run", resume=True)
     assert again.found["matrix"] == whole.found["matrix"]
     assert differing(again, whole) == []
     kept = whole.method.kept.tensors

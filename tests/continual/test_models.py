@@ -16,8 +16,8 @@ from transformers import AutoModelForSequenceClassification
 
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
-from regard.continual.models import Deltas, delta_of, export, identified, load_network, rebuilt
-from regard.continual.run import begin, run
+from regard.continual.models import TaskDeltas, delta_of, export, load_network, rebuild_network, with_model_hash
+from regard.continual.run import make_learner, run_stream
 from regard.continual.state import tensors_of
 from regard.errors import UserError
 from tests.continual.small import BUDGET, loaded, stream
@@ -37,15 +37,15 @@ class Broken(Exception):
 def learnt(name: str, folder: Path, **options: Any) -> list[dict[str, Tensor]]:
     """The network after each task of a run whose deltas go to the folder."""
     method, after = made(name), list[dict[str, Tensor]]()
-    learner = begin(stream(4), method, identified(loaded()), ONE, seed=1, **options)
-    deltas = Deltas(folder)
+    learner = make_learner(stream(4), method, with_model_hash(loaded()), ONE, seed=1, **options)
+    deltas = TaskDeltas(folder)
     deltas.begin(learner, method, name)
 
     def keep(learner: Learner, task: int) -> None:
         deltas.keep(learner, task)
         after.append({key: value.clone() for key, value in tensors_of(learner.network).items()})
 
-    run(learner, method, on_task=keep)
+    run_stream(learner, method, on_task=keep)
     return after
 
 
@@ -54,7 +54,7 @@ def test_the_network_after_each_task(name: str, tmp_path: Path) -> None:
     """Bit for bit."""
     after = learnt(name, tmp_path)
     for task, expected in enumerate(after, start=1):
-        network, about = rebuilt(tmp_path, task, loaded())
+        network, about = rebuild_network(tmp_path, task, loaded())
         found = tensors_of(network)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], value) for key, value in expected.items())
@@ -76,7 +76,7 @@ def test_below_adapters_nothing_is_kept(tmp_path: Path) -> None:
     (*_, last) = learnt("finetune", tmp_path, lora={"rank": 2})
     names = set(load_file(delta_of(tmp_path, 3)))
     assert all("lora_" in name or ".head." in name for name in names)
-    network, _ = rebuilt(tmp_path, 3, loaded())
+    network, _ = rebuild_network(tmp_path, 3, loaded())
     assert all(torch.equal(tensors_of(network)[key], value) for key, value in last.items())
 
 
@@ -84,8 +84,8 @@ def test_a_run_that_goes_on_writes_the_same(tmp_path: Path) -> None:
     """Wherever it was broken off: before the state after a task was written, of which the delta is there."""
     learnt("finetune", tmp_path / "whole")
     method, folder = METHODS["finetune"](), tmp_path / "deltas"
-    start = partial(begin, stream(4), loaded=identified(loaded()), budget=ONE, seed=1)
-    deltas = Deltas(folder)
+    start = partial(make_learner, stream(4), loaded=with_model_hash(loaded()), budget=ONE, seed=1)
+    deltas = TaskDeltas(folder)
 
     def stop(learner: Learner, task: int) -> None:
         deltas.keep(learner, task)
@@ -93,22 +93,22 @@ def test_a_run_that_goes_on_writes_the_same(tmp_path: Path) -> None:
             raise Broken
 
     with pytest.raises(Broken):
-        run(start(method=method), method, folder=tmp_path / "states", on_task=stop)
-    method, deltas = METHODS["finetune"](), Deltas(folder)
-    run(start(method=method), method, folder=tmp_path / "states", resume=True, on_task=deltas.keep)
+        run_stream(start(method=method), method, folder=tmp_path / "states", on_task=stop)
+    method, deltas = METHODS["finetune"](), TaskDeltas(folder)
+    run_stream(start(method=method), method, folder=tmp_path / "states", resume=True, on_task=deltas.keep)
     for task in (1, 2, 3):
         assert delta_of(folder, task).read_bytes() == delta_of(tmp_path / "whole", task).read_bytes()
 
 
 def test_a_model_is_told_by_its_weights(tmp_path: Path) -> None:
     learnt("finetune", tmp_path)
-    assert identified(loaded()).sha256 == identified(loaded()).sha256
-    assert identified(replace(loaded(), sha256="of files")).sha256 == "of files"
-    rebuilt(tmp_path, 1, replace(loaded(), sha256="of files, which have the same weights"))
+    assert with_model_hash(loaded()).sha256 == with_model_hash(loaded()).sha256
+    assert with_model_hash(replace(loaded(), sha256="of files")).sha256 == "of files"
+    rebuild_network(tmp_path, 1, replace(loaded(), sha256="of files, which have the same weights"))
     with pytest.raises(
         UserError, match=r"model: expected the one that the run began with, tiny with weights [0-9a-f]{12}; "
     ):
-        rebuilt(tmp_path, 1, replace(loaded(seed=1), name="other"))
+        rebuild_network(tmp_path, 1, replace(loaded(seed=1), name="other"))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_damaged_files(name: str, content: str | None, told: str, tmp_path: Path
     path = tmp_path / name
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(UserError) as raised:
-        rebuilt(tmp_path, 2, loaded())
+        rebuild_network(tmp_path, 2, loaded())
     assert str(raised.value).startswith(told)
     assert str(path) in str(raised.value)
 
@@ -133,13 +133,13 @@ def test_damaged_files(name: str, content: str | None, told: str, tmp_path: Path
 def test_tasks_that_are_not_there(task: int, tmp_path: Path) -> None:
     learnt("probe", tmp_path)
     with pytest.raises(UserError, match=f"task: expected a number from 1 to 3, got {task}"):
-        rebuilt(tmp_path, task, loaded())
+        rebuild_network(tmp_path, task, loaded())
 
 
 @pytest.mark.parametrize("name", ["prescale", "lwf", "mbpa++", "idbr", "l2p", "ctr"])
 def test_a_network_is_written_and_read(name: str, tmp_path: Path) -> None:
     learnt(name, tmp_path / "deltas")
-    network, about = rebuilt(tmp_path / "deltas", 2, loaded())
+    network, about = rebuild_network(tmp_path / "deltas", 2, loaded())
     export(network, loaded().tokenizer, about, tmp_path / "model")
     back = load_network(tmp_path / "model")
     rows = {"input_ids": torch.tensor([[2, 5, 11, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
@@ -150,7 +150,8 @@ def test_a_network_is_written_and_read(name: str, tmp_path: Path) -> None:
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], value) for key, value in expected.items())
     assert (
-        json.loads((tmp_path / "model" / "config.json").read_text())["lineage"]["sha256"] == identified(loaded()).sha256
+        json.loads((tmp_path / "model" / "config.json").read_text())["lineage"]["sha256"]
+        == with_model_hash(loaded()).sha256
     )
     with pytest.raises(UserError, match=r"model: .*nowhere cannot be read: "):
         load_network(tmp_path / "nowhere")
@@ -160,7 +161,7 @@ def test_a_network_is_written_and_read(name: str, tmp_path: Path) -> None:
 def test_a_part_of_a_network_is_no_classifier(name: str, tmp_path: Path) -> None:
     """Which would answer something else than the network does."""
     learnt(name, tmp_path / "deltas")
-    network, about = rebuilt(tmp_path / "deltas", 2, loaded())
+    network, about = rebuild_network(tmp_path / "deltas", 2, loaded())
     folder = export(network, loaded().tokenizer, about, tmp_path / "model")
     with pytest.raises(UserError, match=rf"model: expected a classifier, .*model is the network of {name}; .*load_net"):
         AutoModelForSequenceClassification.from_pretrained(folder)
@@ -168,7 +169,7 @@ def test_a_part_of_a_network_is_no_classifier(name: str, tmp_path: Path) -> None
 
 def test_a_network_that_lacks_weights(tmp_path: Path) -> None:
     learnt("l2p", tmp_path / "deltas")
-    network, about = rebuilt(tmp_path / "deltas", 1, loaded())
+    network, about = rebuild_network(tmp_path / "deltas", 1, loaded())
     folder = export(network, loaded().tokenizer, about, tmp_path / "model")
     weights = load_file(folder / "network.safetensors")
     save_file({name: value for name, value in weights.items() if name != "keys"}, folder / "network.safetensors")

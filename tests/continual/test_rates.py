@@ -13,8 +13,8 @@ from regard.continual.methods.l2p import L2p
 from regard.continual.methods.lfpt5 import Lfpt5
 from regard.continual.methods.probe import Probe
 from regard.continual.methods.progprompt import ProgPrompt
-from regard.continual.run import begin
-from regard.continual.stage import Budget
+from regard.continual.run import make_learner
+from regard.continual.stage import TrainingBudget
 from tests.continual import small_text
 from tests.continual.small import BUDGET, loaded, stream
 from tests.continual.together import TEXTS_ALONE, made
@@ -26,14 +26,14 @@ def test_the_rate_that_is_said_is_that_of_the_last_stage(name: str) -> None:
     given = small_text.stream(1) if text else replace(stream(4), tasks=stream(4).tasks[:1], order=(0,))
     model, budget = (small_text.loaded(), small_text.BUDGET) if text else (loaded(), BUDGET)
     method = made(name)
-    learner = begin(given, method, model, budget, seed=1)
+    learner = make_learner(given, method, model, budget, seed=1)
     method.prepare(learner, 0)
     said = method.own_rate(budget)
     assert method.stages(learner, 0)[-1].learning_rate == (budget.rate if said is None else said.value)
 
 
 def test_who_has_a_rate_of_its_own_and_how_it_is_set() -> None:
-    budget = Budget(rate=1e-4, probing_rate=0.02)
+    budget = TrainingBudget(rate=1e-4, probing_rate=0.02)
     found = {name: said.told for name, kind in METHODS.items() if (said := kind().own_rate(budget)) is not None}
     assert found == {
         "probe": "--probing-rate 0.02",
@@ -47,6 +47,6 @@ def test_who_has_a_rate_of_its_own_and_how_it_is_set() -> None:
 
 @pytest.mark.parametrize("kind", [L2p, Ctr, ProgPrompt, Lfpt5])
 def test_a_rate_that_is_set_is_said(kind: type[L2p]) -> None:
-    found = kind(kind.Settings(rate=0.25)).own_rate(Budget())
+    found = kind(kind.Settings(rate=0.25)).own_rate(TrainingBudget())
     assert found is not None
     assert (found.told, found.value) == ("--set rate=0.25", 0.25)

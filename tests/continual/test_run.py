@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.methods import METHODS
-from regard.continual.run import Ran, Told, begin, run, trimmed
+from regard.continual.run import make_learner, run_stream, trim_padding
+from regard.continual.run_state import ProgressEvent, RunState
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream, Task
 from regard.errors import UserError
@@ -32,14 +33,14 @@ class Broken(Exception):
 
 def exact(name: str = "finetune", *, budget: Any = PAPER, of: Stream | None = None) -> Learner:
     """In float64 and without dropout."""
-    learner = begin(of or stream(), METHODS[name](), loaded(dropout=0.0, dtype=torch.float64), budget, seed=1)
+    learner = make_learner(of or stream(), METHODS[name](), loaded(dropout=0.0, dtype=torch.float64), budget, seed=1)
     for module in learner.network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     return learner
 
 
-def scores(ran: Ran) -> dict[tuple[int, int, str], float]:
+def scores(ran: RunState) -> dict[tuple[int, int, str], float]:
     return {(row["after_task"], row["position"], row["setting"]): row["score"] for row in ran.found["matrix"]}
 
 
@@ -110,7 +111,7 @@ def test_fine_tuning_is_the_plain_loop(by_hand: Any) -> None:
     """Its weights after each task, and every score: TIL, CIL, and of a task before it is learnt."""
     weights, matrix = by_hand
     after: list[dict[str, Tensor]] = []
-    ran = run(
+    ran = run_stream(
         exact(),
         METHODS["finetune"](),
         on_task=lambda learner, task: after.append(
@@ -127,7 +128,7 @@ def test_fine_tuning_is_the_plain_loop(by_hand: Any) -> None:
 
 
 def test_what_a_row_of_the_matrix_says() -> None:
-    ran = run(exact(budget=replace(PAPER, epochs=1)), METHODS["finetune"]())
+    ran = run_stream(exact(budget=replace(PAPER, epochs=1)), METHODS["finetune"]())
     told = {(row["position"], row["task"]) for row in ran.found["matrix"]}
     assert told == {(1, "cat-dog"), (2, "red-blue-green"), (3, "run-sit")}
     places = [(row["after_task"], row["position"]) for row in ran.found["matrix"] if row["setting"] == "til"]
@@ -136,7 +137,7 @@ def test_what_a_row_of_the_matrix_says() -> None:
 
 def test_probing_leaves_the_encoder() -> None:
     learner = exact("probe")
-    ran = run(learner, METHODS["probe"]())
+    ran = run_stream(learner, METHODS["probe"]())
     moved = {name for name, value in tensors_of(ran.network).items() if not torch.equal(value, learner.start[name])}
     assert moved == {"classifier.head.vectors", "classifier.head.bias"}
     assert all(one.requires_grad for one in ran.network.parameters())
@@ -144,8 +145,8 @@ def test_probing_leaves_the_encoder() -> None:
 
 def test_separate_models_know_nothing_of_each_other() -> None:
     """Each is that of a stream of its task alone, but for the order of its rows; what it scores stays."""
-    ran = run(exact("separate"), METHODS["separate"]())
-    plain = scores(run(exact(), METHODS["finetune"]()))
+    ran = run_stream(exact("separate"), METHODS["separate"]())
+    plain = scores(run_stream(exact(), METHODS["finetune"]()))
     found = scores(ran)
     assert found[1, 1, "til"] == plain[1, 1, "til"]
     assert set(found) == {(after, place, "til") for after in range(1, 4) for place in range(1, after + 1)}
@@ -156,18 +157,18 @@ def test_separate_models_know_nothing_of_each_other() -> None:
 def test_what_is_seen_before_a_task_is_the_model_that_learns_it() -> None:
     """Of separate models the one that the run began with."""
     method = METHODS["separate"]()
-    learner = begin(stream(4), method, loaded(), BUDGET, seed=1)
+    learner = make_learner(stream(4), method, loaded(), BUDGET, seed=1)
 
     def look(learner: Learner, task: int) -> list[dict[str, Any]]:
         now, start = tensors_of(learner.network), learner.start
         return [{"statistic": "as at the start", "value": all(torch.equal(now[name], start[name]) for name in now)}]
 
-    found = run(learner, method, diagnose=look).found["diagnostics"]
+    found = run_stream(learner, method, diagnose=look).found["diagnostics"]
     assert [row["value"] for row in found] == [True, False] * 3
 
 
 def test_joint_learns_at_the_end() -> None:
-    ran = run(exact("joint"), METHODS["joint"]())
+    ran = run_stream(exact("joint"), METHODS["joint"]())
     assert set(scores(ran)) == {(3, place, setting) for place in (1, 2, 3) for setting in ("til", "cil")}
     assert [row["steps"] for row in ran.found["cost"]] == [0, 0, 3 * math.ceil(42 / 4)]
     assert [row["examples_per_second"] is None for row in ran.found["cost"]] == [True, True, False]
@@ -184,10 +185,10 @@ def test_a_limit_of_steps_is_of_one_task() -> None:
     batches, fewer = (METHODS["finetune"]().batches(one, 1, one.fine_tuning()) for one in (plain, limited))
     for step in range(4):
         assert torch.equal(batches.rows(step)["input_ids"], fewer.rows(step)["input_ids"])
-    ran = run(limited, METHODS["finetune"]())
+    ran = run_stream(limited, METHODS["finetune"]())
     assert [row["steps"] for row in ran.found["cost"]] == [whole[0], 4, whole[2]]
     budget = replace(PAPER, most_steps={exact().stream.tasks[2].name: 4})
-    together = run(exact("joint", budget=budget), METHODS["joint"]())
+    together = run_stream(exact("joint", budget=budget), METHODS["joint"]())
     assert together.found["cost"][-1]["steps"] == 3 * math.ceil(42 / 4)
 
 
@@ -197,7 +198,7 @@ def test_a_limit_of_steps_is_of_one_task() -> None:
 def test_what_a_task_costs() -> None:
     """FLOPs: 6 for each weight of the linear layers and token, and some for attention, which is short here."""
     learner = exact()
-    ran = run(learner, METHODS["finetune"]())
+    ran = run_stream(learner, METHODS["finetune"]())
     linear = 2 * (4 * 16 * 16 + 2 * 16 * 32)
     for task, row in enumerate(ran.found["cost"]):
         learner.task = task
@@ -212,8 +213,10 @@ def test_what_a_task_costs() -> None:
 
 
 def test_progress_is_told() -> None:
-    told: list[Told] = []
-    run(exact("probe-finetune", budget=replace(PAPER, epochs=1)), METHODS["probe-finetune"](), on_progress=told.append)
+    told: list[ProgressEvent] = []
+    run_stream(
+        exact("probe-finetune", budget=replace(PAPER, epochs=1)), METHODS["probe-finetune"](), on_progress=told.append
+    )
     first = [(one.stage, one.step, one.steps) for one in told if one.position == 1]
     assert first == [("probing", step, 6) for step in range(1, 7)] + [("fine-tuning", step, 3) for step in (1, 2, 3)]
     assert {one.task for one in told if one.position == 3} == {"run-sit"}
@@ -223,7 +226,7 @@ def test_progress_is_told() -> None:
 def test_columns_that_are_padding_in_all_rows() -> None:
     mask = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0]])
     rows = {"input_ids": torch.ones(2, 4), "attention_mask": mask, "labels": torch.zeros(2)}
-    found = trimmed(rows)
+    found = trim_padding(rows)
     assert found["input_ids"].shape == found["attention_mask"].shape == (2, 3)
     assert torch.equal(found["labels"], rows["labels"])
 
@@ -231,31 +234,33 @@ def test_columns_that_are_padding_in_all_rows() -> None:
 # -- resumed --------------------------------------------------------------------------------------------
 
 
-def stopped(folder: Path, when: Callable[[Told], bool], **options: Any) -> None:
+def stopped(folder: Path, when: Callable[[ProgressEvent], bool], **options: Any) -> None:
     """A run that ends early."""
 
-    def look(told: Told) -> None:
+    def look(told: ProgressEvent) -> None:
         if when(told):
             raise Broken
 
     method = METHODS["finetune"]()
     with pytest.raises(Broken):
-        run(begin(stream(), method, loaded(), BUDGET, seed=1), method, folder=folder, on_progress=look, **options)
+        run_stream(
+            make_learner(stream(), method, loaded(), BUDGET, seed=1), method, folder=folder, on_progress=look, **options
+        )
 
 
 @pytest.fixture(scope="module")
-def unbroken() -> Ran:
+def unbroken() -> RunState:
     method = METHODS["finetune"]()
-    return run(begin(stream(), method, loaded(), BUDGET, seed=1), method)
+    return run_stream(make_learner(stream(), method, loaded(), BUDGET, seed=1), method)
 
 
 @pytest.mark.parametrize("every", [None, 2])
-def test_a_resumed_run_costs_what_the_unbroken_one_does(every: int | None, unbroken: Ran, tmp_path: Path) -> None:
+def test_a_resumed_run_costs_what_the_unbroken_one_does(every: int | None, unbroken: RunState, tmp_path: Path) -> None:
     """But for the time: steps before it was broken off count as the others."""
     stopped(tmp_path, lambda told: told.position == 2 and told.step == 8, checkpoint_every=every)
     method = METHODS["finetune"]()
-    learner = begin(stream(), method, loaded(), BUDGET, seed=1)
-    ran = run(learner, method, folder=tmp_path, resume=True, checkpoint_every=every)
+    learner = make_learner(stream(), method, loaded(), BUDGET, seed=1)
+    ran = run_stream(learner, method, folder=tmp_path, resume=True, checkpoint_every=every)
     assert ran.found["matrix"] == unbroken.found["matrix"]
     for found, expected in zip(ran.found["cost"], unbroken.found["cost"], strict=True):
         assert {name: found[name] for name in ("flops", "steps")} == {
@@ -288,7 +293,7 @@ def test_a_run_of_other_settings_is_refused(change: dict[str, Any], told: str, t
     method = METHODS[change.pop("method", "finetune")]()
     said = {"stream": stream(), "method": method, "loaded": loaded(), "budget": BUDGET, "seed": 1} | change
     with pytest.raises(UserError, match=f"resume: expected the settings of the run that was broken off; {told}$"):
-        run(begin(**said), method, folder=tmp_path, resume=True)
+        run_stream(make_learner(**said), method, folder=tmp_path, resume=True)
 
 
 def test_other_rows_are_another_stream(tmp_path: Path) -> None:
@@ -297,7 +302,7 @@ def test_other_rows_are_another_stream(tmp_path: Path) -> None:
     changed = replace(stream(), tasks=(replace(first, sha256={"train": "of others"}), *others))
     method = METHODS["finetune"]()
     with pytest.raises(UserError, match=r"stream.tasks was .* and is .*of others"):
-        run(begin(changed, method, loaded(), BUDGET, seed=1), method, folder=tmp_path, resume=True)
+        run_stream(make_learner(changed, method, loaded(), BUDGET, seed=1), method, folder=tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +320,7 @@ def test_a_damaged_state_is_told(name: str, content: str | None, tmp_path: Path)
     path.unlink() if content is None else path.write_text(content)
     method = METHODS["finetune"]()
     with pytest.raises(UserError) as raised:
-        run(begin(stream(), method, loaded(), BUDGET, seed=1), method, folder=tmp_path, resume=True)
+        run_stream(make_learner(stream(), method, loaded(), BUDGET, seed=1), method, folder=tmp_path, resume=True)
     assert str(raised.value).startswith(f"resume: {tmp_path / 'after-0001'} cannot be read: ")
     assert str(raised.value).endswith("; run without resume")
     assert "\n" not in str(raised.value)

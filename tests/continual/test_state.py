@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from regard.continual import run as running
 from regard.continual import state
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
-from regard.continual.method import Kept
+from regard.continual.method import MethodState
 from regard.continual.methods.sapt import Sapt
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.continual.sapt_settings import Settings
 from regard.errors import UserError
-from regard.training.states import evaluating
+from regard.training.states import eval_mode
 from tests.continual.small import BUDGET, loaded, stream
 
 
@@ -34,7 +34,7 @@ class Tied(nn.Module):
 
 
 ABOUT = {"seed": 1, "tasks": ["a", "b"]}
-KEPT = Kept([Item(0, 3), Item(1, 2)], {"means": torch.arange(4.0).view(2, 2).T}, {"step": 7})
+KEPT = MethodState([ExampleRef(0, 3), ExampleRef(1, 2)], {"means": torch.arange(4.0).view(2, 2).T}, {"step": 7})
 
 
 def saved(folder: Path, learnt: int, network: nn.Module | None = None) -> None:
@@ -45,11 +45,11 @@ def test_saved_and_restored(tmp_path: Path) -> None:
     network, other = Tied(), Tied()
     network.get_buffer("seen").add_(1)
     saved(tmp_path, 2, network)
-    kept, found = state.restore(tmp_path, 2, other, ABOUT)
+    kept, found = state.restore_state(tmp_path, 2, other, ABOUT)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in network.state_dict().items())
     assert other.first.weight is other.second.weight
     assert kept.items == KEPT.items
-    assert all(isinstance(item, Item) for item in kept.items)
+    assert all(isinstance(item, ExampleRef) for item in kept.items)
     assert torch.equal(kept.tensors["means"], KEPT.tensors["means"])
     assert kept.values == {"step": 7}
     assert found["matrix"] == [{"score": 50.0}]
@@ -78,19 +78,19 @@ def test_what_is_not_finished_does_not_count(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UserError, match="No space left on device"):
         saved(tmp_path, 2)
     assert state.latest(tmp_path, 3) == 1
-    state.restore(tmp_path, 1, Tied(), ABOUT)
+    state.restore_state(tmp_path, 1, Tied(), ABOUT)
 
 
 def test_a_state_of_another_network(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     with pytest.raises(UserError, match=r"resume: expected the network of this run, .* does not fit it"):
-        state.restore(tmp_path, 1, nn.Linear(2, 2), ABOUT)
+        state.restore_state(tmp_path, 1, nn.Linear(2, 2), ABOUT)
 
 
 def test_a_state_of_other_settings(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     with pytest.raises(UserError, match=r"resume: expected the settings .*; seed was 1 and is 2"):
-        state.restore(tmp_path, 1, Tied(), {**ABOUT, "seed": 2})
+        state.restore_state(tmp_path, 1, Tied(), {**ABOUT, "seed": 2})
 
 
 def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,11 +99,11 @@ def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypa
 
     def seen_by(folder: Path, stop: int | None) -> list[tuple[set[str], Tensor]]:
         method = Sapt(Settings(rank=2, ahead=2))
-        learner, found = begin(stream(2), method, loaded(), BUDGET, seed=1), []
+        learner, found = make_learner(stream(2), method, loaded(), BUDGET, seed=1), []
 
         def look(learner: Learner, task: int) -> list[Any]:
             rows = learner.rows(learner.items(task)[:3])
-            with evaluating(learner.network), torch.no_grad():
+            with eval_mode(learner.network), torch.no_grad():
                 states = learner.network(rows)
             found.append(({name for name, one in learner.network.named_parameters() if one.requires_grad}, states))
             return []
@@ -113,7 +113,7 @@ def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypa
                 raise KeyboardInterrupt
 
         with contextlib.suppress(KeyboardInterrupt):
-            run(learner, method, folder=folder, resume=True, diagnose=look, on_kept=leave)
+            run_stream(learner, method, folder=folder, resume=True, diagnose=look, on_kept=leave)
         return found
 
     whole = seen_by(tmp_path / "whole", None)

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual.batches import Item
-from regard.continual.costs import count, trimmed
+from regard.continual.batches import ExampleRef
+from regard.continual.costs import count_examples, trim_padding
 from regard.continual.methods import METHODS
-from regard.continual.run import begin
+from regard.continual.run import make_learner
 from regard.continual.texts import TextLearner, encode_pairs
 from regard.data.stream import Stream
-from regard.data.text_task import Pairs
+from regard.data.text_task import TextPairs
 from regard.errors import UserError
 from tests.continual.small_text import BUDGET, WORDS, lively, loaded, stream, task, tokenizer
 
@@ -23,7 +23,7 @@ TEXTS = {"finetune", "replay", "agem", "ewc", "separate", "joint"}
 
 
 def learner(kind: Any = "t5", of: Stream | None = None, **changes: Any) -> TextLearner:
-    made = begin(of or stream(), METHODS["finetune"](), lively(kind), replace(BUDGET, **changes), seed=1)
+    made = make_learner(of or stream(), METHODS["finetune"](), lively(kind), replace(BUDGET, **changes), seed=1)
     return cast(TextLearner, made)
 
 
@@ -31,7 +31,7 @@ def said(ids: Tensor | list[int]) -> str:
     return " ".join(WORDS[number] for number in ids if number >= 0)
 
 
-PAIRS = Pairs(inputs=("say the cat", "say"), targets=(("a cat", "cat"), ("it is slow",)))
+PAIRS = TextPairs(inputs=("say the cat", "say"), targets=(("a cat", "cat"), ("it is slow",)))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_cut_and_counted(apart: bool, prompt: str) -> None:
 
 def test_rows_are_padded_to_the_longest() -> None:
     here = learner()
-    items = [Item(0, 0), Item(2, 3), Item(1, 5)]
+    items = [ExampleRef(0, 0), ExampleRef(2, 3), ExampleRef(1, 5)]
     rows = here.rows(items, size=4)
     longest = max(int(here.part(*(item.task, "train")).attention_mask[item.row].sum()) for item in items)
     assert rows["input_ids"].shape == rows["attention_mask"].shape == (4, longest)
@@ -79,17 +79,17 @@ def test_rows_are_padded_to_the_longest() -> None:
     for at, item in enumerate(items):
         pairs = here.stream.tasks[item.task].train
         prompt = said(rows["input_ids"][at][rows["attention_mask"][at]].tolist())
-        assert prompt == f"{cast(Pairs, pairs).inputs[item.row]} [EOS]"
-        assert said(rows["labels"][at].tolist()) == f"{cast(Pairs, pairs).targets[item.row][0]} [EOS]"
+        assert prompt == f"{cast(TextPairs, pairs).inputs[item.row]} [EOS]"
+        assert said(rows["labels"][at].tolist()) == f"{cast(TextPairs, pairs).targets[item.row][0]} [EOS]"
     assert set(rows["labels"][3].tolist()) == {-100}
     assert here.length(items[0]) == int(rows["attention_mask"][0].sum() + (rows["labels"][0] != -100).sum())
 
 
 def test_the_loss_is_summed_over_the_tokens_of_answers() -> None:
     here = learner()
-    rows = here.rows([Item(0, 0), Item(2, 3)], size=3)
+    rows = here.rows([ExampleRef(0, 0), ExampleRef(2, 3)], size=3)
     logits = here.network(rows).detach()
-    assert count(rows) == 3 + 4
+    assert count_examples(rows) == 3 + 4
     expected = sum(
         -float(logits[row, at].log_softmax(-1)[word])
         for row in range(2)
@@ -101,15 +101,15 @@ def test_the_loss_is_summed_over_the_tokens_of_answers() -> None:
 
 def test_columns_of_padding_are_left_out() -> None:
     here = learner("gpt2")
-    rows = here.rows([Item(0, 0), Item(2, 3), Item(0, 1)])
-    part = trimmed({name: value[2:] for name, value in rows.items()})
+    rows = here.rows([ExampleRef(0, 0), ExampleRef(2, 3), ExampleRef(0, 1)])
+    part = trim_padding({name: value[2:] for name, value in rows.items()})
     assert part["labels"].shape == (1, 3)
     assert part["attention_mask"].all()
     torch.testing.assert_close(
         here.cross_entropy(here.network(part), part),
         here.cross_entropy(here.network(rows)[2:], {name: value[2:] for name, value in rows.items()}),
     )
-    none = trimmed({**rows, "labels": torch.full_like(rows["labels"], -100)})
+    none = trim_padding({**rows, "labels": torch.full_like(rows["labels"], -100)})
     assert none["labels"].shape == (3, 1)
     assert float(here.cross_entropy(here.network(none), none).detach()) == 0.0
 
@@ -120,14 +120,14 @@ def test_which_methods_learn_them() -> None:
     assert {"lwf", "l2p", "der++", "mbpa++", "idbr", "ctr", "prescale", "probe"} <= set(refused)
     for name in refused:
         with pytest.raises(UserError, match="method: expected one for tasks from text to text, "):
-            begin(stream(), METHODS[name](), loaded(), BUDGET, seed=1)
+            make_learner(stream(), METHODS[name](), loaded(), BUDGET, seed=1)
 
 
 def test_streams_that_cannot_be_learnt() -> None:
-    empty = replace(task("animals"), test=Pairs(inputs=(), targets=()))
+    empty = replace(task("animals"), test=TextPairs(inputs=(), targets=()))
     with pytest.raises(UserError, match="stream: expected rows in each split, animals test has none"):
         learner(of=Stream(name="s", tasks=(empty,), order=(0,), seed=0))
-    blank = replace(task("animals"), train=Pairs(inputs=("",), targets=(("a",),)))
+    blank = replace(task("animals"), train=TextPairs(inputs=("",), targets=(("a",),)))
     with pytest.raises(UserError, match="stream: expected prompts with words, '' has no token"):
         learner("gpt2", of=Stream(name="s", tasks=(blank,), order=(0,), seed=0))
 
@@ -136,7 +136,11 @@ def test_prompts_that_a_model_does_not_take() -> None:
     with pytest.raises(
         UserError, match=r"length: expected at most 40 tokens, .* got a prompt of 10 and 38 of an answer"
     ):
-        begin(stream(), METHODS["finetune"](), loaded("gpt2"), replace(BUDGET, length=10, target_length=38), seed=1)
-    begin(stream(), METHODS["finetune"](), loaded("bart"), replace(BUDGET, length=10, target_length=38), seed=1)
+        make_learner(
+            stream(), METHODS["finetune"](), loaded("gpt2"), replace(BUDGET, length=10, target_length=38), seed=1
+        )
+    make_learner(stream(), METHODS["finetune"](), loaded("bart"), replace(BUDGET, length=10, target_length=38), seed=1)
     with pytest.raises(UserError, match=r"target_length: expected at most 40 tokens, which this model takes, got 41"):
-        begin(stream(), METHODS["finetune"](), loaded("bart"), replace(BUDGET, length=10, target_length=41), seed=1)
+        make_learner(
+            stream(), METHODS["finetune"](), loaded("bart"), replace(BUDGET, length=10, target_length=41), seed=1
+        )

@@ -14,10 +14,11 @@ from torch import nn
 from regard.continual import run as running
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
-from regard.continual.run import Ran, begin, run
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import RunState
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream
-from regard.training import Plan, train
+from regard.training import TrainingConfig, train
 from tests.continual.small import BUDGET, loaded, stream
 from tests.training.small import batch, count, loss, net
 
@@ -52,17 +53,17 @@ def two_tasks() -> Stream:
     return Stream(name="two", tasks=stream(ROWS).tasks[:2], order=(0, 1), seed=0)
 
 
-def exact(name: str, micro_batch: int | None = None) -> Ran:
+def exact(name: str, micro_batch: int | None = None) -> RunState:
     """Two tasks learnt in float64 and without dropout, so that how rows are split shows in no number."""
     method = made(name)
     model = loaded(dropout=0.0, dtype=torch.float64)
-    learner = begin(two_tasks(), method, model, replace(ONE, micro_batch=micro_batch), seed=1)
+    learner = make_learner(two_tasks(), method, model, replace(ONE, micro_batch=micro_batch), seed=1)
     learner.network.double()
     learner.start = {key: value.clone() for key, value in learner.network.state_dict().items()}
     for module in learner.network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    return run(learner, method)
+    return run_stream(learner, method)
 
 
 def no_flops(*_: Any) -> float:
@@ -70,7 +71,7 @@ def no_flops(*_: Any) -> float:
     return 0.0
 
 
-def kept(ran: Ran) -> dict[str, Any]:
+def kept(ran: RunState) -> dict[str, Any]:
     """What a method remembers, as JSON has it, but for tensors."""
     return {"items": [list(item) for item in ran.method.kept.items], "matrix": ran.found["matrix"]}
 
@@ -79,7 +80,9 @@ def main(out: Path) -> None:
     """Learn the stream with each method; the numbers of this process go to `out`."""
     torch.set_num_threads(1)
     running.flops_a_token = no_flops  # type: ignore[assignment]
-    train(net(), Plan(steps=2, batch_size=8), batch=batch, loss=loss, count=count, device="cpu")  # the processes meet
+    train(
+        net(), TrainingConfig(steps=2, batch_size=8), batch=batch, loss=loss, count=count, device="cpu"
+    )  # the processes meet
     found = {}
     for name in (one for one in METHODS if one not in TEXTS_ALONE):
         ran = exact(name)

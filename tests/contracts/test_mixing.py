@@ -9,14 +9,14 @@ import transformers
 
 import regard
 from regard.constants import Constants, Origin
-from regard.hooks.layers import identity, places
+from regard.hooks.layers import find_attention_layers, model_fingerprint
 
 
 def constants_for(model: Any, length: int = 24) -> Constants:
-    here = places(model)
+    here = find_attention_layers(model)
     generator = torch.Generator().manual_seed(3)
     matrices = {(p.site, p.layer): torch.rand(p.heads, length, length, generator=generator) for p in here}
-    return Constants(matrices=matrices, origin=Origin(source="test", model=identity(model, here)))
+    return Constants(matrices=matrices, origin=Origin(source="test", model=model_fingerprint(model, here)))
 
 
 def padding_of(family: Any) -> str:
@@ -51,7 +51,7 @@ def test_gradients_reach_every_head(kind: str, family: Any, build: Callable, inp
     with state as held:
         loss = model(**inputs(family, padding_of(family)))[0].square().sum()
         found = torch.autograd.grad(loss, held.parameters())
-    assert len(found) == len(places(model))
+    assert len(found) == len(find_attention_layers(model))
     for gradient in found:
         assert gradient.isfinite().all()
         by_head = gradient.abs().flatten(1).sum(1) if gradient.ndim > 1 else gradient.abs()
@@ -204,6 +204,6 @@ def test_a_model_that_takes_no_tokens_alone_is_refused_in_a_line() -> None:
     )
     model = transformers.CLIPModel(config).eval()
     with pytest.raises(regard.UserError, match="replace the heads of the part of it that does"):
-        places(model)
-    assert {place.site for place in places(model.vision_model)} == {"encoder"}
-    assert len(places(model.text_model)) == 1
+        find_attention_layers(model)
+    assert {place.site for place in find_attention_layers(model.vision_model)} == {"encoder"}
+    assert len(find_attention_layers(model.text_model)) == 1

@@ -14,14 +14,14 @@ from transformers import AutoConfig, AutoModel
 
 import regard
 from regard.constants import Constants, Origin
-from regard.hooks.layers import identity, places
+from regard.hooks.layers import find_attention_layers, model_fingerprint
 
 
 def constants_for(model: Any, length: int = 24, seed: int = 3) -> Constants:
-    here = places(model)
+    here = find_attention_layers(model)
     generator = torch.Generator().manual_seed(seed)
     matrices = {(p.site, p.layer): torch.rand(p.heads, length, length, generator=generator) for p in here}
-    return Constants(matrices=matrices, origin=Origin(source="test", model=identity(model, here)))
+    return Constants(matrices=matrices, origin=Origin(source="test", model=model_fingerprint(model, here)))
 
 
 def some(constants: Constants) -> list[Any]:
@@ -121,14 +121,14 @@ def test_an_exception_on_the_way_in_leaves_the_model_as_it_was(
     build: Callable, inputs: Callable, run: Callable, families: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch = build("Bert"), inputs(families["Bert"], "none")
-    expected, thin = run(model, batch), sys.modules["regard.hooks.replace"].thinned
+    expected, thin = run(model, batch), sys.modules["regard.hooks.replace"].prune_projections
 
     def fails_later(place: Any, heads: Any) -> Any:
         if place.layer:
             raise RuntimeError("on purpose")
         return thin(place, heads)
 
-    monkeypatch.setattr(sys.modules["regard.hooks.replace"], "thinned", fails_later)
+    monkeypatch.setattr(sys.modules["regard.hooks.replace"], "prune_projections", fails_later)
     with pytest.raises(RuntimeError, match="on purpose"), regard.replacing(model, constants_for(model)):
         pass
     assert torch.equal(run(model, batch), expected)

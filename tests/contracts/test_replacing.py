@@ -13,11 +13,11 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 import regard
-from regard.attention.call import Call, Operation, visible
+from regard.attention.call import AttentionCall, Operation, visible
 from regard.attention.reference import operation_weights
 from regard.constants import Constants, Head, Origin, data_free
-from regard.hooks.layers import identity, places
-from regard.hooks.registration import configs
+from regard.hooks.layers import find_attention_layers, model_fingerprint
+from regard.hooks.registration import find_configs
 from regard.models.layers import RegardAttention
 
 LENGTH = 24
@@ -25,13 +25,13 @@ LENGTH = 24
 
 def constants_for(model: nn.Module, length: int = LENGTH) -> Constants:
     """Random constants in the shape of a model."""
-    here = places(model)
+    here = find_attention_layers(model)
     generator = torch.Generator().manual_seed(3)
     matrices = {}
     for place in here:
         drawn = torch.rand(place.heads, length, length, generator=generator)
         matrices[place.site, place.layer] = drawn.square()
-    return Constants(matrices=matrices, origin=Origin(source="test", model=identity(model, here)))
+    return Constants(matrices=matrices, origin=Origin(source="test", model=model_fingerprint(model, here)))
 
 
 def some_heads(constants: Constants) -> tuple[Head, ...]:
@@ -42,7 +42,7 @@ def some_heads(constants: Constants) -> tuple[Head, ...]:
 @contextmanager
 def by_hand(model: nn.Module, constants: Constants, heads: tuple[Head, ...]) -> Iterator[None]:
     """The model with its softmax weights written out and constant ones written over them; whole samples only."""
-    here = {(place.module, place.use): place for place in places(model)}
+    here = {(place.module, place.use): place for place in find_attention_layers(model)}
     calls: Counter[nn.Module] = Counter()
 
     def attention(
@@ -80,7 +80,7 @@ def by_hand(model: nn.Module, constants: Constants, heads: tuple[Head, ...]) -> 
                 weights[:, head] = filled / filled.sum(-1, keepdim=True).clamp(min=1e-30)
         return (weights @ value).transpose(1, 2).contiguous(), None
 
-    def ours(module: RegardAttention, call: Call, _around: Any) -> Tensor:
+    def ours(module: RegardAttention, call: AttentionCall, _around: Any) -> Tensor:
         """Our own decoder's operation, written out; a head that is constant leaves nothing to a column beside."""
         operation = call.operation or Operation()
         weights, column = operation_weights(call, operation)
@@ -97,7 +97,7 @@ def by_hand(model: nn.Module, constants: Constants, heads: tuple[Head, ...]) -> 
 
     AttentionInterface.register("by_hand", attention)
     AttentionMaskInterface.register("by_hand", sdpa_mask)
-    before = [(config, config._attn_implementation_internal) for config in configs(model)]
+    before = [(config, config._attn_implementation_internal) for config in find_configs(model)]
     attend = RegardAttention._attend
     try:
         RegardAttention._attend = ours
@@ -115,7 +115,7 @@ def supported(family: Any) -> None:
         pytest.skip("DeBERTa asks for no attention function: see test_deberta")
 
 
-@pytest.mark.parametrize("thin", [True, False], ids=["thinned", "whole projections"])
+@pytest.mark.parametrize("thin", [True, False], ids=["prune_projections", "whole projections"])
 def test_output_is_that_of_weights_written_over(
     case: tuple[Any, str], thin: bool, build: Callable, inputs: Callable, run: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +129,7 @@ def test_output_is_that_of_weights_written_over(
     with by_hand(model, constants, heads):
         expected = run(model, inputs(family, padding))
     if not thin:
-        monkeypatch.setattr(sys.modules["regard.hooks.replace"], "thinned", lambda place, heads: {})
+        monkeypatch.setattr(sys.modules["regard.hooks.replace"], "prune_projections", lambda place, heads: {})
     with regard.replacing(model, constants, heads):
         found = run(model, inputs(family, padding))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
@@ -262,7 +262,7 @@ def test_deberta(
     model = build(name, "", torch.float64)
     constants = constants_for(model)
     heads = some_heads(constants)
-    here = {place.module: place for place in places(model)}
+    here = {place.module: place for place in find_attention_layers(model)}
     now: list[nn.Module] = []
     for module in here:
         module.register_forward_pre_hook(lambda module, args: now.append(module))
@@ -299,7 +299,7 @@ def test_queries_and_keys_of_constant_heads_are_not_computed(family: Any, build:
     constants = constants_for(model)
     before = sum(p.numel() for p in model.parameters())
     saved = 0
-    for place in places(model):
+    for place in find_attention_layers(model):
         fixed = [head for site, layer, head in constants.heads if (site, layer) == (place.site, place.layer)]
         width = place.module.get_parameter(next(n for n, p in place.module.named_parameters() if p.ndim == 2)).shape
         inputs = min(width) if place.fused else width[-1]

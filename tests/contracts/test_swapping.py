@@ -17,9 +17,9 @@ from regard import AttentionSpec
 from regard.attention.spec import ATTENTIONS
 from regard.constants import Constants, Origin
 from regard.errors import UserError
-from regard.hooks.attention_function import SWAPS
-from regard.hooks.layers import identity, places
-from regard.hooks.registration import configs
+from regard.hooks.attention_function import OVERRIDES
+from regard.hooks.layers import find_attention_layers, model_fingerprint
+from regard.hooks.registration import find_configs
 
 WINDOW, EPSILON = 5, 1e-8
 OPERATIONS: dict[str, AttentionSpec | str] = {
@@ -74,7 +74,7 @@ def mapped(name: str, x: Tensor) -> Tensor:
 @contextmanager
 def by_hand(model: nn.Module, name: str, wanted: Callable[[Any], bool]) -> Iterator[None]:
     """The model with the weights of this operation in the places that are wanted, of softmax elsewhere."""
-    here = {(place.module, place.use): place for place in places(model)}
+    here = {(place.module, place.use): place for place in find_attention_layers(model)}
     times = Counter(module for module, _ in here)
     calls: Counter[nn.Module] = Counter()
 
@@ -108,7 +108,7 @@ def by_hand(model: nn.Module, name: str, wanted: Callable[[Any], bool]) -> Itera
 
     AttentionInterface.register("by_hand", attention)
     AttentionMaskInterface.register("by_hand", sdpa_mask)
-    before = [(config, config._attn_implementation_internal) for config in configs(model)]
+    before = [(config, config._attn_implementation_internal) for config in find_configs(model)]
     try:
         for config, _ in before:
             config._attn_implementation_internal = "by_hand"
@@ -255,7 +255,7 @@ def test_the_model_is_restored_exactly(family: Any, build: Callable, inputs: Cal
     assert dict(model.named_modules()) == modules
     assert [len(module._forward_pre_hooks) for module in model.modules()] == hooks
     assert not any("forward" in vars(module) for module in model.modules())
-    assert not SWAPS
+    assert not OVERRIDES
     assert torch.equal(run(model, inputs(family, "none")), expected)
 
 
@@ -329,9 +329,9 @@ def test_constants_beside_an_operation(
 ) -> None:
     """Some heads constant, the others sigmoid: as much as all that is sigmoid, with their columns cut from it."""
     model, given = build(name, "", torch.float64), inputs(families[name], "right")
-    here = places(model)
+    here = find_attention_layers(model)
     drawn = {(p.site, p.layer): torch.rand(p.heads, 24, 24) for p in here}
-    constants = Constants(matrices=drawn, origin=Origin(source="test", model=identity(model, here)))
+    constants = Constants(matrices=drawn, origin=Origin(source="test", model=model_fingerprint(model, here)))
     heads = [(layer, head) for layer in (0, 1) for head in (1, 3)]
 
     def blocks() -> tuple[Any, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.data import SpecialTokens, arrange
+from regard.data import SpecialTokens, arrange_special_tokens
 from regard.data.arrange import separators
 from regard.errors import UserError
 
@@ -63,7 +63,9 @@ def tensors(rows: list[list[tuple[int, int, bool]]]) -> dict[str, Any]:
 def test_pairs_stand_where_one_by_one_puts_them(name: str, length: int) -> None:
     draw, count = random.Random(length), FRAMES[name]
     pairs = [tuple(draw.choices(range(10, 90), k=draw.randrange(12)) for _ in range(2)) for _ in range(50)]
-    made = arrange(**tensors([natural(*pair, count) for pair in pairs]), count=count, length=length, pad=PAD)
+    made = arrange_special_tokens(
+        **tensors([natural(*pair, count) for pair in pairs]), count=count, length=length, pad=PAD
+    )
     expected = [one_by_one(*pair, count, length) for pair in pairs]
     assert made.input_ids.tolist() == [ids for ids, _ in expected]
     assert made.token_type_ids is not None
@@ -76,7 +78,7 @@ def test_pairs_stand_where_one_by_one_puts_them(name: str, length: int) -> None:
 def test_one_text_may_take_all_columns_and_loses_only_its_end() -> None:
     count = SpecialTokens(1, 0, 1)
     rows = [[(1, 0, True), *((10 + n, 0, False) for n in range(size)), (3, 0, True)] for size in (0, 2, 6, 9)]
-    made = arrange(**tensors(rows), count=count, length=8, pad=PAD)
+    made = arrange_special_tokens(**tensors(rows), count=count, length=8, pad=PAD)
     assert made.input_ids.tolist() == [
         [1, PAD, PAD, PAD, PAD, PAD, PAD, 3],
         [1, 10, 11, PAD, PAD, PAD, PAD, 3],
@@ -89,7 +91,7 @@ def test_one_text_may_take_all_columns_and_loses_only_its_end() -> None:
 
 def test_without_special_tokens_the_text_stands_on_the_left() -> None:
     rows = [[(10, 0, False), (11, 0, False)], [(10, 0, False)] * 5]
-    made = arrange(**tensors(rows), count=SpecialTokens(0, 0, 0), length=4, pad=PAD)
+    made = arrange_special_tokens(**tensors(rows), count=SpecialTokens(0, 0, 0), length=4, pad=PAD)
     assert made.input_ids.tolist() == [[10, 11, PAD, PAD], [10] * 4]
 
 
@@ -111,10 +113,10 @@ def test_the_columns_of_separators() -> None:
 )
 def test_each_text_has_room_for_a_token_at_the_least_length(count: SpecialTokens, least: int) -> None:
     row = tensors([natural([10], [11], count) if count.between else [(1, 0, True), (10, 0, False), (3, 0, True)]])
-    made = arrange(**row, count=count, length=least, pad=PAD)
+    made = arrange_special_tokens(**row, count=count, length=least, pad=PAD)
     assert not made.cut.any()
     with pytest.raises(UserError, match=f"expected at least {least}, .* got {least - 1}"):
-        arrange(**row, count=count, length=least - 1, pad=PAD)
+        arrange_special_tokens(**row, count=count, length=least - 1, pad=PAD)
 
 
 def test_a_special_token_within_a_text_is_refused() -> None:
@@ -122,4 +124,4 @@ def test_a_special_token_within_a_text_is_refused() -> None:
     row = natural([10, 11], [12], count)
     row[1] = (2, 0, True)
     with pytest.raises(UserError, match="a text holds one more"):
-        arrange(**tensors([row]), count=count, length=8, pad=PAD)
+        arrange_special_tokens(**tensors([row]), count=count, length=8, pad=PAD)

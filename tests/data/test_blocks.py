@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import Blocks, hash_of, pack
+from regard.data import TokenBlocks, pack, tokenizer_hash
 from regard.data import packing as module
 from regard.data.packing import sections
 from regard.errors import UserError
@@ -44,7 +44,7 @@ def test_the_digest_is_of_the_bytes_on_disk(plain: Any, tmp_path: Path) -> None:
     assert np.frombuffer(raw, np.uint16).tolist() == [*ids(*range(50)), EOS][:49]
     about = json.loads((tmp_path / "packed" / "blocks.json").read_text())
     assert (about["rows"], about["dropped"], about["dtype"], about["source"]) == (7, 2, "uint16", "here")
-    assert about["tokenizer"] == hash_of(plain)
+    assert about["tokenizer"] == tokenizer_hash(plain)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["blocks.bin", "blocks.json", "packed"]
 
 
@@ -73,7 +73,7 @@ def test_packed_once_and_used_again(plain: Any, tmp_path: Path) -> None:
         pack(never(), plain, 4, tmp_path / "packed", identity="text 1")
     with pytest.raises(AssertionError):
         pack(never(), plain, 5, tmp_path / "packed")
-    assert Blocks.load(tmp_path / "packed").sha256 == first.sha256, "what could not be made anew is as it was"
+    assert TokenBlocks.load(tmp_path / "packed").sha256 == first.sha256, "what could not be made anew is as it was"
     plain.add_tokens(["new"])
     with pytest.raises(AssertionError):
         pack(never(), plain, 5, tmp_path / "packed", identity="text 1")
@@ -158,7 +158,7 @@ def test_broken_off_packing_leaves_what_was_there(plain: Any, tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         pack(broken(), plain, 5, tmp_path / "packed", identity="b")
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
-    assert Blocks.load(tmp_path / "packed").sha256 == before.sha256
+    assert TokenBlocks.load(tmp_path / "packed").sha256 == before.sha256
 
 
 @pytest.mark.parametrize("change", [-1, -2, 1])
@@ -168,7 +168,7 @@ def test_a_file_of_another_size(change: int, plain: Any, tmp_path: Path) -> None
     raw = file.read_bytes()
     file.write_bytes(raw[:change] if change < 0 else raw + b"x")
     with pytest.raises(UserError, match=f"expected 40 bytes in .*blocks.bin, found {40 + change}"):
-        Blocks.load(tmp_path / "packed")
+        TokenBlocks.load(tmp_path / "packed")
 
 
 @pytest.mark.parametrize("name", ["blocks.bin", "blocks.json"])
@@ -176,7 +176,7 @@ def test_a_file_that_is_missing(name: str, plain: Any, tmp_path: Path) -> None:
     pack([numbers(*range(20))], plain, 5, tmp_path / "packed", identity="a")
     (tmp_path / "packed" / name).unlink()
     with pytest.raises(UserError, match=r"expected .*blocks.bin with blocks.json beside it"):
-        Blocks.load(tmp_path / "packed")
+        TokenBlocks.load(tmp_path / "packed")
     assert len(pack([numbers(*range(20))], plain, 5, tmp_path / "packed", identity="a")) == 4, "and is made anew"
 
 
@@ -185,7 +185,7 @@ def test_a_description_that_is_none(about: str, plain: Any, tmp_path: Path) -> N
     pack([numbers(*range(20))], plain, 5, tmp_path / "packed")
     (tmp_path / "packed" / "blocks.json").write_text(about)
     with pytest.raises(UserError, match=r"blocks.json cannot be read"):
-        Blocks.load(tmp_path / "packed")
+        TokenBlocks.load(tmp_path / "packed")
 
 
 def test_a_tokenizer_without_eos(bare: Any, tmp_path: Path) -> None:

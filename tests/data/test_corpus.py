@@ -12,7 +12,7 @@ import torch
 
 from regard.data import Source, prepare, texts_of, train_tokenizer
 from regard.data import corpus as module
-from regard.data.corpus_sources import PYTHON, documents_of, files_of, identity_of
+from regard.data.corpus_sources import PYTHON, documents_of, files_of, source_identity
 from regard.data.text import standard_library
 from regard.errors import UserError
 
@@ -123,7 +123,7 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path, name: str, conte
 
 def test_places_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no .*gone.txt"):
-        identity_of(str(tmp_path / "gone.txt"))
+        source_identity(str(tmp_path / "gone.txt"))
     with pytest.raises(UserError, match=r"in the folder .*, found none"):
         files_of(str(tmp_path))
     pd.DataFrame({"words": ["x"]}).to_parquet(tmp_path / "a.parquet")
@@ -133,10 +133,10 @@ def test_places_that_are_not_there(tmp_path: Path) -> None:
 
 def test_a_text_is_known_by_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
-    before = identity_of(str(tmp_path / "a.txt"))
-    assert identity_of(str(tmp_path / "a.txt")) == before
+    before = source_identity(str(tmp_path / "a.txt"))
+    assert source_identity(str(tmp_path / "a.txt")) == before
     (tmp_path / "a.txt").write_text("two")
-    assert identity_of(str(tmp_path / "a.txt")) != before
+    assert source_identity(str(tmp_path / "a.txt")) != before
 
 
 def test_python_is_its_topics_and_docstrings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import BertTokenizer, ByT5Tokenizer, CanineTokenizer, GPT2Tokenizer, RobertaTokenizer
 
-from regard.data import NO_LABEL, Encoded, Examples, encode, mask_tokens
+from regard.data import IGNORE_INDEX, Encoded, Examples, encode, mask_tokens
 from regard.errors import UserError
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -114,29 +114,29 @@ def test_a_label_stands_at_the_first_piece_of_its_word(bert: Any, layout: Any) -
     made = encode("token", examples, bert, 8, layout)
     ids = bert.convert_tokens_to_ids(["w1", "un", "##like", "##ly", "w2"])
     found = [made.labels[0, made.input_ids[0].tolist().index(token)].item() for token in ids]
-    assert found == [5, 6, NO_LABEL, NO_LABEL, 7]
-    assert sorted(set(made.labels[1].tolist())) == [NO_LABEL, 0, 1, 2, 3, 4, 5]
-    assert (made.labels != NO_LABEL).sum() == 9
+    assert found == [5, 6, IGNORE_INDEX, IGNORE_INDEX, 7]
+    assert sorted(set(made.labels[1].tolist())) == [IGNORE_INDEX, 0, 1, 2, 3, 4, 5]
+    assert (made.labels != IGNORE_INDEX).sum() == 9
     assert made.truncated == 1
 
 
 def test_labels_move_with_their_tokens(bert: Any) -> None:
     made = encode("token", texts(("w1", "w2"), labels=((3, 4),)), bert, 6)
-    assert made.labels[0].tolist() == [NO_LABEL, 3, 4, NO_LABEL, NO_LABEL, NO_LABEL]
+    assert made.labels[0].tolist() == [IGNORE_INDEX, 3, 4, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]
     assert pieces(bert, made) == "[CLS] w1 w2 . . [SEP]"
 
 
 def test_words_of_a_byte_level_tokenizer_keep_their_spaces(roberta: Any) -> None:
     made = encode("token", texts(("a", "ba", "a"), labels=((1, 2, 3),)), roberta, 8)
     assert pieces(roberta, made) == "<s> Ġa Ġ b a Ġa . </s>"
-    assert made.labels[0].tolist() == [NO_LABEL, 1, 2, NO_LABEL, NO_LABEL, 3, NO_LABEL, NO_LABEL]
+    assert made.labels[0].tolist() == [IGNORE_INDEX, 1, 2, IGNORE_INDEX, IGNORE_INDEX, 3, IGNORE_INDEX, IGNORE_INDEX]
 
 
 def test_running_text_fills_its_windows(bert: Any) -> None:
     made = encode("mlm", texts((long(0, 5),), (long(5, 12),), labels=()), bert, 6)
     assert [pieces(bert, made, row) for row in range(3)] == [f"[CLS] {long(at, at + 4)} [SEP]" for at in (0, 4, 8)]
     assert made.attention_mask.all()
-    assert (made.labels == NO_LABEL).all()
+    assert (made.labels == IGNORE_INDEX).all()
     assert (len(made), made.separators) == (3, (0, 5))
 
 
@@ -144,7 +144,7 @@ def test_masking_keeps_its_shares_and_its_seed(bert: Any) -> None:
     words = " ".join(f"w{number % 40}" for number in range(40_000))
     plain = encode("mlm", texts((words,), labels=()), bert, 12)
     masked = mask_tokens(plain, bert, 3)
-    chosen = masked.labels != NO_LABEL
+    chosen = masked.labels != IGNORE_INDEX
     assert torch.equal(masked.labels[chosen], plain.input_ids[chosen])
     assert torch.equal(masked.input_ids[~chosen], plain.input_ids[~chosen])
     assert chosen[:, 1:-1].float().mean() == pytest.approx(0.15, abs=0.01)
@@ -160,7 +160,7 @@ def test_masking_keeps_its_shares_and_its_seed(bert: Any) -> None:
 
 def test_masking_passes_over_padding_and_unknown_tokens(bert: Any) -> None:
     made = mask_tokens(encode("sequence", texts(("w1 nowhere w2",)), bert, 8), bert, 0, share=1.0)
-    assert (made.labels[0] != NO_LABEL).tolist() == [False, True, False, True, False, False, False, False]
+    assert (made.labels[0] != IGNORE_INDEX).tolist() == [False, True, False, True, False, False, False, False]
 
 
 def test_batches_and_rows(bert: Any) -> None:

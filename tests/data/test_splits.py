@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from regard.data.splits import (
+    CleanedSplits,
     RawTask,
     Sample,
     Samples,
-    Settled,
-    balanced,
     check_selection,
-    digest,
-    divide,
+    clean_splits,
+    divide_rows,
     examples_of,
     key_of,
-    proportional,
-    settle,
+    sample_balanced,
+    sample_proportional,
+    sha256_of_rows,
 )
 from regard.errors import UserError
 
@@ -84,19 +84,19 @@ def test_texts_of_signs_alone_differ() -> None:
 @settings(max_examples=40, deadline=None)
 @given(pools(), some.integers(1, 12), some.integers(0, 12), SEEDS)
 def test_balanced_rows(pool: Samples, least: int, more: int, seed: int) -> None:
-    few, lots = balanced(pool, least, seed), balanced(pool, least + more, seed)
+    few, lots = sample_balanced(pool, least, seed), sample_balanced(pool, least + more, seed)
     sizes = Counter(row.label for row in pool)
     assert Counter(row.label for row in few) == {label: min(least, size) for label, size in sizes.items()}
     assert not Counter(few) - Counter(lots)
     after = iter(pool)
     assert all(row in after for row in few)
-    assert few == balanced(pool, least, seed)
+    assert few == sample_balanced(pool, least, seed)
 
 
 @settings(max_examples=40, deadline=None)
 @given(pools(), some.integers(1, 80), some.integers(0, 20), SEEDS)
 def test_proportional_rows(pool: Samples, least: int, more: int, seed: int) -> None:
-    few, lots = proportional(pool, least, seed), proportional(pool, least + more, seed)
+    few, lots = sample_proportional(pool, least, seed), sample_proportional(pool, least + more, seed)
     assert len(few) == min(least, len(pool))
     assert not Counter(few) - Counter(lots)
     drawn, sizes = Counter(row.label for row in few), Counter(row.label for row in pool)
@@ -105,13 +105,13 @@ def test_proportional_rows(pool: Samples, least: int, more: int, seed: int) -> N
 
 
 def test_a_quarter_stays_a_quarter() -> None:
-    drawn = proportional(many("a", 30) + many("b", 10), 12, 7)
+    drawn = sample_proportional(many("a", 30) + many("b", 10), 12, 7)
     assert Counter(row.label for row in drawn) == {"a": 9, "b": 3}
 
 
 def test_what_is_drawn_does_not_depend_on_the_order_of_the_file() -> None:
     pool = many("a", 20) + many("b", 20)
-    for draw in (balanced, proportional):
+    for draw in (sample_balanced, sample_proportional):
         assert set(draw(pool, 7, 3)) == set(draw(pool[::-1], 7, 3))
         assert set(draw(pool, 7, 3)) != set(draw(pool, 7, 4))
 
@@ -119,20 +119,20 @@ def test_what_is_drawn_does_not_depend_on_the_order_of_the_file() -> None:
 @settings(max_examples=40, deadline=None)
 @given(pools(), SEEDS)
 def test_parts_of_a_division(pool: Samples, seed: int) -> None:
-    parts = divide(pool, (0.1, 0.2), seed, "here")
+    parts = divide_rows(pool, (0.1, 0.2), seed, "here")
     assert sorted(row for part in parts for row in part) == sorted(pool)
     keys = [{row.key for row in part} for part in parts]
     assert sum(map(len, keys)) == len(set.union(*keys))
     for label in {row.label for row in pool}:
         found = [len({row.key for row in part if row.label == label}) for part in parts]
         assert found[1:] == [max(1, int(share * sum(found))) for share in (0.1, 0.2)]
-    assert parts == divide(pool, (0.1, 0.2), seed, "here")
-    assert [set(part) for part in divide(pool[::-1], (0.1, 0.2), seed, "here")] == [set(part) for part in parts]
+    assert parts == divide_rows(pool, (0.1, 0.2), seed, "here")
+    assert [set(part) for part in divide_rows(pool[::-1], (0.1, 0.2), seed, "here")] == [set(part) for part in parts]
 
 
 def test_a_class_too_small_to_divide() -> None:
     with pytest.raises(UserError, match="at least 3 texts of 'b' in here, one for each split, got 2"):
-        divide(many("a", 9) + many("b", 2) + many("b", 2), (0.1, 0.2), 0, "here")
+        divide_rows(many("a", 9) + many("b", 2) + many("b", 2), (0.1, 0.2), 0, "here")
 
 
 # -- what splits have in common -----------------------------------------------------------------------
@@ -163,23 +163,23 @@ COUNTS = {
 
 
 def test_clean_drops_and_counts() -> None:
-    one, two = settle([OVERLAPPING, OTHER], "clean", 0)
+    one, two = clean_splits([OVERLAPPING, OTHER], "clean", 0)
     assert texts(one.train) == ["red", "blue"]
     assert texts(one.dev) == ["dev", "new", "new too"]
     assert texts(one.test) == ["seen", "test", "Test"]
     assert one.common == COUNTS | {"dropped_from_train": 5, "dropped_from_dev": 2}
-    assert two == Settled("two", OTHER.train, OTHER.dev or (), OTHER.test, dict.fromkeys(one.common, 0))
+    assert two == CleanedSplits("two", OTHER.train, OTHER.dev or (), OTHER.test, dict.fromkeys(one.common, 0))
 
 
 def test_paper_counts_alone() -> None:
-    one, _ = settle([OVERLAPPING, OTHER], "paper", 0)
+    one, _ = clean_splits([OVERLAPPING, OTHER], "paper", 0)
     assert (one.train, one.dev, one.test) == (OVERLAPPING.train, OVERLAPPING.dev, OVERLAPPING.test)
     assert one.common == COUNTS | {"dropped_from_train": 0, "dropped_from_dev": 0}
 
 
 def test_dev_is_held_out_of_clean_rows() -> None:
     train = many("a", 20) + many("b", 30) + many("a", 2) + rows("b seen")
-    (found,) = settle([task("one", train, None, rows("a seen", "b other"))], "clean", 0)
+    (found,) = clean_splits([task("one", train, None, rows("a seen", "b other"))], "clean", 0)
     assert Counter(row.label for row in found.dev) == {"a": 2, "b": 3}
     assert Counter(row.label for row in found.train) == {"a": 18, "b": 27}
     assert not {row.key for row in found.train} & {row.key for row in found.dev}
@@ -189,10 +189,10 @@ def test_dev_is_held_out_of_clean_rows() -> None:
 
 def test_dev_is_test_where_it_was_published_so() -> None:
     given_task = task("one", many("a", 20) + many("b", 20), None, rows("a x", "b y"))
-    (paper,) = settle([given_task], "paper", 0, dev_is_test=True)
+    (paper,) = clean_splits([given_task], "paper", 0, dev_is_test=True)
     assert (paper.train, paper.dev) == (given_task.train, given_task.test)
     assert paper.common["dev_in_test"] == 2
-    (clean,) = settle([given_task], "clean", 0, dev_is_test=True)
+    (clean,) = clean_splits([given_task], "clean", 0, dev_is_test=True)
     assert not set(clean.dev) & set(clean.test)
 
 
@@ -208,7 +208,7 @@ def test_clean_splits_are_disjoint(parts: list[tuple[Samples, ...]], with_dev: b
         task(str(at), named(at, train, "train"), named(at, dev, "dev") if with_dev else None, named(at, test, "test"))
         for at, (train, dev, test) in enumerate(parts)
     ]
-    settled = settle(tasks, "clean", seed)
+    settled = clean_splits(tasks, "clean", seed)
     tests = {row.key for found in settled for row in found.test}
     devs = {row.key for found in settled for row in found.dev}
     assert not tests & devs
@@ -217,16 +217,16 @@ def test_clean_splits_are_disjoint(parts: list[tuple[Samples, ...]], with_dev: b
         assert len(set(keys)) == len(keys)
         assert not set(keys) & (tests | devs)
         assert found.test == raw.test
-    assert settled == settle(tasks, "clean", seed)
+    assert settled == clean_splits(tasks, "clean", seed)
 
 
 def test_nothing_left_to_train_or_choose_on() -> None:
     with pytest.raises(
         UserError, match="rows of 'b' in the train split of 'one' that no dev or test split has, got none"
     ):
-        settle([task("one", rows("a x", "b y"), rows("a z"), rows("a s", "b y"))], "clean", 0)
+        clean_splits([task("one", rows("a x", "b y"), rows("a z"), rows("a s", "b y"))], "clean", 0)
     with pytest.raises(UserError, match="expected dev rows in 'one' that are not test rows, got none"):
-        settle([task("one", rows("a x", "b y"), rows("a s"), rows("a s", "b t"))], "clean", 0)
+        clean_splits([task("one", rows("a x", "b y"), rows("a s"), rows("a s", "b t"))], "clean", 0)
 
 
 # -- tasks as read ------------------------------------------------------------------------------------
@@ -256,8 +256,18 @@ def test_numbers_and_digest() -> None:
     made = rows("b x", "a y")
     found = examples_of(made, ("a", "b"))
     assert (found.texts, found.labels) == ((("x",), ("y",)), (1, 0))
-    assert digest(made) == digest(rows("b x", "a y"))
-    assert len({digest(made), digest(made[::-1]), digest(rows("a x", "a y")), digest(rows("b X", "a y"))}) == 4
+    assert sha256_of_rows(made) == sha256_of_rows(rows("b x", "a y"))
+    assert (
+        len(
+            {
+                sha256_of_rows(made),
+                sha256_of_rows(made[::-1]),
+                sha256_of_rows(rows("a x", "a y")),
+                sha256_of_rows(rows("b X", "a y")),
+            }
+        )
+        == 4
+    )
 
 
 def test_selection_on_test_rows_is_refused() -> None:

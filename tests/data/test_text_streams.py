@@ -10,7 +10,14 @@ import pytest
 from regard.data import read_stream
 from regard.data.examples import Examples
 from regard.data.stream import SPLITS, Stream, Task
-from regard.data.text_streams import difference, many_tasks, protocols_compared, split_into, told, unseen
+from regard.data.text_streams import (
+    describe_protocol_differences,
+    explain,
+    many_tasks,
+    protocols_compared,
+    split_into,
+    unseen,
+)
 from regard.data.text_task import TextTask
 from regard.errors import UserError
 
@@ -233,20 +240,20 @@ def test_what_the_protocols_differ_in(protocol: Any, tmp_path: Path) -> None:
     assert {task.name: len(task.train) for task in stream.tasks} == {
         one.task: (one.clean if protocol == "clean" else one.paper)["train"] for one in (imdb, sst2)
     }
-    assert difference(stream) == DIFFERENCE
+    assert describe_protocol_differences(stream) == DIFFERENCE
     assert str(sst2).startswith("sst2: dev and test are the same file, 10 dev and 1 train rows are test rows; files: ")
     assert "\n" not in str(imdb)
 
 
 def test_the_difference_in_words() -> None:
-    assert told(DIFFERENCE).splitlines() == [
+    assert explain(DIFFERENCE).splitlines() == [
         "protocols: rows of the files that are test rows as well: 11 of dev, 1 of train; 1 of 2 tasks with both have "
         "byte-identical dev and test files",
         "  --protocol paper: 81 train, 21 dev and 20 test rows; as published, dev being test where it has no rows else",
         "  --protocol clean: 76 train, 14 dev and 20 test rows; 2 dropped, dev held out of train where it was test",
     ]
     refused = {name: count for name, count in DIFFERENCE.items() if "clean" not in name and name != "dropped"}
-    assert told(refused | {"both": 0}).splitlines()[::2] == [
+    assert explain(refused | {"both": 0}).splitlines()[::2] == [
         "protocols: rows of the files that are test rows as well: 11 of dev, 1 of train",
         "  --protocol clean: refused, a split or a class would be left without rows",
     ]
@@ -255,16 +262,16 @@ def test_the_difference_in_words() -> None:
 def test_protocols_that_clean_files_do_not_set_apart(tmp_path: Path) -> None:
     stream = read_stream("long-sequence", published(tmp_path, leak=False), missing="skip")
     assert [one.clean == one.paper for one in protocols_compared(stream)] == [True, True]
-    assert difference(stream) == {}
+    assert describe_protocol_differences(stream) == {}
 
 
 def test_many_tasks_have_both_protocols(tmp_path: Path) -> None:
     stream = many_tasks(folder_of(tmp_path, 8), 8)
-    assert difference(stream) == {}
+    assert describe_protocol_differences(stream) == {}
     write(tmp_path / "task000_made_up" / "dev.json", [(f"task000_made_up test {at}", "so") for at in range(5)])
-    assert difference(many_tasks(tmp_path, 8))["dev_in_test"] == 5
+    assert describe_protocol_differences(many_tasks(tmp_path, 8))["dev_in_test"] == 5
     held_out, _ = unseen(many_tasks(tmp_path, 8), ["task000_made_up"])
-    assert difference(held_out) == {}
+    assert describe_protocol_differences(held_out) == {}
 
 
 def test_what_clean_refuses_is_no_mistake_of_paper(tmp_path: Path) -> None:
@@ -282,13 +289,13 @@ def test_protocols_of_other_streams() -> None:
     stream = read_stream("stdlib-split", rows=5, eval_rows=5)
     with pytest.raises(UserError, match=r"protocols: expected a stream with instructions, read from files, got 'std"):
         protocols_compared(stream)
-    assert difference(stream) == {}
+    assert describe_protocol_differences(stream) == {}
 
 
 @pytest.mark.data
 def test_thirty_tasks_with_the_same_dev_and_test(data_folder: Path) -> None:
     found = [
-        difference(read_stream(name, data_folder, missing="skip", protocol=protocol))
+        describe_protocol_differences(read_stream(name, data_folder, missing="skip", protocol=protocol))
         for name in ("long-sequence", "superni")
         for protocol in ("clean", "paper")
     ]

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from regard.data.examples import Examples
-from regard.data.splits import check_apart
+from regard.data.splits import check_disjoint
 from regard.data.stream import Stream, Task
-from regard.data.stream_given import with_digests
-from regard.data.text_task import Pairs, TextTask
+from regard.data.stream_given import with_row_hashes
+from regard.data.text_task import TextPairs, TextTask
 from regard.errors import UserError
 
 
-def pairs(*inputs: str) -> Pairs:
-    return Pairs(inputs=inputs, targets=tuple((f"answer to {text}", "another") for text in inputs))
+def pairs(*inputs: str) -> TextPairs:
+    return TextPairs(inputs=inputs, targets=tuple((f"answer to {text}", "another") for text in inputs))
 
 
 def text_task(name: str = "talk", dev: str = "d") -> TextTask:
@@ -48,7 +48,7 @@ def test_the_splits_of_a_text_task() -> None:
 )
 def test_answers_that_are_none(inputs: Any, targets: Any, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        Pairs(inputs=inputs, targets=targets)
+        TextPairs(inputs=inputs, targets=targets)
     assert said in str(caught.value)
 
 
@@ -72,21 +72,21 @@ def test_tasks_are_of_one_sort() -> None:
 
 
 def test_selection_on_rows_that_are_tested() -> None:
-    check_apart(text_task())
+    check_disjoint(text_task())
     with pytest.raises(UserError, match="selection: expected dev rows of 'talk' that are no test rows, got 1 that are"):
-        check_apart(text_task(dev="E!"))
+        check_disjoint(text_task(dev="E!"))
 
 
 def test_digests_tell_inputs_and_answers_apart() -> None:
     one, same, other = text_task("a"), text_task("b"), text_task("c", dev="x")
     changed = TextTask(
         name="d",
-        train=Pairs(inputs=("a", "b"), targets=(("answer to a", "another"), ("answer to b", "other"))),
+        train=TextPairs(inputs=("a", "b"), targets=(("answer to a", "another"), ("answer to b", "other"))),
         dev=one.dev,
         test=one.test,
         metric="rouge-l",
     )
-    given = with_digests(stream(one, same, other, changed))
+    given = with_row_hashes(stream(one, same, other, changed))
     found = [task.sha256 for task in given.tasks]
     assert set(found[0]) == {"train", "dev", "test"}
     assert found[0] == found[1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from regard.data import check_tokenizer, hash_of, ordinary_tokens, pack, read_tokenizer, train_tokenizer
+from regard.data import check_tokenizer, ordinary_tokens, pack, read_tokenizer, tokenizer_hash, train_tokenizer
 from regard.errors import UserError
 
 TEXT = ["the theory of the thing " * 20, "then there they were, thinking of théorie " * 20]
@@ -86,13 +86,13 @@ _TRAINED = train_tokenizer(TEXT, 280)
 
 
 def test_the_same_text_gives_the_same_tokenizer(trained: Any) -> None:
-    assert all(hash_of(train_tokenizer(iter(TEXT), 280)) == hash_of(trained) for _ in range(5))
+    assert all(tokenizer_hash(train_tokenizer(iter(TEXT), 280)) == tokenizer_hash(trained) for _ in range(5))
 
 
 def test_saved_and_read_again(trained: Any, tmp_path: Path) -> None:
     trained.save_pretrained(tmp_path / "made")
     for again in (read_tokenizer(tmp_path / "made"), AutoTokenizer.from_pretrained(tmp_path / "made")):
-        assert hash_of(again) == hash_of(trained)
+        assert tokenizer_hash(again) == tokenizer_hash(trained)
         assert (len(again), again.eos_token_id, again.pad_token_id) == (280, 0, 0)
         assert again(TEXT[1])["input_ids"] == trained(TEXT[1])["input_ids"]
 
@@ -103,15 +103,17 @@ def test_a_special_token_written_out_is_text(trained: Any, tmp_path: Path) -> No
 
 
 def test_the_digest_knows_what_matters_and_nothing_else(trained: Any) -> None:
-    before = hash_of(trained)
+    before = tokenizer_hash(trained)
     trained(TEXT, truncation=True, max_length=4, padding="max_length")
-    assert hash_of(trained) == before
-    assert hash_of(train_tokenizer(TEXT, 279)) != before
-    assert hash_of(train_tokenizer(["abab"], 258)) != hash_of(train_tokenizer(["cdcd"], 258))
+    assert tokenizer_hash(trained) == before
+    assert tokenizer_hash(train_tokenizer(TEXT, 279)) != before
+    assert tokenizer_hash(train_tokenizer(["abab"], 258)) != tokenizer_hash(train_tokenizer(["cdcd"], 258))
     other = train_tokenizer(TEXT, 280)
     other.eos_token = "the"
-    assert hash_of(other) != before
-    assert hash_of(ByT5Tokenizer()) == hash_of(ByT5Tokenizer()) != hash_of(ByT5Tokenizer(extra_ids=3))
+    assert tokenizer_hash(other) != before
+    assert (
+        tokenizer_hash(ByT5Tokenizer()) == tokenizer_hash(ByT5Tokenizer()) != tokenizer_hash(ByT5Tokenizer(extra_ids=3))
+    )
 
 
 def test_a_size_that_the_text_does_not_give() -> None:

@@ -15,9 +15,9 @@ from experiments.sapt.analyses import ANALYSES, Setting, only, shallow
 from experiments.sapt.numbers import number
 from experiments.sapt.run import Row
 from experiments.sapt.tables import Tables
-from regard.commands.pretrain.config import recipe
+from regard.commands.pretrain.config import preset_config
 from regard.continual import run as continual
-from regard.continual.stage import Budget
+from regard.continual.stage import TrainingBudget
 from regard.data.stream import Stream
 from regard.errors import UserError
 from tests.continual import small, small_text
@@ -27,7 +27,9 @@ NAMES = tuple("-".join(labels) for labels in small.CLASSES)
 GIVEN = Setting("nowhere", small.loaded(), 3)
 
 
-def tiny(of: Row, tasks: Stream, seed: int, loaded: Any, data: str, budget: Budget | None = None, **more: Any) -> Any:
+def tiny(
+    of: Row, tasks: Stream, seed: int, loaded: Any, data: str, budget: TrainingBudget | None = None, **more: Any
+) -> Any:
     """A run with few steps, whatever the budget."""
     opened = of.method == "sapt" and of.settings.get("gate") != "published"
     quick = {**of.settings, "ahead": min(2, of.settings.get("ahead", 2))} if opened else of.settings
@@ -120,9 +122,9 @@ def test_unseen_tasks_are_scored_and_never_trained(case: str, monkeypatch: pytes
 
     def seen(learner: Any, method: Any, **given: Any) -> Any:
         trained.append(len(learner.stream))
-        return continual.run(learner, method, **given)
+        return continual.run_stream(learner, method, **given)
 
-    monkeypatch.setattr(sapt, "run", seen)
+    monkeypatch.setattr(sapt, "run_stream", seen)
     found = made("unseen", case)
     assert set(found) == {"score", "chance", "score: run-sit", "chance: run-sit"}
     assert found["chance"] == 50
@@ -201,7 +203,7 @@ def test_those_that_notice_are_told_with_how_often_they_are_right(monkeypatch: p
 def test_a_decoder_has_room_for_texts_and_answers() -> None:
     budget = sapt_decoder.TAUGHT
     assert sapt_decoder.RECIPE["length"] >= budget.length + budget.target_length
-    assert recipe("nano", **sapt_decoder.RECIPE).plan().steps == sapt_decoder.RECIPE["steps"]
+    assert preset_config("nano", **sapt_decoder.RECIPE).plan().steps == sapt_decoder.RECIPE["steps"]
 
 
 def test_a_decoder_is_given_as_many_rows_of_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,11 @@ from experiments.sinks import findings as sinks_findings
 from experiments.sinks import page as sinks_page
 from experiments.sinks import run as sinks
 from experiments.sinks.plan import Runs
-from regard.commands.pretrain.config import recipe
+from regard.commands.pretrain.config import preset_config
 from regard.commands.sweep.means import Difference
 from regard.errors import UserError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_is_made_from_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 SETTING: dict[str, Any] = {"steps": 2400, "batch": 16, "length": 64, "weight_decay": 0.5, "learning_rate": 0.01}
 RECORD = {
-    "recipe": recipe("pico", fixed_token=0, **SETTING).to_dict(),
+    "recipe": preset_config("pico", fixed_token=0, **SETTING).to_dict(),
     "model": {"parameters": 327_296},
     "data": {"domains": [{"name": "novels", "train_tokens": 4_915_200}]},
     "watch": {"samples": 100, "length": 64, "epsilon": 0.3, "uniform": 0.0741},
@@ -360,12 +360,12 @@ def test_the_record_of_the_experiment_is_of_what_the_rows_change(monkeypatch: py
     history = pd.DataFrame([dict.fromkeys(sinks.CURVE, 1.0)])
     monkeypatch.setattr(sinks, "_finished", lambda place, wanted: place.name == "one-head-0")
     monkeypatch.setattr(
-        sinks.Pretraining, "load", lambda place: types.SimpleNamespace(record=record, final=ended, history=history)
+        sinks.PretrainResult, "load", lambda place: types.SimpleNamespace(record=record, final=ended, history=history)
     )
     ends, curves, left = sinks.collected(["softmax", "one head"], 3, ["text"], Path("work"))
     assert ends[["row", "seed", "seconds"]].to_numpy().tolist() == [["one head", 0, 60.0]]
     assert len(curves) == 1
-    assert left["recipe"]["heads"] == recipe("pico").heads != one["heads"]
+    assert left["recipe"]["heads"] == preset_config("pico").heads != one["heads"]
     assert {"data", "seed"}.isdisjoint(left["recipe"])
     assert left["seeds"] == 3
     assert left["rows"] == {"softmax": {}, "one head": {"heads": 1}}

@@ -12,7 +12,7 @@ import torch
 
 import regard
 from regard import AttentionSpec, RegardConfig, RegardForCausalLM, UserError, models
-from regard.commands.replace.result import Replacements
+from regard.commands.replace.result import ReplaceResult
 
 Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
@@ -147,7 +147,7 @@ def test_layers_that_share_their_weights() -> None:
 
 
 @pytest.fixture(scope="module")
-def found(bert: Any, reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Replacements:
+def found(bert: Any, reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplaceResult:
     work = tmp_path_factory.mktemp("run") / "work"
     steps: list[str] = []
     found = regard.replace(bert, str(reviews), work=work, attention=NAMES, on_step=steps.append, **SMALL)
@@ -155,7 +155,7 @@ def found(bert: Any, reviews: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return found
 
 
-def test_rows_of_each_operation_and_seed(found: Replacements) -> None:
+def test_rows_of_each_operation_and_seed(found: ReplaceResult) -> None:
     rows = found.scores.groupby(["constants", "select", "fraction_dynamic"], sort=False).size()
     assert rows.to_dict() == {("none", "none", 1.0): 2} | {(name, "attention", 0.0): 2 for name in NAMES}
     assert found.scores["score"].between(0, 1).all()
@@ -165,7 +165,7 @@ def test_rows_of_each_operation_and_seed(found: Replacements) -> None:
     assert found.record["settings"]["constants"] == []
 
 
-def test_scores_are_those_of_probes_behind_the_swapped_model(bert: Any, reviews: Path, found: Replacements) -> None:
+def test_scores_are_those_of_probes_behind_the_swapped_model(bert: Any, reviews: Path, found: ReplaceResult) -> None:
     from regard.data import encode, read_task
     from regard.training import ProbeSettings, States, fit_probe, predict, score
 
@@ -182,14 +182,14 @@ def test_scores_are_those_of_probes_behind_the_swapped_model(bert: Any, reviews:
     assert found.frame(constants="softmax+window=2", seed=1)["score"].item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_run_is_written_read_and_told(found: Replacements, tmp_path: Path) -> None:
+def test_the_run_is_written_read_and_told(found: ReplaceResult, tmp_path: Path) -> None:
     from rich.console import Console
 
     found.save(tmp_path / "run")
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         *("results.json", "scores.parquet", "heads.json", "cost.parquet", "report.html")
     }
-    again = Replacements.load(tmp_path / "run")
+    again = ReplaceResult.load(tmp_path / "run")
     pd.testing.assert_frame_equal(again.scores, found.scores)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Other operations" in page
@@ -203,7 +203,7 @@ def test_the_run_is_written_read_and_told(found: Replacements, tmp_path: Path) -
     assert "order" not in lines
 
 
-def test_beside_constants(bert: Any, reviews: Path, tmp_path: Path, found: Replacements) -> None:
+def test_beside_constants(bert: Any, reviews: Path, tmp_path: Path, found: ReplaceResult) -> None:
     options: dict[str, Any] = SMALL | {"constants": "identity", "select": "first-layers", "fractions": (1, 0)}
     both = regard.replace(bert, str(reviews), attention="sigmoid", work=tmp_path / "work", **options)
     assert set(both.scores["constants"]) == {"none", "identity", "sigmoid"}
@@ -215,7 +215,7 @@ def test_beside_constants(bert: Any, reviews: Path, tmp_path: Path, found: Repla
     assert "Other operations" in page
 
 
-def test_a_run_that_was_broken_off_goes_on(bert: Any, reviews: Path, tmp_path: Path, found: Replacements) -> None:
+def test_a_run_that_was_broken_off_goes_on(bert: Any, reviews: Path, tmp_path: Path, found: ReplaceResult) -> None:
     def broken_off(step: str) -> None:
         if step == "scoring off-by-one":
             raise KeyboardInterrupt

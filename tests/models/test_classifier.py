@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from regard.errors import UserError
 from regard.hooks import watching
-from regard.models.classifier import Classifier, ClassifierConfig, add_lora, without_decoder
+from regard.models.classifier import Classifier, ClassifierConfig, add_lora, encoder_part
 from regard.models.heads import HEADS, LABEL_SCALE, LabelTextHead, LinearHead
 from regard.models.labels import background
 from regard.models.pretrained import Loaded
@@ -96,7 +96,7 @@ def test_the_head_reads_the_last_hidden_states(kind: str) -> None:
     assert isinstance(model.head, LinearHead)
     assert model.head.reading == READING[kind]
     assert logits.shape == (3, 3)
-    apart = without_decoder(below(kind))
+    apart = encoder_part(below(kind))
     assert all(torch.equal(one, model.encoder.state_dict()[name]) for name, one in apart.state_dict().items())
 
 

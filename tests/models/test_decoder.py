@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import regard
 from regard.attention import reference
-from regard.attention.call import Call
+from regard.attention.call import AttentionCall
 from regard.attention.positions import POSITIONS
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.data import windows
@@ -251,21 +251,21 @@ def test_in_pieces_a_prefix_is_left_out_of_the_mean_that_a_trainer_takes(rows: i
     assert float(nothing.detach()) == 0
 
 
-def _calls(model: RegardForCausalLM, **inputs: Tensor) -> tuple[list[Call], Any]:
+def _calls(model: RegardForCausalLM, **inputs: Tensor) -> tuple[list[AttentionCall], Any]:
     """Every call of a forward, and what a watch saw of it."""
-    calls: list[Call] = []
+    calls: list[AttentionCall] = []
 
     class Noting:
-        def before(self, _module: Any, call: Call, _causal: bool) -> None:
+        def before(self, _module: Any, call: AttentionCall, _causal: bool) -> None:
             calls.append(call)
 
-    from regard.hooks.attention_function import unwatched_by, watched_by
+    from regard.hooks.attention_function import add_observer, remove_observer
 
     modules, noting = [layer.self_attn for layer in model.model.layers], Noting()
     with watching(model, ["sink_rate", "virtual_sink_mass"]) as watch, torch.no_grad():
-        watched_by(modules, noting)  # type: ignore[arg-type]
+        add_observer(modules, noting)  # type: ignore[arg-type]
         seen = model(**inputs).logits
-        unwatched_by(modules, noting)  # type: ignore[arg-type]
+        remove_observer(modules, noting)  # type: ignore[arg-type]
     with torch.no_grad():
         torch.testing.assert_close(seen, model(**inputs).logits, rtol=1e-9, atol=1e-9)
     return calls, watch

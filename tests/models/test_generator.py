@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertConfig, BertLMHeadModel
 
 from regard.errors import UserError
-from regard.models.generator import Generator, generates, load_generator
+from regard.models.generator import Generator, is_language_model, load_generator
 from regard.models.pretrained import load
 from tests.continual.small_text import KINDS, WORDS, Kind, lively, loaded
 
@@ -195,11 +195,11 @@ def test_it_is_loaded_with_its_head(kind: Kind, tmp_path: Path) -> None:
     given.model.save_pretrained(tmp_path)
     given.tokenizer.save_pretrained(tmp_path)
     found = load_generator(str(tmp_path), device="cpu", dtype="float64")
-    assert generates(found.model)
+    assert is_language_model(found.model)
     assert found.sha256 is not None
     assert torch.equal(Generator.over(found).generate(ids, real, NEW), Generator.over(given).generate(ids, real, NEW))
     without = load(str(tmp_path), device="cpu")
-    assert not generates(without.model)
+    assert not is_language_model(without.model)
     with pytest.raises(UserError, match=r"model: expected a language model with its head, got .*load_generator\('"):
         Generator.over(without)
 
@@ -207,9 +207,9 @@ def test_it_is_loaded_with_its_head(kind: Kind, tmp_path: Path) -> None:
 def test_models_that_cannot_answer() -> None:
     sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     both_ways = BertLMHeadModel(BertConfig(vocab_size=len(WORDS), **sizes, is_decoder=True))
-    assert generates(both_ways)
+    assert is_language_model(both_ways)
     both_ways.config.is_decoder = False
-    assert not generates(both_ways)
+    assert not is_language_model(both_ways)
     endless = loaded("gpt2")
     endless.tokenizer.eos_token = None
     with pytest.raises(UserError, match="model: expected a tokenizer with a token that ends a text"):

@@ -20,7 +20,7 @@ from regard.models.heads import (
     LinearHead,
     PreScalingHead,
     make_head,
-    pooled,
+    pool_states,
     words_of,
 )
 
@@ -208,7 +208,7 @@ def test_what_a_linear_head_reads(reading: Any, columns: tuple[list[int], ...]) 
         head.bias.copy_(numbers(CLASSES, seed=2))
     for row, chosen in enumerate(columns):
         one = states[row, chosen].mean(0)
-        torch.testing.assert_close(pooled(states, mask, reading)[row], one, rtol=0, atol=1e-12)
+        torch.testing.assert_close(pool_states(states, mask, reading)[row], one, rtol=0, atol=1e-12)
         by_hand = torch.stack([vector.dot(one) for vector in head.vectors]) + head.bias
         torch.testing.assert_close(head(states, mask)[row], by_hand, rtol=0, atol=1e-12)
 

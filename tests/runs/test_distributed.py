@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from regard.cli import main
-from regard.commands.measure.result import Measurements
+from regard.commands.measure.result import MeasureResult
 from regard.statistics import STATISTICS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 AXES = ["statistic", "site", "layer", "head", "position", "epsilon"]
 # Several commands one after another, each with a port of its own; then, on a line of its own, how each ended.
 WORKER = """
@@ -151,7 +151,7 @@ def test_the_first_process_alone_writes(together: Any) -> None:
 
 @pytest.mark.parametrize("name", ["uneven", "both stacks", "fewer samples than processes"])
 def test_the_numbers_are_those_of_one_process(name: str, together: Any, alone: Path) -> None:
-    shared, single = (Measurements.load(folder / name) for folder in (together[0], alone))
+    shared, single = (MeasureResult.load(folder / name) for folder in (together[0], alone))
     tables = [run.table.sort_values(AXES).reset_index(drop=True) for run in (shared, single)]
     pd.testing.assert_frame_equal(*tables, check_exact=False, rtol=1e-9, atol=1e-9)
     assert shared.tokens is not None
@@ -191,7 +191,7 @@ def test_accelerate_launch(
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Written to run") == 1
     assert os.listdir(tmp_path) == ["run"]
-    shared, single = Measurements.load(tmp_path / "run"), Measurements.load(alone / "uneven")
+    shared, single = MeasureResult.load(tmp_path / "run"), MeasureResult.load(alone / "uneven")
     assert shared.record["cost"]["processes"] == 2
     tables = [run.table.sort_values(AXES).reset_index(drop=True) for run in (shared, single)]
     pd.testing.assert_frame_equal(*tables, check_exact=False, rtol=1e-9, atol=1e-9)

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from regard.errors import UserError
-from regard.runs.launchers import Ended, Event, Job, Local, Ray, run
+from regard.runs.launchers import Job, JobEvent, JobResult, Local, Ray, run_jobs
 from regard.runs.launchers.local import cores
 from tests.commands.sweep.sweeping import alive, counted, processes, until
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 
 
@@ -29,7 +29,7 @@ def job(folder: Path, code: str, key: str = "a", grace: float = 10.0) -> Job:
 def errors(jobs: Sequence[Job], *, workers: int = 2, retries: int = 0, devices: Sequence[str] = ()) -> dict[str, str]:
     engine = Local(workers=workers, devices=devices)
     folder = Path(jobs[0].directory)
-    return run(jobs, engine, finished=lambda key: (folder / f"{key}.done").exists(), retries=retries)
+    return run_jobs(jobs, engine, finished=lambda key: (folder / f"{key}.done").exists(), retries=retries)
 
 
 # -- how jobs end -------------------------------------------------------------------------------------------------
@@ -57,8 +57,8 @@ def test_the_complaint_is_that_of_the_last_attempt(tmp_path: Path) -> None:
 
 
 def test_a_job_that_ends_well_but_leaves_nothing_has_failed(tmp_path: Path) -> None:
-    events: list[Event] = []
-    found = run([job(tmp_path, "pass")], Local(), finished=lambda key: False, retries=1, on_event=events.append)
+    events: list[JobEvent] = []
+    found = run_jobs([job(tmp_path, "pass")], Local(), finished=lambda key: False, retries=1, on_event=events.append)
     assert found == {"a": "ended well, but its results cannot be read"}
     assert [(event.kind, event.attempt) for event in events] == [
         ("started", 1),
@@ -93,9 +93,9 @@ class Vanishing:
     def start(self, job: Job) -> None:
         self.started += 1
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[JobResult]:
         lost = self.started <= self.times
-        return [Ended("a", "lost" if lost else "broken", lost=lost)]
+        return [JobResult("a", "lost" if lost else "broken", lost=lost)]
 
 
 @pytest.mark.parametrize("times,started", [(0, 2), (5, 7), (1000, 22)])
@@ -103,7 +103,7 @@ def test_machines_that_go_away_are_not_counted_as_failures_up_to_a_limit(
     times: int, started: int, tmp_path: Path
 ) -> None:
     engine = Vanishing(times)
-    found = run([job(tmp_path, "")], engine, finished=lambda key: False, retries=1)
+    found = run_jobs([job(tmp_path, "")], engine, finished=lambda key: False, retries=1)
     assert (engine.started, found) == (started, {"a": "lost" if times > 20 else "broken"})
 
 

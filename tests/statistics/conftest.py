@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.statistics import Observation, Row
+from regard.statistics import Observation, StatisticRow
 
 BY_KEY = {"column_mass", "column_square", "key_norm", "value_norm", "value_output_norm"}
 BY_KEY |= {"cosine_sum", "norm_sum", "pair_count"}
@@ -158,7 +158,7 @@ def _sample(seed: int, length: int, keys: int | None = None, site: str = "decode
     )
 
 
-def _by_place(rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
+def _by_place(rows: Sequence[StatisticRow]) -> dict[tuple[Any, ...], StatisticRow]:
     """The rows of a result by what they are about."""
     found = {(r.statistic, r.site, r.layer, r.head, r.position, r.epsilon): r for r in rows}
     assert len(found) == len(rows), "two rows about the same"
@@ -186,7 +186,7 @@ def random_sample() -> Callable[..., Sample]:
 
 
 @pytest.fixture(scope="session")
-def by_place() -> Callable[..., dict[tuple[Any, ...], Row]]:
+def by_place() -> Callable[..., dict[tuple[Any, ...], StatisticRow]]:
     return _by_place
 
 
@@ -194,7 +194,7 @@ def by_place() -> Callable[..., dict[tuple[Any, ...], Row]]:
 def value_of() -> Callable[..., float]:
     """Finds the value of the one row that has what is asked for, say head=0 and position=None."""
 
-    def find(rows: Sequence[Row], **wanted: Any) -> float:
+    def find(rows: Sequence[StatisticRow], **wanted: Any) -> float:
         found = [r.value for r in rows if all(getattr(r, name) == value for name, value in wanted.items())]
         assert len(found) == 1, f"{len(found)} rows have {wanted}"
         return found[0]

@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 
 from regard.errors import UserError
-from regard.statistics import DEFAULT, STATISTICS, chosen, names
+from regard.statistics import DEFAULT, STATISTICS, select_statistics, statistic_names
 from regard.statistics.sinks import SinkRate
 
 
 def test_default_and_all_and_lists() -> None:
-    assert names("default") == DEFAULT
-    assert names("all") == tuple(STATISTICS)
-    assert names(" all ") == tuple(STATISTICS)
-    assert names("entropy, sink_rate") == ("entropy", "sink_rate")
-    assert names(["entropy", "sink_rate"]) == ("entropy", "sink_rate")
+    assert statistic_names("default") == DEFAULT
+    assert statistic_names("all") == tuple(STATISTICS)
+    assert statistic_names(" all ") == tuple(STATISTICS)
+    assert statistic_names("entropy, sink_rate") == ("entropy", "sink_rate")
+    assert statistic_names(["entropy", "sink_rate"]) == ("entropy", "sink_rate")
     assert set(DEFAULT) <= set(STATISTICS)
 
 
 def test_a_name_given_twice_is_one_statistic() -> None:
-    assert names("entropy,sink_rate,entropy") == ("entropy", "sink_rate")
+    assert statistic_names("entropy,sink_rate,entropy") == ("entropy", "sink_rate")
 
 
-@pytest.mark.parametrize("choose", [names, chosen])
+@pytest.mark.parametrize("choose", [statistic_names, select_statistics])
 @pytest.mark.parametrize("wanted", ["sink_rates", ["sink_rates"], ["entropy", "sink_rates"], "entropy,sink_rates"])
 def test_an_unknown_name_is_answered_with_those_that_there_are(choose: object, wanted: object) -> None:
     with pytest.raises(UserError, match=r"unknown statistic 'sink_rates'; expected default, all, or some of: ") as info:
@@ -33,10 +33,10 @@ def test_an_unknown_name_is_answered_with_those_that_there_are(choose: object, w
 
 def test_all_unknown_names_are_told_at_once() -> None:
     with pytest.raises(UserError, match="'one', 'two'"):
-        names("one,entropy,two")
+        statistic_names("one,entropy,two")
 
 
-@pytest.mark.parametrize("choose", [names, chosen])
+@pytest.mark.parametrize("choose", [statistic_names, select_statistics])
 @pytest.mark.parametrize("wanted", ["", [], ","])
 def test_none_is_an_error(choose: object, wanted: object) -> None:
     with pytest.raises(UserError, match="statistic"):
@@ -45,15 +45,15 @@ def test_none_is_an_error(choose: object, wanted: object) -> None:
 
 def test_chosen_are_fresh_and_ready_made_ones_as_they_are() -> None:
     mine = SinkRate((0.1,))
-    first, second = chosen(["entropy", mine]), chosen(["entropy", mine])
+    first, second = select_statistics(["entropy", mine]), select_statistics(["entropy", mine])
     assert first[1] is second[1] is mine
     assert first[0] is not second[0]
-    assert [s.name for s in chosen("default")] == list(DEFAULT)
+    assert [s.name for s in select_statistics("default")] == list(DEFAULT)
 
 
 def test_one_statistic_twice_is_an_error() -> None:
     with pytest.raises(UserError, match=r"none twice, got: .*sink_rate.*sink_rate"):
-        chosen(["sink_rate", SinkRate((0.1,))])
+        select_statistics(["sink_rate", SinkRate((0.1,))])
 
 
 @pytest.mark.parametrize("epsilons", [(), (0.0,), (1.0,), (0.3, -0.1), (30.0,)])

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.statistics import STATISTICS, Observation, Row, Statistic
+from regard.statistics import STATISTICS, Observation, Statistic, StatisticRow
 from regard.statistics.dependence import InputDependence
 from regard.statistics.sinks import CommonSinkRatio, FirstMass, SinkDeviation, SinkRate, SinkTokens
 
@@ -154,7 +154,7 @@ def test_rows_are_well_formed(
     assert statistic.result() == rows
     by_place(rows)
     for row in rows:
-        assert type(row) is Row
+        assert type(row) is StatisticRow
         assert row.statistic.startswith(statistic.name)
         assert type(row.value) is float
         assert math.isfinite(row.value)

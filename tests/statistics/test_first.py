@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.statistics import HiddenNorm, Observation, SinkRate
-from regard.statistics.first import FirstAlpha, OfTokens, VirtualSink
+from regard.statistics.first import FirstAlpha, TokenFirst, VirtualSink
 
 
 def observed(weights: Tensor, **tensors: Tensor) -> Observation:
@@ -43,7 +43,7 @@ def test_what_stands_in_front_is_a_sink_and_no_position() -> None:
     """A token in front takes 1, 0.8 and 0.3 of three queries; of two given tokens the first gets 0.2 and 0.6."""
     weights = torch.tensor([[[1.0, 0.0, 0.0], [0.8, 0.2, 0.0], [0.3, 0.6, 0.1]]], dtype=torch.float64)
     layer = observed(weights, hidden_norm=torch.tensor([[9.0, 3.0, 2.0]]))
-    statistics = [OfTokens(each, 2) for each in (FirstAlpha(), SinkRate([0.35], 2), HiddenNorm())]
+    statistics = [TokenFirst(each, 2) for each in (FirstAlpha(), SinkRate([0.35], 2), HiddenNorm())]
     found = {}
     for statistic in (*statistics, VirtualSink(0.5, 2)):
         statistic.update([layer])
@@ -81,7 +81,7 @@ def test_the_query_of_a_learned_key_sees_itself_alone(epsilon: float, rate: floa
 
 def test_without_anything_in_front_it_is_the_statistic_itself() -> None:
     weights = torch.rand(2, 12, 12).tril().softmax(-1)
-    plain, given = SinkRate(), OfTokens(SinkRate(), 12)
+    plain, given = SinkRate(), TokenFirst(SinkRate(), 12)
     plain.update([observed(weights)])
     given.update([observed(weights)])
     assert given.result() == plain.result()

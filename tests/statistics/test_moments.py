@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.statistics.moments import Moments
+from regard.statistics.moments import RunningMoments
 
 
-def assert_equals_numpy(moments: Moments, values: np.ndarray, *, variance: float = 1e-12) -> None:
+def assert_equals_numpy(moments: RunningMoments, values: np.ndarray, *, variance: float = 1e-12) -> None:
     np.testing.assert_array_equal(moments.count.numpy(), len(values))
     np.testing.assert_allclose(moments.mean.numpy(), values.mean(0), rtol=1e-12, atol=1e-12)
     expected = values.std(0, ddof=1) / np.sqrt(len(values))
@@ -27,9 +27,9 @@ def assert_equals_numpy(moments: Moments, values: np.ndarray, *, variance: float
 def test_merging_equals_numpy(sizes: list[int], seed: int, backwards: bool) -> None:
     values = np.random.default_rng(seed).normal(size=(sum(sizes), 2, 3))
     parts = np.split(values, np.cumsum(sizes)[:-1])
-    total = Moments()
+    total = RunningMoments()
     for part in reversed(parts) if backwards else parts:
-        one = Moments()
+        one = RunningMoments()
         one.add(torch.from_numpy(part))
         total.merge(one)
     assert_equals_numpy(total, values)
@@ -40,7 +40,7 @@ def test_merging_equals_numpy(sizes: list[int], seed: int, backwards: bool) -> N
 def test_a_large_offset_does_not_drown_small_noise(sizes: list[int], seed: int) -> None:
     """Where Σx² − (Σx)²/n would have no digit left; a float64 near 1e8 itself has 1.5e-8 to tell numbers apart by."""
     values = 1e8 + np.random.default_rng(seed).normal(size=(sum(sizes), 2))
-    total = Moments()
+    total = RunningMoments()
     for part in np.split(values, np.cumsum(sizes)[:-1]):
         total.add(torch.from_numpy(part))
     assert_equals_numpy(total, values, variance=1e-6)
@@ -49,7 +49,7 @@ def test_a_large_offset_does_not_drown_small_noise(sizes: list[int], seed: int) 
 def test_the_last_axis_grows_and_lacking_entries_do_not_count() -> None:
     rng = np.random.default_rng(0)
     samples = [rng.normal(size=(2, length)) for length in (3, 7, 1, 7, 5)]
-    total = Moments()
+    total = RunningMoments()
     for sample in samples:
         total.add(torch.from_numpy(sample[None]))
     assert total.count[0].tolist() == [5, 4, 4, 3, 3, 2, 2]
@@ -62,7 +62,7 @@ def test_the_last_axis_grows_and_lacking_entries_do_not_count() -> None:
 
 def test_what_is_absent_does_not_count_whatever_it_is() -> None:
     values = torch.tensor([[[1.0, torch.nan], [3.0, torch.inf]], [[5.0, 1e300], [7.0, -torch.inf]]])
-    moments = Moments()
+    moments = RunningMoments()
     moments.add(values, torch.tensor([[True, False], [True, False]]))
     assert moments.count.tolist() == [[2, 0], [2, 0]]
     assert moments.mean.tolist() == [[3, 0], [5, 0]]
@@ -73,7 +73,7 @@ def test_what_is_absent_does_not_count_whatever_it_is() -> None:
 
 
 def test_one_sample_has_no_standard_error_and_two_have() -> None:
-    moments = Moments()
+    moments = RunningMoments()
     moments.add(torch.tensor([3.0]))
     assert moments.standard_error().isnan()
     moments.add(torch.tensor([5.0]))
@@ -82,16 +82,16 @@ def test_one_sample_has_no_standard_error_and_two_have() -> None:
 
 
 def test_a_state_gives_the_same_moments() -> None:
-    moments = Moments()
+    moments = RunningMoments()
     moments.add(torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0)))
-    again = Moments.from_state(moments.state())
+    again = RunningMoments.from_state(moments.state())
     for part in ("count", "mean", "deviation"):
         assert torch.equal(getattr(again, part), getattr(moments, part))
 
 
 def test_nothing_merged_with_nothing_is_nothing() -> None:
-    moments = Moments()
-    moments.merge(Moments())
+    moments = RunningMoments()
+    moments.merge(RunningMoments())
     assert moments.count.numel() == 0
-    moments.merge(Moments.from_state(moments.state()))
+    moments.merge(RunningMoments.from_state(moments.state()))
     assert moments.count.numel() == 0

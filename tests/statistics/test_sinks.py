@@ -23,7 +23,7 @@ from regard.statistics.sinks import (
     SinkTokens,
     sink_deviation,
     sink_rate,
-    strongest,
+    topk_keys,
 )
 
 
@@ -342,7 +342,7 @@ def test_common_tokens_are_found_where_none_are_given(
 def test_the_strongest_come_first_and_equals_in_order() -> None:
     mass = torch.tensor([[[1.0, 3.0, 3.0, 2.0, 9.0]], [[-3.0, -2.0, 9.0, torch.nan, 9.0]]])
     real = torch.tensor([[True, True, True, True, False], [True, True, False, False, False]])
-    assert strongest(mass, real, 1).tolist() == [[[1]], [[1]]]
-    assert strongest(mass, real, 3)[0].tolist() == [[1, 2, 3]]
-    assert strongest(mass, real, 2)[1].tolist() == [[1, 0]]
-    assert strongest(mass, real, 9).shape[-1] == 5
+    assert topk_keys(mass, real, 1).tolist() == [[[1]], [[1]]]
+    assert topk_keys(mass, real, 3)[0].tolist() == [[1, 2, 3]]
+    assert topk_keys(mass, real, 2)[1].tolist() == [[1, 0]]
+    assert topk_keys(mass, real, 9).shape[-1] == 5

@@ -19,9 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from regard.training import Plan, checkpoint, train
+from regard.training import TrainingConfig, checkpoint, train
 
-PLAN = Plan(steps=14, batch_size=4, micro_batch=2, learning_rate=0.01, warmup_steps=2, checkpoint_every=4, log_every=1)
+PLAN = TrainingConfig(
+    steps=14, batch_size=4, micro_batch=2, learning_rate=0.01, warmup_steps=2, checkpoint_every=4, log_every=1
+)
 
 
 def model() -> LlamaForCausalLM:

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 from regard.errors import UserError
 from regard.training.callback import SinkCallback
-from regard.training.sink_monitor import COLUMNS, SinkWatch
+from regard.training.sink_monitor import COLUMNS, SinkMonitor
 
 VOCABULARY = 50
 STEPS = 5
@@ -70,7 +70,7 @@ def test_it_measures_at_the_first_step_and_at_every_second_one_and_at_the_last(t
     trainer.train()
     assert list(entries(trainer.state.log_history, "sink_rate")) == [0, 2, 4, 5]
     assert entries(trainer.state.log_history, "alpha_first")[5] == pytest.approx(
-        SinkWatch(rows(4), every=1)(trainer.model, 5)["alpha_first"], abs=1e-12
+        SinkMonitor(rows(4), every=1)(trainer.model, 5)["alpha_first"], abs=1e-12
     )
     history = pd.read_parquet(tmp_path / "sinks" / "history.parquet")
     assert history["step"].tolist() == [0, 1, 2, 3, 4, 5]

@@ -20,8 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from regard.errors import UserError
 from regard.training import checkpoint
-from regard.training.loop import Trained, train
-from regard.training.plan import Plan
+from regard.training.loop import TrainResult, train
+from regard.training.plan import TrainingConfig
 from tests.training.small import batch, count, loss, net
 
 ROOT = Path(__file__).parents[2]
@@ -86,10 +86,10 @@ def test_a_killed_run_is_the_unbroken_one(name: str, left: list[str], runs: Any)
 
 # -- in this process ------------------------------------------------------------------------------------
 
-PLAN = Plan(steps=12, batch_size=8, learning_rate=0.02, log_every=1, checkpoint_every=3, keep=3)
+PLAN = TrainingConfig(steps=12, batch_size=8, learning_rate=0.02, log_every=1, checkpoint_every=3, keep=3)
 
 
-def trained(model: nn.Module, folder: Path, plan: Plan = PLAN, **options: Any) -> Trained:
+def trained(model: nn.Module, folder: Path, plan: TrainingConfig = PLAN, **options: Any) -> TrainResult:
     given: dict[str, Any] = {"batch": batch, "loss": loss, "count": count, "device": "cpu"} | options
     return train(model, plan, folder=folder, **given)
 
@@ -280,4 +280,4 @@ def test_a_model_can_be_loaded_from_a_checkpoint(tmp_path: Path) -> None:
     state = json.loads((tmp_path / "run" / "step-00000002" / "state.json").read_text())
     assert state["versions"].keys() == {"regard", "torch", "accelerate", "python"}
     assert (state["step"], state["items"], state["processes"]) == (2, 80, 1)
-    assert Plan.from_dict(state["plan"]) == replace(PLAN, steps=2)
+    assert TrainingConfig.from_dict(state["plan"]) == replace(PLAN, steps=2)

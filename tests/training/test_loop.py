@@ -19,20 +19,22 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.training import placement
-from regard.training.loop import Trained, train
-from regard.training.plan import Plan
+from regard.training.loop import TrainResult, train
+from regard.training.plan import TrainingConfig
 from tests.training.small import Net, batch, count, loss, net
 
 
-def trained(model: nn.Module, plan: Plan, **options: Any) -> Trained:
+def trained(model: nn.Module, plan: TrainingConfig, **options: Any) -> TrainResult:
     given: dict[str, Any] = {"batch": batch, "loss": loss, "count": count, "device": "cpu"} | options
     return train(model, plan, **given)
 
 
-PLAN = Plan(steps=12, batch_size=8, learning_rate=0.02, schedule="cosine", warmup_steps=3, log_every=4, clip=0.5)
+PLAN = TrainingConfig(
+    steps=12, batch_size=8, learning_rate=0.02, schedule="cosine", warmup_steps=3, log_every=4, clip=0.5
+)
 
 
-def by_hand(model: nn.Module, plan: Plan, rate: Callable[[int], float]) -> list[tuple[float, float]]:
+def by_hand(model: nn.Module, plan: TrainingConfig, rate: Callable[[int], float]) -> list[tuple[float, float]]:
     """Loss and norm of every step, the model trained with PyTorch alone."""
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=plan.betas, eps=plan.adam_epsilon, weight_decay=plan.weight_decay, fused=False
@@ -426,7 +428,7 @@ def test_an_interrupt_waits_for_the_update(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
 
 
-def clockless(result: Trained) -> list[dict[str, float]]:
+def clockless(result: TrainResult) -> list[dict[str, float]]:
     clock = ("seconds", "items_per_second")
     return [{name: value for name, value in row.items() if name not in clock} for row in result.history]
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.training import Plan, train
+from regard.training import TrainingConfig, train
 from tests.training.small import batch, count, loss, net
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PLAN = Plan(steps=9, batch_size=8, learning_rate=0.02, warmup_steps=2, log_every=1, clip=0.5)
+PLAN = TrainingConfig(steps=9, batch_size=8, learning_rate=0.02, warmup_steps=2, log_every=1, clip=0.5)
 CLOCK = ("seconds", "items_per_second")
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from regard.errors import UserError
-from regard.training.plan import FREE, Plan
+from regard.training.plan import FREE, TrainingConfig
 from regard.training.schedule import adamw, learning_rate, set_rate
 
-PLAN = Plan(steps=100, batch_size=8, learning_rate=0.5, warmup_steps=10)
+PLAN = TrainingConfig(steps=100, batch_size=8, learning_rate=0.5, warmup_steps=10)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_a_plan_that_cannot_be_carried_out(field: str, value: Any, told: str) ->
 
 def test_a_plan_and_its_fields() -> None:
     plan = replace(PLAN, trackers=["wandb"], betas=[0.8, 0.9])  # type: ignore[arg-type]
-    assert Plan.from_dict(plan.to_dict()) == plan
+    assert TrainingConfig.from_dict(plan.to_dict()) == plan
     assert plan.betas == (0.8, 0.9)
     with pytest.raises(UserError, match="expected the fields of a Plan, got speed as well"):
-        Plan.from_dict({**PLAN.to_dict(), "speed": 1})
+        TrainingConfig.from_dict({**PLAN.to_dict(), "speed": 1})
 
 
 def test_rates_by_hand() -> None:
@@ -75,7 +75,9 @@ def test_rates_by_hand() -> None:
 @given(st.integers(1, 60), st.integers(0, 60), st.floats(0, 1), st.sampled_from(["constant", "cosine", "linear"]))
 def test_rates_grow_and_then_fall(steps: int, warmup: int, final: float, schedule: Any) -> None:
     warmup = min(warmup, steps)
-    plan = Plan(steps=steps, batch_size=1, warmup_steps=warmup, final_rate=final, schedule=schedule, learning_rate=1)
+    plan = TrainingConfig(
+        steps=steps, batch_size=1, warmup_steps=warmup, final_rate=final, schedule=schedule, learning_rate=1
+    )
     rates = [learning_rate(plan, step) for step in range(1, steps + 1)]
     assert rates[:warmup] == sorted(rates[:warmup])
     assert rates[max(warmup - 1, 0) :] == sorted(rates[max(warmup - 1, 0) :], reverse=True)

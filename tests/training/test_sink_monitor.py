@@ -24,7 +24,7 @@ from transformers import (
 
 import regard.training.sink_monitor
 from regard.errors import UserError
-from regard.training.sink_monitor import COLUMNS, Emergence, SinkWatch, ValidationLoss, emergence
+from regard.training.sink_monitor import COLUMNS, Emergence, SinkMonitor, ValidationLoss, find_emergence
 
 VOCABULARY, LENGTH, MINIMUM = 50, 16, 8
 LAYERS, HEADS = 2, 4
@@ -100,7 +100,7 @@ def values(frame: pd.DataFrame, statistic: str, **nulls: bool) -> Tensor:
 @pytest.mark.parametrize("epsilon", [0.15, 0.3])
 def test_it_finds_what_whole_matrices_tell(make: Any, epsilon: float) -> None:
     model = make()
-    watch = SinkWatch(rows(), every=1, epsilon=epsilon, batch_size=2)
+    watch = SinkMonitor(rows(), every=1, epsilon=epsilon, batch_size=2)
     expected = reference(model, rows(), epsilon)
     found = watch(model, 7)
     for name in ("sink_rate", "sink_rate_max", "sink_position"):
@@ -126,7 +126,7 @@ def test_rates_are_kept_of_late_positions_which_no_sink_is_looked_for_at(
 ) -> None:
     """A key at 12 of 20 positions that all eight queries from there on look at; half of the queries are ten."""
     model, length, late = llama().double(), 20, 12
-    watch = SinkWatch(rows(length=length), every=1, strongest_queries=strongest)
+    watch = SinkMonitor(rows(length=length), every=1, strongest_queries=strongest)
 
     def all_look_at_it(rate_of: Any) -> Any:
         return [r._replace(value=100.0 * (r.position == late)) if r.statistic == "sink_rate" else r for r in rate_of]
@@ -147,12 +147,12 @@ def test_a_sink_beside_the_keys_is_told_where_there_is_one() -> None:
         for layer in model.model.layers:
             layer.self_attn.sinks.copy_(torch.tensor([-9.0, 6.0, 9.0, 12.0]))
     expected = reference(model, rows(), 0.3)
-    watch = SinkWatch(rows(), every=1)
+    watch = SinkMonitor(rows(), every=1)
     found = watch(model, 0)
     assert 20 < expected["virtual_sink_rate"] < 90
     assert found["virtual_sink_rate"] == pytest.approx(expected["virtual_sink_rate"], abs=1e-9)
     torch.testing.assert_close(values(watch.frame(), "virtual_alpha"), expected["missing"].flatten())
-    without = SinkWatch(rows(), every=1)
+    without = SinkMonitor(rows(), every=1)
     assert "virtual_sink_rate" not in without(llama(), 0)
     assert "virtual_alpha" not in set(without.frame()["statistic"])
 
@@ -173,7 +173,7 @@ def test_a_sink_token_is_no_position_but_a_sink_beside_the_tokens() -> None:
         for name, parameter in model.named_parameters():
             if "q_proj" in name:
                 parameter.zero_()
-    watch = SinkWatch(rows(), every=1, epsilon=0.2)
+    watch = SinkMonitor(rows(), every=1, epsilon=0.2)
     found = watch(model, 0)
     shares = [1 / (i + 1) for i in range(1, LENGTH + 1)]
     assert found["alpha_first"] == pytest.approx(sum(shares) / LENGTH, abs=1e-6)
@@ -192,7 +192,7 @@ def test_a_sink_token_is_no_position_but_a_sink_beside_the_tokens() -> None:
 def test_the_norms_of_a_sink_token_are_not_counted() -> None:
     model = decoder("sink-token")
     ids = rows()
-    watch = SinkWatch(ids, every=1)
+    watch = SinkMonitor(ids, every=1)
     watch(model, 0)
     embedded = model.get_input_embeddings()(ids).detach().norm(dim=-1)
     expected = (embedded[:, 0] / embedded[:, 1:].mean(-1)).mean()
@@ -209,7 +209,7 @@ def test_uniform_attention_to_a_prefix_is_uniform(sink_token: bool, padded: bool
     from regard.attention.spec import AttentionSpec
     from regard.hooks.observe import watching
     from regard.statistics import SinkRate
-    from regard.statistics.first import OfTokens
+    from regard.statistics.first import TokenFirst
 
     front, prefix, length = int(sink_token), 4, 12
     model = decoder(AttentionSpec(prefix=prefix, sink_token=sink_token)).double().eval()
@@ -223,7 +223,7 @@ def test_uniform_attention_to_a_prefix_is_uniform(sink_token: bool, padded: bool
     mask = torch.ones_like(ids)
     mask[:, : 3 * padded] = 0
     for epsilon, rate in ((alpha - 1e-6, 100.0), (alpha + 1e-6, 0.0)):
-        with watching(model, [OfTokens(SinkRate([epsilon], 1), length)]) as watch, torch.no_grad():
+        with watching(model, [TokenFirst(SinkRate([epsilon], 1), length)]) as watch, torch.no_grad():
             model(ids, attention_mask=mask)
         found = {row.position: row.value for row in watch.rows() if row.layer is None}
         assert [found[position] for position in range(prefix)] == [rate] * prefix
@@ -237,7 +237,7 @@ def test_a_learned_key_has_a_query_of_its_own_and_a_logit_has_none(attention: st
         for name, parameter in model.named_parameters():
             if "q_proj" in name:
                 parameter.zero_()
-    watch = SinkWatch(rows(), every=1)
+    watch = SinkMonitor(rows(), every=1)
     watch(model, 0)
     expected = (own + sum(1 / (i + 1) for i in range(1, LENGTH + 1))) / (LENGTH + own)
     torch.testing.assert_close(
@@ -258,7 +258,7 @@ def test_attentions_of_ours_are_watched(attention: str, virtual: bool) -> None:
         for name, parameter in model.named_parameters():
             if "q_proj" in name:
                 parameter.zero_()
-    found = SinkWatch(rows(), every=1)(model, 0)
+    found = SinkMonitor(rows(), every=1)(model, 0)
     assert ("virtual_sink_rate" in found) == virtual
     shares = [1 / (i + virtual) for i in range(1, LENGTH + 1)]
     assert found["alpha_first"] == pytest.approx(sum(shares) / LENGTH, abs=1e-6)
@@ -269,18 +269,18 @@ def test_of_uniform_attention_the_first_token_gets_the_uniform_value() -> None:
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight.zero_()
-    found = SinkWatch(rows(), every=1)(model, 0)
+    found = SinkMonitor(rows(), every=1)(model, 0)
     assert found["alpha_uniform"] == pytest.approx(sum(1 / n for n in range(1, 17)) / 16, abs=1e-12)
     assert found["alpha_first"] == pytest.approx(found["alpha_uniform"], abs=1e-6)
     assert found["sink_rate_max"] == 0
 
 
 def test_the_uniform_value_is_that_of_the_paper() -> None:
-    assert SinkWatch(rows(1, 64), every=1).uniform == pytest.approx(0.074, abs=5e-4)
-    assert SinkWatch(rows(1, 512), every=1).uniform == pytest.approx(0.013, abs=5e-4)
+    assert SinkMonitor(rows(1, 64), every=1).uniform == pytest.approx(0.074, abs=5e-4)
+    assert SinkMonitor(rows(1, 512), every=1).uniform == pytest.approx(0.013, abs=5e-4)
 
 
-@pytest.mark.parametrize("watch", [SinkWatch(rows(), every=2), ValidationLoss({"a": rows()}, every=2)])
+@pytest.mark.parametrize("watch", [SinkMonitor(rows(), every=2), ValidationLoss({"a": rows()}, every=2)])
 def test_the_model_and_chance_are_as_they_were(watch: Any) -> None:
     model = llama().train()
     model.model.layers[0].eval()
@@ -299,29 +299,29 @@ def test_the_model_and_chance_are_as_they_were(watch: Any) -> None:
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize("watch", [SinkWatch(rows(), every=3), ValidationLoss({"a": rows()}, every=3)])
+@pytest.mark.parametrize("watch", [SinkMonitor(rows(), every=3), ValidationLoss({"a": rows()}, every=3)])
 def test_it_is_due_at_the_first_step_at_every_third_one_and_at_the_last(watch: Any) -> None:
     assert [step for step in range(9) if watch.due(step, step == 8)] == [0, 3, 6, 8]
 
 
 def test_rows_can_be_kept_and_a_step_that_is_measured_again_counts_once() -> None:
-    model, watch = llama(), SinkWatch(rows(), every=1)
+    model, watch = llama(), SinkMonitor(rows(), every=1)
     for step in (0, 1, 2):
         watch(model, step)
     whole = watch.frame()
-    taken = SinkWatch(rows(), every=1)
+    taken = SinkMonitor(rows(), every=1)
     taken.load(json.loads(json.dumps(watch.rows)))
     pd.testing.assert_frame_equal(taken.frame(), whole)
     for step in (1, 2):
         taken(model, step)
     pd.testing.assert_frame_equal(taken.frame(), whole)
-    assert SinkWatch(rows(), every=1).frame().dtypes.to_dict() == whole.dtypes.to_dict()
+    assert SinkMonitor(rows(), every=1).frame().dtypes.to_dict() == whole.dtypes.to_dict()
 
 
 def test_an_encoder_is_refused() -> None:
     model = BertModel(BertConfig(num_attention_heads=HEADS, **SIZES))
     with pytest.raises(UserError, match="expected a causal language model"):
-        SinkWatch(rows(), every=1)(model, 0)
+        SinkMonitor(rows(), every=1)(model, 0)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_an_encoder_is_refused() -> None:
 )
 def test_mistakes_of_a_watch_are_told(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        SinkWatch(**({"rows": rows(), "every": 1} | settings))
+        SinkMonitor(**({"rows": rows(), "every": 1} | settings))
 
 
 # -- validation losses ---------------------------------------------------------------------------------------------
@@ -439,29 +439,29 @@ def history(rates: list[float | None], name: str = "sink_rate_max") -> list[dict
     ],
 )
 def test_a_sink_has_emerged_where_its_rate_stays(rates: list[float | None], step: int | None) -> None:
-    assert emergence(history(rates)).step == step
-    assert emergence(history(rates, "virtual_sink_rate")).virtual_step == step
-    assert emergence(pd.DataFrame(history(rates), columns=["step", "sink_rate_max"])).step == step
+    assert find_emergence(history(rates)).step == step
+    assert find_emergence(history(rates, "virtual_sink_rate")).virtual_step == step
+    assert find_emergence(pd.DataFrame(history(rates), columns=["step", "sink_rate_max"])).step == step
 
 
 def test_the_mean_alpha_is_held_against_the_uniform_value() -> None:
     masses = [0.07, 0.12, 0.11, 0.112, 0.2]
     rows = [{"step": n, "alpha_first": mass, "alpha_uniform": 0.074} for n, mass in enumerate(masses)]
-    assert emergence(rows) == Emergence(step=None, virtual_step=None, alpha_step=3, rate=5.0)
+    assert find_emergence(rows) == Emergence(step=None, virtual_step=None, alpha_step=3, rate=5.0)
     at_the_edge = [{"step": 1, "alpha_first": 0.75, "alpha_uniform": 0.5}]
-    assert emergence(at_the_edge).alpha_step is None
+    assert find_emergence(at_the_edge).alpha_step is None
 
 
 def test_of_a_step_that_was_done_again_the_last_row_counts() -> None:
-    assert emergence([*history([0.0, 9.0, 0.0]), {"step": 20, "sink_rate_max": 9.0}]).step == 10
+    assert find_emergence([*history([0.0, 9.0, 0.0]), {"step": 20, "sink_rate_max": 9.0}]).step == 10
 
 
 def test_mistakes_of_emergence_are_told() -> None:
     for rate in (0.0, 101.0):
         with pytest.raises(UserError, match="rate: expected a percentage"):
-            emergence([], rate)
+            find_emergence([], rate)
     with pytest.raises(UserError, match="expected a step in every row"):
-        emergence([{"sink_rate_max": 3.0}])
+        find_emergence([{"sink_rate_max": 3.0}])
 
 
 rates = st.lists(st.floats(0, 100), max_size=12)
@@ -473,8 +473,8 @@ def test_order_does_not_matter_and_the_step_is_where_the_strong_end_begins(
 ) -> None:
     rows = history(rates)
     shuffled = order.sample(rows, len(rows))
-    step = emergence(shuffled, rate).step
-    assert step == emergence(rows, rate).step
+    step = find_emergence(shuffled, rate).step
+    assert step == find_emergence(rows, rate).step
     first = len(rates) if step is None else step // 10
     assert all(value >= rate for value in rates[first:])
     if step is None:
@@ -485,6 +485,6 @@ def test_order_does_not_matter_and_the_step_is_where_the_strong_end_begins(
 
 @given(rates, st.floats(0.1, 100))
 def test_a_weak_measurement_at_the_end_unmakes_it_and_a_strong_one_keeps_it(rates: list[float], rate: float) -> None:
-    before = emergence(history(rates), rate).step
-    assert emergence(history([*rates, rate * 0.99]), rate).step is None
-    assert emergence(history([*rates, rate]), rate).step == (10 * len(rates) if before is None else before)
+    before = find_emergence(history(rates), rate).step
+    assert find_emergence(history([*rates, rate * 0.99]), rate).step is None
+    assert find_emergence(history([*rates, rate]), rate).step == (10 * len(rates) if before is None else before)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import UserError
-from regard.training import ProbeSettings, States, batch_rows, fit_probe, make_probe, train_through
+from regard.training import ProbeSettings, States, batch_rows, fit_probe, make_probe, train_through_encoder
 from regard.training.through import Batch
 
 from .conftest import LAYERS, LENGTH, SAMPLES, WIDTH, Inputs
@@ -52,7 +52,7 @@ def test_with_nothing_inside_it_is_fitting_to_kept_states(
     told: list[float] = []
     cached = fit_probe("sequence", kept, labels, 2, SETTINGS, 3, on_epoch=lambda *of: told.append(of[2]))
     probe = probe_of("sequence", seed=3)
-    history = train_through(model, probe, batches, (), SETTINGS, 3)
+    history = train_through_encoder(model, probe, batches, (), SETTINGS, 3)
     assert history == pytest.approx(told, rel=1e-5)
     for one, other in zip(probe.parameters(), cached.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
@@ -62,7 +62,7 @@ def test_only_what_is_named_learns(model: Any, batches: Batches, gated: nn.Param
     before = {name: one.detach().clone() for name, one in model.named_parameters()}
     probe = probe_of("sequence")
     fresh = [one.detach().clone() for one in probe.parameters()]
-    history = train_through(model, probe, batches, [gated], SETTINGS, 0)
+    history = train_through_encoder(model, probe, batches, [gated], SETTINGS, 0)
     assert len(history) == SETTINGS.epochs
     changed = [name for name, one in model.named_parameters() if not torch.equal(one, before[name])]
     assert changed == ["bert.encoder.layer.0.output.gate"]
@@ -85,7 +85,7 @@ def test_the_gradient_is_that_of_the_loss(model: Any, inputs: Inputs, labels: Te
     slope = (loss(1.01) - loss(0.99)) / 0.02
     probe.dropout.p = 0.0
     settings = ProbeSettings(learning_rate=1e-9, batch_size=SAMPLES, epochs=1)
-    train_through(
+    train_through_encoder(
         model,
         probe,
         lambda seed, epoch: [(inputs.batch(rows), inputs.mask, labels)],
@@ -100,11 +100,11 @@ def test_the_gradient_is_that_of_the_loss(model: Any, inputs: Inputs, labels: Te
 
 def test_a_rate_of_their_own(model: Any, batches: Batches, gated: nn.Parameter) -> None:
     once = ProbeSettings(learning_rate=1e-4, batch_size=4, epochs=1)
-    train_through(model, probe_of("sequence"), batches, [gated], once, 0)
+    train_through_encoder(model, probe_of("sequence"), batches, [gated], once, 0)
     slow = abs(float(gated.detach()) - 1)
     with torch.no_grad():
         gated.fill_(1.0)
-    train_through(model, probe_of("sequence"), batches, [gated], once, 0, parameters_rate=1e-2)
+    train_through_encoder(model, probe_of("sequence"), batches, [gated], once, 0, parameters_rate=1e-2)
     assert 0 < slow <= 5.1e-4
     assert abs(float(gated.detach()) - 1) > 10 * slow
 
@@ -126,9 +126,9 @@ def test_modes_and_gradients_are_put_back(
 
     if fails:
         with pytest.raises(KeyboardInterrupt):
-            train_through(model, probe_of("sequence"), breaking, [gated], SETTINGS, 0)
+            train_through_encoder(model, probe_of("sequence"), breaking, [gated], SETTINGS, 0)
     else:
-        train_through(model, probe_of("sequence"), batches, [gated], SETTINGS, 0)
+        train_through_encoder(model, probe_of("sequence"), batches, [gated], SETTINGS, 0)
         assert all(one.grad is None for one in model.parameters())
     assert [module.training for module in model.modules()] == modes
     assert [one.requires_grad for one in model.parameters()] == required
@@ -140,7 +140,7 @@ def test_the_same_seed_gives_the_same_gates(model: Any, batches: Batches, gated:
     for seed in (0, 0, 1):
         with torch.no_grad():
             gated.fill_(1.0)
-        history = train_through(model, probe_of("sequence", seed=seed), batches, [gated], SETTINGS, seed)
+        history = train_through_encoder(model, probe_of("sequence", seed=seed), batches, [gated], SETTINGS, seed)
         ends.append((history, float(gated.detach())))
     assert ends[0] == ends[1] != ends[2]
 
@@ -154,10 +154,10 @@ def test_tokens_learn_too(model: Any, inputs: Inputs, gated: nn.Parameter) -> No
             yield inputs.batch(rows), inputs.mask[rows], labels[rows]
 
     settings = ProbeSettings(learning_rate=1e-2, batch_size=4, epochs=12)
-    history = train_through(model, probe_of("token"), batches, [gated], settings, 0)
+    history = train_through_encoder(model, probe_of("token"), batches, [gated], settings, 0)
     assert history[-1] < 0.5 * history[0]
 
 
 def test_no_batches_are_refused(model: Any) -> None:
     with pytest.raises(UserError, match="expected at least one batch with labels"):
-        train_through(model, probe_of("sequence"), lambda seed, epoch: [], (), SETTINGS, 0)
+        train_through_encoder(model, probe_of("sequence"), lambda seed, epoch: [], (), SETTINGS, 0)

@@ -15,10 +15,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from regard.errors import UserError
-from regard.training import Plan, checkpoint, full_weights, train
+from regard.training import TrainingConfig, checkpoint, full_weights, train
 from tests.training.small import Net, batch, count, loss, net
 
-PLAN = Plan(steps=9, batch_size=8, learning_rate=0.02, warmup_steps=2, log_every=1, clip=0.5, checkpoint_every=4)
+PLAN = TrainingConfig(
+    steps=9, batch_size=8, learning_rate=0.02, warmup_steps=2, log_every=1, clip=0.5, checkpoint_every=4
+)
 PLANS = {
     "whole": PLAN,
     "micro-batches": replace(PLAN, micro_batch=1),
@@ -52,7 +54,7 @@ def sharded(model: Net) -> Net:
     return model
 
 
-def trained(plan: Plan, model: nn.Module, **options: Any) -> Any:
+def trained(plan: TrainingConfig, model: nn.Module, **options: Any) -> Any:
     given: dict[str, Any] = {"batch": lambda step: batch(step, plan.batch_size), "loss": loss, "count": count}
     return train(model, plan, **(given | options), device="cpu")
 

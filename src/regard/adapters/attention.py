@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from regard.errors import UserError, check_choice
 
-Order = Literal["published", "paper"]
-ORDERS: tuple[Order, ...] = get_args(Order)
+ProjectionOrder = Literal["published", "paper"]
+ORDERS: tuple[ProjectionOrder, ...] = get_args(ProjectionOrder)
 
 
 def query_vectors(embedded: Tensor, real: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class SharedAttention(nn.Module):
         width: int,
         *,
         inner: int = 100,
-        order: Order = "published",
+        order: ProjectionOrder = "published",
         temperature: float | None = None,
         seed: int = 0,
     ) -> None:

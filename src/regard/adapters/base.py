@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.adapters.lora import LoraBlocks, MixedLayer
-from regard.adapters.prompt_blocks import PromptBlocks
+from regard.adapters.lora import LoraAdapters, MixedLayer
+from regard.adapters.prompt_blocks import PromptAdapters
 
 
 def base_sha256(model: PreTrainedModel) -> str:
@@ -28,7 +28,7 @@ def base_sha256(model: PreTrainedModel) -> str:
 def _base_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     """The base model's own weights by the names that they have where there are no blocks."""
     base: nn.Module = model.base_model
-    blocks = {name for name, module in base.named_modules() if isinstance(module, (LoraBlocks, PromptBlocks))}
+    blocks = {name for name, module in base.named_modules() if isinstance(module, (LoraAdapters, PromptAdapters))}
     layers = {name for name, module in base.named_modules() if isinstance(module, MixedLayer)}
     found: dict[str, Tensor] = base.state_dict()
     own = {name: value for name, value in found.items() if not any(name.startswith(f"{one}.") for one in blocks)}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 
-def reader_of(model: nn.Module) -> tuple[Any, nn.Module | None]:
+def embedding_reader(model: nn.Module) -> tuple[Any, nn.Module | None]:
     """The part of a model that reads tokens, and the decoder behind it, None where there is no other."""
     base: Any = getattr(model, "base_model", model)
     decoder = getattr(base, "decoder", None)
@@ -19,7 +19,7 @@ def reader_of(model: nn.Module) -> tuple[Any, nn.Module | None]:
 
 
 @torch.no_grad()
-def reads_embeddings(encoder: Any) -> bool:
+def reads_input_embeddings(encoder: Any) -> bool:
     """Whether four tokens and their embeddings give the same states."""
     if "inputs_embeds" not in inspect.signature(encoder.forward).parameters:
         return False
@@ -46,7 +46,7 @@ def _reads_alike(encoder: Any) -> bool:
     return torch.allclose(plain, embedded, rtol=1e-3, atol=1e-3)
 
 
-def positions_of(encoder: Any) -> int | None:
+def position_ids(encoder: Any) -> int | None:
     """How many tokens a model has positions for, None where they have no end."""
     most = getattr(encoder.config, "max_position_embeddings", None)
     return None if most is None or most < 0 else int(most) - first_position(encoder)

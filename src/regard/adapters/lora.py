@@ -17,7 +17,7 @@ GATHERED = 50
 
 
 @dataclass(frozen=True)
-class Shares:
+class AdapterWeights:
     """How much a layer's blocks add: (group, 1, block · rank), for groups of rows that follow one another.
 
     `own`: of the blocks that are trained and in use, `trained`; `old`: of the first `frozen` that are not, or of those
@@ -50,11 +50,11 @@ class Mixture:
     @weights.setter
     def weights(self, weights: Tensor | None) -> None:
         self._weights = weights
-        self._made: dict[Any, Shares] = {}
+        self._made: dict[Any, AdapterWeights] = {}
 
     def shares(
         self, rows: int, tokens: int, rank: int, scale: float, trained: tuple[int, ...], *, training: bool = True
-    ) -> Shares:
+    ) -> AdapterWeights:
         """The weights as a layer of that rank and scale uses them: made once for all layers, but where they train."""
         assert self._weights is not None
         weights = self._weights if self._weights.dim() > 1 else self._weights[None]
@@ -74,7 +74,7 @@ class Mixture:
         return self._made[key]
 
 
-class LoraBlocks(nn.Module):
+class LoraAdapters(nn.Module):
     """The blocks of one layer: y = Σ_i a_i (α/r) B_i A_i x (arXiv 2401.08295, equation 7).
 
     `A[i]` (rank, inputs) is drawn as a linear layer's weights are, `B[i]` (outputs, rank) begins at zero. Blocks that
@@ -207,9 +207,9 @@ class MixedLayer(nn.Module):
 
     def __init__(self, layer: nn.Module, mixture: Mixture, **options: Any) -> None:
         super().__init__()
-        inputs, outputs = shape_of(layer)
+        inputs, outputs = weight_shape(layer)
         self.base_layer = layer
-        self.blocks = LoraBlocks(inputs, outputs, like=layer.weight, **options)  # type: ignore[arg-type]
+        self.blocks = LoraAdapters(inputs, outputs, like=layer.weight, **options)  # type: ignore[arg-type]
         self.mixture = mixture
 
     @property
@@ -230,12 +230,12 @@ class MixedLayer(nn.Module):
         return found
 
 
-def is_linear(module: nn.Module) -> bool:
+def is_linear_layer(module: nn.Module) -> bool:
     """Whether blocks can stand beside a module."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
-def shape_of(layer: nn.Module) -> tuple[int, int]:
+def weight_shape(layer: nn.Module) -> tuple[int, int]:
     """How many features a linear layer reads, and how many it gives."""
     weight: Any = layer.weight
     rows, columns = weight.shape
@@ -275,7 +275,7 @@ def _shares(
     top_k: int | None,
     gathers: bool,
     most: int | None = None,
-) -> Shares:
+) -> AdapterWeights:
     """The shares that weights (group, block) give, of `top_k` blocks that are not trained or of all of them.
 
     Before that, of `most` of all blocks: the others have none.
@@ -293,7 +293,7 @@ def _shares(
         chosen = best if gathers else None
         used_of_them = old.gather(1, best)
         old = used_of_them if gathers else torch.zeros_like(old).scatter(1, best, used_of_them)
-    return Shares(
+    return AdapterWeights(
         trained=own,
         own=_spread(_columns(scaled, own), rank) if own else None,
         frozen=len(rest),

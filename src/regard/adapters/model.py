@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.adapters.attention import Order, SharedAttention
+from regard.adapters.attention import ProjectionOrder, SharedAttention
 from regard.adapters.lora import MixedLayer
-from regard.adapters.pool import LoraPool
-from regard.adapters.prompts import PromptPool
+from regard.adapters.pool import LoraAdapterPool
+from regard.adapters.prompts import PromptAdapterPool
 from regard.adapters.routing import Routing
-from regard.errors import UserError, check_choice, check_whole
+from regard.errors import UserError, check_choice, check_int
 
 BLOCKS = ("lora", "prompt")
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedAdapter:
     """A block that was added to the model's own weights: its weight, its lineage, A and B of each layer."""
 
     name: str
@@ -47,7 +47,7 @@ class AdapterModel(nn.Module):
         targets: str | Sequence[str] = "auto",
         *,
         inner: int = 100,
-        order: Order = "published",
+        order: ProjectionOrder = "published",
         temperature: float | None = None,
         detach_old: bool = False,
         top_k: int | None = None,
@@ -73,12 +73,12 @@ class AdapterModel(nn.Module):
         self.settings |= {**mixed, "seed": seed}
         embedded: Any = model.get_input_embeddings().weight
         attention = SharedAttention(embedded.shape[1], inner=inner, order=order, temperature=temperature, seed=seed)
-        self.pool = (LoraPool if block == "lora" else PromptPool)(model, **mixed, **own, seed=seed)
+        self.pool = (LoraAdapterPool if block == "lora" else PromptAdapterPool)(model, **mixed, **own, seed=seed)
         self.model: Any = model
         self.attention = attention.to(embedded.device)
         self.attention.open(None)
         self.opened: str | None = None
-        self.merged: list[Merged] = []
+        self.merged: list[MergedAdapter] = []
         self.added = 0
         self.base_sha256: str | None = None
         self._lineages: dict[str, dict[str, Any]] = {}
@@ -134,7 +134,7 @@ class AdapterModel(nn.Module):
 
     def layers(self, what: str) -> dict[str, MixedLayer]:
         """The layers that have blocks beside them, by name, for what only low-rank blocks can do. Raises UserError."""
-        if not isinstance(self.pool, LoraPool):
+        if not isinstance(self.pool, LoraAdapterPool):
             raise UserError(f"block: expected 'lora' to {what}, got {self.settings['block']!r}")
         return self.pool.layers
 
@@ -150,7 +150,7 @@ class AdapterModel(nn.Module):
         self._reseed(added - len(blocks))
         self._routing.changed()
         self.close()
-        if isinstance(self.pool, PromptPool):
+        if isinstance(self.pool, PromptAdapterPool):
             self.pool.prompts.folded.fill_(True)
 
     def _reseed(self, removed: int) -> None:
@@ -269,6 +269,6 @@ def _check_numbers(*, alpha: Any, inner: Any, temperature: Any, dropout: Any) ->
         if name == "dropout" and not (right and 0 <= value < 1):
             raise UserError(f"dropout: expected a number from 0 to below 1, got {value!r}")
         if name == "inner":
-            check_whole(name, value, least=1)
+            check_int(name, value, least=1)
         if name != "dropout" and not (right and value > 0):
             raise UserError(f"{name}: expected a number above 0, got {value!r}")

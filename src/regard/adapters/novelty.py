@@ -60,7 +60,7 @@ def novelty(vectors: Tensor, kept: Tensor, *, draws: int = DRAWS, seed: int = 0)
     return Novelty(statistic, (1 + as_large) / (draws + 1))
 
 
-def recognised(found: Sequence[Novelty], *, alarm: float, reuse: float = 0.0) -> int | None:
+def is_known_task(found: Sequence[Novelty], *, alarm: float, reuse: float = 0.0) -> int | None:
     """Which of the kinds that vectors were compared with they are of, by its place; None: they are new.
 
     Kinds with a p above `alarm` come into question, and the likeliest is taken: `alarm` is how often vectors of a kind
@@ -75,7 +75,7 @@ def recognised(found: Sequence[Novelty], *, alarm: float, reuse: float = 0.0) ->
     return nearest if nearest is not None and reuse and 1 - found[nearest].statistic >= reuse else None
 
 
-def tells_apart(rows: int, kept: int, alarm: float) -> bool:
+def check_separable(rows: int, kept: int, alarm: float) -> bool:
     """Whether so many vectors can be found unlike so many kept ones at all: there are enough ways to deal them out."""
     return 1 / math.comb(rows + kept, kept) <= alarm
 

@@ -18,14 +18,14 @@ from regard.adapters.reflection import divergence
 from regard.errors import UserError
 
 
-class Earlier(NamedTuple):
+class PastTask(NamedTuple):
     """An earlier task: the mean weights (block,) that its rows had, and vectors (row, width) that stand for them."""
 
     target: Tensor
     vectors: Tensor
 
 
-def knowing(attention: SharedAttention, vectors: Tensor, earlier: Sequence[Earlier], own: int = -1) -> Tensor:
+def knowing(attention: SharedAttention, vectors: Tensor, earlier: Sequence[PastTask], own: int = -1) -> Tensor:
     """−log a_own, the mean over vectors of the own block's task, and the divergences of other tasks, added up.
 
     Each task counts the same, as in a classification of rows by their task.
@@ -34,7 +34,7 @@ def knowing(attention: SharedAttention, vectors: Tensor, earlier: Sequence[Earli
     return known + sum(divergences(attention, earlier), torch.zeros_like(known))
 
 
-def divergences(attention: SharedAttention, earlier: Sequence[Earlier]) -> list[Tensor]:
+def divergences(attention: SharedAttention, earlier: Sequence[PastTask]) -> list[Tensor]:
     """How far the weights of each earlier task are from where they were."""
     if not earlier:
         return []
@@ -43,10 +43,10 @@ def divergences(attention: SharedAttention, earlier: Sequence[Earlier]) -> list[
     return [divergence(one.target, part) for one, part in zip(earlier, parts, strict=True)]
 
 
-def open_gate(
+def warm_up_router(
     attention: SharedAttention,
     vectors: Tensor,
-    earlier: Sequence[Earlier],
+    earlier: Sequence[PastTask],
     *,
     steps: int,
     rate: float,
@@ -75,7 +75,7 @@ def open_gate(
         share = min(1.0, (step + 1) / max(1.0, warmup * steps)) * (1 - step / steps)
         for group in optimizer.param_groups:
             group["lr"] = rate * share
-        some = [Earlier(one.target, _drawn(one.vectors, batch, random)) for one in earlier]
+        some = [PastTask(one.target, _drawn(one.vectors, batch, random)) for one in earlier]
         loss = knowing(attention, _drawn(vectors, batch, random), some, own)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from regard.adapters import saving
-from regard.adapters.lora import LoraBlocks
+from regard.adapters.lora import LoraAdapters
 from regard.adapters.model import AdapterModel
 from regard.errors import UserError
-from regard.runs.folder import writing
+from regard.runs.folder import atomic_folder
 
 CONFIG, WEIGHTS, ROUTER = "adapter_config.json", "adapter_model.safetensors", "shared_attention.safetensors"
 _PREFIX = "base_model.model."
@@ -68,7 +68,7 @@ def export(adapters: AdapterModel, name: str, folder: Path, *, router: bool, ove
     }
     base = saving.base_of(adapters)
     own = {"name": name, "lineage": saving.lineage_of(base, adapters.lineages[name]), "base": base}
-    with writing(folder, sign=CONFIG, overwrite=overwrite, asked=saving.ASKED) as place:
+    with atomic_folder(folder, sign=CONFIG, overwrite=overwrite, asked=saving.ASKED) as place:
         (place / CONFIG).write_text(json.dumps(about, indent=2), encoding="utf-8")
         save_file(tensors, place / WEIGHTS, {"format": "pt", _OWN: json.dumps(own)})
         if router:
@@ -218,7 +218,7 @@ def _layers(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tens
 
 
 def _fitted(
-    blocks: LoraBlocks, folder: Path, about: Mapping[str, Any], layer: str, down: Tensor, up: Tensor
+    blocks: LoraAdapters, folder: Path, about: Mapping[str, Any], layer: str, down: Tensor, up: Tensor
 ) -> tuple[Tensor, Tensor]:
     """A and B of a layer with the rank and at the scale of the blocks here."""
     rank = down.shape[0]

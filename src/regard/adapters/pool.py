@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.lora import LoraBlocks, MixedLayer, Mixture, is_linear, shape_of
-from regard.errors import UserError, check_whole
+from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
+from regard.errors import UserError, check_int
 
 AUTO = (
     ("q", "v"),
@@ -26,7 +26,7 @@ AUTO = (
 and the keys as well. SAPT adapts these (arXiv 2401.08295, appendix)."""
 
 
-class LoraPool:
+class LoraAdapterPool:
     """LoRA blocks in a model, in place: each adapted layer becomes a `MixedLayer`, all under one `mixture`.
 
     `targets`: "auto", or names of layers or their ends ("q_proj", "layer.0.attention.self.query"). The model's own
@@ -68,7 +68,7 @@ class LoraPool:
         return len(next(iter(self.blocks)))
 
     @property
-    def blocks(self) -> tuple[LoraBlocks, ...]:
+    def blocks(self) -> tuple[LoraAdapters, ...]:
         """The blocks of each layer."""
         return tuple(layer.blocks for layer in self.layers.values())
 
@@ -128,7 +128,7 @@ class LoraPool:
 
 def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
     """The full names of the layers that are meant, in the model's order. Raises UserError."""
-    linear = [name for name, module in model.named_modules() if is_linear(module)]
+    linear = [name for name, module in model.named_modules() if is_linear_layer(module)]
     if targets == "auto":
         for names in AUTO:
             found = [name for name in linear if name.rsplit(".", 1)[-1] in names]
@@ -169,14 +169,14 @@ def _has(names: Sequence[str]) -> str:
 
 
 def _check(rank: Any, top_k: Any) -> None:
-    check_whole("rank", rank, least=1)
+    check_int("rank", rank, least=1)
     if top_k is not None:
-        check_whole("top_k", top_k, least=1)
+        check_int("top_k", top_k, least=1)
 
 
 def _check_fits(model: nn.Module, names: Sequence[str], rank: int) -> None:
     for name in names:
-        most = min(shape_of(model.get_submodule(name)))
+        most = min(weight_shape(model.get_submodule(name)))
         if rank > most:
             raise UserError(f"rank: expected at most {most}, which {name} has, got {rank}")
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from regard.errors import UserError, check_whole
+from regard.errors import UserError, check_int
 
 
-class PromptBlocks(nn.Module):
+class PromptAdapters(nn.Module):
     """Soft prompts, `P[i]` (length, width) each, and what re-parametrises those that are trained.
 
     P' = MLP(P) + P with an MLP of `hidden` features, ReLU, and a layer norm behind it (arXiv 2305.03937, section 3),
@@ -38,7 +38,7 @@ class PromptBlocks(nn.Module):
     ) -> None:
         super().__init__()
         for name, value, least in (("width", width, 1), ("length", length, 1), ("hidden", hidden, 0)):
-            check_whole(name, value, least=least)
+            check_int(name, value, least=least)
         self.width, self.length, self.residual, self.seed = width, length, residual, seed
         self._words = (words,)
         self._like = torch.empty(0)

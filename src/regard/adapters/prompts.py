@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.embedded import first_position, positions_of, reader_of, reads_embeddings
+from regard.adapters.embedded import embedding_reader, first_position, position_ids, reads_input_embeddings
 from regard.adapters.lora import Mixture
-from regard.adapters.prompt_blocks import PromptBlocks
+from regard.adapters.prompt_blocks import PromptAdapters
 from regard.errors import UserError
 
 _NAME = "soft_prompts"
@@ -25,14 +25,14 @@ class _Given(NamedTuple):
     real: Tensor | None
 
 
-def too_long(tokens: int, room: int, prompts: int) -> UserError:
+def check_prompt_fits(tokens: int, room: int, prompts: int) -> UserError:
     """Texts of so many tokens do not fit in the room that so many of prompts leave."""
     if room < 1:
         return UserError(f"length: expected prompts of fewer than {room + prompts} tokens together, got {prompts}")
     return UserError(f"length: expected texts of at most {room} tokens behind {prompts} of prompts, got {tokens}")
 
 
-class PromptPool:
+class PromptAdapterPool:
     """Soft prompts before what any Transformers model reads, in place: the mix of blocks that `mixture` says.
 
     An encoder, or a decoder alone, gives the states of what it was given and no others: those of the prompt are cut
@@ -54,19 +54,19 @@ class PromptPool:
         seed: int = 0,
     ) -> None:
         self.model: Any = model
-        self.reader, decoder = reader_of(model)
+        self.reader, decoder = embedding_reader(model)
         if hasattr(model, _NAME):
             raise UserError(f"model: expected one without soft prompts, {type(model).__name__} has some")
-        if not reads_embeddings(self.reader):
+        if not reads_input_embeddings(self.reader):
             raise UserError(
                 "model: expected one that reads embeddings in place of tokens (inputs_embeds), among which soft "
                 f"prompts are put, got {type(self.reader).__name__}"
             )
         model.requires_grad_(False)
         words = self.reader.get_input_embeddings().weight
-        self.prompts = PromptBlocks(words.shape[1], length, hidden, residual, words=words, seed=seed)
+        self.prompts = PromptAdapters(words.shape[1], length, hidden, residual, words=words, seed=seed)
         model.add_module(_NAME, self.prompts)
-        self.limit = positions_of(self.reader)
+        self.limit = position_ids(self.reader)
         self.mixture = Mixture()
         self._given: _Given | None = None
         self._takes = frozenset(inspect.signature(self.reader.forward).parameters)
@@ -83,7 +83,7 @@ class PromptPool:
         return len(self.prompts)
 
     @property
-    def blocks(self) -> tuple[PromptBlocks, ...]:
+    def blocks(self) -> tuple[PromptAdapters, ...]:
         """The blocks: of one place, before the text."""
         return (self.prompts,)
 
@@ -215,7 +215,7 @@ class PromptPool:
         if seen and mask is not None and mask.shape[1] + many != seen + tokens:
             raise UserError("past_key_values: expected those of a text behind the same soft prompts, got others")
         if not seen and self.limit is not None and many + tokens > self.limit:
-            raise too_long(tokens, self.limit - many, many)
+            raise check_prompt_fits(tokens, self.limit - many, many)
         if "position_ids" in self._takes:
             return
         if _is_padded_before(mask):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.base import base_sha256
-from regard.adapters.model import AdapterModel, Merged
+from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.errors import UserError
 
 Batches = Iterable[Mapping[str, Any]]
@@ -35,7 +35,7 @@ class Pruned:
     loss_after: float
 
 
-def usage(adapters: AdapterModel, batches: Batches) -> Usage:
+def adapter_usage(adapters: AdapterModel, batches: Batches) -> Usage:
     """How much of each block the rows of batches get."""
     _check_batches(batches)
     with _looking(adapters):
@@ -59,11 +59,11 @@ def merge_block(adapters: AdapterModel, name: str, weight: float = 1.0) -> None:
     }
     if adapters.base_sha256 is None:
         adapters.base_sha256 = base_sha256(adapters.model)
-    fold(adapters, Merged(name, float(weight), adapters.lineages[name], parts))
+    fold(adapters, MergedAdapter(name, float(weight), adapters.lineages[name], parts))
     adapters.remove(name)
 
 
-def fold(adapters: AdapterModel, merged: Merged) -> None:
+def fold(adapters: AdapterModel, merged: MergedAdapter) -> None:
     """Add what was merged to the weights of each layer."""
     for name, layer in adapters.layers("merge").items():
         down, up = (part.to(layer.weight.device) for part in merged.parts[name])
@@ -90,7 +90,7 @@ def prune(
     batches = list(batches)
     if not 0 < least < 1:
         raise UserError(f"least: expected a number between 0 and 1, got {least}")
-    found, names = usage(adapters, batches), adapters.names
+    found, names = adapter_usage(adapters, batches), adapters.names
     before = _mean_loss(adapters, batches, loss)
     unused = [name for name, most in zip(names, found.most.tolist(), strict=True) if most < least]
     gone = tuple(name for name in unused if name != adapters.opened)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.errors import UserError
 
 
-def target_of(weights: Tensor) -> Tensor:
+def mean_weights(weights: Tensor) -> Tensor:
     """ā (block,): the mean weights (row, block) of a task's rows, each counting the same (arXiv 2401.08295, eq. 8)."""
     return weights.detach().double().mean(0).to(weights.dtype)
 

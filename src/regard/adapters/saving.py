@@ -18,12 +18,12 @@ from transformers import PreTrainedModel
 from regard.adapters import pruning
 from regard.adapters.base import base_sha256
 from regard.adapters.lora import MixedLayer
-from regard.adapters.model import AdapterModel, Merged
-from regard.adapters.pool import LoraPool
-from regard.adapters.prompts import PromptPool
+from regard.adapters.model import AdapterModel, MergedAdapter
+from regard.adapters.pool import LoraAdapterPool
+from regard.adapters.prompts import PromptAdapterPool
 from regard.errors import UserError
 from regard.models.sources import folder_of, weight_files
-from regard.runs.folder import writing
+from regard.runs.folder import atomic_folder
 
 TENSORS, ABOUT, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
 ASKED = "folder"
@@ -36,7 +36,7 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     if not adapters.names and not adapters.merged:
         raise UserError("adapters: expected at least one block to save, got none; add one")
     base = base_of(adapters)
-    with writing(folder, sign=ABOUT, overwrite=overwrite, asked=ASKED) as place:
+    with atomic_folder(folder, sign=ABOUT, overwrite=overwrite, asked=ASKED) as place:
         save_file(_tensors(adapters), place / TENSORS, {"format": "pt"})
         about = {
             "format": FORMAT,
@@ -81,7 +81,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
                 layer: (tensors[f"merged.{number}.{layer}.A"], tensors[f"merged.{number}.{layer}.B"])
                 for layer in layers
             }
-            pruning.fold(adapters, Merged(name, weight, told, parts))
+            pruning.fold(adapters, MergedAdapter(name, weight, told, parts))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, UserError):
             raise
@@ -172,7 +172,7 @@ def _tensors(adapters: AdapterModel) -> dict[str, Tensor]:
     for name, layer in _layers(adapters).items() if adapters.names else ():
         for part, values in (("A", layer.blocks.A), ("B", layer.blocks.B)):
             found[f"layers.{name}.{part}"] = torch.stack([value.detach() for value in values]).cpu().contiguous()
-    if isinstance(adapters.pool, PromptPool):
+    if isinstance(adapters.pool, PromptAdapterPool):
         prompts = [adapters.pool.prompts.prompt(number).detach() for number in range(len(adapters.names))]
         found["prompts"] = torch.stack(prompts).cpu().contiguous()
     for number, one in enumerate(adapters.merged):
@@ -183,13 +183,13 @@ def _tensors(adapters: AdapterModel) -> dict[str, Tensor]:
 
 def _layers(adapters: AdapterModel) -> dict[str, MixedLayer]:
     """The layers that have blocks beside them, by name; none where blocks are prompts."""
-    return adapters.pool.layers if isinstance(adapters.pool, LoraPool) else {}
+    return adapters.pool.layers if isinstance(adapters.pool, LoraAdapterPool) else {}
 
 
 def _fill(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
     """Put what a file holds into blocks and attention."""
     stacks: dict[str, list[Tensor]] = {"attention.keys": list(adapters.attention.keys)}
-    if isinstance(adapters.pool, PromptPool):
+    if isinstance(adapters.pool, PromptAdapterPool):
         stacks["prompts"] = list(adapters.pool.prompts.P)
     for name, layer in _layers(adapters).items():
         stacks |= {f"layers.{name}.A": list(layer.blocks.A), f"layers.{name}.B": list(layer.blocks.B)}

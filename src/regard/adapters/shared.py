@@ -66,7 +66,7 @@ class SharedAdapters(AdapterModel):
 
     def usage(self, batches: Iterable[Mapping[str, Any]]) -> Tensor:
         """The mean weight of each block over the rows of batches, (block,)."""
-        return pruning.usage(self, batches).mean
+        return pruning.adapter_usage(self, batches).mean
 
     def merge(self, name: str, weight: float = 1.0) -> None:
         """Add a block, weighed, to the model's own weights, and take it out of the attention."""

@@ -15,25 +15,25 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention import reference
-from regard.attention.call import PER_CALL, PER_KEY, PER_QUERY, PER_SAMPLE, Call, Operation, Wanted
+from regard.attention.call import PER_CALL, PER_KEY, PER_QUERY, PER_SAMPLE, AttentionCall, Operation, ReductionRequest
 
 ENTRIES = 1 << 22
 """How many entries a block of the matrix may have, as long as it has `ROWS` rows at least and at most."""
 ROWS = (32, 128)
 
 
-def blockwise(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+def blockwise(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """The output of an operation, with the dropout of the call; computed in float32 at least."""
     kind = call.query.device.type
     if torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
             return blockwise(call, operation)
-    found = [_output(part) for part, _ in blocks(in_float(replace(call, operation=operation)))]
+    found = [_output(part) for part, _ in blocks(to_acc_dtype(replace(call, operation=operation)))]
     output = found[0] if len(found) == 1 else torch.cat(found, dim=2)
     return output.to(call.query.dtype)
 
 
-def _output(part: Call) -> Tensor:
+def _output(part: AttentionCall) -> Tensor:
     assert part.operation is not None
     if not (torch.is_grad_enabled() and part.differentiable):
         return reference.operate(part, part.operation)
@@ -43,12 +43,12 @@ def _output(part: Call) -> Tensor:
 
 
 @torch.no_grad()
-def reduce_by_rows(call: Call, wanted: Wanted) -> dict[str, Tensor]:
+def reduce_by_rows(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
     """Every wanted reduction, as `reference.reduce` defines it, without the whole matrix.
 
     Where the spectral bound is asked for, one sample's matrix of one head is whole at a time.
     """
-    call = in_float(call)
+    call = to_acc_dtype(call)
     found = _reduce_blocks(call, replace(wanted, names=wanted.names & (PER_KEY | PER_QUERY)))
     if wanted.names & PER_CALL:
         found["weights"] = _weights(call)
@@ -57,7 +57,7 @@ def reduce_by_rows(call: Call, wanted: Wanted) -> dict[str, Tensor]:
     return found
 
 
-def _reduce_blocks(call: Call, wanted: Wanted) -> dict[str, Tensor]:
+def _reduce_blocks(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
     if not wanted.names:
         return {}
     batch, heads, _, _ = call.query.shape
@@ -73,9 +73,9 @@ def _reduce_blocks(call: Call, wanted: Wanted) -> dict[str, Tensor]:
     return columns | {name: torch.cat(parts, dim=2) for name, parts in rows.items()}
 
 
-def _weights(call: Call) -> Tensor:
+def _weights(call: AttentionCall) -> Tensor:
     """The matrices summed over the unpadded samples, (head, query, key)."""
-    samples = reference.whole(call)
+    samples = reference.reference_matrix(call)
     heads, queries = call.query.shape[1:3]
     room = call.query.new_zeros(heads, queries, call.key.shape[2])
     row = 0
@@ -86,8 +86,8 @@ def _weights(call: Call) -> Tensor:
     return room
 
 
-def _spectral_bound(call: Call) -> Tensor:
-    wanted = Wanted(names=PER_SAMPLE)
+def _spectral_bound(call: AttentionCall) -> Tensor:
+    wanted = ReductionRequest(names=PER_SAMPLE)
     batch, heads = call.query.shape[:2]
     samples = [of_sample(call, sample) for sample in range(batch)]
     bounds = [
@@ -96,7 +96,7 @@ def _spectral_bound(call: Call) -> Tensor:
     return torch.stack([torch.cat(row, dim=1)[0] for row in bounds])
 
 
-def blocks(call: Call) -> Iterator[tuple[Call, slice]]:
+def blocks(call: AttentionCall) -> Iterator[tuple[AttentionCall, slice]]:
     """The calls of some query rows each, with the keys that these can see, and where those stand."""
     batch, heads, queries, _ = call.query.shape
     least, most = ROWS
@@ -107,7 +107,7 @@ def blocks(call: Call) -> Iterator[tuple[Call, slice]]:
         yield _cut(call, rows, seen), seen
 
 
-def _seen(call: Call, rows: slice) -> slice:
+def _seen(call: AttentionCall, rows: slice) -> slice:
     """The keys outside which no row sees any: those before the window, and those to come, but for the prefix."""
     window, prefix, keys = None, 0, call.key.shape[2]
     if call.operation is not None:
@@ -121,7 +121,7 @@ def _seen(call: Call, rows: slice) -> slice:
     return slice(min(max(first, 0), max(last - 1, 0)), last)
 
 
-def _cut(call: Call, rows: slice, seen: slice) -> Call:
+def _cut(call: AttentionCall, rows: slice, seen: slice) -> AttentionCall:
     """The call of some rows and keys alone."""
     parts: dict[str, Any] = {"query": call.query[:, :, rows], "offset": call.offset + rows.start - seen.start}
     parts |= {"key": call.key[:, :, seen], "value": call.value[:, :, seen]}
@@ -139,7 +139,7 @@ def _cut(call: Call, rows: slice, seen: slice) -> Call:
     return replace(call, **parts)
 
 
-def of_sample(call: Call, sample: int) -> Call:
+def of_sample(call: AttentionCall, sample: int) -> AttentionCall:
     """The call of one sample alone."""
     one = slice(sample, sample + 1)
     parts: dict[str, Any] = {name: getattr(call, name)[one] for name in ("query", "key", "value")}
@@ -152,7 +152,7 @@ def of_sample(call: Call, sample: int) -> Call:
     return replace(call, **parts)
 
 
-def in_float(call: Call) -> Call:
+def to_acc_dtype(call: AttentionCall) -> AttentionCall:
     """The call with operands of at least float32."""
     if call.query.dtype in (torch.float32, torch.float64):
         return call

@@ -20,7 +20,7 @@ REDUCTIONS = PER_KEY | PER_QUERY | PER_SAMPLE | PER_CALL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant:
+class ConstantHeadsInput:
     """What some heads of a call use in the place of their attention.
 
     Query i of the call stands at row `first_query + i` of the matrices, key j at column `first_key + j`; of samples
@@ -39,7 +39,7 @@ class Constant:
     normalised: bool = False
     signed: bool = False
 
-    def detached(self) -> Constant:
+    def detached(self) -> ConstantHeadsInput:
         """The same, cut from the graph."""
         gate = None if self.gate is None else self.gate.detach()
         return replace(self, matrices=self.matrices.detach(), gate=gate)
@@ -109,7 +109,7 @@ class Operation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class AttentionCall:
     """One call of attention: `weights = softmax(cap(scale · q·k) + bias)` over the keys that a query may see.
 
     H query heads share G key/value heads (H a multiple of G). Query i stands at key position `offset + i`;
@@ -134,7 +134,7 @@ class Call:
     starts: tuple[int, ...] | None = None
     """Where each sample's first real key stands, for `first_mass`: 0 if None, negative if a cache has dropped it."""
     dropout: float = 0.0
-    constant: Constant | None = None
+    constant: ConstantHeadsInput | None = None
     """What some heads use instead of their attention."""
     operation: Operation | None = None
     """What is computed in the place of softmax attention."""
@@ -157,7 +157,7 @@ class Call:
         sink = () if self.sink is None else (self.sink,)
         return any(t.requires_grad for t in (self.query, self.key, self.value, *sink, *learned))
 
-    def detached(self) -> Call:
+    def detached(self) -> AttentionCall:
         """The same call, cut from the graph."""
         parts = ("query", "key", "value", "bias", "sink")
         bare: dict[str, Any] = {p: t.detach() for p in parts if (t := getattr(self, p)) is not None}
@@ -167,7 +167,7 @@ class Call:
             bare["operation"] = self.operation.detached()
         return replace(self, **bare)
 
-    def of_heads(self, heads: Sequence[int]) -> Call:
+    def of_heads(self, heads: Sequence[int]) -> AttentionCall:
         """The call of some heads alone, each with its own keys and values."""
         chosen = run(heads)
         groups = run([head // self.shares for head in heads])
@@ -184,7 +184,7 @@ class Call:
         return replace(self, **parts)
 
 
-def visible(call: Call) -> Tensor:
+def visible(call: AttentionCall) -> Tensor:
     """Which (query, key) pairs may meet: bool, broadcastable to (batch, head, query, key)."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     see = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query.device)
@@ -199,9 +199,9 @@ def visible(call: Call) -> Tensor:
     return see
 
 
-def _reach(call: Call, operation: Operation, see: Tensor) -> Tensor:
+def _reach(call: AttentionCall, operation: Operation, see: Tensor) -> Tensor:
     """What an operation's window hides, and its prefix opens of what is to come or beyond the window."""
-    gap = gaps(call)
+    gap = relative_positions(call)
     if operation.window is not None:
         see = see & (gap < operation.window)
     if operation.prefix:
@@ -212,7 +212,7 @@ def _reach(call: Call, operation: Operation, see: Tensor) -> Tensor:
     return see
 
 
-def gaps(call: Call) -> Int[Tensor, "query key"]:
+def relative_positions(call: AttentionCall) -> Int[Tensor, "query key"]:
     """How far each key stands before a query."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     at = torch.arange(queries, device=call.query.device) + call.offset
@@ -227,7 +227,7 @@ def run(numbers: Sequence[int]) -> slice | list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ReductionRequest:
     """Which reductions of the weights are asked for: names out of `REDUCTIONS`, and their few settings."""
 
     names: frozenset[str] = field(default_factory=frozenset)

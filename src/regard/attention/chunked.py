@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.attention.call import Call, Operation
-from regard.attention.pieces import Piece, Pieces
+from regard.attention.call import AttentionCall, Operation
+from regard.attention.pieces import RowChunk, RowChunks
 from regard.attention.weightings import EPSILON
 
 CHUNK = 64
@@ -26,7 +26,7 @@ BYTES = {"cpu": 512 << 10, "cuda": 64 << 20}
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def chunked(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+def chunked(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """The output of a whole causal sequence whose weighting is linear, in the dtype of its queries."""
     assert operation.weighting == "linear"
     assert operation.window is None
@@ -69,7 +69,7 @@ class _Work:
     it, or after it, comes through a matrix each.
     """
 
-    def __init__(self, plan: _Plan, pieces: Pieces) -> None:
+    def __init__(self, plan: _Plan, pieces: RowChunks) -> None:
         self.plan, self.pieces, self.shares = plan, pieces, pieces.shares
         seen = torch.ones(CHUNK, CHUNK, dtype=pieces.like.dtype, device=pieces.like.device).tril_()
         self.seen = seen.repeat_interleave(self.shares, 0)
@@ -182,14 +182,14 @@ class _Function(torch.autograd.Function):
         return (*found, None)
 
 
-def _pieces(query: Tensor, key: Tensor) -> Pieces:
-    pieces = Pieces(query, key)
+def _pieces(query: Tensor, key: Tensor) -> RowChunks:
+    pieces = RowChunks(query, key)
     pieces.fit(BYTES.get(query.device.type, BYTES["cpu"]), key.shape[2] * key.shape[3])
     return pieces
 
 
 def _taken(
-    pieces: Pieces, piece: Piece, plan: _Plan, query: Tensor, key: Tensor, value: Tensor
+    pieces: RowChunks, piece: RowChunk, plan: _Plan, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries times the scale, keys, and values with a column of ones if their weights are summed."""
     q, k, v = (pieces.take(t, piece) for t in (query, key, value))

@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.call import Call, Constant, visible
+from regard.attention.call import AttentionCall, ConstantHeadsInput, visible
 
 FEW = 8
 """Queries a call, up to which the rows of shifted samples are looked up one by one."""
 
 
-def constant_weights(call: Call) -> Float[Tensor, "batch constant query key"]:
+def constant_weights(call: AttentionCall) -> Float[Tensor, "batch constant query key"]:
     """The weights of the constant heads entry by entry, without the gate: the definition."""
     constant = _constant(call)
     see = visible(call)
@@ -32,7 +32,7 @@ def constant_weights(call: Call) -> Float[Tensor, "batch constant query key"]:
     return (matrix / total.masked_fill(total == 0, 1)).expand(len(call.value), -1, -1, -1)
 
 
-def constant_output(call: Call) -> Float[Tensor, "batch query constant value_width"]:
+def constant_output(call: AttentionCall) -> Float[Tensor, "batch query constant value_width"]:
     """The output of the constant heads alone, laid out as the host wants it next; differentiable."""
     constant = _constant(call)
     value = _value(call, constant)
@@ -44,12 +44,12 @@ def constant_output(call: Call) -> Float[Tensor, "batch query constant value_wid
     return _product(call, _crop(call, constant), value, constant)
 
 
-def _constant(call: Call) -> Constant:
+def _constant(call: AttentionCall) -> ConstantHeadsInput:
     assert call.constant is not None
     return call.constant
 
 
-def _value(call: Call, constant: Constant) -> Tensor:
+def _value(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:
     """The values of the constant heads, (batch, constant, key, width)."""
     shares = call.shares
     groups = [head // shares for head in constant.heads]
@@ -58,12 +58,12 @@ def _value(call: Call, constant: Constant) -> Tensor:
     return call.value[:, groups]
 
 
-def _begins(call: Call, constant: Constant) -> bool:
+def _begins(call: AttentionCall, constant: ConstantHeadsInput) -> bool:
     """Whether the call holds its samples from their first query and key on, and enough of them to move them about."""
     return call.query.shape[2] > FEW and constant.first_query == constant.first_key == 0
 
 
-def _aligned(call: Call, constant: Constant) -> Tensor:
+def _aligned(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:
     """The matrices with a row for each query and a column for each key: (1 or batch, constant, query, key)."""
     if not constant.shifted:
         return _crop(call, constant)[None]
@@ -75,13 +75,13 @@ def _aligned(call: Call, constant: Constant) -> Tensor:
     return (constant.matrices.flatten(1)[:, at] * inside).transpose(0, 1)
 
 
-def _positions(first: int, count: int, shift: Tensor | None, call: Call) -> Tensor:
+def _positions(first: int, count: int, shift: Tensor | None, call: AttentionCall) -> Tensor:
     """Where the columns of each sample stand, counted from its first real one: (batch, column)."""
     columns = torch.arange(first, first + count, device=call.value.device).expand(call.value.shape[0], -1)
     return columns if shift is None else columns - shift[:, None]
 
 
-def _crop(call: Call, constant: Constant) -> Tensor:
+def _crop(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:
     """The rows of the queries and the columns of the keys; zero where a key stands outside the matrices."""
     first, left = constant.first_query, constant.first_key
     rows, columns = constant.matrices.shape[1:]
@@ -91,7 +91,7 @@ def _crop(call: Call, constant: Constant) -> Tensor:
     return torch.nn.functional.pad(crop, outside) if any(outside) else crop
 
 
-def _moved(call: Call, constant: Constant, value: Tensor) -> Tensor:
+def _moved(call: AttentionCall, constant: ConstantHeadsInput, value: Tensor) -> Tensor:
     """The output where samples begin late: their keys are moved to the beginning, and their output back."""
     batch, _, keys, _ = value.shape
     queries = call.query.shape[2]
@@ -112,7 +112,7 @@ def _moved(call: Call, constant: Constant, value: Tensor) -> Tensor:
     return output[sample, _positions(0, queries, constant.query_shift, call) % queries]
 
 
-def _product(call: Call, matrices: Tensor, value: Tensor, constant: Constant) -> Tensor:
+def _product(call: AttentionCall, matrices: Tensor, value: Tensor, constant: ConstantHeadsInput) -> Tensor:
     """C·V for the whole batch: one product per head, of C with the values of all samples side by side."""
     batch, heads, _, width = value.shape
     queries = matrices.shape[1]
@@ -135,7 +135,7 @@ def _side_by_side(value: Tensor, real: Tensor | None) -> Tensor:
     return apart.reshape(heads, keys, -1)
 
 
-def _share(call: Call, matrices: Tensor, constant: Constant) -> Tensor | None:
+def _share(call: AttentionCall, matrices: Tensor, constant: ConstantHeadsInput) -> Tensor | None:
     """What each row is to be multiplied by, (1 or batch, query, constant, 1); None where that is one everywhere."""
     share = None
     if call.key_real is not None or not constant.normalised:

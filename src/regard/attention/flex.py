@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from regard.attention.call import Call, Operation
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.fused import column_score
 from regard.attention.weightings import EPSILON
 
@@ -33,7 +33,7 @@ NORMALISERS: dict[str, Callable[[Tensor], Tensor]] = {
 """What the softmax of log f is to be multiplied by, of Σ_j f(s_ij)."""
 
 
-def flex(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+def flex(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """The output of a whole causal sequence, in the dtype of its queries."""
     column = column_score(call, operation)
     assert column is None or operation.weighting == "softmax", "a column stands beside softmax alone"
@@ -59,7 +59,7 @@ def flex(call: Call, operation: Operation) -> Float[Tensor, "batch head query va
     return output + (value if operation.extra_key is None or column is None else (1 - share).to(output.dtype) * value)
 
 
-def flex_serves(call: Call, operation: Operation) -> bool:
+def flex_serves(call: AttentionCall, operation: Operation) -> bool:
     """Whether the compiled kernel can take a whole causal sequence."""
     return (
         call.query.is_cuda

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention.blockwise import blockwise
-from regard.attention.call import Call, Operation
+from regard.attention.call import AttentionCall, Operation
 
 LEAST_BLOCK, LARGEST_BLOCK = 64, 128
 """Queries in a block of a window: at least so many; windows larger than the last go block by block, unfolded."""
@@ -27,7 +27,7 @@ ALIGNED = 8
 """Widths that fused kernels like are multiples of this."""
 
 
-def fused(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+def fused(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """The output of a whole causal sequence under a softmax operation, in the dtype of its queries."""
     call, operation = _autocast(replace(call, operation=None)), _without_idle(call, operation)
     assert operation.weighting == "softmax", "only softmax goes through the fused kernels"
@@ -41,7 +41,7 @@ def fused(call: Call, operation: Operation) -> Float[Tensor, "batch head query v
     return output
 
 
-def _autocast(call: Call) -> Call:
+def _autocast(call: AttentionCall) -> AttentionCall:
     """The call in the dtype that autocast gives to fused attention."""
     kind = call.query.device.type
     if not torch.is_autocast_enabled(kind):
@@ -50,21 +50,21 @@ def _autocast(call: Call) -> Call:
     return replace(call, query=call.query.to(dtype), key=call.key.to(dtype), value=call.value.to(dtype))
 
 
-def _without_idle(call: Call, operation: Operation) -> Operation:
+def _without_idle(call: AttentionCall, operation: Operation) -> Operation:
     """The operation without a window that hides nothing, and with a prefix no longer than the sequence."""
     queries, window = call.query.shape[2], operation.window
     idle = window is not None and window >= queries
     return replace(operation, window=None if idle else window, prefix=min(operation.prefix, queries))
 
 
-def _of_prefix(call: Call, operation: Operation) -> Tensor:
+def _of_prefix(call: AttentionCall, operation: Operation) -> Tensor:
     """The output of the first tokens, which see each other."""
     cut = {name: getattr(call, name)[:, :, : operation.prefix] for name in ("query", "key", "value")}
     value = operation.extra_value if operation.extra_key is not None else None
     return blockwise(replace(call, **cut), replace(operation, extra_value=value))
 
 
-def _causal(call: Call, operation: Operation) -> Tensor:
+def _causal(call: AttentionCall, operation: Operation) -> Tensor:
     """The output without window and prefix."""
     column = column_score(call, operation)
     value = operation.extra_value if operation.extra_key is not None else None
@@ -78,7 +78,7 @@ def _causal(call: Call, operation: Operation) -> Tensor:
     return _by_entries(call, operation.slopes, column, value)
 
 
-def column_score(call: Call, operation: Operation) -> Float[Tensor, "batch head query"] | None:
+def column_score(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query"] | None:
     """The score of the column beside the keys in float32 at least, less what the operation adds to every key's."""
     wide = torch.promote_types(call.query.dtype, torch.float32)
     if operation.extra_key is not None:
@@ -90,7 +90,7 @@ def column_score(call: Call, operation: Operation) -> Float[Tensor, "batch head 
     return None
 
 
-def _plain(call: Call) -> Tensor:
+def _plain(call: AttentionCall) -> Tensor:
     return scaled_dot_product_attention(
         call.query, call.key, call.value, is_causal=True, scale=call.scale, enable_gqa=call.shares > 1
     )
@@ -142,7 +142,7 @@ class _Flash(torch.autograd.Function):
         return (*parts, None, share * slope, more, None)
 
 
-def _by_normaliser(call: Call, slopes: Tensor | None, column: Tensor | None, value: Tensor | None) -> Tensor:
+def _by_normaliser(call: AttentionCall, slopes: Tensor | None, column: Tensor | None, value: Tensor | None) -> Tensor:
     bias, width, value_width = None, call.query.shape[-1], call.value.shape[-1]
     wide = torch.promote_types(call.query.dtype, torch.float32)
     if slopes is not None:
@@ -176,14 +176,14 @@ FLASH = _flash()
 # -- with a key in front --------------------------------------------------------------------------------
 
 
-def _same_for_groups(call: Call, operation: Operation) -> bool:
+def _same_for_groups(call: AttentionCall, operation: Operation) -> bool:
     """Whether heads that share their keys share the column as well."""
     return call.shares == 1 or all(
         tensor is None or len(tensor) == 1 for tensor in (operation.extra_key, operation.extra_value)
     )
 
 
-def _in_front(call: Call, key: Tensor, value: Tensor | None) -> Tensor:
+def _in_front(call: AttentionCall, key: Tensor, value: Tensor | None) -> Tensor:
     """The output with one more key for all queries, and one query for it, so that each still sees itself."""
     batch, groups, _, _ = call.key.shape
     value = call.value.new_zeros(1, call.value.shape[-1]) if value is None else value
@@ -192,7 +192,7 @@ def _in_front(call: Call, key: Tensor, value: Tensor | None) -> Tensor:
     return _plain(replace(call, **parts, value=torch.cat([front[1], call.value], dim=2)))[:, :, 1:]
 
 
-def _by_entries(call: Call, slopes: Tensor | None, column: Tensor | None, value: Tensor | None) -> Tensor:
+def _by_entries(call: AttentionCall, slopes: Tensor | None, column: Tensor | None, value: Tensor | None) -> Tensor:
     """The output with biases as products of more entries of queries and keys.
 
     Entries that a 16-bit float cannot hold are cut into parts that it can.
@@ -261,12 +261,12 @@ def _even(x: Tensor) -> Tensor:
 # -- a window -------------------------------------------------------------------------------------------
 
 
-def _windowed(call: Call, window: int) -> Tensor:
+def _windowed(call: AttentionCall, window: int) -> Tensor:
     """The output where each query sees the last keys alone; sequences are longer than their window."""
     return _folded(call, window) if window <= LARGEST_BLOCK else _in_blocks(call, window)
 
 
-def _folded(call: Call, window: int) -> Tensor:
+def _folded(call: AttentionCall, window: int) -> Tensor:
     """Blocks of queries as so many samples, each with the keys of its own block and of the one before."""
     batch, _, queries, _ = call.query.shape
     size = min(max(window, LEAST_BLOCK), queries)
@@ -286,7 +286,7 @@ def _folded(call: Call, window: int) -> Tensor:
     return torch.cat([output, rest[:, :, : queries - size]], dim=2)
 
 
-def _in_blocks(call: Call, window: int) -> Tensor:
+def _in_blocks(call: AttentionCall, window: int) -> Tensor:
     """Block after block of queries, each with the keys that it sees."""
     queries, size = call.query.shape[2], LEAST_BLOCK * 2
     band = _band(size, window - 1, window, call.query.device)
@@ -311,7 +311,7 @@ def _band(queries: int, before: int, window: int, device: torch.device) -> Tenso
     return (gap >= 0) & (gap < window)
 
 
-def _masked(call: Call, mask: Tensor) -> Tensor:
+def _masked(call: AttentionCall, mask: Tensor) -> Tensor:
     return scaled_dot_product_attention(
         call.query, call.key, call.value, attn_mask=mask, scale=call.scale, enable_gqa=call.shares > 1
     )

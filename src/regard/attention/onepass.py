@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.call import PER_KEY, PER_QUERY, Call, Wanted
-from regard.attention.reference import whole
+from regard.attention.call import PER_KEY, PER_QUERY, AttentionCall, ReductionRequest
+from regard.attention.reference import reference_matrix
 from regard.attention.tiles import BLIND, ROWS, Tile, tiles
 
 
-def one_pass(call: Call, wanted: Wanted, *, output: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
+def one_pass(call: AttentionCall, wanted: ReductionRequest, *, output: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
     """The output (batch, head, query, value_width), if asked for, and the wanted reductions by name.
 
     Computed in the dtype of the call, which must be float32 or float64. Linear in the number of keys in memory.
@@ -30,7 +30,7 @@ def one_pass(call: Call, wanted: Wanted, *, output: bool) -> tuple[Tensor | None
     return result, rows.found() | columns.found
 
 
-def _output_room(call: Call) -> Tensor:
+def _output_room(call: AttentionCall) -> Tensor:
     """Room for the output, laid out in memory as the host wants it next: (batch, query, head, width)."""
     batch, heads, queries, _ = call.query.shape
     return call.query.new_empty(batch, queries, heads, call.value.shape[-1]).transpose(1, 2)
@@ -49,7 +49,7 @@ class _Rows:
     The last sums overwrite the scores of a tile.
     """
 
-    def __init__(self, call: Call, names: frozenset[str], first: int) -> None:
+    def __init__(self, call: AttentionCall, names: frozenset[str], first: int) -> None:
         self.call, self.names = call, names
         batch, heads, queries, _ = call.query.shape
 
@@ -113,7 +113,7 @@ class _Rows:
         return found
 
 
-def _gaps(call: Call) -> Tensor:
+def _gaps(call: AttentionCall) -> Tensor:
     """|i − j| as a table from which a tile takes its part: row r and column m hold |r − m + offset + queries|."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     new: dict[str, Any] = {"device": call.query.device, "dtype": call.query.dtype}
@@ -127,13 +127,13 @@ class _Columns:
     The last of them overwrites the exponentials of a tile.
     """
 
-    def __init__(self, call: Call, names: frozenset[str], all_names: frozenset[str]) -> None:
+    def __init__(self, call: AttentionCall, names: frozenset[str], all_names: frozenset[str]) -> None:
         batch, heads, queries, _ = call.query.shape
         keys = call.key.shape[2]
         self.found: dict[str, Tensor] = {n: call.query.new_zeros(batch, heads, keys) for n in names}
         if "weights" in all_names:
             self.found["weights"] = call.query.new_zeros(heads, queries, keys)
-            self.whole = whole(call)
+            self.whole = reference_matrix(call)
         self.real = None if call.query_real is None else call.query_real.to(call.query.dtype)[:, None, None]
 
     def add(self, tile: Tile, inverse: Tensor) -> None:

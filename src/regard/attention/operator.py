@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.attention import kernels, reference
-from regard.attention.blockwise import blockwise, in_float, reduce_by_rows
-from regard.attention.call import PER_KEY, Call, Operation, Wanted, run, visible
+from regard.attention.blockwise import blockwise, reduce_by_rows, to_acc_dtype
+from regard.attention.call import PER_KEY, AttentionCall, Operation, ReductionRequest, run, visible
 from regard.attention.chunked import chunked
 from regard.attention.constant import constant_output
 from regard.attention.flex import flex, flex_serves
@@ -23,7 +23,7 @@ from regard.attention.spectrum import spectral_bound
 from regard.attention.tiles import LOG2_E
 
 ROWS_BY_KERNEL = frozenset({"lse", "first_mass", "entropy", "distance", "row_sum", "virtual_sink_mass"})
-FORMS: dict[str, Callable[[Call, Operation], Tensor]] = {
+FORMS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {
     "materialised": reference.operate,
     "blockwise": blockwise,
     "pointwise": pointwise,
@@ -34,7 +34,7 @@ FORMS: dict[str, Callable[[Call, Operation], Tensor]] = {
 }
 
 
-def attend(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
+def attend(call: AttentionCall, wanted: ReductionRequest) -> tuple[Tensor, dict[str, Tensor]]:
     """The output (batch, head, query, value_width) and the wanted reductions of the weights, by name.
 
     Reductions are float32 (float64 for float64 inputs): per key (batch, head, key), per query (batch, head, query[,
@@ -42,7 +42,7 @@ def attend(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
     differentiable. The output is, carries the dropout of the call, and has its dtype.
     """
     if call.constant is not None:
-        found = reference.reduce(in_float(_biased(call).detached()), wanted) if wanted.names else {}
+        found = reference.reduce(to_acc_dtype(_biased(call).detached()), wanted) if wanted.names else {}
         return partly_constant(call), found
     call, added = simplified(call)
     if added is not None:
@@ -62,14 +62,14 @@ def attend(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @torch.no_grad()
-def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
+def reduce(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
     """The wanted reductions alone."""
     if not wanted.names:
         return {}
     return _reductions(call.detached(), wanted, output=False)[1]
 
 
-def plain_output(call: Call) -> Tensor:
+def plain_output(call: AttentionCall) -> Tensor:
     """The output alone, through PyTorch's fused attention where that can express the call."""
     call, added = simplified(call)
     if added is not None:
@@ -83,12 +83,12 @@ def plain_output(call: Call) -> Tensor:
         return fused(call, Operation())
     if (torch.is_grad_enabled() and call.differentiable) or call.dropout:
         return blockwise(call, Operation())
-    output, _ = one_pass(in_float(call), Wanted(), output=True)
+    output, _ = one_pass(to_acc_dtype(call), ReductionRequest(), output=True)
     assert output is not None
     return output.to(call.query.dtype)
 
 
-def simplified(call: Call) -> tuple[Call, Tensor | None]:
+def simplified(call: AttentionCall) -> tuple[AttentionCall, Tensor | None]:
     """The call, without an operation where that is softmax and no more, and what is added to its output beside."""
     operation = call.operation
     if operation is None:
@@ -106,7 +106,7 @@ def simplified(call: Call) -> tuple[Call, Tensor | None]:
     return replace(call, operation=operation), added
 
 
-def form_of(call: Call, operation: Operation) -> str:
+def form_of(call: AttentionCall, operation: Operation) -> str:
     """How the output of a call is computed: as its operation says for a whole sequence, on CUDA by FlexAttention.
 
     That replaces tiles, and the blocks of what else it can do.
@@ -122,14 +122,14 @@ def form_of(call: Call, operation: Operation) -> str:
     return operation.form
 
 
-def _unbroken(call: Call) -> bool:
+def _unbroken(call: AttentionCall) -> bool:
     """Whether a call is a sequence from its first token to its last, causal, with nothing that hides or shifts more."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     masked = call.keep is not None or call.bias is not None or call.key_real is not None or call.softcap is not None
     return call.causal and call.offset == 0 and queries == keys > 1 and not masked and not call.dropout
 
 
-def partly_constant(call: Call) -> Tensor:
+def partly_constant(call: AttentionCall) -> Tensor:
     """The output where some heads are constant: their C·V beside the attention of the others, or mixed with it."""
     assert call.constant is not None
     constant = call.constant
@@ -155,7 +155,7 @@ def partly_constant(call: Call) -> Tensor:
     return room.transpose(1, 2)
 
 
-def _biased(call: Call) -> Call:
+def _biased(call: AttentionCall) -> AttentionCall:
     """The call with a bias for every head, where that of constant ones was left away."""
     bias, heads = call.bias, call.query.shape[1]
     if bias is None or call.constant is None or bias.shape[1] in (1, heads):
@@ -165,11 +165,13 @@ def _biased(call: Call) -> Call:
     return replace(call, bias=whole.index_copy(1, torch.tensor(others, device=bias.device), bias))
 
 
-def _reductions(call: Call, wanted: Wanted, *, output: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
+def _reductions(
+    call: AttentionCall, wanted: ReductionRequest, *, output: bool
+) -> tuple[Tensor | None, dict[str, Tensor]]:
     call, _ = simplified(call)
     if call.operation is not None:
         return None, reduce_by_rows(call, wanted)
-    full = in_float(call)
+    full = to_acc_dtype(call)
     found: dict[str, Tensor] = {}
     if "spectral_bound" in wanted.names:
         found["spectral_bound"] = spectral_bound(full, wanted.iterations)
@@ -183,7 +185,7 @@ def _reductions(call: Call, wanted: Wanted, *, output: bool) -> tuple[Tensor | N
     return result, found
 
 
-def _fused(call: Call) -> Tensor:
+def _fused(call: AttentionCall) -> Tensor:
     mask = _mask(call)
     simple = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
     if mask is None and call.causal and not simple:
@@ -200,7 +202,7 @@ def _fused(call: Call) -> Tensor:
     )
 
 
-def _mask(call: Call) -> Tensor | None:
+def _mask(call: AttentionCall) -> Tensor | None:
     """Everything that hides or shifts a score, as one mask for the fused call; None where causality is all there is."""
     see = call.keep
     if call.key_real is not None:
@@ -215,7 +217,7 @@ def _mask(call: Call) -> Tensor | None:
     return bias if see is None else bias.masked_fill(~see, torch.finfo(bias.dtype).min)
 
 
-def fused_lse_serves(call: Call, wanted: Wanted) -> bool:
+def fused_lse_serves(call: AttentionCall, wanted: ReductionRequest) -> bool:
     """Whether the fused CPU kernel's own log-sum-exp is enough: attention to the first keys needs nothing else."""
     return (
         wanted.names <= {"first_mass", "lse"}
@@ -237,7 +239,7 @@ def _fused_cpu() -> Any | None:
 FUSED_CPU = _fused_cpu()
 
 
-def _with_lse(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
+def _with_lse(call: AttentionCall, wanted: ReductionRequest) -> tuple[Tensor, dict[str, Tensor]]:
     assert FUSED_CPU is not None
     padding = None
     if call.key_real is not None:
@@ -251,7 +253,7 @@ def _with_lse(call: Call, wanted: Wanted) -> tuple[Tensor, dict[str, Tensor]]:
     return output, found
 
 
-def _blind(call: Call, key_real: Tensor) -> Tensor:
+def _blind(call: AttentionCall, key_real: Tensor) -> Tensor:
     """Which queries see no real key, (batch, 1, query or 1): the fused kernel reports a log-sum-exp of 0 for them."""
     seen = key_real.cumsum(-1) > 0
     if not call.causal:
@@ -260,7 +262,7 @@ def _blind(call: Call, key_real: Tensor) -> Tensor:
     return ~seen[:, None, last]
 
 
-def _first_mass(call: Call, lse: Tensor, first: int) -> Tensor:
+def _first_mass(call: AttentionCall, lse: Tensor, first: int) -> Tensor:
     """exp(s_ij − lse_i) for the first keys j: as many products a query as there are keys asked for.
 
     Computed with the keys as rows, in base 2: half the time of the more obvious order.
@@ -284,7 +286,7 @@ def _first_mass(call: Call, lse: Tensor, first: int) -> Tensor:
     return mass
 
 
-def _first_keys(call: Call, first: int) -> tuple[Tensor, Tensor]:
+def _first_keys(call: AttentionCall, first: int) -> tuple[Tensor, Tensor]:
     """The first keys of each sample, (batch, group, first, width), and where they stand, (batch or 1, first)."""
     groups, keys, width = call.key.shape[1:]
     where = torch.arange(first, device=call.key.device)[None]
@@ -296,7 +298,7 @@ def _first_keys(call: Call, first: int) -> tuple[Tensor, Tensor]:
     return call.key.gather(2, inside), where
 
 
-def kernels_serve(call: Call, wanted: Wanted) -> bool:
+def kernels_serve(call: AttentionCall, wanted: ReductionRequest) -> bool:
     """Whether the GPU kernels can take everything that is wanted."""
     return (
         call.query.is_cuda
@@ -311,7 +313,7 @@ def kernels_serve(call: Call, wanted: Wanted) -> bool:
     )
 
 
-def _by_kernels(call: Call, wanted: Wanted) -> dict[str, Tensor]:
+def _by_kernels(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
     shared: dict[str, Any] = {
         "scale": call.scale,
         "causal": call.causal,

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.call import Call, Operation
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.recomputed import Tiled, recomputed
 from regard.attention.tiles import LOG2_E
 from regard.attention.weightings import EPSILON
@@ -42,6 +42,6 @@ POINTWISE = {
 }
 
 
-def pointwise(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+def pointwise(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """The output of a whole causal sequence whose weighting is one of `POINTWISE`, in the dtype of its queries."""
     return recomputed(call, operation, POINTWISE[operation.weighting], normalised=operation.normalisation == "sum")

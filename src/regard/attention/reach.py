@@ -37,7 +37,7 @@ class Tile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class AttentionSpan:
     """What queries see: the last `window` keys up to their own, and the first `prefix` of all."""
 
     length: int

@@ -20,10 +20,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.attention.call import Call, Operation
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.fused import column_score
-from regard.attention.pieces import Piece, Pieces
-from regard.attention.reach import Reach, Tile
+from regard.attention.pieces import RowChunk, RowChunks
+from regard.attention.reach import AttentionSpan, Tile
 from regard.attention.tiles import HIDDEN
 
 ROWS, KEYS = 64, 1024
@@ -69,7 +69,7 @@ class Tiled:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def recomputed(
-    call: Call, operation: Operation, weighting: Tiled, *, normalised: bool
+    call: AttentionCall, operation: Operation, weighting: Tiled, *, normalised: bool
 ) -> Float[Tensor, "batch head query value_width"]:
     """The output of a whole causal sequence under a weighting, in the dtype of its queries."""
     plan = _Plan(
@@ -91,7 +91,7 @@ def recomputed(
     return output + beside.to(output.dtype)
 
 
-def _table(call: Call, operation: Operation) -> Float[Tensor, "head distance"] | None:
+def _table(call: AttentionCall, operation: Operation) -> Float[Tensor, "head distance"] | None:
     """What is added to the score of a pair, by its distance, in float32 at least; None for nothing."""
     heads, length = call.query.shape[1:3]
     wide = torch.promote_types(call.query.dtype, torch.float32)
@@ -131,10 +131,10 @@ class _Heads:
 class _Work:
     """The tiles of one run: their buffers, which pairs meet in them, and what their distance adds to their score."""
 
-    def __init__(self, plan: _Plan, pieces: Pieces, table: Tensor | None) -> None:
+    def __init__(self, plan: _Plan, pieces: RowChunks, table: Tensor | None) -> None:
         self.plan, self.pieces, self.weighting = plan, pieces, plan.weighting
         like, length = pieces.like, pieces.length
-        reach = Reach(length=length, window=plan.window, prefix=plan.prefix)
+        reach = AttentionSpan(length=length, window=plan.window, prefix=plan.prefix)
         self.tiles = reach.tiles(ROWS, KEYS if self.weighting.floor is None else None)
         widest = max((tile.row.stop - tile.row.start) * tile.width for tile in self.tiles)
         pieces.fit(BYTES.get(like.device.type, BYTES["cpu"]), widest)
@@ -195,7 +195,7 @@ class _Work:
                 part = self.by_head(room[..., stretch.inside(edge)], self.marks)
                 how(part, self.along(self.marks, tile.row, edge))
 
-    def heads(self, piece: Piece, query: Tensor, key: Tensor, value: Tensor, column: Tensor | None) -> _Heads:
+    def heads(self, piece: RowChunk, query: Tensor, key: Tensor, value: Tensor, column: Tensor | None) -> _Heads:
         """Those of one piece."""
         q, k, v = (self.pieces.take(t, piece) for t in (query, key, value))
         c = None if column is None else self.pieces.take(column[..., None], piece) * self.weighting.unit
@@ -313,7 +313,7 @@ class _Function(torch.autograd.Function):
         column: Tensor | None,
         plan: _Plan,
     ) -> tuple[Tensor, Tensor | None]:
-        pieces = Pieces(query, key)
+        pieces = RowChunks(query, key)
         batch, heads, length = query.shape[:3]
         output = query.new_empty(batch, length, heads, value.shape[3]).transpose(1, 2)
         kept = pieces.like.new_empty(batch, heads, length, 2) if plan.normalised else None
@@ -334,7 +334,7 @@ class _Function(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, of_share: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, table, column, kept, output, share = ctx.saved_tensors
-        pieces = Pieces(query, key)
+        pieces = RowChunks(query, key)
         found = tuple(torch.empty_like(t) for t in (query, key, value))
         of_column = None if column is None else torch.empty_like(column)
         with torch.autocast(query.device.type, enabled=False):

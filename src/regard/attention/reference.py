@@ -8,17 +8,24 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.attention.call import Call, Constant, Operation, Wanted, gaps, visible
+from regard.attention.call import (
+    AttentionCall,
+    ConstantHeadsInput,
+    Operation,
+    ReductionRequest,
+    relative_positions,
+    visible,
+)
 from regard.attention.constant import constant_weights
 from regard.attention.weightings import NORMALISATIONS, WEIGHTINGS, proxy
 
 
-def scores(call: Call) -> Float[Tensor, "batch head query key"]:
+def scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     """The logits before the softmax, −inf where a query may not see a key."""
     return all_scores(call).masked_fill(~visible(call), float("-inf"))
 
 
-def all_scores(call: Call) -> Float[Tensor, "batch head query key"]:
+def all_scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     """The logits of every pair, also of those that may not meet."""
     key = call.key.repeat_interleave(call.shares, dim=1)
     result = call.query @ key.mT * call.scale
@@ -32,10 +39,10 @@ def all_scores(call: Call) -> Float[Tensor, "batch head query key"]:
     return result
 
 
-def score_bias(call: Call, operation: Operation) -> Float[Tensor, "#batch #head #query #key"]:
+def score_bias(call: AttentionCall, operation: Operation) -> Float[Tensor, "#batch #head #query #key"]:
     """What an operation adds to its scores: a constant, and what depends on how far a key stands from its query."""
     result = call.query.new_full((1, 1, 1, 1), operation.shift)
-    distances = gaps(call).clamp(min=0)
+    distances = relative_positions(call).clamp(min=0)
     if operation.distance is not None:
         result = result + operation.distance.to(result.dtype)[:, distances]
     if operation.slopes is not None:
@@ -44,7 +51,7 @@ def score_bias(call: Call, operation: Operation) -> Float[Tensor, "#batch #head 
 
 
 def operation_weights(
-    call: Call, operation: Operation
+    call: AttentionCall, operation: Operation
 ) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query 1"] | None]:
     """The weights on the keys, and that on the extra column if there is one."""
     call = replace(call, operation=operation)
@@ -60,7 +67,7 @@ def operation_weights(
     return (found, None) if columns is None else (found[..., 1:], found[..., :1])
 
 
-def _extra_scores(call: Call, operation: Operation) -> Float[Tensor, "batch head query 1"] | None:
+def _extra_scores(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query 1"] | None:
     """The score of the column beside the keys, a learned key's or a learned logit's."""
     if operation.extra_key is not None:
         key = operation.extra_key.to(call.query.dtype).expand(call.query.shape[1], -1)
@@ -71,7 +78,7 @@ def _extra_scores(call: Call, operation: Operation) -> Float[Tensor, "batch head
 
 
 def mixed_weights(
-    call: Call, operation: Operation
+    call: AttentionCall, operation: Operation
 ) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query 1"] | None]:
     """Those of an operation, where constant heads have their own; these give the column what they leave it."""
     found, column = operation_weights(replace(call, constant=None), operation)
@@ -80,7 +87,7 @@ def mixed_weights(
     return _with_constant(call, call.constant, found), None if column is None else column * _free_share(call, column)
 
 
-def operate(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+def operate(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """The output of an operation, with the dropout of the call."""
     matrix, column = mixed_weights(call, operation)
     result = torch.nn.functional.dropout(matrix, call.dropout) @ call.value.repeat_interleave(call.shares, dim=1)
@@ -91,7 +98,7 @@ def operate(call: Call, operation: Operation) -> Float[Tensor, "batch head query
     return result + share * value
 
 
-def _free_share(call: Call, like: Tensor) -> Float[Tensor, "head 1 1"]:
+def _free_share(call: AttentionCall, like: Tensor) -> Float[Tensor, "head 1 1"]:
     """How much of each head is its own attention: 1, but 0 of a constant one, or its gate."""
     share = like.new_ones(call.query.shape[1])
     if call.constant is not None:
@@ -100,7 +107,7 @@ def _free_share(call: Call, like: Tensor) -> Float[Tensor, "head 1 1"]:
     return share[:, None, None]
 
 
-def log_normaliser(call: Call) -> Float[Tensor, "batch head query"]:
+def log_normaliser(call: AttentionCall) -> Float[Tensor, "batch head query"]:
     """The log-normaliser log Σ_j exp(s_ij) of softmax, a column beside the keys included; −inf where nothing is seen.
 
     The weights of constant heads come normalised: theirs is 0.
@@ -115,7 +122,7 @@ def log_normaliser(call: Call) -> Float[Tensor, "batch head query"]:
     return lse
 
 
-def weights(call: Call) -> Float[Tensor, "batch head query key"]:
+def weights(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     """The attention matrix A; rows of queries that see nothing are zero. Constant heads have theirs in its place."""
     if call.operation is not None:
         return mixed_weights(call, call.operation)[0]
@@ -125,7 +132,7 @@ def weights(call: Call) -> Float[Tensor, "batch head query key"]:
     return found if call.constant is None else _with_constant(call, call.constant, found)
 
 
-def _with_constant(call: Call, constant: Constant, found: Tensor) -> Tensor:
+def _with_constant(call: AttentionCall, constant: ConstantHeadsInput, found: Tensor) -> Tensor:
     """The weights, with those of constant heads in the place of their own, or mixed with them."""
     heads, gate = list(constant.heads), constant.gate
     fixed = constant_weights(call).to(found.dtype)
@@ -134,7 +141,7 @@ def _with_constant(call: Call, constant: Constant, found: Tensor) -> Tensor:
     return found.index_copy(1, torch.tensor(heads, device=found.device), fixed)
 
 
-def attend(call: Call) -> Float[Tensor, "batch head query value_width"]:
+def attend(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]:
     """The output A·V, with the dropout of the call."""
     if call.operation is not None:
         return operate(call, call.operation)
@@ -148,7 +155,7 @@ def spectral_bound(matrix: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*
     return torch.linalg.matrix_norm(centred, ord=2).square()
 
 
-def whole(call: Call) -> Bool[Tensor, " batch"]:
+def reference_matrix(call: AttentionCall) -> Bool[Tensor, " batch"]:
     """Which samples of the batch have no padding, so that their matrices may be averaged entry by entry."""
     batch = call.query.shape[0]
     result = torch.ones(batch, dtype=torch.bool, device=call.query.device)
@@ -158,7 +165,9 @@ def whole(call: Call) -> Bool[Tensor, " batch"]:
     return result
 
 
-def distribution(call: Call) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query"]]:
+def distribution(
+    call: AttentionCall,
+) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query"]]:
     """The weights that are measured, and how much of each row went to no key: a sink of its own.
 
     Of an operation whose weights are no distribution it is |A| / Σ|A|, the extra column in the sum; else A.
@@ -174,7 +183,7 @@ def distribution(call: Call) -> tuple[Float[Tensor, "batch head query key"], Flo
     return (both, torch.zeros_like(both[..., 0])) if column is None else (both[..., 1:], both[..., 0])
 
 
-def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
+def reduce(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
     """Every wanted reduction, taken from the whole matrix; of an operation from its `distribution`.
 
     Its `row_sum` is of the weights themselves; its `lse`, but that of softmax, the logarithm of the sum of their sizes.
@@ -193,24 +202,24 @@ def reduce(call: Call, wanted: Wanted) -> dict[str, Tensor]:
         "row_sum": lambda: weights(call).sum(-1),
         "virtual_sink_mass": lambda: missing,
         "first_mass": lambda: _first_mass(call, a, wanted.first),
-        "weights": lambda: counted[whole(call)].sum(0),
+        "weights": lambda: counted[reference_matrix(call)].sum(0),
         "spectral_bound": lambda: _spectral_by_sample(call, a),
     }
     return {name: every[name]() for name in wanted.names}
 
 
-def _is_softmax(call: Call) -> bool:
+def _is_softmax(call: AttentionCall) -> bool:
     return call.operation is None or call.operation.weighting == "softmax"
 
 
-def _first_mass(call: Call, a: Tensor, first: int) -> Tensor:
+def _first_mass(call: AttentionCall, a: Tensor, first: int) -> Tensor:
     starts = call.starts or (0,) * a.shape[0]
     before = max(0, -min(starts))
     padded = torch.nn.functional.pad(a, (before, first))
     return torch.stack([padded[b, ..., before + s : before + s + first] for b, s in enumerate(starts)])
 
 
-def _spectral_by_sample(call: Call, a: Tensor) -> Tensor:
+def _spectral_by_sample(call: AttentionCall, a: Tensor) -> Tensor:
     bounds = []
     for b, matrix in enumerate(a):
         rows = slice(None) if call.query_real is None else call.query_real[b]

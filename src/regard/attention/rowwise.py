@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.call import Call, Operation
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.recomputed import Tiled, recomputed
 from regard.attention.tiles import LOG2_E
 from regard.attention.weightings import EPSILON
@@ -67,6 +67,6 @@ ROWWISE = {
 }
 
 
-def rowwise(call: Call, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+def rowwise(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """The output of a whole causal sequence whose weighting is one of `ROWWISE`, in the dtype of its queries."""
     return recomputed(call, operation, ROWWISE[operation.weighting], normalised=True)

@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.call import Call
+from regard.attention.call import AttentionCall
 from regard.attention.tiles import tiles
 
 TOLERANCE = 1e-6
 
 
-def spectral_bound(call: Call, iterations: int) -> Float[Tensor, "batch head"]:
+def spectral_bound(call: AttentionCall, iterations: int) -> Float[Tensor, "batch head"]:
     """λ_max of Aᵀ(I − 11ᵀ/n)A over the n real queries, per sample and head.
 
     The over-smoothing bound of Bai et al. 2024: the outputs of a head are no farther from their mean than √λ_max times
@@ -42,7 +42,7 @@ def spectral_bound(call: Call, iterations: int) -> Float[Tensor, "batch head"]:
     return bound
 
 
-def _multiply(call: Call, vector: Tensor) -> Tensor:
+def _multiply(call: AttentionCall, vector: Tensor) -> Tensor:
     """Aᵀ(I − 11ᵀ/n)A x for one x per sample and head, in one pass: Aᵀ(Ax) − (Aᵀ1)·mean(Ax)."""
     batch, heads, queries, _ = call.query.shape
     real = call.query_real if call.query_real is not None else call.query.new_ones(batch, queries, dtype=torch.bool)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.attention.call import Call
+from regard.attention.call import AttentionCall
 
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30
@@ -58,7 +58,7 @@ class Tile:
         return self.samples, self.heads, self.keys
 
 
-def tiles(call: Call) -> Iterator[Tile]:
+def tiles(call: AttentionCall) -> Iterator[Tile]:
     """Every tile of the call's matrix: some samples or heads at a time, from their first query to their last."""
     batch, _, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
@@ -87,13 +87,13 @@ def _near(part: Tensor, reads: int) -> Tensor:
     return part.contiguous() if reads >= NEAR else part
 
 
-def _rows(call: Call) -> int:
+def _rows(call: AttentionCall) -> int:
     """Queries a tile: many multiply faster, but over few keys most of a causal tile would be future."""
     keys = call.key.shape[2]
     return min(call.query.shape[2], max(ROWS // 2, min(ROWS, keys // 4)) if call.causal else ROWS)
 
 
-def _together(call: Call, rows: int) -> tuple[int, int]:
+def _together(call: AttentionCall, rows: int) -> tuple[int, int]:
     """How many samples, and how many key/value heads of each, make a tile of about the wanted size."""
     batch, groups, keys, _ = call.key.shape
     budget = BYTES.get(call.query.device.type, BYTES["cpu"])
@@ -112,7 +112,7 @@ def _multiply(query: Tensor, key: Tensor, scale: float, out: Tensor) -> None:
         torch.baddbmm(flat, q.flatten(1, 2), k.mT, beta=0, alpha=scale, out=flat)
 
 
-def _exponentiate(call: Call, head: slice, raw: Tensor, exps: Tensor) -> tuple[Tensor, Tensor]:
+def _exponentiate(call: AttentionCall, head: slice, raw: Tensor, exps: Tensor) -> tuple[Tensor, Tensor]:
     """The maximum and the normaliser of each row, after `raw` was made relative to the one and `exps` was written."""
     base = raw.amax(-1, keepdim=True)
     if call.sink is not None:
@@ -129,7 +129,7 @@ def _exponentiate(call: Call, head: slice, raw: Tensor, exps: Tensor) -> tuple[T
     return base, total
 
 
-def rows_may_be_blind(call: Call) -> bool:
+def rows_may_be_blind(call: AttentionCall) -> bool:
     """Whether some query may see no key at all."""
     return call.keep is not None or call.bias is not None or call.key_real is not None or call.offset < 0
 
@@ -137,7 +137,7 @@ def rows_may_be_blind(call: Call) -> bool:
 class _Masks:
     """What is done to the scores of a tile before they are exponentiated: soft-cap, bias, and hiding, in this order."""
 
-    def __init__(self, call: Call, rows: int) -> None:
+    def __init__(self, call: AttentionCall, rows: int) -> None:
         self.call = call
         if call.causal:
             self.future = call.query.new_full((rows, rows), HIDDEN).triu_(1)

@@ -1,7 +1,7 @@
 """Constant matrices in the place of attention weights."""
 
 from regard.constants.constants import Constants, Head, Layer, Origin
-from regard.constants.lengths import at
+from regard.constants.lengths import to_length
 from regard.constants.patterns import PATTERNS, Pattern, has_diagonal, on_special, over_heads, pattern, patterns, shares
 from regard.constants.sources import SOURCES, data_free
 from regard.constants.structure import FORMS, Form, error, multiply_adds, structured
@@ -16,7 +16,6 @@ __all__ = [
     "Layer",
     "Origin",
     "Pattern",
-    "at",
     "data_free",
     "error",
     "has_diagonal",
@@ -27,4 +26,5 @@ __all__ = [
     "patterns",
     "shares",
     "structured",
+    "to_length",
 ]

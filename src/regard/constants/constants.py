@@ -34,7 +34,7 @@ class Origin:
     """Where constants come from.
 
     `source`: average, identity, toeplitz, zeros, or trained; `layout`: where special tokens stand, `separators` being
-    the columns they are held at (empty for natural); `model`: what `regard.hooks.identity` says of a model;
+    the columns they are held at (empty for natural); `model`: what `regard.hooks.model_fingerprint` says of a model;
     `tokenizer`: hash of its vocabulary; `data`: what the averages were taken over.
     """
 
@@ -204,8 +204,8 @@ class Constants:
     def load(cls, path: str | Path, *, model: Mapping[str, Any] | None = None, length: int | None = None) -> Constants:
         """What `save` wrote. Raises UserError for another kind of file, and for what does not fit.
 
-        `model` is what `regard.hooks.identity(model)` says of the model they are for; `length` the tokens they are to
-        serve.
+        `model` is what `regard.hooks.model_fingerprint(model)` says of the model they are for; `length` the tokens
+        they are to serve.
         """
         try:
             with safetensors.safe_open(path, framework="pt") as file:
@@ -225,7 +225,7 @@ class Constants:
         if length is not None and length > found.length:
             raise UserError(
                 f"constants: {path} serves up to {found.length} tokens, expected {length}; average over longer inputs, "
-                "or fit them with regard.constants.at"
+                "or fit them with regard.constants.to_length"
             )
         return found
 

@@ -14,7 +14,7 @@ from regard.constants.sources import SOURCES
 from regard.errors import UserError
 
 
-def at(constants: Constants, length: int) -> Constants:
+def to_length(constants: Constants, length: int) -> Constants:
     """Constants for inputs of `length` tokens: the crop of longer ones, a fit where they are too short.
 
     A crop is what an input shorter than the constants gets anyway, renormalised after masking. The fit keeps, for each
@@ -38,7 +38,7 @@ def at(constants: Constants, length: int) -> Constants:
         return replace(constants, matrices=matrices, counts=_cropped(constants.counts, length), squares={})
     columns = dict(zip(origin.separators, _moved(origin, old, length), strict=True))
     matrices = {
-        (site, layer): fitted(matrix, constants.counts.get(site), length, columns)
+        (site, layer): fit_length(matrix, constants.counts.get(site), length, columns)
         for (site, layer), matrix in constants.matrices.items()
     }
     note = f"fitted from {old} to {length} tokens by relative offset and the columns of special tokens"
@@ -60,7 +60,7 @@ def _moved(origin: Origin, old: int, new: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def fitted(
+def fit_length(
     matrix: Float[Tensor, "head query key"],
     counts: Int[Tensor, "query key"] | None,
     length: int,

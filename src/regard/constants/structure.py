@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.constants.constants import Constants, Layer
-from regard.constants.lengths import fitted
+from regard.constants.lengths import fit_length
 from regard.errors import UserError, check_choice
 
 Form = Literal["low-rank", "columns+band", "top-k", "toeplitz"]
@@ -109,7 +109,7 @@ def toeplitz(
 ) -> Matrices:
     """One weight for each offset below `size`, and for the first, the last and other columns of special tokens."""
     keys = matrix.shape[-1]
-    whole = fitted(matrix, counts, keys, dict(zip(separators, separators, strict=True)))
+    whole = fit_length(matrix, counts, keys, dict(zip(separators, separators, strict=True)))
     kept = _offset(matrix).abs() < size
     kept[:, [0, keys - 1, *separators]] = True
     return whole * kept

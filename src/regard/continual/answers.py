@@ -16,7 +16,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SHORTEST_STEMMED = 4
 
 
-def grade(metric: Metric, answer: str, references: Sequence[str]) -> float:
+def score_answer(metric: Metric, answer: str, references: Sequence[str]) -> float:
     """An answer's grade by a metric: the best that it has beside any of the references."""
     one = rouge_l if metric == "rouge-l" else exact_match
     return max(one(answer, reference) for reference in references)

@@ -15,7 +15,7 @@ TOGETHER = 16
 """Batches whose rows are sorted by length with one another."""
 
 
-class Item(NamedTuple):
+class ExampleRef(NamedTuple):
     """A training example of a stream: its task, counted from 0 in their order, and its row."""
 
     task: int
@@ -40,7 +40,7 @@ class Epochs:
 
     def __init__(
         self,
-        items: Sequence[Item],
+        items: Sequence[ExampleRef],
         lengths: Sequence[int],
         *,
         size: int,
@@ -55,7 +55,7 @@ class Epochs:
         self.steps = steps if most is None else min(steps, most)
         self._epoch, self._batches = -1, list[list[int]]()
 
-    def at(self, step: int) -> list[Item]:
+    def at(self, step: int) -> list[ExampleRef]:
         """The items of a step: `size` of them, or fewer at the end of an epoch."""
         epoch, place = divmod(step, self.per_epoch)
         if epoch != self._epoch:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.continual.pooled import BlockNetwork
+from regard.continual.pooled import AdapterNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def losses(learner: Learner, task: int, blocks: list[int], rows: int) -> dict[int, float]:
     """The mean loss of at most so many training rows of a task under each of some blocks alone; nothing is trained."""
     network = learner.network
-    assert isinstance(network, BlockNetwork)
+    assert isinstance(network, AdapterNetwork)
     items, found = learner.sampled(task, "train", rows), dict[int, float]()
     for block in blocks:
         total, count = 0.0, 0
@@ -27,7 +27,7 @@ def losses(learner: Learner, task: int, blocks: list[int], rows: int) -> dict[in
     return found
 
 
-def best_of(learner: Learner, task: int, block: int, rows: int) -> int | None:
+def best_init(learner: Learner, task: int, block: int, rows: int) -> int | None:
     """The block before a new one under which at most so many of the task's rows lose least.
 
     None where the new one, which adds nothing yet, is better than all of them.

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.adapters.pool import LoraPool
-from regard.adapters.prompts import PromptPool
+from regard.adapters.pool import LoraAdapterPool
+from regard.adapters.prompts import PromptAdapterPool
 from regard.adapters.shared import SharedAdapters
 from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.models import load_network
-from regard.continual.pooled import Pool
+from regard.continual.pooled import AdapterPool
 from regard.errors import UserError
 from regard.models.generator import Generator
 from regard.models.pretrained import load
@@ -49,22 +49,22 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     return found
 
 
-def _made_as(settings: Any, pool: Pool, within: str) -> dict[str, Any]:
+def _made_as(settings: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
     """What a pool in a model is made with to be like one in a part of it, whose names have that before them."""
     names = ("block", "inner", "order")
-    if isinstance(pool, PromptPool):
+    if isinstance(pool, PromptAdapterPool):
         return {name: getattr(settings, name) for name in (*names, "length", "hidden")}
-    assert isinstance(pool, LoraPool)
+    assert isinstance(pool, LoraAdapterPool)
     made = {name: getattr(settings, name) for name in (*names, "rank", "alpha", "detach_old")}
     return made | {"targets": [f"{within}{name}" for name in pool.layers], "top_k": settings.top_k or None}
 
 
-def _parts(pool: Pool, blocks: int) -> list[Tensor]:
+def _parts(pool: AdapterPool, blocks: int) -> list[Tensor]:
     """What the first so many blocks are made of; soft prompts as they are read."""
-    if isinstance(pool, PromptPool):
+    if isinstance(pool, PromptAdapterPool):
         pool.close()
         return [pool.prompts.P[number] for number in range(blocks)]
-    assert isinstance(pool, LoraPool)
+    assert isinstance(pool, LoraAdapterPool)
     return [part for number in range(blocks) for part in pool.parameters_of(number)]
 
 

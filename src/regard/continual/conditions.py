@@ -12,7 +12,7 @@ NONE = "none"
 """What a text that is not set is called."""
 
 
-class Where(NamedTuple):
+class RequiredSetting(NamedTuple):
     """That a setting is one of some values; without values, that it is a number above 0."""
 
     name: str
@@ -27,7 +27,7 @@ class Where(NamedTuple):
         return f"{self.name}={' or '.join(self.values)}" if self.values else f"{self.name} above 0"
 
 
-def check_read(settings: Any, conditions: Mapping[str, Sequence[Where]]) -> None:
+def check_required(settings: Any, conditions: Mapping[str, Sequence[RequiredSetting]]) -> None:
     """Nothing, or a UserError: a field of a record is not as by default, and nothing will read it."""
     plain = {one.name: one.default for one in dataclasses.fields(settings)}
     for name in (name for name in conditions if getattr(settings, name) != plain[name]):

@@ -14,15 +14,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.continual.batches import Batches
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import Method
-from regard.continual.stage import Stage
-from regard.training import Trained
+from regard.continual.stage import TrainingPhase
+from regard.training import TrainResult
 
 Row = dict[str, Any]
 Rows = dict[str, Tensor]
 
 
 @dataclass
-class Spent:
+class TaskCost:
     """What the stages of a task have cost."""
 
     seconds: float = 0.0
@@ -43,7 +43,7 @@ class Spent:
 
         return rows
 
-    def add(self, trained: Trained, batches: Batches, *, a_token: float, a_step: float) -> None:
+    def add(self, trained: TrainResult, batches: Batches, *, a_token: float, a_step: float) -> None:
         """A stage that is done, and its FLOPs; steps that were taken before the run was resumed count as the others."""
         self.seconds += trained.seconds
         self.steps += trained.steps
@@ -64,7 +64,7 @@ class Spent:
         }
 
 
-def trimmed(rows: Rows) -> Rows:
+def trim_padding(rows: Rows) -> Rows:
     """The rows without the columns that are padding in all of them, in texts and in answers."""
     mask = rows["attention_mask"]
     width = int(mask.any(0).nonzero().max()) + 1
@@ -81,7 +81,7 @@ def _tokens(rows: Rows) -> int:
     return rows["input_ids"].numel() + (rows["labels"].numel() if rows["labels"].dim() > 1 else 0)
 
 
-def count(rows: Rows) -> int:
+def count_examples(rows: Rows) -> int:
     """How many losses there are: rows, or tokens of answers."""
     return int((rows["labels"] != IGNORED).sum())
 
@@ -100,7 +100,7 @@ def flops_a_token(learner: Learner, method: Method, batches: Batches) -> float:
     return counter.get_total_flops() / _tokens(rows)
 
 
-def flops_a_correction(learner: Learner, method: Method, batches: Batches, stage: Stage) -> float:
+def flops_a_correction(learner: Learner, method: Method, batches: Batches, stage: TrainingPhase) -> float:
     """Floating-point operations of what a stage does to the gradient of a step (`Stage.correct`), at its first step."""
     if stage.correct is None:
         return 0.0
@@ -115,17 +115,17 @@ def flops_a_correction(learner: Learner, method: Method, batches: Batches, stage
 
 def _first_rows(learner: Learner, batches: Batches) -> Rows:
     """The first four rows of a stage, on the device."""
-    return trimmed({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
+    return trim_padding({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
 
 
-def timed(hook: Callable[[Learner, int], None], learner: Learner, task: int) -> float:
+def seconds_of(hook: Callable[[Learner, int], None], learner: Learner, task: int) -> float:
     """The seconds that a hook takes."""
     began = time.perf_counter()
     hook(learner, task)
     return time.perf_counter() - began
 
 
-def stored(learner: Learner, method: Method) -> Row:
+def memory_cost(learner: Learner, method: Method) -> Row:
     """What the method keeps beside the network: bytes, and examples."""
     kept = method.kept
     tensors = sum(value.numel() * value.element_size() for value in kept.tensors.values())

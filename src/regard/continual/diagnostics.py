@@ -16,11 +16,21 @@ from transformers import PreTrainedModel
 
 from regard.errors import UserError
 from regard.hooks import watching
-from regard.hooks.layers import undisturbed
-from regard.statistics import Average, ColumnMass, Key, Observation, PerLayer, Row, Sampled, SinkDeviation, Statistic
+from regard.hooks.layers import evaluation_mode
+from regard.statistics import (
+    Average,
+    ColumnMass,
+    Observation,
+    PerLayer,
+    SampleValues,
+    SinkDeviation,
+    Statistic,
+    StatisticKey,
+    StatisticRow,
+)
 from regard.statistics.layers import OverSmoothing, SpectralBound
-from regard.statistics.sinks import KnownCommon, standing, strongest
-from regard.statistics.table import table_of
+from regard.statistics.sinks import KnownCommonSinkRatio, topk_keys, topk_valid
+from regard.statistics.table import make_table
 
 DIAGNOSTICS = ("sink_deviation", "common_sink_ratio", "over_smoothing", "spectral_bound")
 """What is diagnosed unless the caller chooses, named as in `regard.statistics`."""
@@ -63,7 +73,7 @@ def diagnose(
         if name in _OF_SINKS:
             wanted.append(_Means(f"{name}_top{TOP}", _MADE[name](TOP, common), by_layer=False))
     rows = _rows(encoder, batches, wanted)
-    return table_of([(row.statistic, row.layer, row.value, row.standard_error) for row in rows], COLUMNS)
+    return make_table([(row.statistic, row.layer, row.value, row.standard_error) for row in rows], COLUMNS)
 
 
 def sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
@@ -81,17 +91,17 @@ def sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataF
     rows = _rows(encoder, kept, [_TokenDegrees(known)])
     numbers = known.tolist()
     found = [(r.layer, numbers[r.position], r.value, r.standard_error, r.n) for r in rows if r.position is not None]
-    return table_of(found, DEGREES).astype({"token": "int64"})
+    return make_table(found, DEGREES).astype({"token": "int64"})
 
 
-def _rows(encoder: PreTrainedModel, batches: Iterable[Batch], wanted: Sequence[Statistic]) -> list[Row]:
+def _rows(encoder: PreTrainedModel, batches: Iterable[Batch], wanted: Sequence[Statistic]) -> list[StatisticRow]:
     """The rows of all batches together."""
     accepted = inspect.signature(encoder.forward).parameters
     if "decoder_input_ids" in accepted:
         raise UserError(f"encoder: expected an encoder alone, got {type(encoder).__name__}; give its get_encoder()")
     device = next(encoder.parameters()).device
     options: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
-    with undisturbed(encoder, device), watching(encoder, wanted) as seen:
+    with evaluation_mode(encoder, device), watching(encoder, wanted) as seen:
         for batch in batches:
             encoder(**{name: value.to(device) for name, value in batch.items()}, **options)
     if not seen.samples:
@@ -114,25 +124,27 @@ class _Means(Average):
         self.name, self.statistic, self.by_layer = name, statistic, by_layer
         self.about, self.needs = statistic.about, statistic.needs
 
-    def sampled(self, layers: Sequence[Observation]) -> Iterator[Sampled]:
+    def sampled(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         """The means of the samples; the embeddings are no layer."""
-        by_site: dict[str, list[Sampled]] = {}
+        by_site: dict[str, list[SampleValues]] = {}
         for key, values, present in self.statistic.sampled([layer for layer in layers if layer.layer >= 0]):
             assert present is not None
             mean = values.double().flatten(1).mean(1) if key.axes else values.double()
-            named = Key(self.name, key.site, key.layer, None, ())
-            by_site.setdefault(key.site, []).append(Sampled(named, mean, present))
+            named = StatisticKey(self.name, key.site, key.layer, None, ())
+            by_site.setdefault(key.site, []).append(SampleValues(named, mean, present))
         for site, found in by_site.items():
             if self.by_layer:
                 yield from found
             yield _over_layers(self.name, site, found)
 
 
-def _over_layers(name: str, site: str, found: Sequence[Sampled]) -> Sampled:
+def _over_layers(name: str, site: str, found: Sequence[SampleValues]) -> SampleValues:
     """The mean of each sample over its layers."""
     present = torch.stack([one.present for one in found if one.present is not None])
     values = torch.stack([one.values for one in found]).masked_fill(~present, 0.0)
-    return Sampled(Key(name, site, None, None, ()), values.sum(0) / present.sum(0).clamp(min=1), present.any(0))
+    return SampleValues(
+        StatisticKey(name, site, None, None, ()), values.sum(0) / present.sum(0).clamp(min=1), present.any(0)
+    )
 
 
 class _SinkDegree(PerLayer):
@@ -145,13 +157,13 @@ class _SinkDegree(PerLayer):
         super().__init__()
         self.top, self.degrees = top, ColumnMass()
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         for _, degree, present in self.degrees.of_layer(layer):
             assert present is not None
-            at = strongest(degree, present, self.top)
-            counted = standing(at, present)
+            at = topk_keys(degree, present, self.top)
+            counted = topk_valid(at, present)
             sums = degree.gather(-1, at).masked_fill(~counted, 0.0).sum(-1)
-            yield Sampled(self.key(layer, "head"), sums / counted.sum(-1).clamp(min=1), present.any(-1))
+            yield SampleValues(self.key(layer, "head"), sums / counted.sum(-1).clamp(min=1), present.any(-1))
 
 
 class _TokenDegrees(PerLayer):
@@ -164,7 +176,7 @@ class _TokenDegrees(PerLayer):
         super().__init__()
         self.known, self.degrees = known, ColumnMass()
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         assert layer.tokens is not None
         for _, degree, present in self.degrees.of_layer(layer):
             assert present is not None
@@ -173,12 +185,12 @@ class _TokenDegrees(PerLayer):
             mean = degree.double().mean(1).masked_fill(~present, 0.0)
             sums = mean.new_zeros(len(mean), len(self.known)).scatter_add_(1, at, mean)
             count = torch.zeros_like(sums).scatter_add_(1, at, present.double())
-            yield Sampled(self.key(layer, "position"), sums / count.clamp(min=1), count > 0)
+            yield SampleValues(self.key(layer, "position"), sums / count.clamp(min=1), count > 0)
 
 
 _MADE: dict[str, Callable[[int, frozenset[int]], PerLayer]] = {
     "sink_deviation": lambda top, common: SinkDeviation(top),
-    "common_sink_ratio": lambda top, common: KnownCommon(common, top),
+    "common_sink_ratio": lambda top, common: KnownCommonSinkRatio(common, top),
     "over_smoothing": lambda top, common: OverSmoothing(),
     "spectral_bound": lambda top, common: SpectralBound(),
     "sink_degree": lambda top, common: _SinkDegree(top),

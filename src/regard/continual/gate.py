@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.adapters.reflection import divergence
 from regard.continual.methods.sapt import TARGET, Sapt, SaptNetwork
-from regard.continual.scoring import score
+from regard.continual.scoring import score_task
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -50,7 +50,7 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
     return found
 
 
-def shut(rows: Sequence[Row], learnt: int, *, fresh: bool) -> dict[str, float]:
+def find_closed_gates(rows: Sequence[Row], learnt: int, *, fresh: bool) -> dict[str, float]:
     """The weights of the own blocks, by task, that get less than `SHUT` of an equal share after `learnt` tasks,
     which is 1 divided by the number of blocks at that time (of tasks, where the rows do not tell that of blocks).
 
@@ -94,9 +94,9 @@ def score_rows(learner: Learner, task: int, learnt: int) -> list[tuple[str, int 
     assert isinstance(network, SaptNetwork)
     own = network.block_of(task)
     others = [block for block in map(network.block_of, reversed(range(learnt))) if block != own]
-    found: list[tuple[str, int | None, float]] = [("routed_score", None, score(learner, task, learnt=learnt).til)]
+    found: list[tuple[str, int | None, float]] = [("routed_score", None, score_task(learner, task, learnt=learnt).til)]
     for name, block in (("forced_score", own), ("other_score", others[0] if others else None)):
         if block is not None:
             with network.forcing(block):
-                found.append((name, block + 1, score(learner, task, learnt=learnt).til))
+                found.append((name, block + 1, score_task(learner, task, learnt=learnt).til))
     return found

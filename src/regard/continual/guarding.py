@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from regard.continual.metrics import Matrix, Setting, accuracy_matrix, check_scores, runs
+from regard.continual.metrics import Matrix, Scenario, accuracy_matrix, check_scores, split_runs
 from regard.errors import UserError
 from regard.runs.intervals import check_confidence, fall_interval, t_interval
 
@@ -17,7 +17,7 @@ Verdict = Literal["dropped", "maybe", "kept"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropped:
+class ForgottenTask:
     """How far an old task has fallen: means over the runs of a method, in per cent and points of it.
 
     `before` is the score just after the task was learnt (the best score since then would be chosen for being high,
@@ -41,19 +41,19 @@ class Dropped:
 
 
 def check(
-    scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, setting: Setting = "til"
-) -> list[Dropped]:
-    """The old tasks that have dropped by more than `margin` points, or maybe have; see `drops`.
+    scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, setting: Scenario = "til"
+) -> list[ForgottenTask]:
+    """The old tasks that have dropped by more than `margin` points, or maybe have; see `find_drops`.
 
     What ends with exit code 1 are those whose `verdict` is "dropped". Empty if there are none; `nothing_to_check` says
     whether that is because there was nothing to look at.
     """
-    return [each for each in drops(scores, margin, confidence, setting=setting) if each.verdict != "kept"]
+    return [each for each in find_drops(scores, margin, confidence, setting=setting) if each.verdict != "kept"]
 
 
-def drops(
-    scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, setting: Setting = "til"
-) -> list[Dropped]:
+def find_drops(
+    scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, setting: Scenario = "til"
+) -> list[ForgottenTask]:
     """Every old task of every stream and method, in the order of the rows of matrix.parquet: how far it has fallen.
 
     A task is old in the runs that have learnt another after it. With two runs or more the interval is Student's over
@@ -71,7 +71,7 @@ def drops(
         low, high = _interval(falls, confidence)
         drop = before - after
         found.append(
-            Dropped(
+            ForgottenTask(
                 stream=stream,
                 method=method,
                 setting=setting,
@@ -89,7 +89,7 @@ def drops(
     return found
 
 
-def nothing_to_check(scores: pd.DataFrame, *, setting: Setting = "til") -> str | None:
+def nothing_to_check(scores: pd.DataFrame, *, setting: Scenario = "til") -> str | None:
     """Why no task can be checked, in one line; None if at least one can."""
     check_scores(scores)
     if _falls(scores, setting):
@@ -112,16 +112,16 @@ class _Fall:
     n: int
 
 
-def _matrices(scores: pd.DataFrame, setting: Setting) -> list[tuple[tuple[str, str], int, Matrix]]:
+def _matrices(scores: pd.DataFrame, setting: Scenario) -> list[tuple[tuple[str, str], int, Matrix]]:
     """Stream and method, seed, and matrix of every run that has scores in the setting."""
     return [
         ((stream, method), int(seed), accuracy_matrix(run, setting))
-        for (stream, method, seed, _), run in runs(scores)
+        for (stream, method, seed, _), run in split_runs(scores)
         if (run["setting"] == setting).any()
     ]
 
 
-def _falls(scores: pd.DataFrame, setting: Setting) -> dict[tuple[str, str, str], list[_Fall]]:
+def _falls(scores: pd.DataFrame, setting: Scenario) -> dict[tuple[str, str, str], list[_Fall]]:
     """By stream, method and task: what became of the task in each run in which it is old, and was scored twice."""
     found: dict[tuple[str, str, str], list[_Fall]] = {}
     for (stream, method), seed, matrix in _matrices(scores, setting):

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.hooks.layers import evaluating
+from regard.hooks.layers import eval_mode
 
 COLUMNS = ("position_a", "position_b", "dot", "cosine")
 """The columns of what `interference_table` gives."""
@@ -45,7 +45,7 @@ def gradients_of(
     dtype = reduce(torch.promote_types, [one.dtype for one in chosen], torch.float32)
     found = torch.empty(len(tasks), sum(one.numel() for one in chosen), dtype=dtype)
     devices = sorted({one.device.index for one in module.parameters() if one.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), evaluating(module), torch.enable_grad():
+    with torch.random.fork_rng(devices=devices), eval_mode(module), torch.enable_grad():
         for number, batches in enumerate(tasks):
             sums = [torch.zeros_like(one, dtype=dtype, requires_grad=False) for one in chosen]
             total = sum(_add_gradients(sums, chosen, loss(module, rows), count(rows)) for rows in batches)

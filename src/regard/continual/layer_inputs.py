@@ -17,7 +17,7 @@ _QUERIES = {"q", "q_proj", "query", "query_proj", "q_lin"}
 
 
 @contextmanager
-def reading(network: PoolNetwork, rows: dict[str, Tensor], see: See) -> Iterator[None]:
+def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], see: See) -> Iterator[None]:
     """While it lasts `see(name, states)` is called with what each adapted layer reads, (token, inputs), when it does.
 
     The network must be called with these rows alone. Padding, and rows labelled −100, are left out, so that what is

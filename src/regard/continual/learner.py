@@ -11,16 +11,16 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import Batches, Epochs, Item
+from regard.continual.batches import Batches, Epochs, ExampleRef
 from regard.continual.network import Network
-from regard.continual.stage import Among, Budget, Stage
+from regard.continual.stage import LossClasses, TrainingBudget, TrainingPhase
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, Split, Stream, Task
 from regard.errors import UserError
 from regard.models.heads import LabelTextHead
-from regard.training.states import evaluating
+from regard.training.states import eval_mode
 
-N = TypeVar("N", bound=Network)
+NetworkT = TypeVar("NetworkT", bound=Network)
 IGNORED = -100
 _UNLIKELY = -1e30
 
@@ -39,14 +39,14 @@ class Learner:
 
     stream: Stream
     network: Network
-    budget: Budget
+    budget: TrainingBudget
     tokenizer: Any
     seed: int
     start: dict[str, Tensor]
     encoded: dict[tuple[int, Split], Encoded]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     task: int = 0
-    among: Among = "task"
+    among: LossClasses = "task"
 
     def __post_init__(self) -> None:
         """Note which classes each task has, (task, class)."""
@@ -54,29 +54,33 @@ class Learner:
         for number in range(len(self.stream)):
             self.own[number, list(self.stream.class_numbers(number))] = True
 
-    def network_as(self, kind: type[N]) -> N:
+    def network_as(self, kind: type[NetworkT]) -> NetworkT:
         """The network, which is of the kind that its method has made."""
         assert isinstance(self.network, kind), f"{type(self.network).__name__} is no {kind.__name__}"
         return self.network
 
     # -- what a stage is ----------------------------------------------------------------------------------
 
-    def fine_tuning(self, **changes: Any) -> Stage:
+    def fine_tuning(self, **changes: Any) -> TrainingPhase:
         """The stage that trains everything, with the budget's epochs and rate."""
         said = {"name": "fine-tuning", "epochs": self.budget.epochs, "learning_rate": self.budget.rate}
-        return Stage(**{**said, **changes})
+        return TrainingPhase(**{**said, **changes})
 
-    def probing(self, **changes: Any) -> Stage:
+    def probing(self, **changes: Any) -> TrainingPhase:
         """The stage that trains the head alone."""
         said = {"name": "probing", "epochs": self.budget.probing_epochs, "learning_rate": self.budget.probing_rate}
-        return Stage(**{**said, "trains": "head", **changes})
+        return TrainingPhase(**{**said, "trains": "head", **changes})
 
-    def epochs(self, items: Sequence[Item], stage: Stage, *, rows: Callable[..., Any] | None = None) -> Batches:
+    def epochs(
+        self, items: Sequence[ExampleRef], stage: TrainingPhase, *, rows: Callable[..., Any] | None = None
+    ) -> Batches:
         """Each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
         make, drawn = rows or self.rows, self.drawn(items, stage)
         return Batches(drawn.steps, self.budget.batch, lambda step: make(drawn.at(step), size=self.budget.batch))
 
-    def drawn(self, items: Sequence[Item], stage: Stage, *, lengths: Sequence[int] | None = None) -> Epochs:
+    def drawn(
+        self, items: Sequence[ExampleRef], stage: TrainingPhase, *, lengths: Sequence[int] | None = None
+    ) -> Epochs:
         """Each item once an epoch, as the seed draws them, in as many steps as the budget grants the task at hand."""
         return Epochs(
             items,
@@ -89,21 +93,23 @@ class Learner:
 
     # -- rows -------------------------------------------------------------------------------------------
 
-    def items(self, task: int) -> list[Item]:
+    def items(self, task: int) -> list[ExampleRef]:
         """The training examples of a task."""
-        return [Item(task, row) for row in range(len(self.encoded[task, "train"]))]
+        return [ExampleRef(task, row) for row in range(len(self.encoded[task, "train"]))]
 
-    def sampled(self, task: int, split: Split, most: int) -> list[Item]:
+    def sampled(self, task: int, split: Split, most: int) -> list[ExampleRef]:
         """At most so many examples of a split of a task, drawn by the run's seed."""
         rows = len(self.encoded[task, split])
         drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed_for("sampled", task, split)))
-        return [Item(task, row) for row in sorted(drawn[:most].tolist())]
+        return [ExampleRef(task, row) for row in sorted(drawn[:most].tolist())]
 
-    def length(self, item: Item) -> int:
+    def length(self, item: ExampleRef) -> int:
         """How many tokens a training example has."""
         return int(self.encoded[item.task, "train"].attention_mask[item.row].sum())
 
-    def rows(self, items: Sequence[Item], *, size: int | None = None, split: Split = "train") -> dict[str, Tensor]:
+    def rows(
+        self, items: Sequence[ExampleRef], *, size: int | None = None, split: Split = "train"
+    ) -> dict[str, Tensor]:
         """The examples as a batch, padded to the longest of them.
 
         `input_ids`, `attention_mask`, `token_type_ids` (row, token) as the model reads them; `labels` (row,), among the
@@ -116,7 +122,7 @@ class Learner:
         found["labels"][len(items) :] = IGNORED
         return found
 
-    def _gathered(self, items: Sequence[Item], split: Split) -> dict[str, Tensor]:
+    def _gathered(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
         """The examples as a batch, those of one task read together."""
         tasks, rows = torch.tensor(items).unbind(1)
         masks = (self.encoded[task, split].attention_mask[rows[tasks == task]] for task in set(tasks.tolist()))
@@ -178,12 +184,12 @@ class Learner:
     def evaluating(self) -> Iterator[nn.Module]:
         """The network in evaluation mode and the budget's precision; what was training goes on doing so afterwards."""
         low = self.budget.precision == "bfloat16"
-        with evaluating(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+        with eval_mode(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             yield self.network
 
     @contextmanager
     def losing(self) -> Iterator[nn.Module]:
-        """As `evaluating`, for losses: a label-text head holds texts against other words too, as in training."""
+        """As `eval_mode`, for losses: a label-text head holds texts against other words too, as in training."""
         with self.evaluating() as network:
             heads = [one for one in network.modules() if isinstance(one, LabelTextHead)]
             try:
@@ -195,7 +201,7 @@ class Learner:
                     head.eval()
 
     def each(
-        self, items: Iterable[Item], split: Split = "train", *, size: int | None = None
+        self, items: Iterable[ExampleRef], split: Split = "train", *, size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """All of some examples in batches on the device, in their order."""
         every, many = list(items), size or self.budget.evaluation_batch

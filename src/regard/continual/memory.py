@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from regard.continual import method
-from regard.continual.batches import Batches, Epochs, Item
-from regard.errors import check_choice, check_whole
+from regard.continual.batches import Batches, Epochs, ExampleRef
+from regard.errors import check_choice, check_int
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.method import Kept
-    from regard.continual.stage import Stage
+    from regard.continual.method import MethodState
+    from regard.continual.stage import TrainingPhase
     from regard.training.placement import Rows
 
 Store = Literal["reservoir", "balanced"]
@@ -36,15 +36,15 @@ class Settings(method.Settings):
 
     def __post_init__(self) -> None:
         """Check them."""
-        check_whole("memory", self.memory, least=1)
-        check_whole("replay_batch", self.replay_batch, least=0)
+        check_int("memory", self.memory, least=1)
+        check_int("replay_batch", self.replay_batch, least=0)
         check_choice("store", self.store, get_args(Store))
 
 
 # -- what is kept ---------------------------------------------------------------------------------------
 
 
-def keep(learner: Learner, kept: Kept, settings: Settings, task: int) -> None:
+def keep(learner: Learner, kept: MethodState, settings: Settings, task: int) -> None:
     """Take a task's training examples into the memory, which is `kept.items`."""
     arriving = learner.items(task)
     random = np.random.default_rng(learner.seed_for("memory", task))
@@ -59,14 +59,14 @@ def keep(learner: Learner, kept: Kept, settings: Settings, task: int) -> None:
         kept.items = balanced([*kept.items, *mixed], capacity=settings.memory, group=lambda item: _class(learner, item))
 
 
-def _class(learner: Learner, item: Item) -> tuple[int, int]:
+def _class(learner: Learner, item: ExampleRef) -> tuple[int, int]:
     """An example's task and label."""
     return item.task, int(learner.encoded[item.task, "train"].labels[item.row])
 
 
 def reservoir(
-    kept: Sequence[Item], arriving: Sequence[Item], *, seen: int, capacity: int, draw: Callable[[int], int]
-) -> list[Item]:
+    kept: Sequence[ExampleRef], arriving: Sequence[ExampleRef], *, seen: int, capacity: int, draw: Callable[[int], int]
+) -> list[ExampleRef]:
     """A memory after more examples have come, of which each that ever came is in it with equal chance.
 
     Algorithm R (Vitter 1985): the n-th example to come takes a place drawn from n, if the memory has that place.
@@ -83,12 +83,14 @@ def reservoir(
     return found
 
 
-def balanced(items: Sequence[Item], *, capacity: int, group: Callable[[Item], Hashable]) -> list[Item]:
+def balanced(
+    items: Sequence[ExampleRef], *, capacity: int, group: Callable[[ExampleRef], Hashable]
+) -> list[ExampleRef]:
     """The first examples of each group, as many of each as of the others, or all of a group that has fewer.
 
     What does not divide evenly goes to the groups that come first. So a group only ever shrinks when others come.
     """
-    groups: dict[Hashable, list[Item]] = {}
+    groups: dict[Hashable, list[ExampleRef]] = {}
     for item in items:
         groups.setdefault(group(item), []).append(item)
     many = shares([len(each) for each in groups.values()], capacity)
@@ -126,7 +128,7 @@ class Remembering(method.Method):
 # -- what is drawn --------------------------------------------------------------------------------------
 
 
-def drawn(items: Sequence[Item], count: int, *, seed: int, step: int) -> list[Item]:
+def drawn(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> list[ExampleRef]:
     """So many different examples of a memory, or all of a smaller one; a function of seed and step."""
     random = np.random.default_rng([seed, step])
     return [items[number] for number in random.choice(len(items), min(count, len(items)), replace=False)]
@@ -137,12 +139,12 @@ def replayed(learner: Learner, settings: Settings) -> int:
     return settings.replay_batch or learner.budget.batch
 
 
-def arriving(learner: Learner, task: int, stage: Stage) -> Epochs:
+def arriving(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
     """The task's own examples at each step, those that fine-tuning has."""
     return learner.drawn(learner.items(task), stage)
 
 
-def beside(learner: Learner, kept: Kept, settings: Settings, task: int, stage: Stage) -> Batches:
+def beside(learner: Learner, kept: MethodState, settings: Settings, task: int, stage: TrainingPhase) -> Batches:
     """The task's batches, each with examples of the memory beside it (arXiv 1902.10486)."""
     new, count, seed = arriving(learner, task, stage), replayed(learner, settings), learner.seed_for("replay", task)
     items, size = list(kept.items), learner.budget.batch + count
@@ -153,7 +155,9 @@ def beside(learner: Learner, kept: Kept, settings: Settings, task: int, stage: S
     return Batches(new.steps, size, rows)
 
 
-def interleaved(learner: Learner, kept: Kept, settings: Settings, task: int, stage: Stage, *, interval: int) -> Batches:
+def interleaved(
+    learner: Learner, kept: MethodState, settings: Settings, task: int, stage: TrainingPhase, *, interval: int
+) -> Batches:
     """The task's batches, and after each `interval` of them one of the memory alone (arXiv 1906.01076)."""
     new, count, seed = arriving(learner, task, stage), replayed(learner, settings), learner.seed_for("replay", task)
     items, size = list(kept.items), max(learner.budget.batch, count)

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_type_hi
 
 from torch import Tensor, nn
 
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.network import Network
-from regard.continual.stage import Among, Stage
+from regard.continual.stage import LossClasses, TrainingPhase
 from regard.errors import UserError
 from regard.models.heads import HeadName
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import Budget, OwnRate
+    from regard.continual.stage import MethodLearningRate, TrainingBudget
     from regard.training.placement import Rows
 
 Evaluated = Literal["seen", "own", "end"]
@@ -37,7 +37,7 @@ class Settings:
         if unknown:
             if not known:
                 raise UserError(f"set: there is no setting {unknown[0]}, the method has none")
-            near = meant(unknown[0], known)
+            near = suggest(unknown[0], known)
             told = f"{near} Allowed" if near else "; allowed"
             raise UserError(f"set: there is no setting {unknown[0]}{told} are {', '.join(known)}")
         return cls(**{name: _value(name, value, hints[name]) for name, value in said.items()})
@@ -47,7 +47,7 @@ class Settings:
         return dataclasses.asdict(self)
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """The name that is nearest to one that nothing has, as in ", did you mean 'sapt'?"; '' where none is near."""
     near = difflib.get_close_matches(name.lower(), known, n=1)
     return f", did you mean {near[0]!r}?" if near else ""
@@ -75,13 +75,13 @@ def check_number(name: str, value: Any, *, least: float, most: float = float("in
 
 
 @dataclass
-class Kept:
+class MethodState:
     """What a method remembers from task to task, which is saved with the network and restored with it.
 
     `items` are training examples, `values` what JSON can hold. All of it is counted as `bytes_stored` in a run's costs.
     """
 
-    items: list[Item] = field(default_factory=list)
+    items: list[ExampleRef] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -109,11 +109,11 @@ class Method:
     evaluated: ClassVar[Evaluated] = "seen"
     incremental: ClassVar[bool] = True
     texts: ClassVar[bool] = False
-    among: ClassVar[Among | None] = None
+    among: ClassVar[LossClasses | None] = None
 
     def __init__(self, settings: AnySettings | None = None) -> None:
         self.settings: Any = self.Settings() if settings is None else settings
-        self.kept = Kept()
+        self.kept = MethodState()
 
     @property
     def head(self) -> HeadName:
@@ -125,7 +125,7 @@ class Method:
         """The largest number of training examples that it keeps."""
         return 0
 
-    def own_rate(self, budget: Budget) -> OwnRate | None:
+    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate | None:
         """The rate of its last stage where that is not the budget's `rate`, and what sets it; None where it is."""
         return None
 
@@ -134,11 +134,11 @@ class Method:
     def prepare(self, learner: Learner, task: int) -> None:
         """Called before a task is trained."""
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """What a task's training consists of."""
         return (learner.fine_tuning(),)
 
-    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The batches of a stage: the task's training rows, `stage.epochs` times."""
         return learner.epochs(learner.items(task), stage)
 

@@ -18,7 +18,7 @@ import pandas as pd
 from regard.errors import UserError
 from regard.runs.intervals import Floats
 
-Setting = Literal["til", "cil"]
+Scenario = Literal["til", "cil"]
 COLUMNS = ("stream", "method", "seed", "order", "after_task", "task", "position", "setting", "score", "n")
 """The columns of matrix.parquet."""
 RUN = ("stream", "method", "seed", "order")
@@ -181,7 +181,7 @@ class Metrics:
         return asdict(self)
 
 
-def accuracy_matrix(frame: pd.DataFrame, setting: Setting) -> Matrix:
+def accuracy_matrix(frame: pd.DataFrame, setting: Scenario) -> Matrix:
     """The matrix of one run in a setting, from its rows of matrix.parquet (`COLUMNS`).
 
     A UserError says what is wrong with the rows: a column is missing, a value is none, they are of several runs, a
@@ -205,7 +205,7 @@ def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None =
     """
     check_scores(scores)
     rows: list[tuple[Any, ...]] = []
-    for key, run in runs(scores):
+    for key, run in split_runs(scores):
         for setting in run["setting"].unique():
             matrix = _matrix(run, setting)
             values = dict.fromkeys(TITLES) if not matrix.finished else _metrics(matrix, scores, key, setting, initial)
@@ -213,7 +213,7 @@ def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None =
     return pd.DataFrame(rows, columns=[*RUN, "setting", "metric", "value"]).astype({"value": "float64"})
 
 
-def runs(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str, int, str], pd.DataFrame]]:
+def split_runs(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str, int, str], pd.DataFrame]]:
     """Each run's stream, method, seed and order, and its rows, in the order in which they come."""
     yield from scores.groupby([*RUN], sort=False)
 

@@ -21,12 +21,12 @@ from regard.continual.methods import method_named
 from regard.continual.network import Network
 from regard.continual.state import load_tensors, tensors_of
 from regard.errors import UserError
-from regard.models.classifier import Classifier, ClassifierConfig, without_decoder
-from regard.models.generator import Generator, GeneratorConfig, generates
+from regard.models.classifier import Classifier, ClassifierConfig, encoder_part
+from regard.models.generator import Generator, GeneratorConfig, is_language_model
 from regard.models.pretrained import Loaded
-from regard.runs.folder import write_file, writing
-from regard.runs.provenance import digest
-from regard.runs.quiet import quiet
+from regard.runs.folder import atomic_folder, write_file
+from regard.runs.provenance import sha256_of_weights
+from regard.runs.quiet import suppress_logging
 
 LINEAGE = "lineage.json"
 NETWORK, METHOD = "network.safetensors", "method.json"
@@ -34,7 +34,7 @@ NETWORK, METHOD = "network.safetensors", "method.json"
 
 
 @dataclass(eq=False)
-class Deltas:
+class TaskDeltas:
     """Writes what each task has changed of the network: a file a task, with the tensors that are not as before it."""
 
     folder: Path
@@ -82,16 +82,18 @@ class Deltas:
         return found
 
 
-def identified(loaded: Loaded) -> Loaded:
+def with_model_hash(loaded: Loaded) -> Loaded:
     """The model with a hash of the weights that are used, where no file tells of them: of a language model all."""
     if loaded.sha256 is not None:
         return loaded
-    return replace(loaded, sha256=digest(loaded.model) if generates(loaded.model) else _digest_below(loaded))
+    return replace(
+        loaded, sha256=sha256_of_weights(loaded.model) if is_language_model(loaded.model) else _digest_below(loaded)
+    )
 
 
 def _digest_below(loaded: Loaded) -> str:
     """The hash of what a classifier would read hidden states from."""
-    return digest(without_decoder(deepcopy(loaded.model)))
+    return sha256_of_weights(encoder_part(deepcopy(loaded.model)))
 
 
 def delta_of(folder: Path, learnt: int) -> Path:
@@ -99,7 +101,7 @@ def delta_of(folder: Path, learnt: int) -> Path:
     return folder / f"after-{learnt:04d}.safetensors"
 
 
-def rebuilt(folder: Path, learnt: int, loaded: Loaded) -> tuple[Network, dict[str, Any]]:
+def rebuild_network(folder: Path, learnt: int, loaded: Loaded) -> tuple[Network, dict[str, Any]]:
     """The network after `learnt` tasks of the run whose deltas the folder has, and what the run was.
 
     Raises UserError where they are not there, damaged, or of another model than `loaded`.
@@ -108,7 +110,7 @@ def rebuilt(folder: Path, learnt: int, loaded: Loaded) -> tuple[Network, dict[st
     tasks = about["tasks"]
     if not 1 <= learnt <= len(tasks):
         raise UserError(f"task: expected a number from 1 to {len(tasks)}, got {learnt}")
-    known_as = (loaded.sha256, identified(replace(loaded, sha256=None)).sha256, _digest_below(loaded))
+    known_as = (loaded.sha256, with_model_hash(replace(loaded, sha256=None)).sha256, _digest_below(loaded))
     if about["base"]["sha256"] not in (known_as[:2] if about["head"] == GeneratorConfig.head else known_as):
         raise UserError(
             f"model: expected the one that the run began with, {about['base']['base']} with weights "
@@ -165,10 +167,10 @@ def export(
     refused. Of MbPA++ the classifier is what there is before it adapts, whose memory of texts is not written. With
     `overwrite` it may take the place of such a model: of a folder that has the file `LINEAGE`.
     """
-    with writing(folder, overwrite=overwrite, sign=LINEAGE) as place:
+    with atomic_folder(folder, overwrite=overwrite, sign=LINEAGE) as place:
         lineage = json.dumps(network.classifier.config.lineage, indent=1)
         (place / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
-        with quiet():
+        with suppress_logging():
             if isinstance(cast(nn.Module, network.classifier), Generator):
                 network.classifier.config.part_of = about["method"]["name"] if network.apart else None
                 network.classifier.save_pretrained(place)
@@ -196,7 +198,7 @@ def load_network(folder: str | Path) -> nn.Module:
     folder = Path(folder)
     about = _read(folder / METHOD) if (folder / METHOD).is_file() else None
     try:
-        with quiet(), torch.random.fork_rng(devices=[]):
+        with suppress_logging(), torch.random.fork_rng(devices=[]):
             classifier = _saved(folder, about)
     except (OSError, ValueError) as error:
         raise UserError(f"model: {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from regard.adapters.pool import LoraPool
+from regard.adapters.pool import LoraAdapterPool
 from regard.continual import method
 from regard.continual.network import Network
 from regard.errors import UserError
@@ -18,7 +18,7 @@ from regard.models.classifier import Classifier
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolSettings(method.Settings):
+class PoolConfig(method.Settings):
     """`rank` and `alpha` of a block, whose part is scaled by alpha / rank; `targets`: names of layers, or "auto".
 
     The defaults are SAPT's (arXiv 2401.08295) for T5 on the Long Sequence benchmark.
@@ -36,7 +36,7 @@ class PoolSettings(method.Settings):
             raise UserError("alpha: expected a number above 0, got 0, with which blocks add nothing")
 
 
-class Pool(Protocol):
+class AdapterPool(Protocol):
     """Blocks in a model, which are opened to be trained and weighed row by row, of whatever they are made."""
 
     def __len__(self) -> int: ...
@@ -60,7 +60,7 @@ class Pool(Protocol):
         """Leave the model as it was found."""
 
 
-class BlockNetwork(Network):
+class AdapterNetwork(Network):
     """A frozen model with blocks, and a head that is trained where it has anything to train.
 
     `count` blocks are in use. Which of them a row gets, and how much, is for the method: `weights`.
@@ -78,19 +78,19 @@ class BlockNetwork(Network):
         self.register_buffer("count", torch.tensor(0))
         self._forced: int | None = None
 
-    def pool_in(self, classifier: Classifier, settings: Any, seed: int) -> Pool:
+    def pool_in(self, classifier: Classifier, settings: Any, seed: int) -> AdapterPool:
         """The blocks, put into a model."""
         raise NotImplementedError
 
     @property
-    def pool(self) -> Pool:
+    def pool(self) -> AdapterPool:
         """The blocks."""
         return self._pool[0]
 
     @property
     def lengthens(self) -> bool:
         """Whether the model reads more than a text with them, which low-rank ones do not make it."""
-        return not isinstance(self.pool, LoraPool)
+        return not isinstance(self.pool, LoraAdapterPool)
 
     def blocks_for(self, tasks: int) -> int:
         """How many blocks so many tasks need."""
@@ -132,27 +132,27 @@ class BlockNetwork(Network):
         return chosen
 
 
-class PoolNetwork(BlockNetwork):
+class PoolNetwork(AdapterNetwork):
     """A frozen model with low-rank blocks."""
 
-    def pool_in(self, classifier: Classifier, settings: Any, seed: int) -> LoraPool:
+    def pool_in(self, classifier: Classifier, settings: Any, seed: int) -> LoraAdapterPool:
         """The blocks, put into a model."""
         return lora_pool(classifier, settings, seed, **self.options(settings))
 
     @property
-    def pool(self) -> LoraPool:
+    def pool(self) -> LoraAdapterPool:
         """The blocks."""
-        return cast(LoraPool, self._pool[0])
+        return cast(LoraAdapterPool, self._pool[0])
 
     def options(self, settings: Any) -> dict[str, Any]:
         """What else a pool is made with."""
         return {}
 
 
-def lora_pool(classifier: Classifier, settings: PoolSettings, seed: int, **options: Any) -> LoraPool:
+def lora_pool(classifier: Classifier, settings: PoolConfig, seed: int, **options: Any) -> LoraAdapterPool:
     """Low-rank blocks in a model, as the settings have them."""
     named = settings.targets
-    return LoraPool(
+    return LoraAdapterPool(
         classifier.encoder,
         rank=settings.rank,
         alpha=settings.alpha,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.prompts import PromptPool, too_long
+from regard.adapters.prompts import PromptAdapterPool, check_prompt_fits
 from regard.continual import method
 from regard.continual.network import Network
 from regard.errors import UserError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptSettings(method.Settings):
+class PromptConfig(method.Settings):
     """What prompts are made of, and how fast they are learnt.
 
     `length`: tokens of a block; `hidden`: features of the MLP that re-parametrises it while it is trained, 0: none;
@@ -41,7 +41,7 @@ class PromptSettings(method.Settings):
         method.check_number("rate", self.rate, least=0)
 
 
-class Before(NamedTuple):
+class PromptPrefix(NamedTuple):
     """What stands before the texts of a batch: `prompts` (row or 1, token, width), and which are `real`, None: all."""
 
     prompts: Tensor
@@ -62,7 +62,7 @@ class PromptNetwork(Network):
         if classifier.config.lora:
             raise UserError("lora: expected none beside soft prompts, which leave the model as it is")
         made = {"length": settings.length, "hidden": settings.hidden, "residual": settings.residual}
-        self.pool = PromptPool(classifier.encoder, **made, seed=seed)
+        self.pool = PromptAdapterPool(classifier.encoder, **made, seed=seed)
         self.pool.reserve(self.blocks_for(tasks))
         self.register_buffer("count", torch.tensor(0))
 
@@ -75,7 +75,7 @@ class PromptNetwork(Network):
         self.pool.open(block)
         self.count.fill_(block + 1)
 
-    def before(self, rows: dict[str, Tensor]) -> Before | None:
+    def before(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
         """What stands before rows; None where there is nothing yet."""
         raise NotImplementedError
 
@@ -94,12 +94,12 @@ class PromptNetwork(Network):
         return self.pool.weighing(None) if before is None else self.pool.prepending(before.prompts, before.real)
 
 
-def check_room(learner: Learner, prompts: int) -> None:
+def check_prompt_room(learner: Learner, prompts: int) -> None:
     """Nothing, or a UserError: a text of the stream has no room behind so many tokens of prompts."""
-    pool: PromptPool = learner.network.pool  # type: ignore[assignment]  # of a network with prompts
+    pool: PromptAdapterPool = learner.network.pool  # type: ignore[assignment]  # of a network with prompts
     longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
     if pool.limit is not None and longest + prompts > pool.limit:
-        raise too_long(longest, pool.limit - prompts, prompts)
+        raise check_prompt_fits(longest, pool.limit - prompts, prompts)
 
 
 # -- class vectors ----------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def class_vectors(learner: Learner) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def put_back(learner: Learner, before: Mapping[str, Tensor], task: int) -> None:
+def restore_rows(learner: Learner, before: Mapping[str, Tensor], task: int) -> None:
     """Give all classes but those of a task what the head had of them: weight decay has moved them as well."""
     others = ~learner.own[task]
     for name, one in _of_classes(learner):

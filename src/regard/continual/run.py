@@ -7,23 +7,31 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard import training
 from regard.continual import state
 from regard.continual.batches import Batches
-from regard.continual.costs import Spent, count, flops_a_correction, flops_a_token, stored, timed, trimmed
+from regard.continual.costs import (
+    TaskCost,
+    count_examples,
+    flops_a_correction,
+    flops_a_token,
+    memory_cost,
+    seconds_of,
+    trim_padding,
+)
 from regard.continual.gate import gate_rows, score_rows
 from regard.continual.learner import Learner, check_lengths, encode_stream
 from regard.continual.method import Method
-from regard.continual.scoring import Score, score
-from regard.continual.stage import Budget, Stage, warmup_steps
+from regard.continual.run_state import ProgressEvent, Row, RunState
+from regard.continual.scoring import Score, score_task
+from regard.continual.stage import TrainingBudget, TrainingPhase, warmup_steps
 from regard.continual.texts import begin_texts
 from regard.data.common_tokens import common_tokens
 from regard.data.stream import Stream
@@ -34,53 +42,20 @@ from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory, reset_peak
-from regard.training import Plan
+from regard.training import TrainingConfig
 
-Row = dict[str, Any]
 Rows = dict[str, Tensor]
 Diagnose = Callable[[Learner, int], list[Row]]
 """Looks at the network on a task (its number), and gives rows of `statistic`, `layer`, `value`, `standard_error`."""
 LABEL_WORDS = 500
 """Words of the vocabulary that the head of the labels' words holds texts against, beside its labels."""
-FOUND = ("matrix", "cost", "diagnostics", "gate")
-"""The tables that a run gives."""
 
 
-@dataclass(frozen=True)
-class Told:
-    """How far a run is: the place of its task, counted from 1, the stage, and the step in it."""
-
-    position: int
-    task: str
-    stage: str
-    step: int
-    steps: int
-    numbers: Mapping[str, float]
-
-
-@dataclass(eq=False)
-class Ran:
-    """What a run gave: rows of the tables that `docs/design.md` describes, and its network as it is at the end.
-
-    `peak`: MiB at the most, of all tasks and what was seen of them; see `peak_memory`.
-    """
-
-    learner: Learner
-    method: Method
-    peak: float = 0.0
-    found: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in FOUND})
-
-    @property
-    def network(self) -> nn.Module:
-        """The network after the last task."""
-        return self.learner.network
-
-
-def begin(
+def make_learner(
     stream: Stream,
     method: Method,
     loaded: Loaded,
-    budget: Budget,
+    budget: TrainingBudget,
     *,
     seed: int,
     lora: Mapping[str, Any] | None = None,
@@ -115,7 +90,7 @@ def begin(
     return learner
 
 
-def run(
+def run_stream(
     learner: Learner,
     method: Method,
     *,
@@ -124,10 +99,10 @@ def run(
     checkpoint_every: int | None = None,
     diagnose: Diagnose | None = None,
     gated: int = 0,
-    on_progress: Callable[[Told], None] | None = None,
+    on_progress: Callable[[ProgressEvent], None] | None = None,
     on_task: Callable[[Learner, int], None] | None = None,
     on_kept: Callable[[int], None] | None = None,
-) -> Ran:
+) -> RunState:
     """The whole stream learnt.
 
     `folder` keeps the state after the last finished task, and with `checkpoint_every` a checkpoint every so many steps
@@ -138,7 +113,7 @@ def run(
     network of a run that was resumed when all was learnt has its weights, and nothing else that hooks have shown it.
     Raises UserError.
     """
-    ran, place = Ran(learner, method), None if folder is None else Path(folder)
+    ran, place = RunState(learner, method), None if folder is None else Path(folder)
     about = _about(learner, method)
     if place is not None and not resume:
         _clear(place)
@@ -147,13 +122,13 @@ def run(
     for task in range(learnt, len(learner.stream)):
         learner.task = task
         reset_peak(learner.device)
-        taken = timed(method.prepare, learner, task)
+        taken = seconds_of(method.prepare, learner, task)
         _before(ran, diagnose)
         cost = _train(ran, place, resume, checkpoint_every, on_progress)
-        taken += timed(method.finish, learner, task)
+        taken += seconds_of(method.finish, learner, task)
         _check_bound(method)
         cost |= {"hook_seconds": taken + cost["hook_seconds"], "peak_memory_mib": peak_memory(learner.device)}
-        ran.found["cost"].append({**cost, **stored(learner, method)})
+        ran.found["cost"].append({**cost, **memory_cost(learner, method)})
         _after(ran, diagnose)
         _add_gate(ran, gated)
         ran.peak = max(ran.peak, peak_memory(learner.device))
@@ -214,19 +189,19 @@ def _about(learner: Learner, method: Method) -> dict[str, Any]:
     }
 
 
-def _resumed(ran: Ran, place: Path, about: Mapping[str, Any]) -> int:
+def _resumed(ran: RunState, place: Path, about: Mapping[str, Any]) -> int:
     """After how many tasks the run goes on, as it was then."""
     learnt = state.latest(place, len(ran.learner.stream))
     if not learnt:
         return 0
-    ran.method.kept, found = state.restore(place, learnt, ran.learner.network, about)
+    ran.method.kept, found = state.restore_state(place, learnt, ran.learner.network, about)
     ran.found = {name: found.get(name, []) for name in ran.found}
     return learnt
 
 
-def _keep(ran: Ran, place: Path, about: Mapping[str, Any]) -> None:
+def _keep(ran: RunState, place: Path, about: Mapping[str, Any]) -> None:
     """Write the state after the task at hand, whose checkpoints are no longer needed."""
-    with processes.together():
+    with processes.raise_on_all_ranks():
         if _first():
             learnt = ran.learner.task + 1
             state.save(place, learnt, ran.learner.network, ran.method.kept, {**ran.found, "about": about})
@@ -241,10 +216,14 @@ def _stages(place: Path, task: int) -> Path:
 
 
 def _train(
-    ran: Ran, place: Path | None, resume: bool, every: int | None, on_progress: Callable[[Told], None] | None
+    ran: RunState,
+    place: Path | None,
+    resume: bool,
+    every: int | None,
+    on_progress: Callable[[ProgressEvent], None] | None,
 ) -> Row:
     """Every stage of the task at hand; what it cost."""
-    learner, method, spent = ran.learner, ran.method, Spent()
+    learner, method, spent = ran.learner, ran.method, TaskCost()
     for number, stage in enumerate(method.stages(learner, learner.task)):
         began = time.perf_counter()
         batches = method.batches(learner, learner.task, stage)
@@ -258,8 +237,8 @@ def _train(
                 learner.network,
                 _plan(learner, stage, batches, every),
                 batch=spent.counting(batches),
-                loss=lambda network, rows: method.loss(learner, network, trimmed(rows)),
-                count=count,
+                loss=lambda network, rows: method.loss(learner, network, trim_padding(rows)),
+                count=count_examples,
                 folder=None if place is None or every is None else _stages(place, learner.task) / f"stage-{number}",
                 resume=resume and every is not None,
                 on_progress=_telling(learner, stage, on_progress),
@@ -271,10 +250,10 @@ def _train(
     return {**_place(learner, learner.task), **spent.row()}
 
 
-def _plan(learner: Learner, stage: Stage, batches: Batches, every: int | None) -> Plan:
+def _plan(learner: Learner, stage: TrainingPhase, batches: Batches, every: int | None) -> TrainingConfig:
     """How a stage is trained: a new AdamW and a schedule of its own (arXiv 2410.05648: a linear one)."""
     budget = learner.budget
-    return Plan(
+    return TrainingConfig(
         steps=batches.steps,
         batch_size=batches.size,
         micro_batch=budget.micro_batch,
@@ -298,7 +277,7 @@ def _plan(learner: Learner, stage: Stage, batches: Batches, every: int | None) -
 class _only:
     """While it lasts only what a stage trains requires gradients."""
 
-    def __init__(self, learner: Learner, stage: Stage) -> None:
+    def __init__(self, learner: Learner, stage: TrainingPhase) -> None:
         network = learner.network
         trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
         if stage.trains == "head" and not any(network.in_head(name) for name in trained):
@@ -322,14 +301,14 @@ class _only:
 
 
 def _telling(
-    learner: Learner, stage: Stage, on_progress: Callable[[Told], None] | None
+    learner: Learner, stage: TrainingPhase, on_progress: Callable[[ProgressEvent], None] | None
 ) -> Callable[[int, int, Mapping[str, float]], None] | None:
     if on_progress is None:
         return None
     name = learner.stream.tasks[learner.task].name
 
     def tell(step: int, steps: int, numbers: Mapping[str, float]) -> None:
-        on_progress(Told(learner.task + 1, name, stage.name, step, steps, numbers))
+        on_progress(ProgressEvent(learner.task + 1, name, stage.name, step, steps, numbers))
 
     return tell
 
@@ -341,15 +320,15 @@ def _place(learner: Learner, task: int) -> Row:
     return {"position": task + 1, "task": learner.stream.tasks[task].name}
 
 
-def _before(ran: Ran, diagnose: Diagnose | None) -> None:
+def _before(ran: RunState, diagnose: Diagnose | None) -> None:
     """What is seen before the task at hand is learnt: its score without, and the diagnostics."""
     learner, task = ran.learner, ran.learner.task
     if ran.method.evaluated == "seen":
-        _add_score(ran, task, score(learner, task, learnt=task), learnt=task, cil=False)
+        _add_score(ran, task, score_task(learner, task, learnt=task), learnt=task, cil=False)
     _add_diagnostics(ran, diagnose, learnt=task)
 
 
-def _after(ran: Ran, diagnose: Diagnose | None) -> None:
+def _after(ran: RunState, diagnose: Diagnose | None) -> None:
     """The scores and diagnostics after the task at hand."""
     learner, task, method = ran.learner, ran.learner.task, ran.method
     learnt = task + 1
@@ -358,11 +337,11 @@ def _after(ran: Ran, diagnose: Diagnose | None) -> None:
     kept = [row for row in ran.found["matrix"] if row["after_task"] == task and method.evaluated == "own"]
     ran.found["matrix"] += [{**row, "after_task": learnt} for row in kept]
     for other in (task,) if method.evaluated == "own" else range(learnt):
-        _add_score(ran, other, score(learner, other, learnt=learnt), learnt=learnt, cil=method.incremental)
+        _add_score(ran, other, score_task(learner, other, learnt=learnt), learnt=learnt, cil=method.incremental)
     _add_diagnostics(ran, diagnose, learnt=learnt)
 
 
-def _add_score(ran: Ran, task: int, found: Score, *, learnt: int, cil: bool) -> None:
+def _add_score(ran: RunState, task: int, found: Score, *, learnt: int, cil: bool) -> None:
     values = {"til": found.til, **({"cil": found.cil} if cil and found.cil is not None else {})}
     ran.found["matrix"] += [
         {"after_task": learnt, **_place(ran.learner, task), "setting": setting, "score": value, "n": found.n}
@@ -370,7 +349,7 @@ def _add_score(ran: Ran, task: int, found: Score, *, learnt: int, cil: bool) -> 
     ]
 
 
-def _add_diagnostics(ran: Ran, diagnose: Diagnose | None, *, learnt: int) -> None:
+def _add_diagnostics(ran: RunState, diagnose: Diagnose | None, *, learnt: int) -> None:
     if diagnose is not None:
         task = ran.learner.task
         ran.found["diagnostics"] += [
@@ -378,7 +357,7 @@ def _add_diagnostics(ran: Ran, diagnose: Diagnose | None, *, learnt: int) -> Non
         ]
 
 
-def _add_gate(ran: Ran, rows: int) -> None:
+def _add_gate(ran: RunState, rows: int) -> None:
     """What the gate does after the task at hand; how right rows are without it, of the task, at the end of all."""
     if not rows:
         return

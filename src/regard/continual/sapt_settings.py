@@ -5,42 +5,47 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from regard.adapters.attention import ORDERS, Order
+from regard.adapters.attention import ORDERS, ProjectionOrder
 from regard.continual import method
-from regard.continual.conditions import NONE, Where, check_read
-from regard.continual.pooled import PoolSettings
-from regard.errors import UserError, check_choice, check_whole
+from regard.continual.conditions import NONE, RequiredSetting, check_required
+from regard.continual.pooled import PoolConfig
+from regard.errors import UserError, check_choice, check_int
 
 Block = Literal["lora", "prompt"]
 Gate = Literal["open", "published"]
 Begins = Literal["last", "best", "nothing"]
 Reflects = Literal["real", "generated", "density", "none"]
 
-_OPEN, _PUBLISHED = Where("gate", ("open",)), Where("gate", ("published",))
-_REFLECTS, _WRITES = Where("reflects", ("real", "generated", "density")), Where("reflects", ("generated",))
-READ: dict[str, tuple[Where, ...]] = {
+_OPEN, _PUBLISHED = RequiredSetting("gate", ("open",)), RequiredSetting("gate", ("published",))
+_REFLECTS, _WRITES = (
+    RequiredSetting("reflects", ("real", "generated", "density")),
+    RequiredSetting("reflects", ("generated",)),
+)
+READ: dict[str, tuple[RequiredSetting, ...]] = {
     **dict.fromkeys(("begins", "ahead", "held"), (_OPEN,)),
-    **dict.fromkeys(("rank", "alpha", "targets", "top_k", "detach_old"), (Where("block", ("lora",)),)),
-    **dict.fromkeys(("length", "hidden"), (Where("block", ("prompt",)),)),
-    **dict.fromkeys(("opening", "entropy", "balance"), (_OPEN, Where("held", ("false",)))),
-    **dict.fromkeys(("key_rate", "map_rate"), (Where("held", ("false",)),)),
-    "floor": (Where("warming"),),
-    "ahead_rate": (_OPEN, Where("ahead")),
-    "warming": (Where("floor"),),
-    "tried": (_OPEN, Where("begins", ("best",))),
+    **dict.fromkeys(("rank", "alpha", "targets", "top_k", "detach_old"), (RequiredSetting("block", ("lora",)),)),
+    **dict.fromkeys(("length", "hidden"), (RequiredSetting("block", ("prompt",)),)),
+    **dict.fromkeys(("opening", "entropy", "balance"), (_OPEN, RequiredSetting("held", ("false",)))),
+    **dict.fromkeys(("key_rate", "map_rate"), (RequiredSetting("held", ("false",)),)),
+    "floor": (RequiredSetting("warming"),),
+    "ahead_rate": (_OPEN, RequiredSetting("ahead")),
+    "warming": (RequiredSetting("floor"),),
+    "tried": (_OPEN, RequiredSetting("begins", ("best",))),
     **dict.fromkeys(("strength", "balanced"), (_PUBLISHED, _REFLECTS)),
     "stored": (_REFLECTS,),
-    "share": (_REFLECTS, Where("stored", ("0",))),
-    "directions": (Where("reflects", ("density",)),),
-    **dict.fromkeys(("generator_steps", "generator_rate", "generator_batch"), (_WRITES, Where("pseudo", (NONE,)))),
+    "share": (_REFLECTS, RequiredSetting("stored", ("0",))),
+    "directions": (RequiredSetting("reflects", ("density",)),),
+    **dict.fromkeys(
+        ("generator_steps", "generator_rate", "generator_batch"), (_WRITES, RequiredSetting("pseudo", (NONE,)))
+    ),
     "pseudo": (_WRITES,),
 }
 """Settings that are read only where others are as they are said to be."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolSettings):
-    """What blocks are made of (`block`: low-rank ones, see `PoolSettings`, or soft prompts of `length` tokens with an
+class Settings(PoolConfig):
+    """What blocks are made of (`block`: low-rank ones, see `PoolConfig`, or soft prompts of `length` tokens with an
     MLP of `hidden` features while they are trained, see `regard.adapters.prompt_blocks`), and the attention.
 
     `inner`, `order`: see `SharedAttention`; `top_k`: blocks that a row uses, in training of those of earlier tasks, 0:
@@ -68,7 +73,7 @@ class Settings(PoolSettings):
     length: int = 10
     hidden: int = 800
     inner: int = 100
-    order: Order = "published"
+    order: ProjectionOrder = "published"
     top_k: int = 0
     detach_old: bool = False
     block_rate: float = 1.0
@@ -101,9 +106,9 @@ class Settings(PoolSettings):
         """Check the numbers and the choices."""
         super().__post_init__()
         for name in ("inner", "length", "tried", "generator_steps", "generator_batch"):
-            check_whole(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), least=1)
         for name in ("hidden", "top_k", "ahead", "stored", "directions"):
-            check_whole(name, getattr(self, name), least=0)
+            check_int(name, getattr(self, name), least=0)
         method.check_number("generator_rate", self.generator_rate, least=0)
         rates = ("block_rate", "key_rate", "map_rate", "ahead_rate")
         for name in (*rates, "opening", "balance", "strength", "balanced"):
@@ -114,7 +119,7 @@ class Settings(PoolSettings):
         choices = {"block": Block, "gate": Gate, "begins": Begins, "reflects": Reflects}
         for name, allowed in (("order", ORDERS), *((name, get_args(of)) for name, of in choices.items())):
             check_choice(name, getattr(self, name), allowed)
-        check_read(self, READ)
+        check_required(self, READ)
         if self.gate == "published" and not self.aligned:
             raise UserError("aligned: expected true with gate=published, whose keys learn from the tasks' losses alone")
 

@@ -8,8 +8,8 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from regard.continual.batches import Item
-from regard.continual.generating import graded
+from regard.continual.batches import ExampleRef
+from regard.continual.generating import score_generation
 from regard.continual.learner import Learner
 from regard.continual.texts import TextLearner
 from regard.data.stream import Split
@@ -30,7 +30,7 @@ class Score:
     n: int
 
 
-def score(learner: Learner, task: int, *, learnt: int, split: Split = "test") -> Score:
+def score_task(learner: Learner, task: int, *, learnt: int, split: Split = "test") -> Score:
     """The accuracies, in per cent, on a split of a task, when `learnt` tasks have been learnt.
 
     TIL: the highest logit among the task's own classes. CIL: among those of the first `learnt` tasks. Every process
@@ -40,7 +40,7 @@ def score(learner: Learner, task: int, *, learnt: int, split: Split = "test") ->
         return score_text(learner, cast(TextTask, learner.stream.tasks[task]), split=split)
     part = learner.encoded[task, split]
     order = part.attention_mask.sum(1).argsort(stable=True).tolist()
-    mine = [Item(task, row) for row in order[_rank() :: _processes()]]
+    mine = [ExampleRef(task, row) for row in order[_rank() :: _processes()]]
     own, seen = learner.own[task], learner.seen_classes(max(learnt, 1) - 1)
     right = torch.zeros(2, device=learner.device)
     with learner.evaluating() as network, torch.no_grad():
@@ -65,7 +65,7 @@ def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Sc
         raise UserError(
             f"task: expected a run over tasks from text to text, {learner.stream.name} is of classification"
         )
-    mean, many = graded(learner, task, split)
+    mean, many = score_generation(learner, task, split)
     return Score(mean, None, many)
 
 

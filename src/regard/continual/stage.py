@@ -11,7 +11,7 @@ from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class TrainingBudget:
     """What every method of a comparison is given: epochs, rates and batches of each task.
 
     `probing_rate`, `probing_epochs`: of stages that train the head alone; `rate`, `epochs`: of those that train all.
@@ -38,7 +38,7 @@ class Budget:
     most_steps: Mapping[str, int] = field(default_factory=dict)
 
 
-class OwnRate(NamedTuple):
+class MethodLearningRate(NamedTuple):
     """A learning rate that is not the budget's `rate`, and the `option` that sets it, with what stands behind it."""
 
     option: str
@@ -50,27 +50,27 @@ class OwnRate(NamedTuple):
         return f"{self.option}{self.value:g}"
 
 
-def rate_set(value: float) -> OwnRate:
+def rate_from_setting(value: float) -> MethodLearningRate:
     """The rate that the setting `rate` of a method says."""
-    return OwnRate("--set rate=", value)
+    return MethodLearningRate("--set rate=", value)
 
 
-def rate_of_probing(budget: Budget) -> OwnRate:
+def probing_rate(budget: TrainingBudget) -> MethodLearningRate:
     """The rate of stages that train the head alone."""
-    return OwnRate("--probing-rate ", budget.probing_rate)
+    return MethodLearningRate("--probing-rate ", budget.probing_rate)
 
 
-def warmup_steps(budget: Budget, steps: int) -> int:
+def warmup_steps(budget: TrainingBudget, steps: int) -> int:
     """Steps of linear warm-up of a stage."""
     return math.ceil(budget.warmup * steps)
 
 
-Trains = Literal["head", "all"]
-Among = Literal["task", "seen"]
+TrainedPart = Literal["head", "all"]
+LossClasses = Literal["task", "seen"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class TrainingPhase:
     """A part of a task's training, with an optimiser and a schedule of its own.
 
     `trains`: the head alone, or all that the network lets be trained; `limited`: whether the budget's limit of the
@@ -81,7 +81,7 @@ class Stage:
     name: str
     epochs: int
     learning_rate: float
-    trains: Trains = "all"
+    trains: TrainedPart = "all"
     limited: bool = True
     correct: Callable[[nn.Module, int], None] | None = None
     times: Mapping[str, float] = field(default_factory=dict)

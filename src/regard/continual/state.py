@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from regard.adapters.lora import LoraBlocks
-from regard.continual.batches import Item
-from regard.continual.method import Kept
+from regard.adapters.lora import LoraAdapters
+from regard.continual.batches import ExampleRef
+from regard.continual.method import MethodState
 from regard.errors import UserError
-from regard.runs.folder import writing
+from regard.runs.folder import atomic_folder
 from regard.runs.journal import check_same
 
 NETWORK, KEPT, STATE = "network.safetensors", "kept.safetensors", "state.json"
@@ -29,9 +29,9 @@ def place_of(folder: Path, learnt: int) -> Path:
     return folder / f"after-{learnt:04d}"
 
 
-def save(folder: Path, learnt: int, network: nn.Module, kept: Kept, found: Mapping[str, Any]) -> None:
+def save(folder: Path, learnt: int, network: nn.Module, kept: MethodState, found: Mapping[str, Any]) -> None:
     """Write the state after `learnt` tasks, and remove that before it."""
-    with writing(place_of(folder, learnt), overwrite=False) as place:
+    with atomic_folder(place_of(folder, learnt), overwrite=False) as place:
         save_file(tensors_of(network), place / NETWORK)
         save_file({name: value.detach().cpu().contiguous() for name, value in kept.tensors.items()}, place / KEPT)
         trained = [name for name, one in network.named_parameters() if one.requires_grad]
@@ -48,7 +48,9 @@ def latest(folder: Path, tasks: int) -> int:
     return next(there, 0)
 
 
-def restore(folder: Path, learnt: int, network: nn.Module, about: Mapping[str, Any]) -> tuple[Kept, dict[str, Any]]:
+def restore_state(
+    folder: Path, learnt: int, network: nn.Module, about: Mapping[str, Any]
+) -> tuple[MethodState, dict[str, Any]]:
     """What was kept and found after `learnt` tasks; the network has its weights of then, and trains what it did then.
 
     Raises UserError where the files are damaged, or of a run of other settings (`about`, which `found` has as well).
@@ -57,7 +59,7 @@ def restore(folder: Path, learnt: int, network: nn.Module, about: Mapping[str, A
     try:
         said = json.loads((place / STATE).read_text(encoding="utf-8"))
         weights, tensors = load_file(place / NETWORK), load_file(place / KEPT)
-        items, values, found = [Item(*item) for item in said["items"]], said["values"], said["found"]
+        items, values, found = [ExampleRef(*item) for item in said["items"]], said["values"], said["found"]
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(
             f"resume: {place} cannot be read: {' '.join(str(error).split())}; run without resume"
@@ -66,7 +68,7 @@ def restore(folder: Path, learnt: int, network: nn.Module, about: Mapping[str, A
     load_tensors(network, weights)
     if "trained" in said:  # states that earlier versions wrote do not say
         _reopen(network, said["trained"])
-    return Kept(items, tensors, values), found
+    return MethodState(items, tensors, values), found
 
 
 def _reopen(network: nn.Module, trained: Sequence[str]) -> None:
@@ -74,7 +76,7 @@ def _reopen(network: nn.Module, trained: Sequence[str]) -> None:
     for name, one in network.named_parameters():
         one.requires_grad_(name in trained)
     for module in network.modules():
-        if isinstance(module, LoraBlocks):
+        if isinstance(module, LoraAdapters):
             module.reopen()
 
 

@@ -9,18 +9,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import Method
-from regard.continual.stage import Budget
+from regard.continual.stage import TrainingBudget
 from regard.data.stream import SPLITS, Split, Stream
-from regard.data.text_task import Pairs, TextTask
+from regard.data.text_task import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import Generator
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 
-OF_NO_TASK = -1
+NO_TASK = -1
 """The number of the task of rows that are of none in the stream."""
 
 
@@ -63,11 +63,11 @@ class TextLearner(Learner):
         """A split of a task."""
         return cast(EncodedTexts, self.encoded[task, split])
 
-    def length(self, item: Item) -> int:
+    def length(self, item: ExampleRef) -> int:
         """How many tokens a training example has, its answer among them."""
         return int(self.part(item.task, "train").lengths()[item.row])
 
-    def _gathered(self, items: Sequence[Item], split: Split) -> dict[str, Tensor]:
+    def _gathered(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
         """The examples as a batch: `input_ids`, `attention_mask` (row, token) of prompts, `labels` (row, token)."""
         tasks, rows = torch.tensor(items).unbind(1)
         parts = [self.part(item.task, split) for item in items]
@@ -99,7 +99,13 @@ def batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> dic
 
 
 def begin_texts(
-    stream: Stream, method: Method, loaded: Loaded, budget: Budget, *, seed: int, lora: Mapping[str, Any] | None = None
+    stream: Stream,
+    method: Method,
+    loaded: Loaded,
+    budget: TrainingBudget,
+    *,
+    seed: int,
+    lora: Mapping[str, Any] | None = None,
 ) -> TextLearner:
     """A run over tasks from text to text before its first: the stream encoded, a network over a copy of the model."""
     if not method.texts:
@@ -116,7 +122,7 @@ def begin_texts(
 
 
 def encode_texts(
-    stream: Stream, tokenizer: Any, budget: Budget, *, apart: bool
+    stream: Stream, tokenizer: Any, budget: TrainingBudget, *, apart: bool
 ) -> dict[tuple[int, Split], EncodedTexts]:
     """The splits of each task as token ids, each text once. Raises UserError for a split without rows."""
     found = {}
@@ -129,7 +135,7 @@ def encode_texts(
     return found
 
 
-def encode_pairs(pairs: Pairs, tokenizer: Any, budget: Budget, *, apart: bool) -> EncodedTexts:
+def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, apart: bool) -> EncodedTexts:
     """Rows as token ids: prompts of at most `budget.length` tokens, answers of at most `budget.target_length`.
 
     `apart`: of a model that reads prompts with an encoder of its own: special tokens then stand around both, as its

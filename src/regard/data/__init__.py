@@ -1,56 +1,55 @@
 """Text to measure on, as windows, and to train on, as blocks of tokens; tasks to probe on, special tokens in place."""
 
-from regard.data.arrange import Arranged, SpecialTokens, arrange, special_tokens
-from regard.data.blocks import Blocks
+from regard.data.arrange import ArrangedTokens, SpecialTokens, arrange_special_tokens, special_tokens
+from regard.data.blocks import TokenBlocks
 from regard.data.common_tokens import common_tokens
 from regard.data.corpus import Corpus, Domain, prepare
 from regard.data.corpus_sources import Source, texts_of
-from regard.data.draw import Draw, alter, check_alterations
-from regard.data.encoding import LAYOUTS, NO_LABEL, Encoded, Layout, encode, mask_tokens
+from regard.data.draw import BatchSampler, check_inserted_tokens, insert_tokens
+from regard.data.encoding import IGNORE_INDEX, LAYOUTS, Encoded, SpecialTokenLayout, encode, mask_tokens
 from regard.data.examples import KINDS, Examples, Task, TaskKind
 from regard.data.packing import pack
 from regard.data.splits import check_selection
 from regard.data.stream import Stream
 from regard.data.stream_settings import STREAMS
 from regard.data.streams import parse_order, read_stream
-from regard.data.tasks import TASKS, Scale, TaskSettings, read_task
+from regard.data.tasks import TASKS, TaskPreset, TaskSettings, read_task
 from regard.data.text import Texts, python_documentation, read_texts, standard_library
-from regard.data.tokenizers import check_tokenizer, hash_of, ordinary_tokens, read_tokenizer, train_tokenizer
+from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, tokenizer_hash, train_tokenizer
 from regard.data.windowing import BOS, Bos, Windows, random_windows, repeated_windows, windows
 
 __all__ = [
     "BOS",
+    "IGNORE_INDEX",
     "KINDS",
     "LAYOUTS",
-    "NO_LABEL",
     "STREAMS",
     "TASKS",
-    "Arranged",
-    "Blocks",
+    "ArrangedTokens",
+    "BatchSampler",
     "Bos",
     "Corpus",
     "Domain",
-    "Draw",
     "Encoded",
     "Examples",
-    "Layout",
-    "Scale",
     "Source",
+    "SpecialTokenLayout",
     "SpecialTokens",
     "Stream",
     "Task",
     "TaskKind",
+    "TaskPreset",
     "TaskSettings",
     "Texts",
+    "TokenBlocks",
     "Windows",
-    "alter",
-    "arrange",
-    "check_alterations",
+    "arrange_special_tokens",
+    "check_inserted_tokens",
     "check_selection",
     "check_tokenizer",
     "common_tokens",
     "encode",
-    "hash_of",
+    "insert_tokens",
     "mask_tokens",
     "ordinary_tokens",
     "pack",
@@ -66,6 +65,7 @@ __all__ = [
     "special_tokens",
     "standard_library",
     "texts_of",
+    "tokenizer_hash",
     "train_tokenizer",
     "windows",
 ]

@@ -16,7 +16,7 @@ class SpecialTokens(NamedTuple):
     after: int
 
 
-class Arranged(NamedTuple):
+class ArrangedTokens(NamedTuple):
     """Rows of (row, length) with their special tokens in fixed columns.
 
     `columns`: int64, the column of the given row that each token came from; −1 for padding.
@@ -42,7 +42,7 @@ def special_tokens(tokenizer: Any, *, pairs: bool) -> SpecialTokens:
 
 
 def separators(count: SpecialTokens, length: int) -> tuple[int, ...]:
-    """The columns in which `arrange` holds special tokens, ascending."""
+    """The columns in which `arrange_special_tokens` holds special tokens, ascending."""
     middle = range(length // 2, length // 2 + count.between)
     return (*range(count.before), *middle, *range(length - count.after, length))
 
@@ -58,7 +58,7 @@ def check_length(count: SpecialTokens, length: int) -> None:
         raise UserError(f"length: expected at least {least}, for {texts} and their special tokens; got {length}")
 
 
-def arrange(
+def arrange_special_tokens(
     input_ids: Tensor,
     attention_mask: Tensor,
     token_type_ids: Tensor | None,
@@ -67,7 +67,7 @@ def arrange(
     count: SpecialTokens,
     length: int,
     pad: int,
-) -> Arranged:
+) -> ArrangedTokens:
     """The rows at `length` columns, their special tokens in the same columns in every row.
 
     Given are rows as the tokenizer builds them, of any length and padded on the right: (row, width) each;
@@ -88,16 +88,16 @@ def arrange(
     columns = torch.full((rows, length + 1), -1, dtype=torch.int64)
     columns.scatter_(1, target, torch.arange(width).expand(rows, width))
     columns = columns[:, :length]
-    return Arranged(
-        moved(input_ids, columns, pad),
+    return ArrangedTokens(
+        move_labels(input_ids, columns, pad),
         columns >= 0,
-        None if token_type_ids is None else _types(moved(token_type_ids, columns, 0), columns, count),
+        None if token_type_ids is None else _types(move_labels(token_type_ids, columns, 0), columns, count),
         columns,
         (attention_mask & (target == length)).any(dim=1),
     )
 
 
-def moved(values: Tensor, columns: Tensor, fill: int) -> Tensor:
+def move_labels(values: Tensor, columns: Tensor, fill: int) -> Tensor:
     """One value a token, (row, width), brought to the columns of its token; `fill` in padding."""
     return torch.where(columns >= 0, values.gather(1, columns.clamp_min(0)), fill)
 

@@ -19,7 +19,7 @@ BLOCKS = "blocks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class PackedBlocks:
     """What is known of a file of blocks; stands beside it as JSON.
 
     `rows` blocks of `length` tokens; `dropped`: the tokens after the last whole block, which are left out; `sha256`:
@@ -39,22 +39,22 @@ class Packed:
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class TokenBlocks:
     """Blocks of tokens, (row, length), in a file that is mapped into memory, not read; some of them or all.
 
     `chosen`: int64, the rows of the file that these blocks are; None for all.
     """
 
     ids: np.ndarray
-    packed: Packed
+    packed: PackedBlocks
     chosen: Tensor | None = None
 
     @classmethod
-    def load(cls, folder: str | Path, name: str = BLOCKS) -> Blocks:
+    def load(cls, folder: str | Path, name: str = BLOCKS) -> TokenBlocks:
         """The blocks that `pack` left in `folder`. Raises UserError where they are missing or not whole."""
         file, about = Path(folder) / f"{name}.bin", Path(folder) / f"{name}.json"
         try:
-            packed = Packed(**json.loads(about.read_text(encoding="utf-8")))
+            packed = PackedBlocks(**json.loads(about.read_text(encoding="utf-8")))
             size, wanted = file.stat().st_size, packed.rows * packed.length * np.dtype(packed.dtype).itemsize
         except OSError as error:
             raise UserError(f"blocks: expected {file} with {about.name} beside it: {error.strerror or error}") from None
@@ -106,7 +106,7 @@ class Blocks:
         self._check(count)
         return self.rows(torch.arange(count) * len(self) // max(count, 1))
 
-    def only(self, indices: Int64[Tensor, " row"]) -> Blocks:
+    def only(self, indices: Int64[Tensor, " row"]) -> TokenBlocks:
         """The blocks of these numbers alone."""
         return replace(self, chosen=indices if self.chosen is None else self.chosen[indices])
 
@@ -118,13 +118,13 @@ class Blocks:
 def is_packed(folder: str | Path, names: Iterable[str], wanted: Mapping[str, object]) -> bool:
     """Whether `folder` holds whole blocks of these names, made of what is `wanted`."""
     try:
-        found = [asdict(Blocks.load(folder, name).packed) for name in names]
+        found = [asdict(TokenBlocks.load(folder, name).packed) for name in names]
     except UserError:
         return False
     return all(packed[key] == value for packed in found for key, value in wanted.items())
 
 
-def check_rows(packed: Packed | None, length: int, source: str, least: int = 1) -> None:
+def check_rows(packed: PackedBlocks | None, length: int, source: str, least: int = 1) -> None:
     """Raises UserError where there are fewer than `least` blocks."""
     rows, dropped = (packed.rows, packed.dropped) if packed else (0, 0)
     if rows < least:

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.data.blocks import BLOCKS, Blocks, check_rows, is_packed
-from regard.data.corpus_sources import Source, documents_of, identity_of
+from regard.data.blocks import BLOCKS, TokenBlocks, check_rows, is_packed
+from regard.data.corpus_sources import Source, documents_of, source_identity
 from regard.data.packing import Packing, pack
-from regard.data.tokenizers import hash_of
+from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError
 
 TRAIN, VALID = "train", "valid"
@@ -38,8 +38,8 @@ class Domain:
 
     name: str
     weight: float
-    train: Blocks
-    valid: Blocks
+    train: TokenBlocks
+    valid: TokenBlocks
     source: str = ""
     split: str = ""
 
@@ -123,13 +123,13 @@ def _domain(
 ) -> Domain:
     """The domain of one source, packed or found packed."""
     told = None if on_progress is None else partial(on_progress, source.name)
-    identity = identity_of(source.where) + ("" if source.tokens is None else f", {source.tokens} tokens")
+    identity = source_identity(source.where) + ("" if source.tokens is None else f", {source.tokens} tokens")
     text = _Text(source.where, identity, source.tokens)
     if source.valid is None:
         place = _place(folder, source, f"{identity}, {valid_share} to validate", length, tokenizer)
         train, valid, split = _split(text, tokenizer, length, place, valid_share, told)
     else:
-        own = _Text(source.valid, identity_of(source.valid), None)
+        own = _Text(source.valid, source_identity(source.valid), None)
         train = _whole(text, tokenizer, length, _place(folder, source, identity, length, tokenizer), told)
         valid = _whole(own, tokenizer, length, _place(folder, source, own.identity, length, tokenizer), told)
         split = "own"
@@ -146,11 +146,11 @@ class _Text(NamedTuple):
 
 def _place(folder: Path, source: Source, identity: str, length: int, tokenizer: Any) -> Path:
     """The folder for blocks of this text, length and tokenizer."""
-    key = hashlib.sha256(json.dumps([identity, length, hash_of(tokenizer)]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([identity, length, tokenizer_hash(tokenizer)]).encode()).hexdigest()
     return folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', source.name)}-{key[:16]}"
 
 
-def _whole(text: _Text, tokenizer: Any, length: int, place: Path, told: Callable[[int], None] | None) -> Blocks:
+def _whole(text: _Text, tokenizer: Any, length: int, place: Path, told: Callable[[int], None] | None) -> TokenBlocks:
     """All blocks of a text."""
     return pack(
         documents_of(text.where),
@@ -166,9 +166,9 @@ def _whole(text: _Text, tokenizer: Any, length: int, place: Path, told: Callable
 
 def _split(
     text: _Text, tokenizer: Any, length: int, place: Path, share: float, told: Callable[[int], None] | None
-) -> tuple[Blocks, Blocks, str]:
+) -> tuple[TokenBlocks, TokenBlocks, str]:
     """The blocks to train on, those to validate on, and how they were told apart."""
-    wanted = {"length": length, "identity": text.identity, "tokenizer": hash_of(tokenizer)}
+    wanted = {"length": length, "identity": text.identity, "tokenizer": tokenizer_hash(tokenizer)}
     if not is_packed(place, [BLOCKS], wanted) and not is_packed(place, [TRAIN, VALID], wanted):
         documents = documents_of(text.where)
         first = list(islice(documents, FEW_DOCUMENTS))
@@ -180,11 +180,11 @@ def _split(
             name = text.where if part == BLOCKS else f"the part of {text.where} to {_PURPOSES[part]} on"
             check_rows(counted.get(part), length, name, least=2 if part == BLOCKS else 1)
     if is_packed(place, [TRAIN, VALID], wanted):
-        return Blocks.load(place, TRAIN), Blocks.load(place, VALID), "documents"
-    return *_cut(Blocks.load(place), share), "end"
+        return TokenBlocks.load(place, TRAIN), TokenBlocks.load(place, VALID), "documents"
+    return *_cut(TokenBlocks.load(place), share), "end"
 
 
-def _cut(blocks: Blocks, share: float) -> tuple[Blocks, Blocks]:
+def _cut(blocks: TokenBlocks, share: float) -> tuple[TokenBlocks, TokenBlocks]:
     """The first blocks, to train on, and the last, to validate on."""
     held = min(max(1, round(share * len(blocks))), len(blocks) - 1)
     numbers = torch.arange(len(blocks))
@@ -201,7 +201,7 @@ def _part_of(section: str, share: float) -> str:
     return VALID if drawn < share else TRAIN
 
 
-def _share(blocks: Blocks, amount: float) -> Blocks:
+def _share(blocks: TokenBlocks, amount: float) -> TokenBlocks:
     """The first blocks of one shuffled order, as many as `amount` says, at least one."""
     if amount == 1:
         return blocks

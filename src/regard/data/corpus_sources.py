@@ -19,7 +19,7 @@ import pyarrow.parquet
 
 from regard.data.packing import Document, sections
 from regard.data.task_hub import network_errors
-from regard.data.text import check_text_column, decoded, python_documentation, standard_library, text_of
+from regard.data.text import check_text_column, decode_bytes, python_documentation, standard_library, text_of
 from regard.errors import UserError
 
 PYTHON, HUB = "python", "hub:"
@@ -90,7 +90,7 @@ def documents_of(where: str) -> Iterator[Document]:
             yield from _READERS[_kind(path)](path)
 
 
-def identity_of(where: str) -> str:
+def source_identity(where: str) -> str:
     """What tells whether the text of a place is still the same: of files the sha256 over names and bytes.
 
     Of Python its version; of the hub its name alone, for what is streamed is not known before.
@@ -199,7 +199,7 @@ def _lines(path: Path) -> Iterator[str]:
             if not raw:
                 return
             place = f"{path}, line {number}"
-            line = decoded(raw, place)
+            line = decode_bytes(raw, place)
             if line.strip():
                 yield text_of(line, place)
 

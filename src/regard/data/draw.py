@@ -14,7 +14,7 @@ from regard.errors import UserError
 _CHUNK = 1 << 16
 
 
-class Draw:
+class BatchSampler:
     """The rows of each step: the domain of a row by weight, the blocks of a domain without replacement.
 
     Row i of training (`batch_size` to a step) is of a domain drawn with its weight. The n-th row of a domain is the
@@ -67,7 +67,7 @@ class Draw:
     def _domains(self, chunk: int) -> Tensor:
         if not len(self._limits):
             return torch.zeros(_CHUNK, dtype=torch.int64)
-        uniform = torch.rand(_CHUNK, dtype=torch.float64, generator=generator("domain", self.seed, chunk))
+        uniform = torch.rand(_CHUNK, dtype=torch.float64, generator=make_generator("domain", self.seed, chunk))
         return torch.searchsorted(self._limits, uniform, right=True)
 
     def _count(self, row: int) -> Tensor:
@@ -92,12 +92,12 @@ class Draw:
         if (domain, epoch) not in self._orders:
             for stale in [key for key in self._orders if key[0] == domain and key[1] != epoch - 1]:
                 del self._orders[stale]
-            order = torch.randperm(count, generator=generator("order", self.seed, domain, epoch))
+            order = torch.randperm(count, generator=make_generator("order", self.seed, domain, epoch))
             self._orders[domain, epoch] = order
         return self._orders[domain, epoch]
 
 
-def alter(
+def insert_tokens(
     ids: Int64[Tensor, "batch length"],
     *,
     step: int,
@@ -114,14 +114,14 @@ def alter(
 
     Raises UserError for positions outside of the rows.
     """
-    check_alterations(ids.shape[1], random_tokens=random_tokens, fixed_token=fixed_token)
+    check_inserted_tokens(ids.shape[1], random_tokens=random_tokens, fixed_token=fixed_token)
     if random_tokens is None and fixed_token is None:
         return ids
     ids = ids.clone()
     if random_tokens is not None:
         first, end = random_tokens
         drawn = torch.randint(
-            len(vocabulary), (len(ids), end - first), generator=generator("random tokens", seed, step)
+            len(vocabulary), (len(ids), end - first), generator=make_generator("random tokens", seed, step)
         )
         ids[:, first:end] = vocabulary[drawn]
     if fixed_token is not None:
@@ -130,7 +130,7 @@ def alter(
     return ids
 
 
-def check_alterations(
+def check_inserted_tokens(
     length: int,
     *,
     random_tokens: tuple[int, int] | None = None,
@@ -151,7 +151,7 @@ def check_alterations(
             raise UserError(f"fixed token: expected {most}, got {token}")
 
 
-def generator(*about: str | int) -> torch.Generator:
+def make_generator(*about: str | int) -> torch.Generator:
     """A generator of random numbers that depends on all that it is given."""
     digest = hashlib.sha256(repr(about).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

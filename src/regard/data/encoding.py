@@ -11,13 +11,20 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.data.arrange import SpecialTokens, arrange, check_length, moved, separators, special_tokens
+from regard.data.arrange import (
+    SpecialTokens,
+    arrange_special_tokens,
+    check_length,
+    move_labels,
+    separators,
+    special_tokens,
+)
 from regard.data.examples import KINDS, Examples, TaskKind
 from regard.errors import UserError, check_choice
 
-Layout = Literal["paper", "natural"]
-LAYOUTS: tuple[Layout, ...] = ("paper", "natural")
-NO_LABEL = -100
+SpecialTokenLayout = Literal["paper", "natural"]
+LAYOUTS: tuple[SpecialTokenLayout, ...] = ("paper", "natural")
+IGNORE_INDEX = -100
 _ROWS_AT_ONCE = 256
 
 
@@ -35,7 +42,7 @@ class Encoded:
     attention_mask: Tensor
     token_type_ids: Tensor | None
     labels: Tensor
-    layout: Layout
+    layout: SpecialTokenLayout
     length: int
     separators: tuple[int, ...]
     truncated: int
@@ -68,7 +75,9 @@ class Encoded:
             yield batch if part.token_type_ids is None else {**batch, "token_type_ids": part.token_type_ids}
 
 
-def encode(kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: Layout = "paper") -> Encoded:
+def encode(
+    kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout = "paper"
+) -> Encoded:
     """The examples as rows of T = `length` columns.
 
     Layout 'paper' (PAPA, appendix A) holds special tokens in place. One text: [CLS] tokens … padding … [SEP] at T−1.
@@ -138,7 +147,7 @@ def mask_tokens(encoded: Encoded, tokenizer: Any, seed: int, share: float = 0.15
     other = vocabulary[torch.randint(len(vocabulary), ids.shape, generator=generator)]
     hidden = torch.where(fate < 0.8, tokenizer.mask_token_id, torch.where(fate < 0.9, other, ids))
     return replace(
-        encoded, input_ids=torch.where(chosen, hidden, ids), labels=torch.where(chosen, ids, torch.tensor(NO_LABEL))
+        encoded, input_ids=torch.where(chosen, hidden, ids), labels=torch.where(chosen, ids, torch.tensor(IGNORE_INDEX))
     )
 
 
@@ -160,12 +169,12 @@ class _Frame:
     tokenizer: Any
     count: SpecialTokens
     length: int
-    layout: Layout
-    cut_by_tokenizer: bool  # by `arrange` otherwise, which holds each text to its own columns
+    layout: SpecialTokenLayout
+    cut_by_tokenizer: bool  # by `arrange_special_tokens` otherwise, which holds each text to its own columns
     spaced: bool  # words go in with a space before each
 
     @classmethod
-    def of(cls, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: Layout) -> _Frame:
+    def of(cls, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout) -> _Frame:
         """The frame for these examples, after checking that they fit it."""
         if kind == "token" and not tokenizer.is_fast:
             name = type(tokenizer).__name__
@@ -198,14 +207,14 @@ class _Frame:
         mask = _padded(built["attention_mask"], 0, width).bool()
         types = _padded(built["token_type_ids"], 0, width) if self.typed else None
         if self.kind == "token":
-            marks = _padded(list(map(_at_first_pieces, built["words"], labels)), NO_LABEL, width)
+            marks = _padded(list(map(_at_first_pieces, built["words"], labels)), IGNORE_INDEX, width)
         else:
             marks = torch.tensor(labels, dtype=torch.int64)
         if self.layout == "natural":
             return _Rows(ids, mask, types, marks, len(too_long))
         special = _padded(built["special_tokens_mask"], 0, width).bool()
-        made = arrange(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
-        marks = moved(marks, made.columns, NO_LABEL) if self.kind == "token" else marks
+        made = arrange_special_tokens(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
+        marks = move_labels(marks, made.columns, IGNORE_INDEX) if self.kind == "token" else marks
         cut = len(too_long) if self.cut_by_tokenizer else int(made.cut.sum())
         return _Rows(made.input_ids, made.attention_mask, made.token_type_ids, marks, cut)
 
@@ -230,7 +239,7 @@ class _Frame:
         return {**{name: list(values) for name, values in made.items()}, **words}
 
 
-def _windows(examples: Examples, tokenizer: Any, length: int, layout: Layout) -> Encoded:
+def _windows(examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout) -> Encoded:
     """All texts as one run of tokens, cut into windows without padding."""
     count = special_tokens(tokenizer, pairs=False)
     check_length(count, length)
@@ -253,7 +262,7 @@ def _windows(examples: Examples, tokenizer: Any, length: int, layout: Layout) ->
         input_ids=ids,
         attention_mask=torch.ones_like(ids, dtype=torch.bool),
         token_type_ids=types if _typed(tokenizer) else None,
-        labels=torch.full_like(ids, NO_LABEL),
+        labels=torch.full_like(ids, IGNORE_INDEX),
         layout=layout,
         length=length,
         separators=separators(count, length) if layout == "paper" else (),
@@ -272,7 +281,7 @@ def _at_first_pieces(words: Sequence[int | None], labels: Sequence[int]) -> list
     """One label a piece: that of its word where the word begins, −100 elsewhere."""
     before = [None, *words[:-1]]
     return [
-        NO_LABEL if word is None or word == last else labels[word] for word, last in zip(words, before, strict=True)
+        IGNORE_INDEX if word is None or word == last else labels[word] for word, last in zip(words, before, strict=True)
     ]
 
 

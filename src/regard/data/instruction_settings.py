@@ -9,7 +9,7 @@ from typing import Literal
 
 from regard.data.text_task import Metric
 
-Form = Literal["labels", "text"]
+SheetForm = Literal["labels", "text"]
 """'labels': classification, for encoders; 'text': from text to text."""
 
 
@@ -55,7 +55,7 @@ class Benchmark:
     """
 
     folder: str
-    forms: tuple[Form, ...]
+    forms: tuple[SheetForm, ...]
     metric: Metric
     prompt: str
     headless: str

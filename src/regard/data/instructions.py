@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data import task_files
-from regard.data.instruction_settings import Benchmark, Form, InstructionTask
-from regard.data.splits import FREE, RawTask, Sample, Samples, divide, key_of
+from regard.data.instruction_settings import Benchmark, InstructionTask, SheetForm
+from regard.data.splits import RESERVED_SPLIT, RawTask, Sample, Samples, divide_rows, key_of
 from regard.data.task_files import NO_GOLD_LABEL, STREAM, Columns
 from regard.data.task_hub import read_hub
 from regard.errors import UserError
@@ -40,7 +40,7 @@ class Info(NamedTuple):
     kind: str
 
 
-class Read(NamedTuple):
+class SplitReader(NamedTuple):
     """A task as read; `files` tells what was found in its files, and what became of it."""
 
     raw: RawTask
@@ -107,9 +107,9 @@ def read_task(
     files: Mapping[str, Path],
     benchmark: Benchmark,
     *,
-    form: Form = "text",
+    form: SheetForm = "text",
     definitions: bool = False,
-) -> Read:
+) -> SplitReader:
     """A task from its files, `definitions` before the texts where it is read as classification.
 
     dev is left to be held out of train where all its rows are test rows. Where there is no test file, the dev file is
@@ -127,7 +127,7 @@ def read_task(
     if empty := next((split for split, found in rows.items() if not found), None):
         raise UserError(f"stream: expected rows with a label in {files[empty]}, got none")
     splits = _splits(name, rows, _groups(task, sheets.values()))
-    labels = (FREE,) if task is None else task.labels
+    labels = (RESERVED_SPLIT,) if task is None else task.labels
     raw = RawTask(
         name=name,
         labels=labels,
@@ -137,10 +137,10 @@ def read_task(
         source=f"{', '.join(str(path) for path in files.values())} ({splits.evaluated})",
         free=task is None,
     )
-    return Read(raw, info, _record(sheets, rows, splits.evaluated))
+    return SplitReader(raw, info, _record(sheets, rows, splits.evaluated))
 
 
-def read_hub_task(task: InstructionTask) -> Read:
+def read_hub_task(task: InstructionTask) -> SplitReader:
     """A task of classification from the hub."""
     hub = task.hub
     known = {str(at): label for at, label in enumerate(task.labels)} | {label: label for label in task.labels}
@@ -160,7 +160,7 @@ def read_hub_task(task: InstructionTask) -> Read:
         found.append(tuple(samples))
     source = f"{'/'.join(part for part in hub.place if part)} ({hub.splits[0]}, {hub.splits[1]}: {hub.evaluated})"
     raw = RawTask(name=task.name, labels=task.labels, train=found[0], dev=None, test=found[1], source=source)
-    return Read(raw, Info("", ""), {"evaluated": hub.evaluated})
+    return SplitReader(raw, Info("", ""), {"evaluated": hub.evaluated})
 
 
 def check_labels(name: str, labels: Sequence[str]) -> None:
@@ -196,12 +196,12 @@ def _free(benchmark: Benchmark, info: Info) -> _Make:
     """Samples whose answers are free."""
 
     def make(written: str, answers: tuple[str, ...], place: str) -> Sample:
-        return Sample((prompt(benchmark, info.definition, written),), FREE, key_of((written,)), answers)
+        return Sample((prompt(benchmark, info.definition, written),), RESERVED_SPLIT, key_of((written,)), answers)
 
     return make
 
 
-def _labelled(task: InstructionTask, benchmark: Benchmark, info: Info, form: Form, definitions: bool) -> _Make:
+def _labelled(task: InstructionTask, benchmark: Benchmark, info: Info, form: SheetForm, definitions: bool) -> _Make:
     """Samples of a task with labels: texts for an encoder, or a prompt and its answer."""
     pattern = re.compile(task.parts, re.DOTALL)
 
@@ -239,7 +239,7 @@ def _splits(name: str, rows: Mapping[str, Samples], groups: Mapping[str, str]) -
     """What is trained on and tested on, from the files that there are."""
     held_out = f"{HELD_OUT_TEST:.0%} of {'the rows, by their first parts,' if groups else 'each class'} of the"
     if "all" in rows:
-        train, dev, test = divide(rows["all"], ONE_FILE, _SEED, repr(name))
+        train, dev, test = divide_rows(rows["all"], ONE_FILE, _SEED, repr(name))
         return _Splits(train, dev, test, f"{ONE_FILE[1]:.0%} of the only file")
     if len(rows) == 1:
         ((only, found),) = rows.items()
@@ -259,7 +259,7 @@ def _splits(name: str, rows: Mapping[str, Samples], groups: Mapping[str, str]) -
 def _held_out(name: str, rows: Samples, groups: Mapping[str, str]) -> tuple[Samples, Samples]:
     """The rows without a fifth of each class, and those; of rows in groups whole groups."""
     if not groups:
-        train, test = divide(rows, (HELD_OUT_TEST,), _SEED, repr(name))
+        train, test = divide_rows(rows, (HELD_OUT_TEST,), _SEED, repr(name))
         return train, test
     sizes = Counter(groups[row.key] for row in rows)
     chosen: set[str] = set()

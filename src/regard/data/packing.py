@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from regard.data.blocks import BLOCKS, Blocks, Packed, check_rows, is_packed
-from regard.data.tokenizers import hash_of
+from regard.data.blocks import BLOCKS, PackedBlocks, TokenBlocks, check_rows, is_packed
+from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError
 
 Document = str | Iterable[str]
@@ -41,7 +41,7 @@ def pack(
     identity: str = "",
     most: int | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> Blocks:
+) -> TokenBlocks:
     """The documents as blocks of `length` tokens in `folder`, packed once and used again.
 
     Each document ends with the tokenizer's EOS token; they stand one after another without regard to the borders of
@@ -57,14 +57,14 @@ def pack(
 
     Raises UserError for text too little for one block, a tokenizer without EOS, and where it cannot be written.
     """
-    wanted = {"length": length, "identity": identity, "tokenizer": hash_of(tokenizer)}
+    wanted = {"length": length, "identity": identity, "tokenizer": tokenizer_hash(tokenizer)}
     if identity and is_packed(folder, [BLOCKS], wanted):
-        return Blocks.load(folder)
+        return TokenBlocks.load(folder)
     with Packing(folder, tokenizer, length, source=source, identity=identity) as packing:
         packing.add(documents, lambda _: BLOCKS, most=most, on_progress=on_progress)
         counted = packing.finish()
     check_rows(counted.get(BLOCKS), length, source or "the text")
-    return Blocks.load(folder)
+    return TokenBlocks.load(folder)
 
 
 def sections(document: Document, size: int = _SECTION) -> Iterator[str]:
@@ -109,7 +109,7 @@ class Packing:
             "dtype": self.dtype,
             "source": source,
             "identity": identity,
-            "tokenizer": hash_of(tokenizer),
+            "tokenizer": tokenizer_hash(tokenizer),
             "vocabulary": len(tokenizer),
         }
         self.writers: dict[str, _Writer] = {}
@@ -148,10 +148,10 @@ class Packing:
             if on_progress is not None:
                 on_progress(tokens)
 
-    def finish(self) -> dict[str, Packed]:
+    def finish(self) -> dict[str, PackedBlocks]:
         """What was packed, by part, once it stands in its folder."""
         with _written(self.folder):
-            made = {name: Packed(**self.about, **writer.finish()) for name, writer in self.writers.items()}
+            made = {name: PackedBlocks(**self.about, **writer.finish()) for name, writer in self.writers.items()}
             for name, packed in made.items():
                 text = json.dumps(asdict(packed), indent=1) + "\n"
                 (self.temporary / f"{name}.json").write_text(text, encoding="utf-8")

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from regard.data.examples import Examples
 from regard.data.stream import Protocol, Split, Task
-from regard.data.text_task import Pairs, TextTask
+from regard.data.text_task import TextPairs, TextTask
 from regard.errors import UserError
 
 HELD_OUT = 0.1
 """The share of each class that is held out of training rows where there is no dev split."""
 
-FREE = "any answer"
+RESERVED_SPLIT = "any answer"
 """The class of all rows of a task whose answers are free."""
 
 _NO_WORD = re.compile(r"[\W_]+")
@@ -54,7 +54,7 @@ Samples = tuple[Sample, ...]
 class RawTask:
     """A task as read, before anything is drawn or dropped: `dev` is None where it has to be held out of train.
 
-    `free`: its answers are no classes, all rows are of the class `FREE`.
+    `free`: its answers are no classes, all rows are of the class `RESERVED_SPLIT`.
     """
 
     name: str
@@ -87,7 +87,7 @@ class RawTask:
             raise UserError(f"stream: expected rows of {missing[0]!r} in the train split of {self.name!r}, got none")
 
 
-class Settled(NamedTuple):
+class CleanedSplits(NamedTuple):
     """The splits that a stream works with, `common` telling what they had in common and what was dropped for it."""
 
     name: str
@@ -140,7 +140,7 @@ def check_selection(split: str) -> Split:
     raise UserError(f"selection: expected dev, got {split!r}")
 
 
-def check_apart(task: Task | TextTask) -> None:
+def check_disjoint(task: Task | TextTask) -> None:
     """Nothing, or a UserError: rows that are to choose something are among those that it is scored on."""
     scored = set(_keys(task.test))
     same = sum(key in scored for key in _keys(task.dev))
@@ -148,7 +148,7 @@ def check_apart(task: Task | TextTask) -> None:
         raise UserError(f"selection: expected dev rows of {task.name!r} that are no test rows, got {same} that are")
 
 
-def balanced(rows: Samples, most: int | None, seed: int) -> Samples:
+def sample_balanced(rows: Samples, most: int | None, seed: int) -> Samples:
     """At most so many rows of each class, in their order; None for all."""
     if most is None:
         return rows
@@ -156,7 +156,7 @@ def balanced(rows: Samples, most: int | None, seed: int) -> Samples:
     return tuple(row for row, rank in zip(rows, ranks, strict=True) if rank < most)
 
 
-def proportional(rows: Samples, most: int | None, seed: int) -> Samples:
+def sample_proportional(rows: Samples, most: int | None, seed: int) -> Samples:
     """At most so many rows in their order, classes in the shares that they have among all; None for all."""
     if most is None or most >= len(rows):
         return rows
@@ -167,7 +167,7 @@ def proportional(rows: Samples, most: int | None, seed: int) -> Samples:
     return tuple(row for at, row in enumerate(rows) if at in chosen)
 
 
-def divide(rows: Samples, shares: Sequence[float], seed: int, name: str) -> tuple[Samples, ...]:
+def divide_rows(rows: Samples, shares: Sequence[float], seed: int, name: str) -> tuple[Samples, ...]:
     """The rows in parts: what is left first, then one part a share of each class, at least one text of it in each.
 
     Rows with the same text and class stay together. `name`: what the rows are called in messages.
@@ -190,7 +190,9 @@ def divide(rows: Samples, shares: Sequence[float], seed: int, name: str) -> tupl
     return tuple(tuple(row for row in rows if part_of.get((row.label, row.key), 0) == part) for part in range(count))
 
 
-def settle(tasks: Sequence[RawTask], protocol: Protocol, seed: int, *, dev_is_test: bool = False) -> list[Settled]:
+def clean_splits(
+    tasks: Sequence[RawTask], protocol: Protocol, seed: int, *, dev_is_test: bool = False
+) -> list[CleanedSplits]:
     """The splits of all tasks of a stream, what they have in common counted and, unless 'paper', dropped.
 
     'clean': train loses what dev or test of any task has, and later copies of its own rows; dev loses what test of any
@@ -211,13 +213,13 @@ def settle(tasks: Sequence[RawTask], protocol: Protocol, seed: int, *, dev_is_te
         _count_common(task, tests, devs, count, same)
         if protocol == "clean":
             task = _clean(task, tests, devs, count)
-        settled.append(Settled(task.name, task.train, task.dev or (), task.test, count.as_record()))
+        settled.append(CleanedSplits(task.name, task.train, task.dev or (), task.test, count.as_record()))
     return settled
 
 
-def pairs_of(rows: Samples) -> Pairs:
+def pairs_of(rows: Samples) -> TextPairs:
     """The rows from text to text: their prompts and answers."""
-    return Pairs(inputs=tuple(row.texts[0] for row in rows), targets=tuple(row.answers for row in rows))
+    return TextPairs(inputs=tuple(row.texts[0] for row in rows), targets=tuple(row.answers for row in rows))
 
 
 def examples_of(rows: Samples, labels: Sequence[str]) -> Examples:
@@ -226,7 +228,7 @@ def examples_of(rows: Samples, labels: Sequence[str]) -> Examples:
     return Examples(texts=tuple(row.texts for row in rows), labels=tuple(number[row.label] for row in rows))
 
 
-def digest(rows: Samples) -> str:
+def sha256_of_rows(rows: Samples) -> str:
     """The sha256 over texts and classes of the rows, or their answers, in their order."""
     found = hashlib.sha256()
     for row in rows:
@@ -234,7 +236,7 @@ def digest(rows: Samples) -> str:
     return found.hexdigest()
 
 
-def _keys(rows: Examples | Pairs) -> list[str]:
+def _keys(rows: Examples | TextPairs) -> list[str]:
     """The key of each row's text."""
     texts = rows.texts if isinstance(rows, Examples) else tuple((text,) for text in rows.inputs)
     return [key_of(of) for of in texts]
@@ -275,7 +277,7 @@ def _with_dev(
         pool = _once(tuple(row for row in pool if row.key not in tests))
         count.dropped["train"] += len(task.train) - len(pool)
         _check_left(task, "train", pool)
-    train, dev = divide(pool, (HELD_OUT,), seed, f"the train split of {task.name!r}")
+    train, dev = divide_rows(pool, (HELD_OUT,), seed, f"the train split of {task.name!r}")
     return replace(task, train=train, dev=dev)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data import task_files
-from regard.data.splits import RawTask, Sample, Samples, divide, key_of
-from regard.data.stream_settings import DataSet, Files
+from regard.data.splits import RawTask, Sample, Samples, divide_rows, key_of
+from regard.data.stream_settings import DataSet, StreamFiles
 from regard.data.task_files import NO_GOLD_LABEL, STREAM
 from regard.data.task_hub import read_hub
 from regard.errors import UserError
@@ -23,7 +23,7 @@ OWN_SHARES = (0.1, 0.2)
 """The shares of dev and test, drawn from each class of a table that does not say its splits."""
 
 
-class Pool(NamedTuple):
+class RowPool(NamedTuple):
     """The rows of a data set to train and to test on, and where they came from."""
 
     train: Samples
@@ -34,7 +34,7 @@ class Pool(NamedTuple):
 # -- data sets as published -----------------------------------------------------------------------------
 
 
-def read_data_set(name: str, settings: DataSet, folder: Path | None) -> Pool:
+def read_data_set(name: str, settings: DataSet, folder: Path | None) -> RowPool:
     """A data set from the hub, or from its files below a folder.
 
     The first of its published forms that has a training file is read, both splits from the same place: sources are
@@ -57,16 +57,16 @@ def read_data_set(name: str, settings: DataSet, folder: Path | None) -> Pool:
     )
 
 
-def _from_hub(settings: DataSet) -> Pool:
+def _from_hub(settings: DataSet) -> RowPool:
     """Both splits from the hub."""
     tables = [read_hub(*settings.hub, split, settings.columns, asked=STREAM) for split in settings.splits]
     train, test = (
         _samples(((row.texts, row.label, table.place(row)) for row in table.rows), settings, 0) for table in tables
     )
-    return Pool(train, test, f"{tables[0].name} (train), {tables[1].name} (test: {settings.evaluated})")
+    return RowPool(train, test, f"{tables[0].name} (train), {tables[1].name} (test: {settings.evaluated})")
 
 
-def _from_files(settings: DataSet, files: Files, train: Path, test: Path) -> Pool:
+def _from_files(settings: DataSet, files: StreamFiles, train: Path, test: Path) -> RowPool:
     """Both splits from files; where train has no titles at all, those of test are left out."""
     read = _FORMS[files.form]
     rows, tested = list(read(train, files)), list(read(test, files))
@@ -76,7 +76,7 @@ def _from_files(settings: DataSet, files: Files, train: Path, test: Path) -> Poo
     elif files.form == "csv" and len(files.fields) == 2 and not any(texts[0] for texts, *_ in rows):
         rows, tested, said = _untitled(rows), _untitled(tested), ", without titles, which train lacks"
     source = f"{train} (train), {test} (test: {files.evaluated or settings.evaluated}){said}"
-    return Pool(_samples(rows, settings, files.first), _samples(tested, settings, files.first), source)
+    return RowPool(_samples(rows, settings, files.first), _samples(tested, settings, files.first), source)
 
 
 _Written = tuple[tuple[str, ...], Any, str]
@@ -113,7 +113,7 @@ def _found(place: Path, names: Sequence[str]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _csv(path: Path, files: Files) -> Iterator[_Written]:
+def _csv(path: Path, files: StreamFiles) -> Iterator[_Written]:
     """Zhang et al.'s rows: class and texts; a first line of names is passed over, the titles may be missing."""
     reader = csv.reader(io.StringIO("\n".join(task_files.lines_of(path, STREAM))), strict=True)
     full = max(files.fields) + 1
@@ -132,14 +132,14 @@ def _csv(path: Path, files: Files) -> Iterator[_Written]:
         raise UserError(f"stream: expected CSV in {path}, line {reader.line_num}: {error}") from None
 
 
-def _sentences(path: Path, files: Files) -> Iterator[_Written]:
+def _sentences(path: Path, files: StreamFiles) -> Iterator[_Written]:
     """The rows of GLUE, and of jsonl with the same columns."""
     assert files.columns is not None, "a file of sentences has names of its columns"
     table = task_files.read_sentences(path, files.columns, STREAM)
     return ((row.texts, row.label, table.place(row)) for row in table.rows)
 
 
-def _instructions(path: Path, files: Files) -> Iterator[_Written]:
+def _instructions(path: Path, files: StreamFiles) -> Iterator[_Written]:
     """The rows of a benchmark of instructions: each input holds 'Part: text' line by line, and the output is the class.
 
     A part that an input lacks is ''. Rows labelled '-' are left out.
@@ -164,7 +164,7 @@ def _instructions(path: Path, files: Files) -> Iterator[_Written]:
             yield tuple(text or "" for text in match.groups()), label, place
 
 
-_FORMS: Mapping[str, Callable[[Path, Files], Iterable[_Written]]] = {
+_FORMS: Mapping[str, Callable[[Path, StreamFiles], Iterable[_Written]]] = {
     "csv": _csv,
     "sentences": _sentences,
     "instructions": _instructions,
@@ -238,7 +238,7 @@ def _own_parts(name: str, parts: Mapping[str, Sequence[Sample]], path: Path, see
     if "all" not in parts:
         return _own_task_of(name, {split: tuple(rows) for split, rows in parts.items()}, str(path))
     dev, test = (f"{share:.0%}" for share in OWN_SHARES)
-    train, *drawn = divide(tuple(parts["all"]), OWN_SHARES, seed, f"{name!r} of {path}")
+    train, *drawn = divide_rows(tuple(parts["all"]), OWN_SHARES, seed, f"{name!r} of {path}")
     source = f"{path}, {dev} (dev) and {test} (test) of each class drawn with seed {seed}"
     return _own_task_of(name, {"train": train, "dev": drawn[0], "test": drawn[1]}, source)
 

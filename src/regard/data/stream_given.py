@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from regard.data.splits import FREE, Sample, digest
+from regard.data.splits import RESERVED_SPLIT, Sample, sha256_of_rows
 from regard.data.stream import SPLITS, Split, Stream, Task
 from regard.data.text_task import TextTask
 from regard.errors import UserError
 
 
-def with_digests(stream: Stream) -> Stream:
+def with_row_hashes(stream: Stream) -> Stream:
     """The stream with a hash of the rows of each split that has none, by which a run that goes on knows it again.
 
     Raises UserError for texts that are none.
@@ -29,7 +29,9 @@ def _text_with_digests(task: TextTask) -> TextTask:
 def _text_digest(task: TextTask, split: Split) -> str:
     """The hash of prompts and answers of a split."""
     rows = task.split(split)
-    return digest(tuple(Sample((text,), FREE, "", of) for text, of in zip(rows.inputs, rows.targets, strict=True)))
+    return sha256_of_rows(
+        tuple(Sample((text,), RESERVED_SPLIT, "", of) for text, of in zip(rows.inputs, rows.targets, strict=True))
+    )
 
 
 def _with_digests(task: Task) -> Task:
@@ -50,4 +52,6 @@ def _digest(task: Task, split: Split) -> str:
     """The hash of texts and classes of a split."""
     names, rows = dict(enumerate(task.labels)), task.split(split)
     labels = (names.get(label, repr(label)) for label in rows.labels)
-    return digest(tuple(Sample(tuple(texts), label, "") for texts, label in zip(rows.texts, labels, strict=True)))
+    return sha256_of_rows(
+        tuple(Sample(tuple(texts), label, "") for texts, label in zip(rows.texts, labels, strict=True))
+    )

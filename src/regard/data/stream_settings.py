@@ -16,7 +16,7 @@ ROWS = 1245
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class StreamFiles:
     """A published form of a data set: what its folder is called, its files, and how they are written.
 
     `form`: 'csv' as Zhang et al. (arXiv 1509.01626) publish theirs, no line of names, the class in the first column
@@ -51,13 +51,13 @@ class DataSet:
     columns: Columns
     splits: tuple[str, str]
     evaluated: str
-    files: tuple[Files, ...]
+    files: tuple[StreamFiles, ...]
     words: Mapping[str, str] = field(default_factory=dict)
     body: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOf:
+class SubsetTask:
     """A task of a stream: some classes of a data set, or all; `all_rows` where all of train was published.
 
     Without labels: answers are free.
@@ -78,7 +78,7 @@ class StreamSettings:
     `benchmark`: where the tasks have instructions.
     """
 
-    tasks: tuple[TaskOf, ...]
+    tasks: tuple[SubsetTask, ...]
     rows: int = ROWS
     eval_rows: int | None = None
     paper: str
@@ -86,14 +86,14 @@ class StreamSettings:
     benchmark: Benchmark | None = None
 
 
-def _zhang(*folders: str, fields: tuple[int, ...], train: tuple[str, ...] = ("train.csv",)) -> Files:
-    return Files(folders=folders, train=train, test=("test.csv",), form="csv", fields=fields, first=1)
+def _zhang(*folders: str, fields: tuple[int, ...], train: tuple[str, ...] = ("train.csv",)) -> StreamFiles:
+    return StreamFiles(folders=folders, train=train, test=("test.csv",), form="csv", fields=fields, first=1)
 
 
-def _instructions(folder: str, *parts: str) -> Files:
+def _instructions(folder: str, *parts: str) -> StreamFiles:
     columns = Columns(parts, "output")
     folders = (f"CL_Benchmark/Long_Sequence/{folder}", f"Long_Sequence/{folder}")
-    return Files(
+    return StreamFiles(
         folders=folders,
         train=("train.json",),
         test=("test.json",),
@@ -103,10 +103,10 @@ def _instructions(folder: str, *parts: str) -> Files:
     )
 
 
-def _glue(folder: str, test: str, *columns: str, label: str) -> Files:
+def _glue(folder: str, test: str, *columns: str, label: str) -> StreamFiles:
     folders = (f"glue/{folder}", folder)
     written = Columns(columns, label)
-    return Files(folders=folders, train=("train.tsv",), test=(test,), form="sentences", columns=written)
+    return StreamFiles(folders=folders, train=("train.tsv",), test=(test,), form="sentences", columns=written)
 
 
 _GLUE = "nyu-mll/glue"
@@ -154,7 +154,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         evaluated="official test",
         files=(
             _zhang("dbpedia_csv", "dbpedia", fields=(1, 2)),
-            Files(
+            StreamFiles(
                 folders=("dbpedia14",),
                 train=("train.jsonl",),
                 test=("test.jsonl",),
@@ -255,18 +255,20 @@ DATA_SETS: Mapping[str, DataSet] = {
 }
 
 
-def _parts(data: str, *parts: str) -> tuple[TaskOf, ...]:
+def _parts(data: str, *parts: str) -> tuple[SubsetTask, ...]:
     """Tasks from the parts 'name: class, class' of a data set."""
     tasks = []
     for part in parts:
         name, _, labels = part.partition(": ")
-        tasks.append(TaskOf(name=name, data=data, labels=tuple(labels.split(", "))))
+        tasks.append(SubsetTask(name=name, data=data, labels=tuple(labels.split(", "))))
     return tuple(tasks)
 
 
-def _whole(*names: str) -> tuple[TaskOf, ...]:
+def _whole(*names: str) -> tuple[SubsetTask, ...]:
     """One task a data set, with all its classes."""
-    return tuple(TaskOf(name=name, data=name, labels=DATA_SETS[name].labels, all_rows=name == "rte") for name in names)
+    return tuple(
+        SubsetTask(name=name, data=name, labels=DATA_SETS[name].labels, all_rows=name == "rte") for name in names
+    )
 
 
 _PRESCALE = "arXiv 2410.05648"
@@ -320,7 +322,9 @@ STREAMS: Mapping[str, StreamSettings] = {
         paper="none: the documentation of Python's standard library",
     ),
     "long-sequence": StreamSettings(
-        tasks=tuple(TaskOf(name=name, data=name, labels=LONG_SEQUENCE.tasks[name].labels) for name in LONG_ORDERS["3"]),
+        tasks=tuple(
+            SubsetTask(name=name, data=name, labels=LONG_SEQUENCE.tasks[name].labels) for name in LONG_ORDERS["3"]
+        ),
         rows=1000,
         eval_rows=7600,
         orders=LONG_ORDERS,
@@ -328,7 +332,7 @@ STREAMS: Mapping[str, StreamSettings] = {
         paper="arXiv 2310.14152, in the files of arXiv 2401.08295",
     ),
     "superni": StreamSettings(
-        tasks=tuple(TaskOf(name=name, data=name, labels=()) for name in SUPER_NI_ORDERS["1"]),
+        tasks=tuple(SubsetTask(name=name, data=name, labels=()) for name in SUPER_NI_ORDERS["1"]),
         rows=1000,
         eval_rows=100,
         orders=SUPER_NI_ORDERS,

@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from regard.data import stdlib_texts, task_files
-from regard.data.instruction_settings import Benchmark, Form
-from regard.data.instructions import Info, Read, check_labels, files_of, read_hub_task, read_task, roots
+from regard.data.instruction_settings import Benchmark, SheetForm
+from regard.data.instructions import Info, SplitReader, check_labels, files_of, read_hub_task, read_task, roots
 from regard.data.splits import (
     HELD_OUT,
+    CleanedSplits,
     RawTask,
     Sample,
     Samples,
-    Settled,
-    balanced,
-    digest,
-    divide,
+    clean_splits,
+    divide_rows,
     examples_of,
     pairs_of,
-    proportional,
-    settle,
+    sample_balanced,
+    sample_proportional,
+    sha256_of_rows,
 )
 from regard.data.stream import SPLITS, Protocol, Stream, Task
-from regard.data.stream_files import Pool, read_data_set, read_own
-from regard.data.stream_settings import DATA_SETS, STREAMS, StreamSettings, TaskOf
+from regard.data.stream_files import RowPool, read_data_set, read_own
+from regard.data.stream_settings import DATA_SETS, STREAMS, StreamSettings, SubsetTask
 from regard.data.text_task import Metric, TextTask
 from regard.errors import UserError, check_choice
 
@@ -49,7 +49,7 @@ def read_stream(
     order: str | Sequence[int] = "paper",
     seed: int = 0,
     protocol: Protocol = "clean",
-    form: Form | None = None,
+    form: SheetForm | None = None,
     missing: Missing = "refuse",
     instructions: bool = False,
 ) -> Stream:
@@ -90,7 +90,7 @@ def read_stream(
     numbers = _numbers(order, settings, [task.name for task in found.raw], seed)
     evaluated = eval_rows if eval_rows is not None or settings is None else settings.eval_rows
     most = _published_rows(settings, found) if rows is None else [rows] * len(found.raw)
-    stream = assembled(
+    stream = assemble_stream(
         name if settings else Path(name).resolve().name,
         found.raw,
         infos=found.infos,
@@ -105,7 +105,7 @@ def read_stream(
     return stream.ordered(numbers)
 
 
-def assembled(
+def assemble_stream(
     name: str,
     raw: Sequence[RawTask],
     *,
@@ -123,7 +123,7 @@ def assembled(
     From text to text where there are `infos` of the tasks, which then have a `metric`; `rows` is one number a task.
     `dev_is_test` as in `splits.settle`. Raises UserError as that does.
     """
-    settled = settle(raw, protocol, seed, dev_is_test=dev_is_test)
+    settled = clean_splits(raw, protocol, seed, dev_is_test=dev_is_test)
     both = _protocols(raw, settled, record.get("files", {}), protocol, seed)
     drawn = [_drawn(task, of, least, eval_rows, seed) for task, of, least in zip(settled, raw, rows, strict=True)]
     made: Any
@@ -236,7 +236,7 @@ class _Found:
     record: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _check_plain(name: str, form: Form | None, instructions: bool) -> None:
+def _check_plain(name: str, form: SheetForm | None, instructions: bool) -> None:
     """Nothing, or a UserError: something is asked of a stream without instructions that only others have."""
     with_them = ", ".join(name for name, settings in STREAMS.items() if settings.benchmark is not None)
     if form not in (None, "labels"):
@@ -249,7 +249,7 @@ def _with_instructions(
     settings: StreamSettings,
     benchmark: Benchmark,
     folder: str | Path | None,
-    form: Form | None,
+    form: SheetForm | None,
     missing: Missing,
     instructions: bool,
 ) -> _Found:
@@ -279,8 +279,8 @@ def _with_instructions(
 
 
 def _from_files(
-    names: Sequence[str], benchmark: Benchmark, folder: Path, form: Form, missing: Missing, instructions: bool
-) -> list[Read]:
+    names: Sequence[str], benchmark: Benchmark, folder: Path, form: SheetForm, missing: Missing, instructions: bool
+) -> list[SplitReader]:
     """The tasks that have files. Raises UserError where one has none, unless those are to be skipped, or none has."""
     files = {name: files_of(folder, benchmark, name) for name in names}
     lacking = [name for name in names if not files[name]]
@@ -297,7 +297,7 @@ def _from_files(
     ]
 
 
-def _part(of: TaskOf, pool: Pool) -> RawTask:
+def _part(of: SubsetTask, pool: RowPool) -> RawTask:
     """The rows of a data set that are of a task's classes."""
     train, test = (tuple(row for row in rows if row.label in of.labels) for rows in (pool.train, pool.test))
     return RawTask(name=of.name, labels=of.labels, train=train, dev=None, test=test, source=pool.source)
@@ -309,7 +309,7 @@ def _standard_library(settings: StreamSettings) -> list[RawTask]:
     raw = []
     for of in settings.tasks:
         rows = tuple(Sample.of((text,), label) for label in of.labels for text in texts[label])
-        train, dev, test = divide(rows, _STDLIB_SHARES, _STDLIB_SEED, of.name)
+        train, dev, test = divide_rows(rows, _STDLIB_SHARES, _STDLIB_SEED, of.name)
         raw.append(
             RawTask(name=of.name, labels=of.labels, train=train, dev=dev, test=test, source=stdlib_texts.source())
         )
@@ -325,26 +325,26 @@ def _published_rows(settings: StreamSettings | None, found: _Found) -> list[int 
     return [None if of.all_rows else settings.rows for of in settings.tasks]
 
 
-def _drawn(task: Settled, of: RawTask, rows: int | None, eval_rows: int | None, seed: int) -> Settled:
+def _drawn(task: CleanedSplits, of: RawTask, rows: int | None, eval_rows: int | None, seed: int) -> CleanedSplits:
     """The task with the rows that are drawn of it; dev that was held out of train has no more of them than test."""
-    test = proportional(task.test, eval_rows, seed)
-    dev = proportional(task.dev, len(test) if of.dev is None and eval_rows is None else eval_rows, seed)
-    return task._replace(train=balanced(task.train, rows, seed), dev=dev, test=test)
+    test = sample_proportional(task.test, eval_rows, seed)
+    dev = sample_proportional(task.dev, len(test) if of.dev is None and eval_rows is None else eval_rows, seed)
+    return task._replace(train=sample_balanced(task.train, rows, seed), dev=dev, test=test)
 
 
-def _task(raw: RawTask, drawn: Settled) -> Task:
+def _task(raw: RawTask, drawn: CleanedSplits) -> Task:
     """The task with numbers for classes."""
     parts: dict[str, Samples] = {"train": drawn.train, "dev": drawn.dev, "test": drawn.test}
     return Task(
         name=raw.name,
         labels=raw.labels,
         source=raw.source,
-        sha256={split: digest(part) for split, part in parts.items()},
+        sha256={split: sha256_of_rows(part) for split, part in parts.items()},
         **{split: examples_of(part, raw.labels) for split, part in parts.items()},
     )
 
 
-def _text_task(raw: RawTask, drawn: Settled, info: Info, metric: Metric) -> TextTask:
+def _text_task(raw: RawTask, drawn: CleanedSplits, info: Info, metric: Metric) -> TextTask:
     """The task from text to text."""
     parts: dict[str, Samples] = {"train": drawn.train, "dev": drawn.dev, "test": drawn.test}
     return TextTask(
@@ -354,12 +354,12 @@ def _text_task(raw: RawTask, drawn: Settled, info: Info, metric: Metric) -> Text
         labels=() if raw.free else raw.labels,
         kind=info.kind,
         source=raw.source,
-        sha256={split: digest(part) for split, part in parts.items()},
+        sha256={split: sha256_of_rows(part) for split, part in parts.items()},
         **{split: pairs_of(part) for split, part in parts.items()},
     )
 
 
-def _sizes(task: Settled) -> dict[str, dict[str, int]]:
+def _sizes(task: CleanedSplits) -> dict[str, dict[str, int]]:
     """How many rows of each class a task has, split by split."""
     return {split: dict(sorted(Counter(row.label for row in getattr(task, split)).items())) for split in SPLITS}
 
@@ -374,21 +374,21 @@ def _said_of_dev(raw: Sequence[RawTask], protocol: Protocol, published: bool) ->
 
 
 def _protocols(
-    raw: Sequence[RawTask], settled: Sequence[Settled], files: Mapping[str, Any], protocol: Protocol, seed: int
+    raw: Sequence[RawTask], settled: Sequence[CleanedSplits], files: Mapping[str, Any], protocol: Protocol, seed: int
 ) -> dict[str, Any]:
     """By task the fields of `text_streams.Compared`, from rows that have been read; {} where files are not known."""
     if any(set(files.get(task.name, {})) <= {"evaluated"} for task in raw):
         return {}
-    clean: Sequence[Settled | None] = settled
+    clean: Sequence[CleanedSplits | None] = settled
     if protocol == "paper":
         try:
-            clean = settle(raw, "clean", seed, dev_is_test=True)
+            clean = clean_splits(raw, "clean", seed, dev_is_test=True)
         except UserError:  # a split or a class would be left without rows, which is no mistake with 'paper'
             clean = [None] * len(raw)
     return {task.name: _compared(task, of, files[task.name]) for task, of in zip(raw, clean, strict=True)}
 
 
-def _compared(task: RawTask, clean: Settled | None, files: Mapping[str, Any]) -> dict[str, Any]:
+def _compared(task: RawTask, clean: CleanedSplits | None, files: Mapping[str, Any]) -> dict[str, Any]:
     dev = task.test if task.dev is None else task.dev
     return {
         "identical": files["identical_dev_test"],

@@ -19,7 +19,7 @@ from regard.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class TaskPreset:
     """How long a probe is trained, and on what: `rows` (train, validation) at most, None for all."""
 
     learning_rate: float
@@ -49,8 +49,8 @@ class TaskSettings:
     train: tuple[str, ...] = ("train.tsv",)
     validation: tuple[str, ...] = ("dev.tsv",)
     written: Columns | None = None
-    paper: Scale
-    laptop: Scale = Scale(learning_rate=3e-4, batch_size=32, epochs=5, length=64, rows=(1000, 500))
+    paper: TaskPreset
+    laptop: TaskPreset = TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=64, rows=(1000, 500))
 
 
 _GLUE = "nyu-mll/glue"
@@ -83,8 +83,8 @@ TASKS: Mapping[str, TaskSettings] = {
         columns=Columns(("sentence",), "label"),
         folders=("CoLA",),
         written=Columns(("sentence",), "label", header=("source", "label", "mark", "sentence")),
-        paper=Scale(learning_rate=2e-5, batch_size=16, epochs=15, length=64),
-        laptop=Scale(learning_rate=3e-4, batch_size=32, epochs=5, length=32, rows=(1500, 600)),
+        paper=TaskPreset(learning_rate=2e-5, batch_size=16, epochs=15, length=64),
+        laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=32, rows=(1500, 600)),
     ),
     "sst2": TaskSettings(
         kind="sequence",
@@ -94,8 +94,8 @@ TASKS: Mapping[str, TaskSettings] = {
         columns=Columns(("sentence",), "label"),
         folders=("SST-2",),
         written=Columns(("sentence",), "label"),
-        paper=Scale(learning_rate=1e-4, batch_size=32, epochs=4, length=64),
-        laptop=Scale(learning_rate=3e-4, batch_size=32, epochs=5, length=48, rows=(1000, 500)),
+        paper=TaskPreset(learning_rate=1e-4, batch_size=32, epochs=4, length=64),
+        laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=48, rows=(1000, 500)),
     ),
     "mrpc": TaskSettings(
         kind="sequence",
@@ -105,8 +105,8 @@ TASKS: Mapping[str, TaskSettings] = {
         columns=Columns(("sentence1", "sentence2"), "label"),
         folders=("MRPC",),
         written=Columns(("#1 String", "#2 String"), "Quality"),
-        paper=Scale(learning_rate=2e-5, batch_size=16, epochs=15, length=128),
-        laptop=Scale(learning_rate=3e-4, batch_size=32, epochs=5, length=96, rows=(1600, 408)),
+        paper=TaskPreset(learning_rate=2e-5, batch_size=16, epochs=15, length=128),
+        laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=96, rows=(1600, 408)),
     ),
     "mnli": TaskSettings(
         kind="sequence",
@@ -119,27 +119,27 @@ TASKS: Mapping[str, TaskSettings] = {
         train=("train.tsv", "multinli_1.0_train.jsonl"),
         validation=("dev_mismatched.tsv", "multinli_1.0_dev_mismatched.jsonl"),
         written=Columns(("sentence1", "sentence2"), "gold_label"),
-        paper=Scale(learning_rate=2e-4, batch_size=8, epochs=4, length=256),
+        paper=TaskPreset(learning_rate=2e-4, batch_size=8, epochs=4, length=256),
     ),
     "ner": TaskSettings(
         metric="entity_f1",
         columns=Columns(("tokens",), "ner_tags"),
-        paper=Scale(learning_rate=1e-4, batch_size=8, epochs=4, length=128),
+        paper=TaskPreset(learning_rate=1e-4, batch_size=8, epochs=4, length=128),
         **_CONLL,
     ),
     "pos": TaskSettings(
         metric="token_f1",
         columns=Columns(("tokens",), "pos_tags"),
-        paper=Scale(learning_rate=5e-4, batch_size=8, epochs=4, length=128),
+        paper=TaskPreset(learning_rate=5e-4, batch_size=8, epochs=4, length=128),
         **_CONLL,
     ),
     "mlm": TaskSettings(
         **_WIKITEXT,
-        paper=Scale(learning_rate=5e-4, batch_size=8, epochs=2, length=128),
+        paper=TaskPreset(learning_rate=5e-4, batch_size=8, epochs=2, length=128),
     ),
     "lm": TaskSettings(
         **_WIKITEXT,
-        paper=Scale(learning_rate=5e-4, batch_size=8, epochs=2, length=128),
+        paper=TaskPreset(learning_rate=5e-4, batch_size=8, epochs=2, length=128),
     ),
 }
 _HELD_OUT = ("wiki.test.raw", "wiki.test.tokens")  # what mlm validates on where there is no file to train on

@@ -86,7 +86,7 @@ def standard_library() -> Texts:
 def _read(path: str | Path) -> list[str]:
     """The documents of one file, at least one of them with more than white space in it."""
     if str(path) == STANDARD_INPUT:
-        documents, name = [decoded(sys.stdin.buffer.read(), "standard input")], "standard input"
+        documents, name = [decode_bytes(sys.stdin.buffer.read(), "standard input")], "standard input"
     else:
         documents, name = _read_file(Path(path)), str(path)
     if not any(document.strip() for document in documents):
@@ -108,12 +108,12 @@ def _read_file(path: Path) -> list[str]:
 
 def _read_txt(path: Path) -> list[str]:
     """The whole file as one document."""
-    return [decoded(path.read_bytes(), str(path))]
+    return [decode_bytes(path.read_bytes(), str(path))]
 
 
 def _read_jsonl(path: Path) -> list[str]:
     """What stands under `text`, line by line; lines of white space alone are passed over."""
-    lines = decoded(path.read_bytes(), str(path)).split("\n")
+    lines = decode_bytes(path.read_bytes(), str(path)).split("\n")
     return [text_of(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
 
 
@@ -161,7 +161,7 @@ _READERS: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
-def decoded(raw: bytes, name: str) -> str:
+def decode_bytes(raw: bytes, name: str) -> str:
     """The bytes as UTF-8 text, without a byte order mark."""
     if b"\0" in raw:
         raise UserError(f"texts: expected text, {name} is binary (NUL byte at offset {raw.index(0)})")

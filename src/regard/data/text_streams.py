@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from regard.data.examples import Examples
 from regard.data.instruction_settings import SUPER_NI
-from regard.data.instructions import Read, files_of, read_task, roots
-from regard.data.splits import Sample, Samples, digest, examples_of
+from regard.data.instructions import SplitReader, files_of, read_task, roots
+from regard.data.splits import Sample, Samples, examples_of, sha256_of_rows
 from regard.data.stream import SPLITS, Protocol, Stream, Task
-from regard.data.streams import assembled, check_seed
+from regard.data.streams import assemble_stream, check_seed
 from regard.data.text_task import TextTask
 from regard.errors import UserError
 
@@ -54,7 +54,7 @@ def many_tasks(
     if len(reads) < count:
         told = f"{len(names)} of which {len(reads)} have at least {LEAST_ROWS} rows" if passed_over else str(len(reads))
         raise UserError(f"tasks: expected {count} tasks in {folder}, there are {told}")
-    return assembled(
+    return assemble_stream(
         f"superni-{count}",
         [read.raw for read in reads],
         infos={read.raw.name: read.info for read in reads},
@@ -85,7 +85,7 @@ def _names(folder: Path) -> list[str]:
     raise UserError(f"tasks: expected files task*.json, or a folder of train.json for each task, in {folder}; none is")
 
 
-def _enough(names: Sequence[str], folder: Path, passed_over: list[str]) -> Iterator[Read]:
+def _enough(names: Sequence[str], folder: Path, passed_over: list[str]) -> Iterator[SplitReader]:
     """The tasks that have rows enough; the others are noted."""
     for name in names:
         read = read_task(name, files_of(folder, SUPER_NI, name), SUPER_NI)
@@ -210,7 +210,7 @@ def _made(labels: tuple[str, ...], parts: Mapping[str, Mapping[str, Samples]], s
         name=f"{number:03d}-{re.sub(r'[^0-9a-z]+', '-', '-'.join(labels).casefold())}",
         labels=labels,
         source=source,
-        sha256={split: digest(of) for split, of in rows.items()},
+        sha256={split: sha256_of_rows(of) for split, of in rows.items()},
         **{split: examples_of(of, labels) for split, of in rows.items()},
     )
 
@@ -244,7 +244,7 @@ def unseen(stream: Stream, names: Sequence[str]) -> tuple[Stream, tuple[Task | T
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ComparedProtocols:
     """What the files of a task have in common as published, and what rows each protocol takes of them.
 
     `identical`: whether dev and test are the same file byte by byte, None where one is missing. `published`: numbers of
@@ -278,7 +278,7 @@ class Compared:
         return f"{self.task}: {same[self.identical]}, {shared}; {sizes}; tested on {self.evaluated}"
 
 
-def protocols_compared(stream: Stream) -> tuple[Compared, ...]:
+def protocols_compared(stream: Stream) -> tuple[ComparedProtocols, ...]:
     """For each task of a stream that was read from files, what 'paper' and 'clean' make of it; no file is read again.
 
     Raises UserError for streams of which that is not known.
@@ -286,10 +286,10 @@ def protocols_compared(stream: Stream) -> tuple[Compared, ...]:
     found = stream.record.get("protocols", {})
     if any(task.name not in found for task in stream.tasks):
         raise UserError(f"protocols: expected a stream with instructions, read from files, got {stream.name!r}")
-    return tuple(Compared(task=task.name, **found[task.name]) for task in stream.tasks)
+    return tuple(ComparedProtocols(task=task.name, **found[task.name]) for task in stream.tasks)
 
 
-def difference(stream: Stream) -> dict[str, int]:
+def describe_protocol_differences(stream: Stream) -> dict[str, int]:
     """What the protocols differ in, over all tasks; {} where they do not, or it is not known.
 
     `tasks`; how many have a dev and a test file (`both`), and of these how many the same one (`identical`); rows of the
@@ -314,8 +314,8 @@ def difference(stream: Stream) -> dict[str, int]:
     }
 
 
-def told(numbers: Mapping[str, float]) -> str:
-    """What the protocols differ in, as `difference` has it, in three lines."""
+def explain(numbers: Mapping[str, float]) -> str:
+    """What the protocols differ in, as `describe_protocol_differences` has it, in three lines."""
     shared = f"{numbers['dev_in_test']:,} of dev, {numbers['train_in_test']:,} of train"
     files = f"; {numbers['identical']} of {numbers['both']} tasks with both have byte-identical dev and test files"
     clean = "refused, a split or a class would be left without rows"

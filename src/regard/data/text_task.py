@@ -13,7 +13,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class TextPairs:
     """The rows of a split: inputs, and for each the answers that are right, of which the first is trained on.
 
     Raises UserError where an input has no answer, an answer is empty, or there is another number of them.
@@ -45,9 +45,9 @@ class TextTask:
     """
 
     name: str
-    train: Pairs
-    dev: Pairs
-    test: Pairs
+    train: TextPairs
+    dev: TextPairs
+    test: TextPairs
     metric: Metric
     definition: str = ""
     labels: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class TextTask:
         """Check the metric."""
         check_choice("metric", self.metric, METRICS)
 
-    def split(self, name: Literal["train", "dev", "test"]) -> Pairs:
+    def split(self, name: Literal["train", "dev", "test"]) -> TextPairs:
         """The rows of a split."""
-        found: Pairs = getattr(self, name)
+        found: TextPairs = getattr(self, name)
         return found

@@ -88,7 +88,7 @@ def check_tokenizer(tokenizer: Any, vocabulary: int) -> None:
         raise UserError("tokenizer: expected one with an EOS token to put between documents, this has none")
 
 
-def hash_of(tokenizer: Any) -> str:
+def tokenizer_hash(tokenizer: Any) -> str:
     """The sha256 over all that decides which ids a text gets, and over EOS."""
     if tokenizer.is_fast:
         told = json.loads(tokenizer.backend_tokenizer.to_str())

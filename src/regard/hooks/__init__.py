@@ -1,21 +1,21 @@
 """Where an operator meets a model."""
 
 from regard.hooks.average import average_attention
-from regard.hooks.layers import identity, places
+from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.observe import Watch, watching
-from regard.hooks.operation import Swap
+from regard.hooks.operation import OverriddenOperation
 from regard.hooks.replace import Replacement, mixing, replacing
 from regard.hooks.replaced_model import ReplacedModel, replaced
 
 __all__ = [
+    "OverriddenOperation",
     "ReplacedModel",
     "Replacement",
-    "Swap",
     "Watch",
     "average_attention",
-    "identity",
+    "find_attention_layers",
     "mixing",
-    "places",
+    "model_fingerprint",
     "replaced",
     "replacing",
     "watching",

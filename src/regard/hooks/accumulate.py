@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regard.hooks.alignment import Layout
+from regard.hooks.alignment import SampleAlignment
 
 ADDED = frozenset({"column_mass", "column_square", "cosine_sum", "norm_sum", "pair_count", "early_count"})
 WRITTEN = frozenset({"key_norm", "value_norm", "value_output_norm"})
@@ -22,7 +22,7 @@ ONE_A_ROW = ONLY_WHOLE | {"first_mass"}
 
 
 @dataclass
-class Layer:
+class LayerAccumulator:
     """The tensors of one layer over the steps of the sequences that are open."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Layer:
             else:
                 self.tensors[name] = torch.cat([before, tensor], dim=1) if name in JOINED else before + tensor
 
-    def aligned(self, queries: Layout, keys: Layout, *, packed: bool) -> dict[str, Tensor]:
+    def aligned(self, queries: SampleAlignment, keys: SampleAlignment, *, packed: bool) -> dict[str, Tensor]:
         """The tensors by sample instead of by row."""
         found = {}
         for name, tensor in self.tensors.items():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Layout:
+class SampleAlignment:
     """Which entries of a (batch, token) row make each sample: `index` (sample, longest) into the row `row` (sample)."""
 
     row: Tensor
@@ -18,7 +18,9 @@ class Layout:
     identity: bool
 
     @classmethod
-    def of(cls, batch: int, tokens: int, real: Tensor | None, segments: Tensor | None, device: torch.device) -> Layout:
+    def of(
+        cls, batch: int, tokens: int, real: Tensor | None, segments: Tensor | None, device: torch.device
+    ) -> SampleAlignment:
         """One sample per row, or per packed sequence; padding on any side, or inside, is left out."""
         if segments is not None:
             return cls._packed(segments)
@@ -32,7 +34,7 @@ class Layout:
         return cls(row, index, length, identity=bool((index.diff(dim=-1) == 1).all()))
 
     @classmethod
-    def _packed(cls, segments: Tensor) -> Layout:
+    def _packed(cls, segments: Tensor) -> SampleAlignment:
         rows, starts, lengths = [], [], []
         for row, numbers in enumerate(segments):
             _, counts = numbers.unique_consecutive(return_counts=True)

@@ -1,4 +1,4 @@
-"""The attention function that Transformers calls: reads the host's conventions into a `Call` that observers see."""
+"""The attention function that Transformers calls: reads the host into an `AttentionCall` that observers see."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from regard.attention.call import Call, Wanted
+from regard.attention.call import AttentionCall, ReductionRequest
 from regard.attention.operator import attend
 from regard.errors import UserError
-from regard.hooks.constant_heads import NAME, Uses
+from regard.hooks.constant_heads import NAME, ConstantHeadsByCall
 from regard.hooks.registration import hint
 
 
 class Observer(Protocol):
     """Someone who watches attention calls."""
 
-    def before(self, module: nn.Module, call: Call, causal_site: bool) -> tuple[Call, Wanted] | None:
+    def before(
+        self, module: nn.Module, call: AttentionCall, causal_site: bool
+    ) -> tuple[AttentionCall, ReductionRequest] | None:
         """The call with what is known of its queries, and what is wanted of it; None if it is not of interest."""
 
-    def after(self, module: nn.Module, call: Call, output: Tensor, reductions: dict[str, Tensor]) -> None:
+    def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
         """See the finished call."""
 
 
@@ -31,18 +33,18 @@ OBSERVERS: WeakKeyDictionary[nn.Module, list[Observer]] = WeakKeyDictionary()
 """Who watches which module, the last to come last; empty but while someone watches."""
 
 
-class Swapped(Protocol):
+class OperationOverride(Protocol):
     """What an attention layer computes in the place of softmax."""
 
-    def swapped(self, call: Call) -> Call:
+    def swapped(self, call: AttentionCall) -> AttentionCall:
         """The call with that operation in it."""
 
 
-SWAPS: WeakKeyDictionary[nn.Module, Swapped] = WeakKeyDictionary()
+OVERRIDES: WeakKeyDictionary[nn.Module, OperationOverride] = WeakKeyDictionary()
 """The modules that compute another operation; empty but inside of `replacing`."""
 
 
-def attention(
+def attention_function(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -55,7 +57,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """The output (batch, query, head, width) and no weights, as `AttentionInterface` has it.
 
-    A module that can say what it computes hands over the whole `Call` as the option `described`.
+    A module that can say what it computes hands over the whole `AttentionCall` as the option `described`.
     """
     causal_site = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     call = options.get("described")
@@ -63,18 +65,18 @@ def attention(
         call = _call(query, key, value, attention_mask, scaling, causal_site, options)
     if dropout:
         call = replace(call, dropout=dropout)
-    return observed(module, call, causal_site).transpose(1, 2).contiguous(), None
+    return dispatch(module, call, causal_site).transpose(1, 2).contiguous(), None
 
 
-def observed(module: nn.Module, call: Call, causal_site: bool) -> Tensor:
+def dispatch(module: nn.Module, call: AttentionCall, causal_site: bool) -> Tensor:
     """The output of a call, (batch, head, query, width), shown to whoever watches it.
 
     It is that of the module's constants and of its other operation, where such have been put in.
     """
     uses = module._modules.get(NAME)
-    if isinstance(uses, Uses):
+    if isinstance(uses, ConstantHeadsByCall):
         call = uses.constant(call)
-    swap = SWAPS.get(module)
+    swap = OVERRIDES.get(module)
     if swap is not None:
         call = swap.swapped(call)
     watching: list[Observer] = []
@@ -86,7 +88,7 @@ def observed(module: nn.Module, call: Call, causal_site: bool) -> Tensor:
             call, wanted = answer
             names, first = names | wanted.names, max(first, wanted.first)
             watching.append(observer)
-    output, reductions = attend(call, Wanted(names=names, first=first))
+    output, reductions = attend(call, ReductionRequest(names=names, first=first))
     for observer in watching:
         observer.after(module, call, output, reductions)
     return output
@@ -100,7 +102,7 @@ def _call(
     scaling: float | None,
     causal_site: bool,
     options: dict[str, Any],
-) -> Call:
+) -> AttentionCall:
     """The host's arguments as a call."""
     if options.get("cache") is not None:
         raise UserError("cannot observe attention over a paged cache: generate without continuous batching")
@@ -115,7 +117,7 @@ def _call(
         bias = bias[..., :keys]
         additive = masks.pop("bias", None)
         masks["bias"] = bias if additive is None else bias + additive
-    return Call(
+    return AttentionCall(
         query=query,
         key=key,
         value=value,
@@ -141,13 +143,13 @@ def _masks(mask: Tensor | None, keys: int) -> dict[str, Any]:
     return {"keep": keep, "bias": shift} if bool(shift.any()) else {"keep": keep}
 
 
-def watched_by(modules: Sequence[nn.Module], observer: Observer) -> None:
+def add_observer(modules: Sequence[nn.Module], observer: Observer) -> None:
     """From now on the observer sees the calls of these modules."""
     for module in modules:
         OBSERVERS.setdefault(module, []).append(observer)
 
 
-def unwatched_by(modules: Sequence[nn.Module], observer: Observer) -> None:
+def remove_observer(modules: Sequence[nn.Module], observer: Observer) -> None:
     """The observer sees them no more."""
     for module in modules:
         left = [other for other in OBSERVERS.get(module, []) if other is not observer]

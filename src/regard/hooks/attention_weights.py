@@ -10,20 +10,20 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard.attention import reference
-from regard.attention.call import Call, Wanted
+from regard.attention.call import AttentionCall, ReductionRequest
 from regard.hooks import deberta
-from regard.hooks.attention_function import attention, unwatched_by, watched_by
-from regard.hooks.layers import Place
-from regard.hooks.registration import installed, register
+from regard.hooks.attention_function import add_observer, attention_function, remove_observer
+from regard.hooks.layers import AttentionLayer
+from regard.hooks.registration import attention_installed, register
 
 _OF_SAMPLES = ("query", "key", "value", "keep", "bias", "query_real", "key_real")
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class CapturedWeights:
     """What one attention layer was asked for in a forward, and its output (batch, head, query, width), in the graph."""
 
-    call: Call
+    call: AttentionCall
     output: Tensor
 
     def weights(self, samples: Tensor | None = None) -> Tensor:
@@ -39,19 +39,19 @@ class Read:
 
 
 @contextmanager
-def reading(model: nn.Module, here: Sequence[Place]) -> Iterator[list[Read]]:
+def capture_weights(model: nn.Module, here: Sequence[AttentionLayer]) -> Iterator[list[CapturedWeights]]:
     """While it lasts one forward of the model may be computed; the list then has what each of its layers was asked for.
 
     `here` are the model's `places`, in whose order they come.
     """
-    found: list[Read] = []
+    found: list[CapturedWeights] = []
     reader, modules = _Reader(found), list(dict.fromkeys(place.module for place in here))
-    register(attention)
+    register(attention_function)
     with ExitStack() as stack:
-        stack.enter_context(installed(model))
-        stack.enter_context(deberta.wrapped(model))
-        stack.callback(unwatched_by, modules, reader)
-        watched_by(modules, reader)
+        stack.enter_context(attention_installed(model))
+        stack.enter_context(deberta.patch_deberta(model))
+        stack.callback(remove_observer, modules, reader)
+        add_observer(modules, reader)
         yield found
 
 
@@ -59,18 +59,20 @@ def reading(model: nn.Module, here: Sequence[Place]) -> Iterator[list[Read]]:
 class _Reader:
     """Notes each call of a forward."""
 
-    found: list[Read]
+    found: list[CapturedWeights]
 
-    def before(self, module: nn.Module, call: Call, causal_site: bool) -> tuple[Call, Wanted]:
+    def before(
+        self, module: nn.Module, call: AttentionCall, causal_site: bool
+    ) -> tuple[AttentionCall, ReductionRequest]:
         """The call as it is, of which nothing is to be reduced."""
-        return call, Wanted()
+        return call, ReductionRequest()
 
-    def after(self, module: nn.Module, call: Call, output: Tensor, reductions: dict[str, Tensor]) -> None:
+    def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
         """Note the call."""
-        self.found.append(Read(call, output))
+        self.found.append(CapturedWeights(call, output))
 
 
-def _of(call: Call, samples: Tensor) -> Call:
+def _of(call: AttentionCall, samples: Tensor) -> AttentionCall:
     """The call of some samples, by their numbers."""
     parts: dict[str, Any] = {}
     for name in _OF_SAMPLES:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import reference
-from regard.attention.call import Call, Wanted
+from regard.attention.call import AttentionCall, ReductionRequest
 from regard.constants import Constants, Layer, Origin
 from regard.errors import UserError
 from regard.hooks import deberta
-from regard.hooks.attention_function import attention, unwatched_by, watched_by
-from regard.hooks.forward_pass import Forward
-from regard.hooks.layers import Place, evaluating, identity, places
-from regard.hooks.registration import installed, register
+from regard.hooks.attention_function import add_observer, attention_function, remove_observer
+from regard.hooks.forward_pass import ForwardContext
+from regard.hooks.layers import AttentionLayer, eval_mode, find_attention_layers, model_fingerprint
+from regard.hooks.registration import attention_installed, register
 
 NO_LABEL = -100
 ENTRIES = 1 << 24
@@ -51,11 +51,11 @@ def average_attention(
         raise UserError(f"length: expected at least 1, got {length}")
     if isinstance(batches, (Tensor, Mapping, str)):
         raise UserError("batches: expected a list of batches, got one batch; put it into a list")
-    here = places(model)
+    here = find_attention_layers(model)
     sums = _Sums(here, length)
     digest, samples, done = hashlib.sha256(), 0, 0
     with ExitStack() as stack:
-        stack.enter_context(evaluating(model))
+        stack.enter_context(eval_mode(model))
         stack.enter_context(sums.attached(model))
         for batch in batches:
             inputs = _inputs(batch, length, layout, next(model.parameters()).device)
@@ -72,7 +72,7 @@ def average_attention(
         source="average",
         layout=layout,
         separators=tuple(separators),
-        model=identity(model, here),
+        model=model_fingerprint(model, here),
         tokenizer=None if tokenizer is None else vocabulary_digest(tokenizer),
         data={"source": source, "sha256": digest.hexdigest(), "samples": samples},
     )
@@ -148,38 +148,38 @@ def _move_behind(inputs: dict[str, Tensor], prefix: str) -> None:
 class _Sums:
     """Sums of weights over samples, by layer."""
 
-    def __init__(self, here: list[Place], length: int) -> None:
+    def __init__(self, here: list[AttentionLayer], length: int) -> None:
         self.length = length
-        self.places: dict[tuple[nn.Module, int], Place] = {(place.module, place.use): place for place in here}
+        self.places: dict[tuple[nn.Module, int], AttentionLayer] = {(place.module, place.use): place for place in here}
         self.sums: dict[Layer, Tensor] = {}
         self.squares: dict[Layer, Tensor] = {}
         self.counts: dict[str, Tensor] = {}
         self._uses: dict[nn.Module, int] = {}
-        self._forward: dict[str, Forward] = {}
-        self._place: Place | None = None
+        self._forward: dict[str, ForwardContext] = {}
+        self._place: AttentionLayer | None = None
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
         """While it lasts the calls of the model are added up."""
-        register(attention)
+        register(attention_function)
         modules = list({module: None for module, _ in self.places})
         handles = []
         with ExitStack() as stack:
-            stack.enter_context(installed(model))
-            stack.enter_context(deberta.wrapped(model))
+            stack.enter_context(attention_installed(model))
+            stack.enter_context(deberta.patch_deberta(model))
             try:
-                watched_by(modules, self)
+                add_observer(modules, self)
                 for each in {place.stack.path: place.stack for place in self.places.values()}.values():
                     handles.append(each.module.register_forward_pre_hook(self._begin(each.path), with_kwargs=True))
                 yield
             finally:
-                unwatched_by(modules, self)
+                remove_observer(modules, self)
                 for handle in handles:
                     handle.remove()
 
     def _begin(self, path: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            forward = Forward.from_arguments(module, args, kwargs, None)
+            forward = ForwardContext.from_arguments(module, args, kwargs, None)
             if forward.offset or forward.segments is not None:
                 raise UserError("batches: expected whole sequences, one a row, without a cache")
             self._forward[path] = forward
@@ -187,17 +187,19 @@ class _Sums:
 
         return hook
 
-    def before(self, module: nn.Module, call: Call, causal_site: bool) -> tuple[Call, Wanted] | None:
+    def before(
+        self, module: nn.Module, call: AttentionCall, causal_site: bool
+    ) -> tuple[AttentionCall, ReductionRequest] | None:
         """The call with its padding known."""
         use = self._uses.get(module, 0)
         self._uses[module] = use + 1
         self._place = self.places[module, use]
         forward = self._forward[self._place.stack.path]
         queries = call.query.shape[2]
-        return replace(call, query_real=forward.real_queries(queries)), Wanted()
+        return replace(call, query_real=forward.real_queries(queries)), ReductionRequest()
 
     @torch.no_grad()
-    def after(self, module: nn.Module, call: Call, output: Tensor, reductions: dict[str, Tensor]) -> None:
+    def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
         """Add the call's weights, some samples at a time."""
         place = self._place
         assert place is not None
@@ -222,7 +224,7 @@ class _Sums:
         if place.layer == 0:
             self._count(place, call, keys)
 
-    def _count(self, place: Place, call: Call, keys: int) -> None:
+    def _count(self, place: AttentionLayer, call: AttentionCall, keys: int) -> None:
         batch, _, queries, _ = call.query.shape
         forward = self._forward[place.stack.path]
         own = torch.ones(batch, queries) if call.query_real is None else call.query_real.cpu().float()
@@ -240,7 +242,7 @@ class _Sums:
         return Constants(matrices=matrices, origin=origin, counts=self.counts, squares=self.squares)
 
 
-def _rows(call: Call, rows: slice) -> Call:
+def _rows(call: AttentionCall, rows: slice) -> AttentionCall:
     """The call of some samples, in at least float32."""
     parts: dict[str, Any] = {}
     for name in ("query", "key", "value"):

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.attention.call import Call, Constant
+from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.errors import UserError
-from regard.hooks.forward_pass import Forward
+from regard.hooks.forward_pass import ForwardContext
 
 NAME = "constant_heads"
 """The name of the submodule, in the attention layer it belongs to."""
@@ -20,7 +20,7 @@ NAME = "constant_heads"
 class Pass:
     """What is known of the forward that a stack is in, shared by its layers."""
 
-    forward: Forward | None = None
+    forward: ForwardContext | None = None
     shift: Tensor | None = None
     """At which column the first real token of each sample stands; None where all begin at 0."""
     encoder_shift: Tensor | None = None
@@ -29,7 +29,7 @@ class Pass:
     """Of masks already seen in this forward, by their address: whether they say no more than which keys are real."""
 
     @classmethod
-    def of(cls, forward: Forward) -> Pass:
+    def of(cls, forward: ForwardContext) -> Pass:
         """What follows from the arguments of a stack."""
         return cls(forward, _shift(forward.real), _shift(forward.encoder_real))
 
@@ -60,7 +60,7 @@ class ConstantHeads(nn.Module):
         self.signed = trained or (any(bool((m < 0).any()) for m in ready) if signed is None else signed)
         self.during = Pass()
 
-    def constant(self, call: Call) -> Call:
+    def constant(self, call: AttentionCall) -> AttentionCall:
         """The call with these constants in it. Raises UserError for more tokens than they serve."""
         forward = self.during.forward
         queries, keys = call.query.shape[2], call.key.shape[2]
@@ -80,7 +80,7 @@ class ConstantHeads(nn.Module):
             call = replace(call, query_real=forward.real_queries(queries))
         normalised = not first_key and self.gate is None and not matrix.requires_grad
         normalised = normalised and (self.causal or matrix.shape[-1] <= keys)
-        constant = Constant(
+        constant = ConstantHeadsInput(
             matrices=matrix.to(call.value.dtype),
             heads=self.heads,
             first_query=offset,
@@ -103,10 +103,10 @@ class ConstantHeads(nn.Module):
             return longest
         raise UserError(
             f"constants: expected an input of at most {longest.shape[-1]} tokens, got {tokens}; average over longer "
-            "inputs, or fit them with regard.constants.at"
+            "inputs, or fit them with regard.constants.to_length"
         )
 
-    def _simplified(self, call: Call, real: Tensor | None) -> Call:
+    def _simplified(self, call: AttentionCall, real: Tensor | None) -> AttentionCall:
         """The call with a mask that hides nothing but padding as a list of real keys, so that C·V stays one product."""
         if call.keep is None or self.causal or call.keep.shape[1] > 1:
             return call
@@ -136,7 +136,7 @@ def _normalised(matrix: Tensor) -> Tensor:
     return matrix / total.masked_fill(total == 0, 1)
 
 
-class Uses(nn.Module):
+class ConstantHeadsByCall(nn.Module):
     """The constants of an attention layer by the number of its call in a forward: layers may share their weights.
 
     A layer that is called `times` in a forward begins anew after them: what is called again, as gradient checkpointing
@@ -147,7 +147,7 @@ class Uses(nn.Module):
         super().__init__()
         self.by_use = nn.ModuleDict({str(use): heads for use, heads in by_use.items()})
         self.times, self.count = times, 0
-        self.last: Forward | None = None
+        self.last: ForwardContext | None = None
 
     def begin(self, during: Pass) -> None:
         """A forward begins."""
@@ -155,21 +155,21 @@ class Uses(nn.Module):
         for heads in self.by_use.values():
             heads.during = during  # type: ignore[assignment]
 
-    def constant(self, call: Call) -> Call:
+    def constant(self, call: AttentionCall) -> AttentionCall:
         """The next call of the forward, with the constants of that number in it, if it has any."""
         number, self.count = self.count, (self.count + 1) % self.times
         if str(number) not in self.by_use:
             return call
         heads: Any = self.by_use[str(number)]
-        found: Call = heads.constant(call)
+        found: AttentionCall = heads.constant(call)
         return found
 
 
 def begin_pass(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A hook before each forward of a stack: its layers learn what is real and what came before."""
-    uses = [module for module in stack.modules() if isinstance(module, Uses)]
+    uses = [module for module in stack.modules() if isinstance(module, ConstantHeadsByCall)]
     if uses:
-        during = Pass.of(Forward.from_arguments(stack, args, kwargs, uses[0].last))
+        during = Pass.of(ForwardContext.from_arguments(stack, args, kwargs, uses[0].last))
         for use in uses:
             use.begin(during)
 
@@ -177,7 +177,7 @@ def begin_pass(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def dynamic_heads(module: nn.Module, heads: int) -> list[int] | None:
     """Those of an attention module's heads whose scores are needed; None if all are, as where constants are mixed."""
     uses = module._modules.get(NAME)
-    if not isinstance(uses, Uses) or len(uses.by_use) != 1:
+    if not isinstance(uses, ConstantHeadsByCall) or len(uses.by_use) != 1:
         return None
     constant: Any = next(iter(uses.by_use.values()))
     if constant.gate is not None:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention as DebertaAttention
 from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention as DebertaV2Attention
 
-from regard.attention.call import Call
+from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks.attention_function import observed
+from regard.hooks.attention_function import dispatch
 from regard.hooks.constant_heads import dynamic_heads
 
 
 @contextmanager
-def wrapped(model: nn.Module) -> Iterator[None]:
+def patch_deberta(model: nn.Module) -> Iterator[None]:
     """While it lasts the model's disentangled attention, if it has any, runs through the slot."""
     changed: list[nn.Module] = []
     try:
@@ -137,6 +137,6 @@ def _run(
     module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None, mask: Tensor
 ) -> tuple[Tensor, None]:
     dropout = module.dropout.p if module.training else 0.0
-    call = Call(query=query, key=key, value=value, scale=scale, bias=bias, keep=mask.bool(), dropout=dropout)
-    output = observed(module, call, causal_site=False)
+    call = AttentionCall(query=query, key=key, value=value, scale=scale, bias=bias, keep=mask.bool(), dropout=dropout)
+    output = dispatch(module, call, causal_site=False)
     return torch.flatten(output.transpose(1, 2), 2), None

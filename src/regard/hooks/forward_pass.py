@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 @dataclass
-class Forward:
+class ForwardContext:
     """One forward pass of a stack, from its arguments."""
 
     offset: int
@@ -34,8 +34,8 @@ class Forward:
 
     @classmethod
     def from_arguments(
-        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], before: Forward | None
-    ) -> Forward:
+        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], before: ForwardContext | None
+    ) -> ForwardContext:
         """Read off the arguments of a stack's forward, which may go on where `before` ended."""
         given = _named(module, args, kwargs)
         offset = _cached(given.get("past_key_values"))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from regard.attention.call import Call
+from regard.attention.call import AttentionCall
 
 if TYPE_CHECKING:
     pass
@@ -20,18 +20,20 @@ FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv_proj", "qkv", "in_proj")
 """Names of layers that make queries, keys and values at once."""
 
 
-Order = Literal["parts", "heads"]
+FusedOrder = Literal["parts", "heads"]
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedProjection:
     """A projection for queries, keys and values: all queries first ("parts"), or head by head ("heads")."""
 
     name: str
-    order: Order
+    order: FusedOrder
 
 
-def fused(module: nn.Module, outputs: Mapping[nn.Module, Tensor], call: Call) -> Fused | None:
+def find_fused_projection(
+    module: nn.Module, outputs: Mapping[nn.Module, Tensor], call: AttentionCall
+) -> FusedProjection | None:
     """The projection of a module that makes queries, keys and values at once, if its output shows the call's values."""
     for name in FUSED:
         layer = getattr(module, name, None)
@@ -44,9 +46,9 @@ def fused(module: nn.Module, outputs: Mapping[nn.Module, Tensor], call: Call) ->
         flat = call.value.transpose(1, 2).flatten(2)
         bias = getattr(module, "v_bias", 0)  # DeBERTa adds that of its values afterwards
         if torch.allclose(output[..., -groups * width :] + bias, flat):
-            return Fused(name, "parts")
+            return FusedProjection(name, "parts")
         if heads == groups and torch.allclose(
             output.unflatten(-1, (heads, 3, width))[..., 2, :].flatten(2) + bias, flat
         ):
-            return Fused(name, "heads")
+            return FusedProjection(name, "heads")
     return None

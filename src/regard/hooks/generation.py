@@ -17,7 +17,7 @@ ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit
 
 
 @contextmanager
-def checked(model: nn.Module) -> Iterator[None]:
+def check_generation(model: nn.Module) -> Iterator[None]:
     """While it lasts `generate` refuses what cannot be observed, before it begins."""
     generating: list[Any] = [m for m in model.modules() if isinstance(m, GenerationMixin) and "generate" not in vars(m)]
     try:

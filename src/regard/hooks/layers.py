@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.attention.call import Call, Wanted
+from regard.attention.call import AttentionCall, ReductionRequest
 from regard.errors import UserError
 from regard.hooks import deberta
-from regard.hooks.attention_function import attention, unwatched_by, watched_by
-from regard.hooks.fused_projection import Fused, fused
-from regard.hooks.modules import Stack, kind, stacks
-from regard.hooks.registration import check_observable, installed, register
+from regard.hooks.attention_function import add_observer, attention_function, remove_observer
+from regard.hooks.fused_projection import FusedProjection, find_fused_projection
+from regard.hooks.modules import Stack, attention_kind, find_stacks
+from regard.hooks.registration import attention_installed, check_observable, register
 
 SAMPLES = 4
 """Entries of each weight matrix that go into a model's identity."""
@@ -27,7 +27,7 @@ DIGESTED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class AttentionLayer:
     """One attention layer: where it stands, and how many heads it has.
 
     `site` and `layer` number it as the tables do; `module` makes the call, as number `use` of its calls in a forward
@@ -44,24 +44,24 @@ class Place:
     groups: int
     width: int
     causal: bool
-    fused: Fused | None
+    fused: FusedProjection | None
     """How queries, keys and values come out of one projection, if they do and it was recognised."""
     operation: bool = False
     """Whether it computes another operation than softmax."""
 
 
-def places(model: nn.Module) -> list[Place]:
+def find_attention_layers(model: nn.Module) -> list[AttentionLayer]:
     """Every attention layer of a model, in the order of a forward. Raises UserError if they cannot be reached."""
     check_observable(model)
-    found = stacks(model)
+    found = find_stacks(model)
     if not found:
         raise UserError(f"cannot observe {type(model).__name__}: found no stack of attention layers in it")
     tracer = _Tracer(found)
-    register(attention)
+    register(attention_function)
     with ExitStack() as around:
-        around.enter_context(installed(model))
-        around.enter_context(deberta.wrapped(model))
-        around.enter_context(evaluating(model))
+        around.enter_context(attention_installed(model))
+        around.enter_context(deberta.patch_deberta(model))
+        around.enter_context(eval_mode(model))
         around.enter_context(tracer.attached())
         _try(model)
     if not tracer.found:
@@ -72,13 +72,13 @@ def places(model: nn.Module) -> list[Place]:
     return tracer.found
 
 
-def identity(model: nn.Module, found: list[Place] | None = None) -> dict[str, Any]:
+def model_fingerprint(model: nn.Module, found: list[AttentionLayer] | None = None) -> dict[str, Any]:
     """What tells a model from others: its type, its heads by layer, a few of its attention weights, and a digest.
 
     Not its class: the same encoder under another head is the same model. The weights tell how far two models are from
     each other, the digest whether they are one, in the same precision.
     """
-    found = places(model) if found is None else found
+    found = find_attention_layers(model) if found is None else found
     weights: list[float] = []
     for place in found:
         for parameter in place.module.parameters():
@@ -94,7 +94,7 @@ def identity(model: nn.Module, found: list[Place] | None = None) -> dict[str, An
     }
 
 
-def _digest(found: list[Place]) -> str:
+def _digest(found: list[AttentionLayer]) -> str:
     """The precision of the layers' weights, and a sha256 over a few entries of each."""
     precision: set[str] = set()
     digest = hashlib.sha256()
@@ -124,7 +124,7 @@ class _Tracer:
     """Notes each attention call of a forward."""
 
     def __init__(self, found: list[Stack]) -> None:
-        self.found: list[Place] = []
+        self.found: list[AttentionLayer] = []
         self._where = {module: (stack, path) for stack in found for path, module in stack.module.named_modules()}
         self._roles: dict[str, str] = {}
         self._outputs: dict[nn.Module, Tensor] = {}
@@ -135,10 +135,10 @@ class _Tracer:
         modules = list(self._where)
         handles = [m.register_forward_hook(self._keep) for m in modules if not list(m.children())]
         try:
-            watched_by(modules, self)
+            add_observer(modules, self)
             yield
         finally:
-            unwatched_by(modules, self)
+            remove_observer(modules, self)
             for handle in handles:
                 handle.remove()
 
@@ -146,15 +146,17 @@ class _Tracer:
         if isinstance(output, Tensor):
             self._outputs[module] = output
 
-    def before(self, module: nn.Module, call: Call, causal_site: bool) -> tuple[Call, Wanted]:
+    def before(
+        self, module: nn.Module, call: AttentionCall, causal_site: bool
+    ) -> tuple[AttentionCall, ReductionRequest]:
         """Note the call."""
         stack, path = self._where[module]
-        what = kind(path)
+        what = attention_kind(path)
         role = self._role(stack, causal_site) if what == "self" else self._roles.get(stack.path, "decoder")
         site = "cross" + role.removeprefix("decoder") if what == "cross" else role
         heads, groups, width = call.query.shape[1], call.key.shape[1], call.query.shape[-1]
         self.found.append(
-            Place(
+            AttentionLayer(
                 site=site,
                 layer=sum(place.site == site for place in self.found),
                 module=module,
@@ -165,13 +167,13 @@ class _Tracer:
                 groups=groups,
                 width=width,
                 causal=what == "self" and role.startswith("decoder"),
-                fused=fused(module, self._outputs, call),
+                fused=find_fused_projection(module, self._outputs, call),
                 operation=call.operation is not None,
             )
         )
-        return call, Wanted()
+        return call, ReductionRequest()
 
-    def after(self, module: nn.Module, call: Call, output: Tensor, reductions: dict[str, Tensor]) -> None:
+    def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
         """Nothing: the call is all that was wanted."""
 
     def _role(self, stack: Stack, causal: bool) -> str:
@@ -183,7 +185,7 @@ class _Tracer:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """While it lasts the model drops nothing out and keeps no gradients; afterwards its modes are as they were."""
     training = [module for module in model.modules() if module.training]
     try:
@@ -196,9 +198,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+def evaluation_mode(model: nn.Module, device: torch.device) -> Iterator[None]:
     """While it lasts the model keeps no gradients and drops nothing out; afterwards it is as it was, as is chance."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), evaluating(model):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), eval_mode(model):
         yield
 
 

@@ -26,7 +26,7 @@ class Stack:
     """The layers, whose inputs and outputs are the hidden states; one that is used again stands here once."""
 
 
-def stacks(model: nn.Module) -> list[Stack]:
+def find_stacks(model: nn.Module) -> list[Stack]:
     """The innermost models that hold layers, in the order of the model's modules."""
     models = [(path, m) for path, m in model.named_modules() if isinstance(m, PreTrainedModel)]
     found = []
@@ -54,14 +54,14 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
     return max(map(list, with_attention), key=len, default=[])
 
 
-def depth(stack: Stack) -> int:
+def num_blocks(stack: Stack) -> int:
     """How many layers a stack has at the most: those that it holds, or as many as its configuration says."""
     config = stack.module.config.get_text_config()
     said = [getattr(config, name, None) for name in LAYERS]
     return max([len(stack.blocks), *(count for count in said if isinstance(count, int))])
 
 
-def kind(path: str) -> str:
+def attention_kind(path: str) -> str:
     """`cross` for attention from a decoder to an encoder, by the module's name, else `self`."""
     return "cross" if CROSS.search(path) else "self"
 

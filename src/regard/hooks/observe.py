@@ -13,18 +13,18 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from regard.attention.call import REDUCTIONS, Call, Wanted
+from regard.attention.call import REDUCTIONS, AttentionCall, ReductionRequest
 from regard.errors import UserError
 from regard.hooks import deberta, generation
 from regard.hooks import hidden_reductions as hidden
 from regard.hooks import vector_reductions as vectors
-from regard.hooks.attention_function import attention, unwatched_by, watched_by
-from regard.hooks.forward_pass import Forward
-from regard.hooks.modules import depth, kind, output_projection, stacks
-from regard.hooks.registration import check_observable, installed, register
+from regard.hooks.attention_function import add_observer, attention_function, remove_observer
+from regard.hooks.forward_pass import ForwardContext
+from regard.hooks.modules import attention_kind, find_stacks, num_blocks, output_projection
+from regard.hooks.registration import attention_installed, check_observable, register
 from regard.hooks.sequences import Sequences
-from regard.statistics import Row, Statistic, chosen
-from regard.statistics.table import selected, table_of
+from regard.statistics import Statistic, StatisticRow, select_statistics
+from regard.statistics.table import make_table, select_rows
 
 EMBEDDINGS = -1
 """The number of the layer whose output is the input of layer 0."""
@@ -46,12 +46,12 @@ def watching(
     cannot be reached, and for beam search and assisted generation.
     """
     check_observable(model)
-    register(attention)
-    watch = Watch(model, chosen(statistics), layers)
+    register(attention_function)
+    watch = Watch(model, select_statistics(statistics), layers)
     with ExitStack() as stack:
-        stack.enter_context(installed(model))
-        stack.enter_context(deberta.wrapped(model))
-        stack.enter_context(generation.checked(model))
+        stack.enter_context(attention_installed(model))
+        stack.enter_context(deberta.patch_deberta(model))
+        stack.enter_context(generation.check_generation(model))
         stack.enter_context(watch.attached())
         yield watch
         watch.close()
@@ -65,13 +65,13 @@ class Watch:
         self.samples = 0
         needs: frozenset[str] = frozenset().union(*(s.needs for s in statistics))
         first = max((getattr(s, "first", 1) for s in statistics), default=1)
-        self._wanted = Wanted(names=needs & REDUCTIONS, first=first)
+        self._wanted = ReductionRequest(names=needs & REDUCTIONS, first=first)
         self._vectors = sorted(needs & vectors.VECTORS.keys())
         self._hidden = sorted(needs & hidden.HIDDEN.keys())
-        self._stacks = [Sequences(stack) for stack in stacks(model)]
+        self._stacks = [Sequences(stack) for stack in find_stacks(model)]
         if not self._stacks:
             raise UserError(f"cannot observe {type(model).__name__}: found no stack of attention layers in it")
-        self._layers = None if layers is None else _layers(layers, max(depth(one.stack) for one in self._stacks))
+        self._layers = None if layers is None else _layers(layers, max(num_blocks(one.stack) for one in self._stacks))
         self._where = {
             module: (sequences, path)
             for sequences in self._stacks
@@ -82,13 +82,13 @@ class Watch:
         """The statistic of this name."""
         return self.statistics[name]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StatisticRow]:
         """All results so far, as rows of the table."""
         return [row for statistic in self.statistics.values() for row in statistic.result()]
 
     def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
-        """The results so far as a tidy table, or some of its rows: as `regard.Measurements.frame`."""
-        return selected(table_of(self.rows()), statistic, equal)
+        """The results so far as a tidy table, or some of its rows: as `regard.MeasureResult.frame`."""
+        return select_rows(make_table(self.rows()), statistic, equal)
 
     def close(self) -> None:
         """Count the open sequences as finished samples."""
@@ -118,7 +118,7 @@ class Watch:
         handles = []
         modules = list(self._where)
         try:
-            watched_by(modules, self)
+            add_observer(modules, self)
             for sequences in self._stacks:
                 stack = sequences.stack
                 handles.append(
@@ -132,10 +132,10 @@ class Watch:
         finally:
             for handle in handles:
                 handle.remove()
-            unwatched_by(modules, self)
+            remove_observer(modules, self)
 
     def _begin(self, sequences: Sequences, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        forward = Forward.from_arguments(module, args, kwargs, sequences.last)
+        forward = ForwardContext.from_arguments(module, args, kwargs, sequences.last)
         if forward.offset == 0:
             self._finish(sequences)
             sequences.encoder_tokens = self._offered(sequences)
@@ -177,7 +177,7 @@ class Watch:
                 f"cannot observe the hidden states of {type(sequences.stack.module).__name__}: layer {number} neither "
                 f"takes nor returns (batch, token, width); leave out what needs {', '.join(self._hidden)}"
             )
-        states = vectors.full(states.detach())
+        states = vectors.to_acc_dtype(states.detach())
         kept = {name: hidden.HIDDEN[name](states) for name in self._hidden}
         if "direction" in kept:
             kept["direction"] = sequences.sums(kept["direction"])
@@ -185,13 +185,15 @@ class Watch:
 
     # -- attention calls ---------------------------------------------------------------------------------------------
 
-    def before(self, module: nn.Module, call: Call, causal_site: bool) -> tuple[Call, Wanted] | None:
+    def before(
+        self, module: nn.Module, call: AttentionCall, causal_site: bool
+    ) -> tuple[AttentionCall, ReductionRequest] | None:
         """The call with the padding of its queries known, and what is wanted of it."""
         sequences, path = self._where[module]
         forward = sequences.forward
         if forward is None:
             return None
-        what = kind(path)
+        what = attention_kind(path)
         number = forward.calls[what]
         forward.calls[what] += 1
         if what == "self" and number == 0:
@@ -210,14 +212,14 @@ class Watch:
         return replace(call, offset=forward.offset - dropped, starts=starts), self._wanted
 
     @torch.no_grad()
-    def after(self, module: nn.Module, call: Call, output: Tensor, reductions: dict[str, Tensor]) -> None:
+    def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
         """Keep what is wanted of a finished call."""
         sequences, path = self._where[module]
         assert sequences.forward is not None
-        what = kind(path)
+        what = attention_kind(path)
         number = sequences.forward.calls[what] - 1
         projection = partial(self._projection, sequences, path, call)
-        seen = vectors.Seen(call, output.detach(), projection)
+        seen = vectors.AttentionIO(call, output.detach(), projection)
         tensors = {name: reductions[name] for name in self._wanted.names}
         if "first_mass" in tensors:
             tensors["first_mass"] = tensors["first_mass"][..., : self._wanted.first]
@@ -231,7 +233,7 @@ class Watch:
             virtual_key=call.operation is not None and call.operation.column,
         )
 
-    def _projection(self, sequences: Sequences, path: str, call: Call) -> Tensor:
+    def _projection(self, sequences: Sequences, path: str, call: AttentionCall) -> Tensor:
         width = call.query.shape[1] * call.value.shape[-1]
         weight = output_projection(sequences.stack.module, path, width)
         if weight is None:
@@ -260,7 +262,7 @@ def _layers(wanted: Any, count: int) -> frozenset[int]:
     return frozenset(found)
 
 
-def _starts(real: Tensor | None, call: Call, dropped: int) -> tuple[int, ...] | None:
+def _starts(real: Tensor | None, call: AttentionCall, dropped: int) -> tuple[int, ...] | None:
     """Where each sample's first real key stands among the keys of a call, of whose rows the first keys were dropped."""
     if real is None and not dropped:
         return None

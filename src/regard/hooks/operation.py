@@ -12,23 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention.call import Call, Operation, gaps, visible
+from regard.attention.call import AttentionCall, Operation, relative_positions, visible
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.attention.weightings import FEATURE_MAPS
 from regard.constants import Layer
 from regard.errors import UserError
 from regard.hooks import deberta
-from regard.hooks.attention_function import SWAPS, attention
-from regard.hooks.forward_pass import Forward
-from regard.hooks.layers import Place, places
-from regard.hooks.registration import installed, register
+from regard.hooks.attention_function import OVERRIDES, attention_function
+from regard.hooks.forward_pass import ForwardContext
+from regard.hooks.layers import AttentionLayer, find_attention_layers
+from regard.hooks.registration import attention_installed, register
 
 Layers = Collection[int | Layer] | int | None
 Sites = Collection[str] | str | None
 
 
 @dataclass(frozen=True)
-class Swap:
+class OverriddenOperation:
     """What a model computes instead of softmax, and in which layers (site, layer)."""
 
     spec: AttentionSpec
@@ -36,32 +36,32 @@ class Swap:
 
 
 @contextmanager
-def swapping(
+def override_attention(
     model: nn.Module, attention_: AttentionSpec | str, layers: Layers = None, sites: Sites = None
-) -> Iterator[Swap]:
+) -> Iterator[OverriddenOperation]:
     """While it lasts layers of the model compute another operation; afterwards the model is as it was.
 
     See `regard.replacing`, whose part for operations this is. Raises UserError for one that would have to be learned.
     """
-    spec = swappable(attention_)
-    here = places(model)
+    spec = parse_attention(attention_)
+    here = find_attention_layers(model)
     _check_free(model, here)
     chosen = _chosen(here, spec, layers, sites)
-    register(attention)
+    register(attention_function)
     with ExitStack() as stack:
-        stack.enter_context(installed(model))
-        stack.enter_context(deberta.wrapped(model))
+        stack.enter_context(attention_installed(model))
+        stack.enter_context(deberta.patch_deberta(model))
         stack.callback(_take, chosen)
-        during = {place.stack.module: Cached() for place in chosen}
+        during = {place.stack.module: CachedLength() for place in chosen}
         for place in chosen:
-            SWAPS[place.module] = SwappedLayer(spec, place.causal, during[place.stack.module])
+            OVERRIDES[place.module] = LayerOperation(spec, place.causal, during[place.stack.module])
         for module, cached in during.items() if spec.window is not None else ():
             handle = module.register_forward_pre_hook(partial(_begin, cached), with_kwargs=True)
             stack.callback(handle.remove)
-        yield Swap(spec, tuple((place.site, place.layer) for place in chosen))
+        yield OverriddenOperation(spec, tuple((place.site, place.layer) for place in chosen))
 
 
-def swappable(attention_: AttentionSpec | str) -> AttentionSpec:
+def parse_attention(attention_: AttentionSpec | str) -> AttentionSpec:
     """The spec, or that of a name, which may have changes behind it, `sigmoid+window=8`.
 
     Raises UserError for one that no trained model has the weights for.
@@ -103,9 +103,9 @@ def _allowed() -> str:
     return f"one of {', '.join(names)}, or an AttentionSpec of weighting, normalisation, window and their kin"
 
 
-def _check_free(model: nn.Module, here: Sequence[Place]) -> None:
+def _check_free(model: nn.Module, here: Sequence[AttentionLayer]) -> None:
     """Nothing, or a UserError: the model does not compute softmax now."""
-    if any(place.module in SWAPS for place in here):
+    if any(place.module in OVERRIDES for place in here):
         raise UserError("the attention of this model is already replaced by another operation; leave that block first")
     if any(place.operation for place in here):
         raise UserError(
@@ -114,7 +114,7 @@ def _check_free(model: nn.Module, here: Sequence[Place]) -> None:
         )
 
 
-def _chosen(here: Sequence[Place], spec: AttentionSpec, layers: Layers, sites: Sites) -> list[Place]:
+def _chosen(here: Sequence[AttentionLayer], spec: AttentionSpec, layers: Layers, sites: Sites) -> list[AttentionLayer]:
     """The places that are to compute something else: all of self-attention, or those that are asked for."""
     known = list(dict.fromkeys(place.site for place in here))
     wanted = [site for site in known if not site.startswith("cross")] if sites is None else _several(sites)
@@ -137,7 +137,7 @@ def _several(sites: Collection[str] | str) -> list[str]:
     return [sites] if isinstance(sites, str) else list(sites)
 
 
-def _of_layers(found: Sequence[Place], layers: Sequence[Any]) -> list[Place]:
+def _of_layers(found: Sequence[AttentionLayer], layers: Sequence[Any]) -> list[AttentionLayer]:
     """The places of these layers: numbers, of every site, or (site, layer)."""
     kept: set[Layer] = set()
     for layer in layers:
@@ -149,7 +149,7 @@ def _of_layers(found: Sequence[Place], layers: Sequence[Any]) -> list[Place]:
     return [place for place in found if (place.site, place.layer) in kept]
 
 
-def _is(place: Place, layer: Any) -> bool:
+def _is(place: AttentionLayer, layer: Any) -> bool:
     if isinstance(layer, (tuple, list)):
         return tuple(layer) == (place.site, place.layer)
     try:
@@ -158,25 +158,25 @@ def _is(place: Place, layer: Any) -> bool:
         return False
 
 
-def _take(chosen: Sequence[Place]) -> None:
+def _take(chosen: Sequence[AttentionLayer]) -> None:
     for place in chosen:
-        SWAPS.pop(place.module, None)
+        OVERRIDES.pop(place.module, None)
 
 
 @dataclass
-class Cached:
+class CachedLength:
     """How many tokens came before the forward that a stack is in."""
 
     tokens: int = 0
 
 
-def _begin(cached: Cached, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _begin(cached: CachedLength, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A hook before each forward of a stack."""
-    cached.tokens = Forward.from_arguments(stack, args, kwargs, None).offset
+    cached.tokens = ForwardContext.from_arguments(stack, args, kwargs, None).offset
 
 
 @dataclass(frozen=True)
-class SwappedLayer:
+class LayerOperation:
     """The operation of one attention layer: it goes into each call, in the place of softmax.
 
     Whatever else the model asks for stays: its scale, masks, biases, soft-cap, and the logit of its sink. `causal` says
@@ -185,9 +185,9 @@ class SwappedLayer:
 
     spec: AttentionSpec
     causal: bool
-    cached: Cached
+    cached: CachedLength
 
-    def swapped(self, call: Call) -> Call:
+    def swapped(self, call: AttentionCall) -> AttentionCall:
         """The call with the operation in it. Scores are of queries and keys as the model hands them over, mapped."""
         spec, mapped = self.spec, FEATURE_MAPS[self.spec.feature_map]
         sink = call.query.new_zeros(call.query.shape[1]) if spec.extra == "zero" else call.sink
@@ -199,7 +199,7 @@ class SwappedLayer:
             call = self._windowed(call, operation, spec.window)
         return _lowered(call) if spec.log_length else call
 
-    def _windowed(self, call: Call, operation: Operation, window: int) -> Call:
+    def _windowed(self, call: AttentionCall, operation: Operation, window: int) -> AttentionCall:
         """The call with its queries at their positions; where these see later keys, with the window as a mask."""
         if not call.causal:
             queries, keys = call.query.shape[2], call.key.shape[2]
@@ -207,12 +207,12 @@ class SwappedLayer:
             call = replace(call, offset=self.cached.tokens - dropped)
         if self.causal:
             return call
-        near = (gaps(call).abs() < window)[None, None]
+        near = (relative_positions(call).abs() < window)[None, None]
         keep = near if call.keep is None else call.keep & near
         return replace(call, keep=keep, operation=replace(operation, window=None))
 
 
-def _lowered(call: Call) -> Call:
+def _lowered(call: AttentionCall) -> AttentionCall:
     """The call with its scores lowered by the logarithm of how many keys each query sees (Ramapuram et al. 2024)."""
     count = visible(call).sum(-1, keepdim=True).clamp(min=1)
     lower = -torch.log(count.to(call.query.dtype)).expand(*count.shape[:3], call.key.shape[2])

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from regard.hooks.fused_projection import Order
+from regard.hooks.fused_projection import FusedOrder
 
 if TYPE_CHECKING:
-    from regard.hooks.layers import Place
+    from regard.hooks.layers import AttentionLayer
 
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"), ("query_proj", "key_proj"))
 """Names of the layers for queries and for keys, by family."""
@@ -66,7 +66,7 @@ def _runs(rows: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def thinned(place: Place, constant: Sequence[int]) -> dict[str, nn.Module]:
+def prune_projections(place: AttentionLayer, constant: Sequence[int]) -> dict[str, nn.Module]:
     """What to put in the place of a module's projections, by name; empty if they were not recognised.
 
     Queries of constant heads go, and the keys of groups whose heads are all constant.
@@ -91,7 +91,7 @@ def thinned(place: Place, constant: Sequence[int]) -> dict[str, nn.Module]:
     return found
 
 
-def _normed_together(place: Place) -> bool:
+def _normed_together(place: AttentionLayer) -> bool:
     """Whether queries or keys of all heads are normalised as one vector, so that no head can be left out."""
     norms = (getattr(place.module, name, None) for name in NORMS)
     return any(getattr(norm, "weight", None) is not None and norm.weight.numel() > place.width for norm in norms)  # type: ignore[union-attr]
@@ -101,7 +101,7 @@ def _rows(heads: Iterable[int], width: int, first: int = 0, step: int = 0) -> li
     return [first + head * (step or width) + i for head in heads for i in range(width)]
 
 
-def _fused_rows(place: Place, order: Order, queries: Sequence[int], keys: Sequence[int]) -> list[int]:
+def _fused_rows(place: AttentionLayer, order: FusedOrder, queries: Sequence[int], keys: Sequence[int]) -> list[int]:
     """The rows of a fused projection that are used: some queries, some keys, all values."""
     width, heads, groups = place.width, place.heads, place.groups
     if order == "parts":

@@ -74,9 +74,9 @@ def hint(mask: Tensor) -> dict[str, Any] | None:
 
 
 @contextmanager
-def installed(model: nn.Module) -> Iterator[None]:
+def attention_installed(model: nn.Module) -> Iterator[None]:
     """While it lasts the model's attention runs through the slot; afterwards every config is as it was."""
-    before = [(config, config._attn_implementation_internal) for config in configs(model)]
+    before = [(config, config._attn_implementation_internal) for config in find_configs(model)]
     try:
         for config, _ in before:
             config._attn_implementation_internal = NAME
@@ -86,7 +86,7 @@ def installed(model: nn.Module) -> Iterator[None]:
             config._attn_implementation_internal = implementation
 
 
-def configs(model: nn.Module) -> list[Any]:
+def find_configs(model: nn.Module) -> list[Any]:
     """Every config that an attention layer of the model may consult, each once."""
     found: dict[int, Any] = {}
     for module in model.modules():

@@ -15,14 +15,14 @@ from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer
 from regard.errors import UserError
 from regard.hooks import deberta
-from regard.hooks.attention_function import attention
-from regard.hooks.constant_heads import NAME, ConstantHeads, Uses, begin_pass
-from regard.hooks.layers import Place, identity, places
-from regard.hooks.operation import Layers, Sites, Swap, swapping
-from regard.hooks.pruned_projections import thinned
-from regard.hooks.registration import installed, register
+from regard.hooks.attention_function import attention_function
+from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_pass
+from regard.hooks.layers import AttentionLayer, find_attention_layers, model_fingerprint
+from regard.hooks.operation import Layers, OverriddenOperation, Sites, override_attention
+from regard.hooks.pruned_projections import prune_projections
+from regard.hooks.registration import attention_installed, register
 
-Given = Constants | Sequence[Constants]
+ConstantsLike = Constants | Sequence[Constants]
 Heads = Collection[tuple[int, int] | Head] | float | None
 
 
@@ -60,18 +60,18 @@ class Replacement:
 @overload
 def replacing(
     model: nn.Module, constants: AttentionSpec | str, *, layers: Layers = None, sites: Sites = None
-) -> AbstractContextManager[Swap]: ...
+) -> AbstractContextManager[OverriddenOperation]: ...
 
 
 @overload
 def replacing(
-    model: nn.Module, constants: Given, heads: Heads = None, *, train: bool = False, any_model: bool = False
+    model: nn.Module, constants: ConstantsLike, heads: Heads = None, *, train: bool = False, any_model: bool = False
 ) -> AbstractContextManager[Replacement]: ...
 
 
 def replacing(
     model: nn.Module,
-    constants: Given | AttentionSpec | str,
+    constants: ConstantsLike | AttentionSpec | str,
     heads: Heads = None,
     *,
     layers: Layers = None,
@@ -98,7 +98,7 @@ def replacing(
     if isinstance(constants, (AttentionSpec, str)):
         if heads is not None or train or any_model:
             raise UserError("heads, train and any-model are of constants; an operation is put into layers=, all heads")
-        return swapping(model, constants, layers, sites)
+        return override_attention(model, constants, layers, sites)
     if layers is not None or sites is not None:
         raise UserError("layers and sites are of operations; constants are put into heads=")
     return _constant(model, constants, heads, train=train, any_model=any_model)
@@ -106,9 +106,9 @@ def replacing(
 
 @contextmanager
 def _constant(
-    model: nn.Module, constants: Given, heads: Heads, *, train: bool, any_model: bool
+    model: nn.Module, constants: ConstantsLike, heads: Heads, *, train: bool, any_model: bool
 ) -> Iterator[Replacement]:
-    given = given_constants(constants)
+    given = resolve_constants(constants)
     if train and len(given) > 1:
         raise UserError(f"train: expected constants of one length, got {len(given)}")
     with _installed(model, given, heads, {"trained": train}, any_model) as found:
@@ -118,7 +118,7 @@ def _constant(
 @contextmanager
 def mixing(model: nn.Module, constants: Constants, *, any_model: bool = False) -> Iterator[Replacement]:
     """While it lasts each head computes σ(l)·A + (1 − σ(l))·C, l learnable and 0 at the start (PAPA, section 3.2)."""
-    with _installed(model, given_constants(constants), None, {"gated": True}, any_model) as found:
+    with _installed(model, resolve_constants(constants), None, {"gated": True}, any_model) as found:
         yield found
 
 
@@ -126,23 +126,23 @@ def mixing(model: nn.Module, constants: Constants, *, any_model: bool = False) -
 def _installed(
     model: nn.Module, given: tuple[Constants, ...], heads: Heads, options: dict[str, Any], any_model: bool
 ) -> Iterator[Replacement]:
-    here = places(model)
-    check(model, here, given, any_model)
-    chosen = chosen_heads(given[0], heads)
-    register(attention)
+    here = find_attention_layers(model)
+    check_constants(model, here, given, any_model)
+    chosen = select_heads(given[0], heads)
+    register(attention_function)
     with ExitStack() as stack:
-        stack.enter_context(installed(model))
-        stack.enter_context(deberta.wrapped(model))
+        stack.enter_context(attention_installed(model))
+        stack.enter_context(deberta.patch_deberta(model))
         undo: Undo = []
-        stack.callback(take, undo)
-        held = put(here, given, chosen, undo, **options)
+        stack.callback(uninstall_constants, undo)
+        held = install_constants(here, given, chosen, undo, **options)
         for module in {place.stack.module for place in here}:
             handle = module.register_forward_pre_hook(begin_pass, with_kwargs=True)
             stack.callback(handle.remove)
         yield Replacement(given, chosen, held)
 
 
-def given_constants(constants: Given) -> tuple[Constants, ...]:
+def resolve_constants(constants: ConstantsLike) -> tuple[Constants, ...]:
     """One constants or several, by length."""
     several = (constants,) if isinstance(constants, Constants) or not isinstance(constants, Iterable) else constants
     several = tuple(several)
@@ -155,11 +155,13 @@ def given_constants(constants: Given) -> tuple[Constants, ...]:
     return tuple(sorted(several, key=lambda one: one.length))
 
 
-def check(model: nn.Module, here: Sequence[Place], given: Sequence[Constants], any_model: bool) -> None:
+def check_constants(
+    model: nn.Module, here: Sequence[AttentionLayer], given: Sequence[Constants], any_model: bool
+) -> None:
     """Nothing, or a UserError: these constants do not fit this model, or it is one whose heads are replaced."""
     if any(NAME in place.module._modules for place in here):
         raise UserError("the heads of this model are already replaced; leave that block first, or begin with the model")
-    known = identity(model, list(here))
+    known = model_fingerprint(model, list(here))
     if any_model:
         known.pop("weights")
         known.pop("type")
@@ -178,7 +180,7 @@ def check(model: nn.Module, here: Sequence[Place], given: Sequence[Constants], a
         raise UserError("constants: expected several lengths for the same layers")
 
 
-def chosen_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:
+def select_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:
     """The heads by site, layer and number. Raises UserError for some that are not there and for other fractions."""
     every = constants.heads
     if heads is None:
@@ -222,8 +224,8 @@ def _number(value: Any) -> int:
 Undo = list[tuple[nn.Module, str, nn.Module | None]]
 
 
-def put(
-    here: Sequence[Place], given: Sequence[Constants], heads: Sequence[Head], undo: Undo, **options: Any
+def install_constants(
+    here: Sequence[AttentionLayer], given: Sequence[Constants], heads: Sequence[Head], undo: Undo, **options: Any
 ) -> dict[Layer, ConstantHeads]:
     """What now holds the constants of each layer, in the model, whose projections are thinned; `undo` is added to."""
     held: dict[Layer, ConstantHeads] = {}
@@ -239,16 +241,18 @@ def put(
         if place.use or place.module not in uses:
             continue
         undo.append((place.module, NAME, None))
-        place.module.add_module(NAME, Uses(uses[place.module], times[place.module]))
+        place.module.add_module(NAME, ConstantHeadsByCall(uses[place.module], times[place.module]))
         if times[place.module] > 1 or options.get("gated"):
             continue
-        for name, layer in thinned(place, held[place.site, place.layer].heads).items():
+        for name, layer in prune_projections(place, held[place.site, place.layer].heads).items():
             undo.append((place.module, name, getattr(place.module, name)))
             setattr(place.module, name, layer)
     return held
 
 
-def _heads_of(place: Place, given: Sequence[Constants], own: list[int], options: dict[str, Any]) -> ConstantHeads:
+def _heads_of(
+    place: AttentionLayer, given: Sequence[Constants], own: list[int], options: dict[str, Any]
+) -> ConstantHeads:
     weight = next((p for p in place.module.parameters() if p.is_floating_point()), None)
     if weight is None:
         raise UserError(
@@ -260,8 +264,8 @@ def _heads_of(place: Place, given: Sequence[Constants], own: list[int], options:
     return ConstantHeads(matrices, own, causal=place.causal, cross=cross, **options)
 
 
-def take(undo: Undo) -> None:
-    """Takes out what `put` put in."""
+def uninstall_constants(undo: Undo) -> None:
+    """Takes out what `install_constants` put in."""
     for module, name, before in reversed(undo):
         if before is None:
             del module._modules[name]

@@ -15,14 +15,22 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError
 from regard.hooks import deberta
-from regard.hooks.attention_function import attention
+from regard.hooks.attention_function import attention_function
 from regard.hooks.constant_heads import begin_pass
-from regard.hooks.fused_projection import Fused
-from regard.hooks.layers import Place, places
-from regard.hooks.modules import stacks
-from regard.hooks.registration import NAME, configs, register
-from regard.hooks.replace import Given, Heads, check, chosen_heads, given_constants, put, replacing
-from regard.runs.quiet import quiet
+from regard.hooks.fused_projection import FusedProjection
+from regard.hooks.layers import AttentionLayer, find_attention_layers
+from regard.hooks.modules import find_stacks
+from regard.hooks.registration import NAME, find_configs, register
+from regard.hooks.replace import (
+    ConstantsLike,
+    Heads,
+    check_constants,
+    install_constants,
+    replacing,
+    resolve_constants,
+    select_heads,
+)
+from regard.runs.quiet import suppress_logging
 
 TYPE = "regard-replaced"
 """The `model_type` in the configuration of a saved model."""
@@ -97,7 +105,7 @@ class ReplacedModel:
         return found
 
 
-def replaced(model: PreTrainedModel, constants: Given, heads: Heads = None, *, any_model: bool = False) -> Any:
+def replaced(model: PreTrainedModel, constants: ConstantsLike, heads: Heads = None, *, any_model: bool = False) -> Any:
     """A copy of the model in which some heads are constant for good; the model itself is left as it is.
 
     Takes `constants` and `heads` as `replacing` does, and computes what the model computes inside of it. The result is
@@ -107,10 +115,10 @@ def replaced(model: PreTrainedModel, constants: Given, heads: Heads = None, *, a
     """
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"expected a Hugging Face PreTrainedModel, got {type(model).__name__}")
-    given = given_constants(constants)
-    here = places(model)
-    check(model, here, given, any_model)
-    chosen = chosen_heads(given[0], heads)
+    given = resolve_constants(constants)
+    here = find_attention_layers(model)
+    check_constants(model, here, given, any_model)
+    chosen = select_heads(given[0], heads)
     architecture = type(model).__name__
     base = _architecture(architecture, type(model.config))
     if base is not type(model):
@@ -128,7 +136,7 @@ def replaced(model: PreTrainedModel, constants: Given, heads: Heads = None, *, a
 
 def _built(model: Any, kind: Any, config: Any, state: dict[str, Tensor]) -> Any:
     """A model of this class with all of that state, each part in its own precision. UserError if some has no place."""
-    with quiet():
+    with suppress_logging():
         found, about = kind.from_pretrained(
             None, config=config, state_dict=dict(state), dtype=model.dtype, output_loading_info=True
         )
@@ -147,7 +155,7 @@ def _built(model: Any, kind: Any, config: Any, state: dict[str, Tensor]) -> Any:
     return found.to(model.device)
 
 
-def _config(model: Any, here: list[Place], given: tuple[Constants, ...], heads: Sequence[Head]) -> Any:
+def _config(model: Any, here: list[AttentionLayer], given: tuple[Constants, ...], heads: Sequence[Head]) -> Any:
     values = model.config.to_dict()
     values["base_model_type"] = values.pop("model_type")
     values[EXTRA] = {
@@ -163,7 +171,7 @@ def _config(model: Any, here: list[Place], given: tuple[Constants, ...], heads: 
     return super(ReplacedConfig, kind).from_dict(values)
 
 
-def _told(place: Place, model: nn.Module) -> dict[str, Any]:
+def _told(place: AttentionLayer, model: nn.Module) -> dict[str, Any]:
     """A place in words, from which `_places` finds it again without a forward."""
     names = ("site", "layer", "use", "heads", "groups", "width", "causal")
     path = next(path for path, module in model.named_modules() if module is place.module)
@@ -171,14 +179,14 @@ def _told(place: Place, model: nn.Module) -> dict[str, Any]:
     return {**{name: getattr(place, name) for name in names}, "path": path, "fused": told}
 
 
-def _places(model: nn.Module, told: list[dict[str, Any]]) -> list[Place]:
-    every = stacks(model)
+def _places(model: nn.Module, told: list[dict[str, Any]]) -> list[AttentionLayer]:
+    every = find_stacks(model)
     found = []
     for words in told:
         path = words["path"]
         stack = next(stack for stack in every if path.startswith(f"{stack.path}." if stack.path else ""))
-        kind = None if words["fused"] is None else Fused(*words["fused"])
-        found.append(Place(**{**words, "module": model.get_submodule(path), "stack": stack, "fused": kind}))
+        kind = None if words["fused"] is None else FusedProjection(*words["fused"])
+        found.append(AttentionLayer(**{**words, "module": model.get_submodule(path), "stack": stack, "fused": kind}))
     return found
 
 
@@ -186,11 +194,11 @@ def _make_constant(model: Any, given: tuple[Constants, ...], heads: Sequence[Hea
     """Puts constants into a model for good."""
     extra = getattr(model.config, EXTRA)
     here = _places(model, extra["places"])
-    register(attention)
+    register(attention_function)
     deberta.wrap(model)
-    for config in configs(model):
+    for config in find_configs(model):
         config._attn_implementation_internal = NAME
-    put(here, given, heads, [], signed=extra["signed"])
+    install_constants(here, given, heads, [], signed=extra["signed"])
     for module in {place.stack.module for place in here}:
         module.register_forward_pre_hook(begin_pass, with_kwargs=True)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regard.attention.call import Call
+from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks.accumulate import Layer
-from regard.hooks.alignment import Layout
-from regard.hooks.forward_pass import Forward
+from regard.hooks.accumulate import LayerAccumulator
+from regard.hooks.alignment import SampleAlignment
+from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.modules import Stack
 from regard.statistics import Observation
 
@@ -26,9 +26,9 @@ class Sequences:
     stack: Stack
     role: str | None = None
     """`decoder` or `encoder`, once its first layer has been seen."""
-    forward: Forward | None = None
+    forward: ForwardContext | None = None
     """The pass under way."""
-    last: Forward | None = None
+    last: ForwardContext | None = None
     """The latest pass over the open sequences."""
     encoder_tokens: Tensor | None = None
     """Token ids of the encoder's side, for cross-attention."""
@@ -36,13 +36,13 @@ class Sequences:
     """Token ids of the latest pass, until a decoder takes them for its cross-attention."""
     batches: int = 0
     """Batches finished so far."""
-    _layers: dict[tuple[str, int], Layer] = field(default_factory=dict)
+    _layers: dict[tuple[str, int], LayerAccumulator] = field(default_factory=dict)
     _tokens: list[Tensor | None] = field(default_factory=list)
     _batch: int = 0
     _length: int = 0
     _marks: tuple[Tensor, int] | None = None
 
-    def begin(self, forward: Forward) -> None:
+    def begin(self, forward: ForwardContext) -> None:
         """A forward begins, which goes on with these sequences if it has a cache, and else starts new ones."""
         if forward.offset != self._length or self.forward is not None:
             raise UserError(
@@ -53,7 +53,7 @@ class Sequences:
         self._tokens.append(forward.tokens)
         self.offered = forward.tokens
 
-    def first_attention(self, call: Call) -> None:
+    def first_attention(self, call: AttentionCall) -> None:
         """Take in what the first self-attention of a forward tells of all: rows, length, and that the cache is ours."""
         assert self.forward is not None
         batch, _, queries, _ = call.query.shape
@@ -67,7 +67,7 @@ class Sequences:
         self._length = self.forward.offset + queries
         self._check_rows(call)
 
-    def _check_rows(self, call: Call) -> None:
+    def _check_rows(self, call: AttentionCall) -> None:
         """Nothing, if the keys of the pass before are still in their rows; `_marks` is a little of each key."""
         dropped = self.first_key(call)
         marks = call.key[:, 0, : self._length - dropped, :MARKS].detach()
@@ -78,11 +78,11 @@ class Sequences:
                 raise UserError("cannot observe beam search: the rows of its cache are reordered between steps")
         self._marks = marks.clone(), dropped
 
-    def first_key(self, call: Call) -> int:
+    def first_key(self, call: AttentionCall) -> int:
         """Where in its row a call's first key stands: after 0 once a sliding cache has dropped keys."""
         return max(self._length - call.key.shape[2], 0)
 
-    def written(self, call: Call) -> int:
+    def written(self, call: AttentionCall) -> int:
         """How many keys of a call are those of tokens: a static cache has room for more behind them."""
         return min(call.key.shape[2], self._length)
 
@@ -92,16 +92,16 @@ class Sequences:
         known = [tokens for tokens in self._tokens if tokens is not None]
         return torch.cat(known, dim=1) if known and len(known) == len(self._tokens) else None
 
-    def layer(self, kind: str, number: int) -> Layer:
+    def layer(self, kind: str, number: int) -> LayerAccumulator:
         """The tensors of a layer so far."""
-        return self._layers.setdefault((kind, number), Layer())
+        return self._layers.setdefault((kind, number), LayerAccumulator())
 
     def sums(self, values: Tensor) -> Tensor:
         """Sum over each sample's real tokens of this forward's (batch, token, width)."""
         assert self.forward is not None
         batch, tokens = values.shape[:2]
         if self.forward.segments is not None:
-            return Layout.of(batch, tokens, None, self.forward.segments, values.device).sums(values)
+            return SampleAlignment.of(batch, tokens, None, self.forward.segments, values.device).sums(values)
         real = self.forward.real_queries(tokens)
         return values.sum(1) if real is None else (values * real[..., None]).sum(1)
 
@@ -121,13 +121,13 @@ class Sequences:
     def _observations(self, site: str) -> list[Observation]:
         assert self.last is not None
         last, device = self.last, next(iter(self._layers.values())).device
-        queries = Layout.of(self._batch, self._length, last.real, last.segments, device)
+        queries = SampleAlignment.of(self._batch, self._length, last.real, last.segments, device)
         tokens = self.tokens
         found = []
         for (kind, number), layer in self._layers.items():
             keys, ids = queries, tokens
             if kind == "cross":
-                keys = Layout.of(self._batch, layer.keys, last.encoder_real, None, device)
+                keys = SampleAlignment.of(self._batch, layer.keys, last.encoder_real, None, device)
                 ids = self.encoder_tokens
                 if ids is not None and ids.shape != (self._batch, layer.keys):
                     ids = None
@@ -157,7 +157,7 @@ class Sequences:
                 )
 
 
-def _packs(call: Call, segments: Tensor) -> bool:
+def _packs(call: AttentionCall, segments: Tensor) -> bool:
     """Whether the host keeps packed sequences apart: no first token of one sees the last of another."""
     if call.keep is None:
         return False

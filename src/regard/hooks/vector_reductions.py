@@ -10,73 +10,73 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.blockwise import blocks
-from regard.attention.call import Call, gaps, visible
+from regard.attention.call import AttentionCall, relative_positions, visible
 
 ROWS = 256
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttentionIO:
     """One finished attention call."""
 
-    call: Call
+    call: AttentionCall
     output: Float[Tensor, "batch head query value_width"]
     projection: Callable[[], Float[Tensor, "width heads_times_value_width"]]
     """Gives W_O, or raises a UserError if the model keeps it where nobody would look."""
 
 
-def key_norm(seen: Seen) -> Float[Tensor, "batch group key"]:
+def key_norm(seen: AttentionIO) -> Float[Tensor, "batch group key"]:
     """L2 norm of every key, positions (RoPE) applied."""
-    return full(seen.call.key).norm(dim=-1)
+    return to_acc_dtype(seen.call.key).norm(dim=-1)
 
 
-def value_norm(seen: Seen) -> Float[Tensor, "batch group key"]:
+def value_norm(seen: AttentionIO) -> Float[Tensor, "batch group key"]:
     """L2 norm of every value."""
-    return full(seen.call.value).norm(dim=-1)
+    return to_acc_dtype(seen.call.value).norm(dim=-1)
 
 
-def cosine_sum(seen: Seen) -> Float[Tensor, "batch head key"]:
+def cosine_sum(seen: AttentionIO) -> Float[Tensor, "batch head key"]:
     """Σ cos(q_i, k_j) over the real queries i that may see key j."""
     call = seen.call
-    direction = torch.nn.functional.normalize(full(call.key), dim=-1).repeat_interleave(call.shares, 1)
-    return (visible_sums(torch.nn.functional.normalize(full(call.query), dim=-1), call) * direction).sum(-1)
+    direction = torch.nn.functional.normalize(to_acc_dtype(call.key), dim=-1).repeat_interleave(call.shares, 1)
+    return (visible_sums(torch.nn.functional.normalize(to_acc_dtype(call.query), dim=-1), call) * direction).sum(-1)
 
 
-def norm_sum(seen: Seen) -> Float[Tensor, "batch head key"]:
+def norm_sum(seen: AttentionIO) -> Float[Tensor, "batch head key"]:
     """Σ |q_i||k_j| over the real queries i that may see key j."""
     call = seen.call
     norms = key_norm(seen).repeat_interleave(call.shares, 1)
-    return visible_sums(full(call.query).norm(dim=-1, keepdim=True), call)[..., 0] * norms
+    return visible_sums(to_acc_dtype(call.query).norm(dim=-1, keepdim=True), call)[..., 0] * norms
 
 
-def pair_count(seen: Seen) -> Float[Tensor, "batch head key"]:
+def pair_count(seen: AttentionIO) -> Float[Tensor, "batch head key"]:
     """How many real queries may see key j."""
-    return visible_sums(torch.ones_like(full(seen.call.query)[..., :1]), seen.call)[..., 0]
+    return visible_sums(torch.ones_like(to_acc_dtype(seen.call.query)[..., :1]), seen.call)[..., 0]
 
 
-def early_count(call: Call) -> Float[Tensor, "batch one key"]:
+def early_count(call: AttentionCall) -> Float[Tensor, "batch one key"]:
     """How many real queries before key j see it, in any head: the prefix of an operation lets them."""
-    count = full(call.query).new_zeros(len(call.query), 1, call.key.shape[2])
+    count = to_acc_dtype(call.query).new_zeros(len(call.query), 1, call.key.shape[2])
     for part, keys in blocks(call):
-        early = (visible(part) & (gaps(part) < 0)).any(1, keepdim=True).expand(len(count), -1, -1, -1)
+        early = (visible(part) & (relative_positions(part) < 0)).any(1, keepdim=True).expand(len(count), -1, -1, -1)
         if part.query_real is not None:
             early = early & part.query_real[:, None, :, None]
         count[..., keys] += early.sum(2)
     return count
 
 
-def value_output_norm(seen: Seen) -> Float[Tensor, "batch head key"]:
+def value_output_norm(seen: AttentionIO) -> Float[Tensor, "batch head key"]:
     """‖W_O v_j‖ of every value through its head's part of the output projection."""
     value = seen.call.value.repeat_interleave(seen.call.shares, 1)
     return _projected_norm(value, seen.projection())
 
 
-def output_norm(seen: Seen) -> Float[Tensor, "batch head query"]:
+def output_norm(seen: AttentionIO) -> Float[Tensor, "batch head query"]:
     """‖W_O o_i‖ of every head's output, as it enters the residual stream."""
     return _projected_norm(seen.output, seen.projection())
 
 
-VECTORS: dict[str, Callable[[Seen], Tensor]] = {
+VECTORS: dict[str, Callable[[AttentionIO], Tensor]] = {
     "key_norm": key_norm,
     "value_norm": value_norm,
     "cosine_sum": cosine_sum,
@@ -87,7 +87,7 @@ VECTORS: dict[str, Callable[[Seen], Tensor]] = {
 }
 
 
-def full(values: Tensor) -> Tensor:
+def to_acc_dtype(values: Tensor) -> Tensor:
     """The values in float32 at least."""
     return values if values.dtype == torch.float64 else values.float()
 
@@ -95,13 +95,15 @@ def full(values: Tensor) -> Tensor:
 def _projected_norm(vectors: Tensor, projection: Tensor) -> Tensor:
     """‖W_h x‖ by xᵀ(W_hᵀW_h)x, which never leaves the head's width."""
     heads, width = vectors.shape[1], vectors.shape[-1]
-    parts = full(projection).unflatten(1, (heads, width))
+    parts = to_acc_dtype(projection).unflatten(1, (heads, width))
     gram = torch.einsum("mhd,mhe->hde", parts, parts)
-    vectors = full(vectors)
+    vectors = to_acc_dtype(vectors)
     return (vectors @ gram * vectors).sum(-1).clamp(min=0).sqrt()
 
 
-def visible_sums(values: Float[Tensor, "batch head query width"], call: Call) -> Float[Tensor, "batch head key width"]:
+def visible_sums(
+    values: Float[Tensor, "batch head query width"], call: AttentionCall
+) -> Float[Tensor, "batch head key width"]:
     """Sum of `values` over the real queries that may see each key, padding of keys apart."""
     if call.query_real is not None:
         values = values * call.query_real[:, None, :, None]

@@ -3,15 +3,15 @@
 from regard.models.configuration import RegardConfig
 from regard.models.decoder import RegardForCausalLM, RegardModel
 from regard.models.limits import maximum_length
-from regard.models.pretrained import Loaded, check_vocabulary, given, load
+from regard.models.pretrained import Loaded, as_loaded, check_vocabulary, load
 
 __all__ = [
     "Loaded",
     "RegardConfig",
     "RegardForCausalLM",
     "RegardModel",
+    "as_loaded",
     "check_vocabulary",
-    "given",
     "load",
     "maximum_length",
 ]

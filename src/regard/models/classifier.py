@@ -23,7 +23,7 @@ from regard.models.heads import (
     LabelTextHead,
     LinearHead,
     PreScalingHead,
-    Reading,
+    StatesReading,
     make_head,
 )
 from regard.models.loaded import Loaded
@@ -108,7 +108,7 @@ class Classifier(PreTrainedModel):
     def __init__(self, config: ClassifierConfig, encoder: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         below = config.base_config()
-        self.encoder = without_decoder(AutoModel.from_config(below)) if encoder is None else encoder
+        self.encoder = encoder_part(AutoModel.from_config(below)) if encoder is None else encoder
         self.head = make_head(
             config.head,
             _width(below),
@@ -195,7 +195,7 @@ class Classifier(PreTrainedModel):
             label_texts=texts,
             label_words=len(words),
         )
-        encoder = without_decoder(deepcopy(loaded.model))
+        encoder = encoder_part(deepcopy(loaded.model))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = cls(config, encoder)
@@ -216,7 +216,7 @@ class Classifier(PreTrainedModel):
         """
         if self.config.lora:
             merge_lora(self.encoder)
-        return alone(self.encoder.requires_grad_(True))
+        return encoder_only(self.encoder.requires_grad_(True))
 
     def forward(
         self,
@@ -255,7 +255,7 @@ class Classifier(PreTrainedModel):
         return self.head.scales(self.states(input_ids, real, token_type_ids), real, self.common(input_ids))
 
 
-def without_decoder(model: PreTrainedModel) -> PreTrainedModel:
+def encoder_part(model: PreTrainedModel) -> PreTrainedModel:
     """What hidden states are read from: the encoder of an encoder–decoder, else the model; without a pooler."""
     encoder: Any = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
@@ -263,14 +263,14 @@ def without_decoder(model: PreTrainedModel) -> PreTrainedModel:
     return cast(PreTrainedModel, encoder)
 
 
-def alone(encoder: PreTrainedModel) -> PreTrainedModel:
+def encoder_only(encoder: PreTrainedModel) -> PreTrainedModel:
     """The same encoder, whose configuration no longer says that it is an encoder–decoder, of which it was a part."""
     encoder.config.is_encoder_decoder = False
     return encoder
 
 
 def _told(config: PreTrainedConfig) -> dict[str, Any]:
-    """The configuration of a model below: of an encoder `alone`, that of the encoder–decoder that it is a part of."""
+    """The configuration of a model below: of an encoder alone, that of the encoder–decoder that it is a part of."""
     told: dict[str, Any] = config.to_diff_dict() | {"model_type": config.model_type}
     if getattr(type(config), "is_encoder_decoder", False) and not getattr(config, "is_decoder", False):
         told["is_encoder_decoder"] = True
@@ -325,10 +325,10 @@ def _width(config: Any) -> int:
     return width
 
 
-def _reading(config: ClassifierConfig, below: Any) -> Reading:
+def _reading(config: ClassifierConfig, below: Any) -> StatesReading:
     """The token that the head reads of a model of this kind."""
     if config.reading != _UNSTATED:
-        return cast(Reading, config.reading)
+        return cast(StatesReading, config.reading)
     if below.is_encoder_decoder:
         return "mean"
     if _is_causal(below):

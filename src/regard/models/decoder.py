@@ -25,7 +25,7 @@ from regard.attention.positions import BUCKETS, alibi_slopes, rotary_angles, sin
 from regard.errors import UserError
 from regard.models.configuration import RegardConfig
 from regard.models.layers import DownProjection, RegardAttention, RegardDecoderLayer, RMSNorm, Surroundings
-from regard.models.loss import IGNORED, linear_cross_entropy, logits_cross_entropy
+from regard.models.loss import IGNORE_INDEX, linear_cross_entropy, logits_cross_entropy
 
 
 class RegardPreTrainedModel(PreTrainedModel):
@@ -346,7 +346,7 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
             targets = self.targets(labels, attention_mask)
             summed = self._summed(hidden, logits, targets)
             if num_items_in_batch is None:
-                loss = summed / (targets != IGNORED).sum()
+                loss = summed / (targets != IGNORE_INDEX).sum()
             else:
                 loss = summed * self._left_out(labels, targets, summed.dtype) / num_items_in_batch
         return CausalLMOutputWithPast(
@@ -365,14 +365,14 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         columns = torch.arange(1, labels.shape[1], device=labels.device)[None]
         if attention_mask is not None and attention_mask.ndim == 2:
             columns = columns - attention_mask.int().argmax(-1, keepdim=True)
-        return shifted.masked_fill(columns < prefix, IGNORED)
+        return shifted.masked_fill(columns < prefix, IGNORE_INDEX)
 
     def _left_out(self, labels: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor | float:
         """How many labels there are to each that is scored: 1 but where those of a prefix have been left in."""
         if self.config.spec.prefix < 2:
             return 1.0
-        scored = (targets != IGNORED).sum()
-        return (labels[:, 1:] != IGNORED).sum().to(dtype) / scored.clamp(min=1)
+        scored = (targets != IGNORE_INDEX).sum()
+        return (labels[:, 1:] != IGNORE_INDEX).sum().to(dtype) / scored.clamp(min=1)
 
     def _summed(self, hidden: Tensor, logits: Tensor | None, targets: Tensor) -> Tensor:
         """The sum of the losses, of logits that are there or of a few rows at a time."""

@@ -16,12 +16,12 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from regard.errors import UserError
 from regard.models.classifier import add_lora, merge_lora
-from regard.models.kinds import language_model_class, reads_both_ways
+from regard.models.kinds import is_bidirectional, language_model_class
 from regard.models.loaded import Loaded
 from regard.models.pretrained import load
-from regard.runs.quiet import quiet
+from regard.runs.quiet import suppress_logging
 
-IGNORED = -100
+IGNORE_INDEX = -100
 NEW_TOKENS = 50
 """Of an answer at most, as SAPT has it (arXiv 2401.08295)."""
 
@@ -50,7 +50,7 @@ class Answering:
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class JoinedPairs:
     """Prompts and answers as a decoder-only model reads them, all answers beginning in the same column.
 
     All (row, token): `input_ids`, with padding before the prompt and behind the answer; `attention_mask`, which of them
@@ -75,9 +75,9 @@ def load_generator(name: str, **options: Any) -> Loaded:
     return load(name, language_model=True, **options)
 
 
-def generates(model: nn.Module) -> bool:
+def is_language_model(model: nn.Module) -> bool:
     """Whether a model has a language model's head and writes text from left to right."""
-    return isinstance(model, PreTrainedModel) and model.can_generate() and not reads_both_ways(model.config)
+    return isinstance(model, PreTrainedModel) and model.can_generate() and not is_bidirectional(model.config)
 
 
 class Generator(nn.Module):
@@ -99,7 +99,7 @@ class Generator(nn.Module):
         the model below; its weights are drawn from the seed. Raises UserError where the model has no head, where
         nothing says how an answer begins or ends, or where peft is not there.
         """
-        if not generates(loaded.model):
+        if not is_language_model(loaded.model):
             raise UserError(
                 f"model: expected a language model with its head, got {type(loaded.model).__name__}; "
                 f"regard.models.generator.load_generator({loaded.name!r}) loads one"
@@ -157,15 +157,15 @@ class Generator(nn.Module):
             given["logits_to_keep"] = many + 1
         return Answering(self.encoder(**given, use_cache=False).logits[:, -many - 1 : -1])
 
-    def joined(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> Joined:
+    def joined(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> JoinedPairs:
         """Prompts, and behind them the answers if there are any, as a decoder-only model reads them."""
         real = attention_mask.bool()
         order = real.int().argsort(dim=1, stable=True)
         ids, prompt = input_ids.gather(1, order), real.gather(1, order)
         if labels is None:
-            return Joined(ids, prompt, prompt)
-        answered = labels != IGNORED
-        return Joined(
+            return JoinedPairs(ids, prompt, prompt)
+        answered = labels != IGNORE_INDEX
+        return JoinedPairs(
             torch.cat([ids, labels.masked_fill(~answered, self.pad)], 1),
             torch.cat([prompt, answered], 1),
             torch.cat([prompt, torch.zeros_like(answered)], 1),
@@ -174,7 +174,7 @@ class Generator(nn.Module):
     def _shifted(self, labels: Tensor) -> Tensor:
         """What the decoder of an encoder–decoder reads: the answers, one later, behind the token that begins them."""
         first = labels.new_full((len(labels), 1), self.encoder.generation_config.decoder_start_token_id)
-        return torch.cat([first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.pad)], 1)
+        return torch.cat([first, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORE_INDEX, self.pad)], 1)
 
     # -- answers that are written -------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class Generator(nn.Module):
         if not self.reads_apart:
             joined = self.joined(input_ids, attention_mask)
             ids, real = joined.input_ids, joined.attention_mask
-        with quiet():
+        with suppress_logging():
             found: Tensor = model.generate(input_ids=ids, attention_mask=real.long(), max_new_tokens=new_tokens)
         return found[:, 1:] if self.reads_apart else found[:, ids.shape[1] :]
 

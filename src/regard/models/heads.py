@@ -12,8 +12,8 @@ from regard.errors import UserError, check_choice
 
 HeadName = Literal["linear", "full", "uniform", "sink", "labels"]
 HEADS: tuple[HeadName, ...] = get_args(HeadName)
-Reading = Literal["first", "last", "mean"]
-READINGS: tuple[Reading, ...] = get_args(Reading)
+StatesReading = Literal["first", "last", "mean"]
+READINGS: tuple[StatesReading, ...] = get_args(StatesReading)
 LABEL_SCALE = 20.0
 """What cosines are multiplied by: the inverse temperature with which sentence models are usually trained."""
 _HIDDEN = -1e30
@@ -25,7 +25,7 @@ class LinearHead(nn.Module):
     `reading`: "first" ([CLS]), "last" (causal models), or "mean", of the real tokens.
     """
 
-    def __init__(self, width: int, classes: int, *, reading: Reading = "first", dropout: float = 0.1) -> None:
+    def __init__(self, width: int, classes: int, *, reading: StatesReading = "first", dropout: float = 0.1) -> None:
         super().__init__()
         self.reading, self.dropout = reading, nn.Dropout(dropout)
         self.vectors = nn.Parameter(torch.empty(classes, width))
@@ -39,7 +39,7 @@ class LinearHead(nn.Module):
 
     def forward(self, states: Tensor, real: Tensor, common: Tensor | None = None) -> Tensor:
         """The logits (row, class) of states (row, token, width), of which `real` (row, token) are no padding."""
-        return self.dropout(pooled(states, real, self.reading)) @ self.vectors.T + self.bias
+        return self.dropout(pool_states(states, real, self.reading)) @ self.vectors.T + self.bias
 
 
 class PreScalingHead(nn.Module):
@@ -114,7 +114,7 @@ class LabelTextHead(nn.Module):
     others: Tensor
 
     def __init__(
-        self, width: int, classes: int, *, reading: Reading = "mean", scale: float = LABEL_SCALE, words: int = 0
+        self, width: int, classes: int, *, reading: StatesReading = "mean", scale: float = LABEL_SCALE, words: int = 0
     ) -> None:
         super().__init__()
         self.reading, self.scale = reading, scale
@@ -135,7 +135,7 @@ class LabelTextHead(nn.Module):
         """
         with torch.autocast(states.device.type, enabled=False):
             exact = states.to(torch.promote_types(states.dtype, torch.float32))
-            read = nn.functional.normalize(pooled(exact, real, self.reading), dim=-1)
+            read = nn.functional.normalize(pool_states(exact, real, self.reading), dim=-1)
             logits = self._against(read, self.vectors)
             if not self.training or not len(self.others):
                 return logits
@@ -158,7 +158,7 @@ def words_of(label: str) -> str:
     return " ".join("".join(parts).replace("_", " ").split())
 
 
-def pooled(states: Tensor, real: Tensor, reading: Reading) -> Tensor:
+def pool_states(states: Tensor, real: Tensor, reading: StatesReading) -> Tensor:
     """One state a row, (row, width), out of (row, token, width): of its first or last real token, or their mean."""
     if reading == "mean":
         share = real.to(states.dtype) / real.sum(-1, keepdim=True)
@@ -174,7 +174,7 @@ def make_head(
     width: int,
     classes: int,
     *,
-    reading: Reading,
+    reading: StatesReading,
     dropout: float,
     label_scale: float = LABEL_SCALE,
     label_words: int = 0,

@@ -28,19 +28,19 @@ def language_model_class(config: Any) -> Any:
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
-def reads_both_ways(config: Any) -> bool:
+def is_bidirectional(config: Any) -> bool:
     """Whether it is an encoder's, which reads from both sides and so cannot write from left to right."""
     both_ways = config.model_type in MASKED and not config.is_encoder_decoder
     return both_ways and not getattr(config, "is_decoder", False)
 
 
-def check_writes(config: Any, name: str) -> None:
+def check_generates_text(config: Any, name: str) -> None:
     """Nothing, or a UserError: the model `name` is none that writes text. Of kinds that are not known, nothing."""
     told = (config.architectures or [config.model_type])[0]
     kind = None
     if isinstance(config, ClassifierConfig):
         kind, told = "a classifier", f"over {config.base_config().model_type}"
-    elif reads_both_ways(config):
+    elif is_bidirectional(config):
         kind = "an encoder"
     elif config.model_type in KNOWN and not getattr(config, "auto_map", None):
         writing = FROM_TEXT_TO_TEXT if config.is_encoder_decoder else CAUSAL
@@ -51,7 +51,7 @@ def check_writes(config: Any, name: str) -> None:
         )
 
 
-def check_whole(config: Any, name: str) -> None:
+def check_loaded_whole(config: Any, name: str) -> None:
     """Nothing, or a UserError: what `regard rollback` has written as `name` is nothing without a network around it."""
     method = getattr(config, "part_of", None)
     if method is None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
-from regard.models.heads import Reading, pooled, words_of
+from regard.models.heads import StatesReading, pool_states, words_of
 from regard.models.limits import maximum_length
 from regard.models.loaded import Loaded
 
@@ -52,7 +52,9 @@ def background(tokenizer: Any, texts: Sequence[str], count: int) -> list[str]:
     return [word for word in random.Random(0).sample(words, min(count, len(words))) if word not in parts]
 
 
-def label_states(loaded: Loaded, encoder: PreTrainedModel, classes: Mapping[str, str], reading: Reading) -> Tensor:
+def label_states(
+    loaded: Loaded, encoder: PreTrainedModel, classes: Mapping[str, str], reading: StatesReading
+) -> Tensor:
     """(class, width): the pooled states of the classes' words, given by their names. Raises UserError."""
     ids = loaded.tokenizer(list(classes.values()), padding=False, truncation=False, verbose=False)["input_ids"]
     _check(list(classes), ids, maximum_length(loaded.model, loaded.tokenizer))
@@ -60,7 +62,7 @@ def label_states(loaded: Loaded, encoder: PreTrainedModel, classes: Mapping[str,
 
 
 @torch.no_grad()
-def states_of(tokenizer: Any, encoder: PreTrainedModel, texts: Sequence[str], reading: Reading) -> Tensor:
+def states_of(tokenizer: Any, encoder: PreTrainedModel, texts: Sequence[str], reading: StatesReading) -> Tensor:
     """(text, width): the pooled states of texts, in float32 at least; those of one length at a time.
 
     Nothing is padded, so no state depends on other texts.
@@ -78,7 +80,7 @@ def states_of(tokenizer: Any, encoder: PreTrainedModel, texts: Sequence[str], re
                 rows = {name: torch.tensor([read[name][one] for one in part], device=encoder.device) for name in names}
                 real = torch.ones_like(rows["input_ids"])
                 states = encoder(**rows, attention_mask=real, return_dict=True).last_hidden_state
-                for number, state in zip(part, pooled(states.to(exact), real.bool(), reading), strict=True):
+                for number, state in zip(part, pool_states(states.to(exact), real.bool(), reading), strict=True):
                     found[number] = state
     return torch.stack([state for state in found if state is not None])
 

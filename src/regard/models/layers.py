@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from regard.attention import reference
-from regard.attention.call import Call, Operation
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.operator import plain_output
 from regard.attention.positions import rotate
 from regard.attention.weightings import FEATURE_MAPS, gated
@@ -105,7 +105,7 @@ class FeatureMap(nn.Module):
 
 
 class RegardAttention(nn.Module):
-    """Attention as a spec describes it: projected, normalised, turned, mapped, put into a `Call`, gated, projected."""
+    """Attention as a spec describes it: projected, normalised, turned, mapped, put into a call, gated, projected."""
 
     is_causal = True
 
@@ -158,7 +158,7 @@ class RegardAttention(nn.Module):
         """(batch, token, head · width) as (batch, head, token, width)."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def _call(self, query: Tensor, key: Tensor, value: Tensor, around: Surroundings) -> Call:
+    def _call(self, query: Tensor, key: Tensor, value: Tensor, around: Surroundings) -> AttentionCall:
         """What is asked of attention: of softmax without anything else, no operation."""
         sink = query.new_zeros(self.num_heads) if self.spec.extra == "zero" else self.sink_logit
         learned: dict[str, Any] = {
@@ -170,7 +170,7 @@ class RegardAttention(nn.Module):
         operation: Operation | None = replace(self.operation, **learned)
         if self.operation == _PLAIN and sink is None and all(tensor is None for tensor in learned.values()):
             operation = None
-        return Call(
+        return AttentionCall(
             query=query,
             key=key,
             value=value,
@@ -184,7 +184,7 @@ class RegardAttention(nn.Module):
             operation=operation,
         )
 
-    def _attend(self, call: Call, around: Surroundings) -> Tensor:
+    def _attend(self, call: AttentionCall, around: Surroundings) -> Tensor:
         """The output (batch, head, query, width), through the slot where it is put in."""
         if around.attentions is not None:
             around.attentions.append(reference.weights(call))

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
-IGNORED = -100
+IGNORE_INDEX = -100
 CHUNK = {"cpu": 2**22, "cuda": 2**27}
 """The most logits at a time, by kind of device."""
 PARTS = 4
@@ -40,7 +40,7 @@ def logits_cross_entropy(
     for row, targets in zip(logits, labels, strict=True):
         for some, wanted in zip(row.split(rows), targets.split(rows), strict=True):
             chances = some.log_softmax(-1, dtype=exact)
-            total = total + nll_loss(chances, wanted, ignore_index=IGNORED, reduction="sum")
+            total = total + nll_loss(chances, wanted, ignore_index=IGNORE_INDEX, reduction="sum")
     return total
 
 
@@ -61,7 +61,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         exact = torch.promote_types(hidden.dtype, torch.float32)
         rows = max(min(CHUNK.get(hidden.device.type, 2**22) // weight.shape[0], -(-len(hidden) // PARTS)), 1)
         h, w = hidden.to(product), weight.to(product)
-        counted = (labels != IGNORED)[:, None]
+        counted = (labels != IGNORE_INDEX)[:, None]
         counted_h = h * counted if for_weight else h
         d_hidden = torch.empty_like(h) if for_hidden else None
         d_weight = torch.zeros_like(weight, dtype=exact) if for_weight else None
@@ -98,7 +98,7 @@ def _losses(logits: Tensor, labels: Tensor, exact: torch.dtype) -> tuple[Tensor,
     """The sum of some rows' losses, and its gradient by their logits, of rows that are not counted as well."""
     at = labels.clamp(min=0)[:, None]
     shares = logits.log_softmax(-1, dtype=exact)
-    loss = -shares.gather(1, at)[:, 0].masked_fill(labels == IGNORED, 0.0).sum()
+    loss = -shares.gather(1, at)[:, 0].masked_fill(labels == IGNORE_INDEX, 0.0).sum()
     shares = shares.exp_()
     if torch.compiler.is_compiling():  # it makes loops of one pass of a comparison, and more passes of a scatter
         return loss, shares - (torch.arange(shares.shape[1], device=at.device) == at).to(exact)

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from regard.errors import UserError
-from regard.models.classifier import Classifier, ClassifierConfig, alone, without_decoder
-from regard.models.kinds import check_whole, check_writes, language_model_class, model_class
+from regard.models.classifier import Classifier, ClassifierConfig, encoder_only, encoder_part
+from regard.models.kinds import check_generates_text, check_loaded_whole, language_model_class, model_class
 from regard.models.loaded import Loaded as Loaded
 from regard.models.sources import check_tokenizer_files, folder_of, sha256_of, weight_files
-from regard.runs.quiet import quiet
+from regard.runs.quiet import suppress_logging
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _DEVICES = "auto, cpu, cuda, cuda:N or mps"
@@ -25,7 +25,7 @@ _LONGEST_REASON = 400
 _FAILURES = (OSError, ValueError, ImportError, KeyError)
 
 
-def given(model: Any, tokenizer: Any, *, to: str, call: str) -> Loaded:
+def as_loaded(model: Any, tokenizer: Any, *, to: str, call: str) -> Loaded:
     """A model that the user holds, with its tokenizer, checked to belong together.
 
     `model` is what `load` gave, or a model; a `tokenizer` beside the former takes the place of its own. `to` and `call`
@@ -74,13 +74,13 @@ def load(
     place = _device(device)
     numbers = _dtype(dtype, place)
     folder = folder_of(name, code=trust_remote_code, weights=not random_weights)
-    with quiet():
+    with suppress_logging():
         options = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
         with _as_user_error(f"model: the configuration of '{name}' is not understood"):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        check_whole(config, name)
+        check_loaded_whole(config, name)
         if language_model:
-            check_writes(config, name)
+            check_generates_text(config, name)
         files = [] if random_weights else weight_files(folder, name)
         check_tokenizer_files(folder, name)
         with _as_user_error(f"model: the tokenizer of '{name}' cannot be read"):
@@ -161,7 +161,7 @@ def _encoder(
         classifier: Any = _trained(Classifier, folder, config, numbers, name, {})
         model: PreTrainedModel = classifier.learnt_encoder()
     else:
-        model = alone(without_decoder(_random(AutoModel, config.base_config(), numbers, seed, {})))
+        model = encoder_only(encoder_part(_random(AutoModel, config.base_config(), numbers, seed, {})))
     model.config._name_or_path = str(folder)
     return model
 

@@ -8,7 +8,7 @@ from typing import Any
 from regard.report import charts, colors, labels
 from regard.report import html as markup
 from regard.report.arrays import Measure
-from regard.report.payload import script_safe, thinned
+from regard.report.payload import script_safe, thinned_length
 
 
 def charted(every: Sequence[Measure], *, several: bool, note: str = "") -> list[str]:
@@ -43,7 +43,7 @@ def assemble(
 
 def thinning(every: Sequence[Measure]) -> str:
     """A sentence on positions left away, "" where the page holds all."""
-    kept = thinned(every)
+    kept = thinned_length(every)
     if kept is None:
         return ""
     return (

@@ -20,16 +20,16 @@ DOMAIN = "valid_loss."
 """What stands before a domain's name in the columns of validation losses."""
 
 
-def column(table: pd.DataFrame, name: str) -> Floats:
+def numeric_column(table: pd.DataFrame, name: str) -> Floats:
     """The column as float64, NaN where it is null or missing."""
     if name not in table:
         return np.full(len(table), np.nan)
     return pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
 
 
-def last(history: pd.DataFrame, name: str) -> float | None:
+def last_value(history: pd.DataFrame, name: str) -> float | None:
     """The column's last value that is a finite number; None where there is none."""
-    values = column(history, name)
+    values = numeric_column(history, name)
     known = values[np.isfinite(values)]
     return float(known[-1]) if known.size else None
 
@@ -39,14 +39,14 @@ def domains(table: pd.DataFrame) -> list[str]:
     return [str(name).removeprefix(DOMAIN) for name in table.columns if str(name).startswith(DOMAIN)]
 
 
-def thin(count: int, most: int = MOST) -> np.ndarray[Any, np.dtype[np.int64]]:
+def thin_indices(count: int, most: int = MOST) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Which of `count` points to keep: all, or `most` spread evenly with the first and the last."""
     if count <= most:
         return np.arange(count)
     return np.linspace(0, count - 1, most).round().astype(np.int64)
 
 
-def thinned(lengths: Iterable[int], file: str) -> str:
+def thinning_note(lengths: Iterable[int], file: str) -> str:
     """A sentence on points left away, "" where the page holds all."""
     return f"Longer curves are thinned to {MOST} points; {file} has all." if max(lengths, default=0) > MOST else ""
 
@@ -64,7 +64,7 @@ def line(
     Points without a finite value are left out, and lines of more than `MOST` points thinned.
     """
     known = [i for i, value in enumerate(values) if math.isfinite(value)]
-    kept = [known[i] for i in thin(len(known))]
+    kept = [known[i] for i in thin_indices(len(known))]
     band = [math.nan] * len(values) if half is None else half
     return [_point(axis, float(places[i]), series, float(values[i]), unit, float(band[i])) for i in kept]
 

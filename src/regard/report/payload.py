@@ -29,7 +29,7 @@ def payload(runs: Mapping[str, Sequence[Measure]], record: Mapping[str, Any]) ->
     """
     found = {name: {measure.key: measure for measure in of_run} for name, of_run in runs.items()}
     keys = list(dict.fromkeys(key for of_run in found.values() for key in of_run))
-    kept = thinned([measure for of_run in found.values() for measure in of_run.values()])
+    kept = thinned_length([measure for of_run in found.values() for measure in of_run.values()])
     written = []
     for statistic, site, epsilon in keys:
         of_runs = [of_run.get((statistic, site, epsilon)) for of_run in found.values()]
@@ -48,7 +48,7 @@ def payload(runs: Mapping[str, Sequence[Measure]], record: Mapping[str, Any]) ->
     return {"runs": list(found), "sites": sites, "measures": written}
 
 
-def thinned(every: Sequence[Measure]) -> NDArray[np.int64] | None:
+def thinned_length(every: Sequence[Measure]) -> NDArray[np.int64] | None:
     """The positions that the page keeps, None for all: the first ones and then evenly on a logarithmic scale."""
     blocks = [block for measure in every for block in measure.blocks.values() if "position" in block.axes]
     size = sum(block.values.size for block in blocks)

@@ -10,7 +10,7 @@ from regard.report import labels
 _SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
-def amount(count: float) -> str:
+def format_count(count: float) -> str:
     """A large count to three digits, as in "1.05M"; below a thousand the whole number."""
     for index, (size, letter) in enumerate(_SIZES):
         if count >= size * 0.9995:
@@ -19,7 +19,7 @@ def amount(count: float) -> str:
     return f"{count:.0f}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time in the two units that matter, as in "4 min 12 s"."""
     if seconds < 60:
         return f"{labels.number(seconds, 3)} s"
@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
-def number_of(record: Mapping[str, Any], part: str, key: str) -> float | None:
+def metadata_number(record: Mapping[str, Any], part: str, key: str) -> float | None:
     """The number in a part of the record, None where there is none."""
     found = labels.section(record, part).get(key)
     return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None

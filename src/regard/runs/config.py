@@ -14,7 +14,7 @@ LARGEST_SEED = 2**63 - 1
 _WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
 
 
-def option(default: Any, said: str, **more: Any) -> Any:
+def config_field(default: Any, said: str, **more: Any) -> Any:
     """A field with the line that explains it, and its bounds: `least`, `above`, `most`."""
     return dataclasses.field(default=default, metadata={"help": said, **more})
 
@@ -24,15 +24,15 @@ def _hints(record: type) -> dict[str, Any]:
     return get_type_hints(record)
 
 
-def kinds(record: type, name: str) -> tuple[Any, ...]:
+def allowed_types(record: type, name: str) -> tuple[Any, ...]:
     """The types that a field may have."""
     hint = _hints(record)[name]
     return get_args(hint) if type(None) in get_args(hint) else (hint,)
 
 
-def checked(record: type, one: dataclasses.Field[Any], value: Any) -> Any:
+def validate_field(record: type, one: dataclasses.Field[Any], value: Any) -> Any:
     """The value as its field wants it. Raises UserError."""
-    types, told = kinds(record, one.name), one.name.replace("_", "-")
+    types, told = allowed_types(record, one.name), one.name.replace("_", "-")
     if value is None and type(None) in types:
         return None
     kind = types[0]
@@ -68,12 +68,12 @@ def _check_bounds(one: dataclasses.Field[Any], value: float) -> None:
         raise UserError(f"{told}: expected a number {low}{high}, got {value}")
 
 
-def parsed(record: type, name: str, text: str, told: str) -> Any:
+def parse_field(record: type, name: str, text: str, told: str) -> Any:
     """The value of a field that a text states, as `--name TEXT` does; `told` names the record. Raises UserError."""
     names = [one.name for one in dataclasses.fields(record)]
     if name not in names:
         raise UserError(f"{told}: there is no field {name}; allowed are {', '.join(names)}")
-    types = kinds(record, name)
+    types = allowed_types(record, name)
     if type(None) in types and text.lower() == "none":
         return None
     kind = types[0]

@@ -19,7 +19,7 @@ PIECE = 2**20
 
 
 @contextmanager
-def joined() -> Iterator[None]:
+def process_group() -> Iterator[None]:
     """While it lasts this process is one of those that `accelerate launch` or `torchrun` started, if any did."""
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
@@ -37,23 +37,23 @@ def joined() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def count() -> int:
+def world_size() -> int:
     """How many processes there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def first() -> bool:
+def is_main_process() -> bool:
     """Whether this is the process that writes and prints."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def mine(samples: Tensor) -> Tensor:
+def local_shard(samples: Tensor) -> Tensor:
     """The share of this process of the samples: every n-th."""
     return samples[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else samples
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def raise_on_all_ranks() -> Iterator[None]:
     """A block that fails in every process where it fails in one, so that none waits for another in vain.
 
     A process raises what went wrong in it; one in which nothing did raises UserError with the first mistake of the
@@ -64,8 +64,8 @@ def together() -> Iterator[None]:
         yield
     except Exception as caught:
         error = caught
-    if count() > 1:
-        told = [json.loads(raw) for raw in gathered(json.dumps(_told(error)).encode())]
+    if world_size() > 1:
+        told = [json.loads(raw) for raw in all_gather_bytes(json.dumps(_told(error)).encode())]
         others = [line for line in told if line is not None]
         if error is None and others:
             raise UserError(others[0])
@@ -80,14 +80,14 @@ def _told(error: Exception | None) -> str | None:
     return f"another process failed with {type(error).__name__}: {' '.join(str(error).split())}"
 
 
-def gathered(raw: bytes) -> list[bytes]:
+def all_gather_bytes(raw: bytes) -> list[bytes]:
     """The bytes of every process, in their order.
 
     They go through the key–value store by which the processes met, in pieces that it takes. Collectives would do, but
     Gloo's threads may let go of their tensors only while Python shuts down, which ends the process with an abort.
     """
     store: Any = dist.distributed_c10d._get_default_store()
-    me, everyone = dist.get_rank(), range(count())
+    me, everyone = dist.get_rank(), range(world_size())
     call = f"regard/{store.add(f'regard/calls/{me}', 1)}"
     for start in range(0, len(raw), PIECE):
         store.set(f"{call}/{me}/{start}", raw[start : start + PIECE])

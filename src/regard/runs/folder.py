@@ -15,14 +15,14 @@ import safetensors
 
 from regard.errors import UserError
 
-RECORD = "results.json"
+RESULTS = "results.json"
 """What the folder of a run has."""
 OPTION = "--out"
 """How a place to write to is asked for on the command line."""
 
 
-def check_free(
-    folder: str | Path, *, overwrite: bool, verb: str | None = None, sign: str = RECORD, asked: str = OPTION
+def check_output_dir(
+    folder: str | Path, *, overwrite: bool, verb: str | None = None, sign: str = RESULTS, asked: str = OPTION
 ) -> None:
     """Nothing, or a UserError: the folder is in use and may not be written over, or it cannot be made.
 
@@ -37,9 +37,9 @@ def check_free(
         if not folder.exists() or not any(folder.iterdir()):
             return
         if not (folder / sign).is_file():
-            what = "a run" if sign == RECORD else "what is written here"
+            what = "a run" if sign == RESULTS else "what is written here"
             raise UserError(f"{asked}: {folder} holds something else than {what} (no {sign}); it is not overwritten")
-        other = None if verb is None else verb_of(folder / sign)
+        other = None if verb is None else command_of(folder / sign)
         if other not in (None, verb):
             raise UserError(
                 f"{asked}: expected a new folder or a run of `regard {verb}`, {folder} is one of `regard {other}`; "
@@ -49,7 +49,7 @@ def check_free(
             raise UserError(f"{asked}: {folder} exists; choose another folder, or give {_overwriting(asked)}")
 
 
-def verb_of(record: Path) -> str | None:
+def command_of(record: Path) -> str | None:
     """The verb whose run has this record; None if it does not say."""
     try:
         told = json.loads(record.read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def verb_of(record: Path) -> str | None:
     return verb if isinstance(verb, str) else None
 
 
-def check_free_file(path: str | Path, *, overwrite: bool) -> None:
+def check_output_file(path: str | Path, *, overwrite: bool) -> None:
     """Nothing, or a UserError: the file is there and may not be written over, or it cannot be made."""
     path = Path(path)
     with _reachable(path, OPTION):
@@ -96,12 +96,12 @@ def _check_writable(path: Path, asked: str) -> None:
 
 
 @contextlib.contextmanager
-def writing(
-    folder: str | Path, *, overwrite: bool, verb: str | None = None, sign: str = RECORD, asked: str = OPTION
+def atomic_folder(
+    folder: str | Path, *, overwrite: bool, verb: str | None = None, sign: str = RESULTS, asked: str = OPTION
 ) -> Iterator[Path]:
     """A folder beside `folder` to write to, which takes its name at the end, or vanishes if anything goes wrong."""
     folder = Path(folder).resolve()
-    check_free(folder, overwrite=overwrite, verb=verb, sign=sign, asked=asked)
+    check_output_dir(folder, overwrite=overwrite, verb=verb, sign=sign, asked=asked)
     place = _beside(folder, "new")
     made = [parent for parent in folder.parents if not parent.exists()]
     try:

@@ -215,7 +215,7 @@ NORMAL = 1.959964
 """The 0.975 quantile of the normal distribution."""
 
 
-def quantile(freedom: int) -> float:
+def t_value(freedom: int) -> float:
     """The 0.975 quantile of Student's t; beyond the table by its expansion in 1/freedom (Abramowitz, Stegun 26.7.5)."""
     if freedom <= len(QUANTILES):
         return QUANTILES[freedom - 1]

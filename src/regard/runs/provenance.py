@@ -55,7 +55,7 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def digest(model: Any) -> str:
+def sha256_of_weights(model: Any) -> str:
     """The sha256 over the weights as they are, by name, for a model that no file tells of."""
     import torch
 

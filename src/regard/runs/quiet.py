@@ -7,7 +7,7 @@ from transformers.utils import logging
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def suppress_logging() -> Iterator[None]:
     """Silences the load report and the progress bar of Transformers, and restores what the user had set."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UserError
-from regard.runs.folder import RECORD
+from regard.runs.folder import RESULTS
 
 PAGE = "report.html"
 """The page that every run leaves."""
@@ -15,9 +15,9 @@ PAGE = "report.html"
 
 def read_record(folder: str | Path, *, verb: str, told: str) -> dict[str, Any]:
     """The record of a finished run of a verb in a folder; `told` names what such a run is of. Raises UserError."""
-    path = Path(folder) / RECORD
+    path = Path(folder) / RESULTS
     if not path.is_file():
-        raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard {verb} --out` writes it")
+        raise UserError(f"no run in {folder}: expected a folder with {RESULTS}, as `regard {verb} --out` writes it")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -12,7 +12,15 @@ from regard.statistics.layers import MassiveActivations, MatrixEntropy, OverSmoo
 from regard.statistics.observation import Observation
 from regard.statistics.rows import Distance, Entropy, HeadOutputNorm, RowSum, VirtualSinkMass
 from regard.statistics.sinks import ColumnMass, CommonSinkRatio, FirstMass, SinkDeviation, SinkRate, SinkTokens
-from regard.statistics.statistic import About, Average, Key, PerLayer, Row, Sampled, Statistic
+from regard.statistics.statistic import (
+    Average,
+    PerLayer,
+    SampleValues,
+    Statistic,
+    StatisticInfo,
+    StatisticKey,
+    StatisticRow,
+)
 
 STATISTICS: dict[str, Callable[[], Statistic]] = {
     "sink_rate": SinkRate,
@@ -54,7 +62,7 @@ DEFAULT = (
 )
 
 
-def names(wanted: str | Iterable[str]) -> tuple[str, ...]:
+def statistic_names(wanted: str | Iterable[str]) -> tuple[str, ...]:
     """Names of statistics: "default", "all", or as given (separated by commas in a string), each checked, each once."""
     if isinstance(wanted, str):
         wanted = {"default": DEFAULT, "all": tuple(STATISTICS)}.get(wanted.strip(), tuple(wanted.split(",")))
@@ -68,13 +76,13 @@ def names(wanted: str | Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def named(wanted: Any) -> dict[str, Callable[[], Statistic]]:
+def by_name(wanted: Any) -> dict[str, Callable[[], Statistic]]:
     """By name, how to make each statistic that is wanted; one that is given ready-made is itself.
 
-    `wanted`: a string as in `names`, or several names and `Statistic`s. Raises UserError for anything else.
+    `wanted`: a string as in `statistic_names`, or several names and `Statistic`s. Raises UserError for anything else.
     """
     if isinstance(wanted, str):
-        wanted = names(wanted)
+        wanted = statistic_names(wanted)
     if not isinstance(wanted, Iterable):
         raise UserError(f"statistics: expected default, all, or names and statistics in a list; got {wanted!r}")
     wanted = list(wanted)
@@ -82,7 +90,7 @@ def named(wanted: Any) -> dict[str, Callable[[], Statistic]]:
         raise UserError(
             f"statistics: expected names, or statistics that are set up such as SinkRate(); got {wrong[0]!r}"
         )
-    given = [s if isinstance(s, Statistic) else names([s])[0] for s in wanted]
+    given = [s if isinstance(s, Statistic) else statistic_names([s])[0] for s in wanted]
     found = {s if isinstance(s, str) else s.name: STATISTICS[s] if isinstance(s, str) else _same(s) for s in given}
     if len(found) < len(given) or not found:
         listed = [s if isinstance(s, str) else s.name for s in given]
@@ -94,30 +102,30 @@ def _same(statistic: Statistic) -> Callable[[], Statistic]:
     return lambda: statistic
 
 
-def chosen(wanted: Any) -> list[Statistic]:
+def select_statistics(wanted: Any) -> list[Statistic]:
     """Fresh statistics for names, ready-made ones as they are."""
-    return [make() for make in named(wanted).values()]
+    return [make() for make in by_name(wanted).values()]
 
 
 __all__ = [
     "DEFAULT",
     "STATISTICS",
-    "About",
     "Average",
     "ColumnMass",
     "CommonSinkRatio",
     "FirstMass",
     "InputDependence",
-    "Key",
     "Observation",
     "PerLayer",
-    "Row",
-    "Sampled",
+    "SampleValues",
     "SinkDeviation",
     "SinkRate",
     "SinkTokens",
     "Statistic",
-    "chosen",
-    "named",
-    "names",
+    "StatisticInfo",
+    "StatisticKey",
+    "StatisticRow",
+    "by_name",
+    "select_statistics",
+    "statistic_names",
 ]

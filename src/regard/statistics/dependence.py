@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.statistics.observation import Observation
-from regard.statistics.statistic import About, Row, Statistic
+from regard.statistics.statistic import Statistic, StatisticInfo, StatisticRow
 
 
 def input_dependence(
@@ -31,7 +31,7 @@ class InputDependence(Statistic):
     """
 
     name = "input_dependence"
-    about = About(
+    about = StatisticInfo(
         title="Input dependence",
         unit="",
         description="Share of a head's squared weights that its average over samples does not explain.",
@@ -75,7 +75,7 @@ class InputDependence(Statistic):
         """The average matrices by (site, layer), for replacing."""
         return {place: weights / self.samples[place] for place, weights in self.sums.items()}
 
-    def result(self) -> list[Row]:
+    def result(self) -> list[StatisticRow]:
         rows = []
         for place in sorted(self.sums):
             site, layer = place
@@ -83,7 +83,7 @@ class InputDependence(Statistic):
             if n < 2:
                 continue
             for head, value in enumerate(input_dependence(self.sums[place], self.squares[place], n).tolist()):
-                rows.append(Row(self.name, layer, head, None, None, value, None, n, site))
+                rows.append(StatisticRow(self.name, layer, head, None, None, value, None, n, site))
         return rows
 
     def state(self) -> dict[str, Tensor]:

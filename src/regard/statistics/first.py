@@ -10,16 +10,16 @@ from torch import Tensor
 
 from regard.statistics.observation import Observation
 from regard.statistics.rows import mean_over_queries
-from regard.statistics.sinks import GU, received, sink_rate
-from regard.statistics.statistic import About, Average, PerLayer, Sampled
+from regard.statistics.sinks import GU, mean_received_attention, sink_rate
+from regard.statistics.statistic import Average, PerLayer, SampleValues, StatisticInfo
 
 
-def in_front(layer: Observation, tokens: int) -> int:
+def visible_before(layer: Observation, tokens: int) -> int:
     """How many tokens a model has put in front of sequences of `tokens` tokens: one if it has a sink token."""
     return int(layer.length.max()) - tokens
 
 
-class OfTokens(Average):
+class TokenFirst(Average):
     """A statistic of the given tokens alone, `tokens` a sequence, at position 0 the first that was given."""
 
     def __init__(self, statistic: Average, tokens: int) -> None:
@@ -27,12 +27,12 @@ class OfTokens(Average):
         self.statistic, self.tokens = statistic, tokens
         self.name, self.about, self.needs = statistic.name, statistic.about, statistic.needs
 
-    def sampled(self, layers: Sequence[Observation]) -> Iterable[Sampled]:
+    def sampled(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
         """What is known of each sample, without what stands in front."""
         return self.statistic.sampled([self._given(layer) for layer in layers])
 
     def _given(self, layer: Observation) -> Observation:
-        front = in_front(layer, self.tokens)
+        front = visible_before(layer, self.tokens)
         if not front:
             return layer
         cut = {"hidden_norm": lambda tensor: tensor[:, front:]}
@@ -45,7 +45,7 @@ class FirstAlpha(PerLayer):
     """α_1 of each head, from the column that the sink rate needs anyway."""
 
     name = "alpha"
-    about = About(
+    about = StatisticInfo(
         title="α_1",
         unit="",
         description="Attention to the first token, averaged over all queries.",
@@ -53,11 +53,11 @@ class FirstAlpha(PerLayer):
     )
     needs = frozenset({"column_mass"})
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         """α_1 by head."""
         mass = layer.tensors["column_mass"]
-        alpha = received(mass, layer.seen_by(mass.shape[-1]))
-        yield Sampled(self.key(layer, "head"), alpha[..., 0], layer.attended(1)[:, 0])
+        alpha = mean_received_attention(mass, layer.seen_by(mass.shape[-1]))
+        yield SampleValues(self.key(layer, "head"), alpha[..., 0], layer.attended(1)[:, 0])
 
 
 class VirtualSink(PerLayer):
@@ -70,7 +70,7 @@ class VirtualSink(PerLayer):
     """
 
     name = "virtual_alpha"
-    about = About(
+    about = StatisticInfo(
         title="Virtual sink",
         unit="",
         description="Attention that goes to no given token, averaged over queries; and how often it is more than ε.",
@@ -82,17 +82,17 @@ class VirtualSink(PerLayer):
         super().__init__()
         self.epsilon, self.tokens = epsilon, tokens
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         """The mass by head, and its rate."""
         alpha, present = self._alpha(layer), layer.length > 0
-        yield Sampled(self.key(layer, "head"), alpha, present)
+        yield SampleValues(self.key(layer, "head"), alpha, present)
         rate = sink_rate(alpha[..., None], self.epsilon)[..., 0]
-        yield Sampled(self.key(layer, "head", epsilon=self.epsilon, suffix="_rate"), rate, present)
+        yield SampleValues(self.key(layer, "head", epsilon=self.epsilon, suffix="_rate"), rate, present)
 
     def _alpha(self, layer: Observation) -> Float[Tensor, "sample head"]:
         missing = layer.tensors["virtual_sink_mass"]
         mean = mean_over_queries(missing, layer.real_queries(missing.shape[-1]))
-        front = layer.tensors["column_mass"][..., : in_front(layer, self.tokens)].double().sum(-1)
+        front = layer.tensors["column_mass"][..., : visible_before(layer, self.tokens)].double().sum(-1)
         length = layer.length[:, None]
         alpha = mean + front / length
         return (1 + alpha * length) / (length + 1) if layer.virtual_key else alpha

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.statistics.observation import Observation
-from regard.statistics.statistic import About, Key, PerLayer, Sampled
+from regard.statistics.statistic import PerLayer, SampleValues, StatisticInfo, StatisticKey
 
 GU = "Gu et al. 2025 (arXiv 2410.10781)"
 
@@ -28,20 +28,20 @@ class Norm(PerLayer):
     reduction: str
     axes: tuple[str, ...] = ("head", "position")
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         norms = layer.tensors[self.reduction]
         real = layer.real_keys(norms.shape[-1])
-        yield Sampled(self.key(layer, *self.axes), norms, real)
+        yield SampleValues(self.key(layer, *self.axes), norms, real)
         ratio = first_against_rest(norms, real)
-        key = Key(f"{self.name}_sink_ratio", layer.site, layer.layer, None, self.axes[:-1])
-        yield Sampled(key, ratio, ratio.isfinite())
+        key = StatisticKey(f"{self.name}_sink_ratio", layer.site, layer.layer, None, self.axes[:-1])
+        yield SampleValues(key, ratio, ratio.isfinite())
 
 
 class KeyNorm(Norm):
     """‖k‖ after positions are applied; one row per key/value head."""
 
     name = reduction = "key_norm"
-    about = About(
+    about = StatisticInfo(
         title="Key norm",
         unit="",
         description="L2 norm of keys (after RoPE) by position and key/value head; "
@@ -55,7 +55,7 @@ class ValueNorm(Norm):
     """‖v‖; one row per key/value head."""
 
     name = reduction = "value_norm"
-    about = About(
+    about = StatisticInfo(
         title="Value norm",
         unit="",
         description="L2 norm of values by position and key/value head; ratio: first token over the mean of the rest.",
@@ -69,7 +69,7 @@ class HiddenNorm(Norm):
 
     name = reduction = "hidden_norm"
     axes = ("position",)
-    about = About(
+    about = StatisticInfo(
         title="Hidden norm",
         unit="",
         description="L2 norm of hidden states by position; ratio: first token over the mean of the rest.",
@@ -83,11 +83,11 @@ class PerPair(PerLayer):
 
     reduction: str
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         sums = layer.tensors[self.reduction]
         pairs = layer.tensors["pair_count"]
         present = layer.attended(sums.shape[-1])[:, None] & (pairs > 0)
-        yield Sampled(self.key(layer, "head", "position"), sums / pairs.clamp(min=1), present)
+        yield SampleValues(self.key(layer, "head", "position"), sums / pairs.clamp(min=1), present)
 
 
 class QKCosine(PerPair):
@@ -95,7 +95,7 @@ class QKCosine(PerPair):
 
     name = "qk_cosine"
     reduction = "cosine_sum"
-    about = About(
+    about = StatisticInfo(
         title="Query–key cosine",
         unit="",
         description="cos(q_i, k_j), mean over the queries that may see key j.",
@@ -109,7 +109,7 @@ class QKNorm(PerPair):
 
     name = "qk_norm"
     reduction = "norm_sum"
-    about = About(
+    about = StatisticInfo(
         title="Query–key norm product",
         unit="",
         description="|q_i||k_j|, mean over the queries that may see key j.",
@@ -122,7 +122,7 @@ class ValueWeightedMass(PerLayer):
     """Attention times what it carries: a sink with empty values weighs nothing here."""
 
     name = "value_weighted_mass"
-    about = About(
+    about = StatisticInfo(
         title="Value-weighted mass",
         unit="",
         description="d_j·‖W_O v_j‖: attention a position receives, times the norm of its value through W_O.",
@@ -130,7 +130,7 @@ class ValueWeightedMass(PerLayer):
     )
     needs = frozenset({"column_mass", "value_output_norm"})
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         mass = layer.tensors["column_mass"] * layer.tensors["value_output_norm"]
         degree = mass / layer.length[:, None, None].clamp(min=1)
-        yield Sampled(self.key(layer, "head", "position"), degree, layer.attended(mass.shape[-1]))
+        yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended(mass.shape[-1]))

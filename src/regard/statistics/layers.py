@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.statistics.observation import Observation
-from regard.statistics.statistic import About, PerLayer, Sampled
+from regard.statistics.statistic import PerLayer, SampleValues, StatisticInfo
 
 TOP = 3
 
@@ -34,7 +34,7 @@ class OverSmoothing(PerLayer):
     """How alike the tokens of a sample have become."""
 
     name = "over_smoothing"
-    about = About(
+    about = StatisticInfo(
         title="Over-smoothing",
         unit="",
         description="Mean cosine between the hidden states of different tokens of a sample.",
@@ -42,15 +42,15 @@ class OverSmoothing(PerLayer):
     )
     needs = frozenset({"direction"})
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
-        yield Sampled(self.key(layer), over_smoothing(layer.tensors["direction"], layer.length), layer.length > 1)
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+        yield SampleValues(self.key(layer), over_smoothing(layer.tensors["direction"], layer.length), layer.length > 1)
 
 
 class MatrixEntropy(PerLayer):
     """How many directions the tokens of a sample spread over."""
 
     name = "matrix_entropy"
-    about = About(
+    about = StatisticInfo(
         title="Matrix entropy",
         unit="nats",
         description="Von Neumann entropy of the trace-normalised Gram matrix of a sample's unit hidden states.",
@@ -58,17 +58,17 @@ class MatrixEntropy(PerLayer):
     )
     needs = frozenset({"hidden"})
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         hidden = layer.tensors["hidden"]
         values = [matrix_entropy(states[:n]) for states, n in zip(hidden, layer.length.tolist(), strict=True)]
-        yield Sampled(self.key(layer), torch.stack(values), layer.length > 0)
+        yield SampleValues(self.key(layer), torch.stack(values), layer.length > 0)
 
 
 class MassiveActivations(PerLayer):
     """The largest magnitudes among a layer's activations against the usual one."""
 
     name = "massive_activations"
-    about = About(
+    about = StatisticInfo(
         title="Massive activations",
         unit="",
         description="The three largest |activations| of a sample's hidden states, and the median.",
@@ -76,7 +76,7 @@ class MassiveActivations(PerLayer):
     )
     needs = frozenset({"hidden"})
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         hidden = layer.tensors["hidden"].abs()
         flat = [states[:n].flatten() for states, n in zip(hidden, layer.length.tolist(), strict=True)]
         kept = [i for i, values in enumerate(flat) if len(values) >= TOP]
@@ -85,15 +85,15 @@ class MassiveActivations(PerLayer):
         tops = torch.stack([flat[i].topk(TOP).values for i in kept])
         medians = torch.stack([flat[i].median() for i in kept])
         for rank in range(TOP):
-            yield Sampled(self.key(layer, suffix=f"_top{rank + 1}"), tops[:, rank])
-        yield Sampled(self.key(layer, suffix="_median"), medians)
+            yield SampleValues(self.key(layer, suffix=f"_top{rank + 1}"), tops[:, rank])
+        yield SampleValues(self.key(layer, suffix="_median"), medians)
 
 
 class SpectralBound(PerLayer):
     """How much of the differences between tokens a head can let through."""
 
     name = "spectral_bound"
-    about = About(
+    about = StatisticInfo(
         title="Spectral bound",
         unit="",
         description="λ_max of Aᵀ(I − 11ᵀ/n)A: dist(AH) ≤ √λ_max · dist(H).",
@@ -101,5 +101,5 @@ class SpectralBound(PerLayer):
     )
     needs = frozenset({"spectral_bound"})
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
-        yield Sampled(self.key(layer, "head"), layer.tensors["spectral_bound"], layer.length > 0)
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+        yield SampleValues(self.key(layer, "head"), layer.tensors["spectral_bound"], layer.length > 0)

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-class Moments:
+class RunningMoments:
     """Count, mean and sum of squared deviations of samples of a tensor, each entry on its own, in float64.
 
     Merging is that of Chan, Golub and LeVeque (1983): as exact as one pass over all samples. The last axis grows to the
@@ -29,7 +29,7 @@ class Moments:
         deviation = ((values - mean).square() * here).sum(0)
         self._merge(count, mean, deviation)
 
-    def merge(self, other: Moments) -> None:
+    def merge(self, other: RunningMoments) -> None:
         """Count in all that the other has seen."""
         self._merge(other.count, other.mean, other.deviation)
 
@@ -58,7 +58,7 @@ class Moments:
         return torch.stack([self.count, self.mean, self.deviation])
 
     @classmethod
-    def from_state(cls, state: Tensor) -> Moments:
+    def from_state(cls, state: Tensor) -> RunningMoments:
         """The moments that gave this state."""
         moments = cls()
         moments.count, moments.mean, moments.deviation = (part.clone() for part in state)

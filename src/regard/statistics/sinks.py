@@ -12,14 +12,22 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.statistics.observation import Observation
-from regard.statistics.statistic import About, Average, Key, PerLayer, Row, Sampled, Statistic
+from regard.statistics.statistic import (
+    Average,
+    PerLayer,
+    SampleValues,
+    Statistic,
+    StatisticInfo,
+    StatisticKey,
+    StatisticRow,
+)
 
 GU = "Gu et al. 2025 (arXiv 2410.10781)"
 BAI = "Bai et al. 2024 (arXiv 2410.05648)"
 PERCENT = 100.0
 
 
-def received(
+def mean_received_attention(
     column_mass: Float[Tensor, "sample head key"], queries: Int[Tensor, "sample key"]
 ) -> Float[Tensor, "sample head key"]:
     """α_k: attention to key k, averaged over the queries that may see it (Gu et al. 2025, eq. of Sink_k^ε)."""
@@ -41,12 +49,12 @@ def sink_deviation(
     return scatter.sqrt() / mass.clamp(min=torch.finfo(torch.float64).tiny)
 
 
-def strongest(
+def topk_keys(
     column_mass: Float[Tensor, "sample head key"], real: Bool[Tensor, "sample key"], top: int
 ) -> Int[Tensor, "sample head top"]:
     """The `top` keys of greatest average outer degree per sample and head, the greatest first, of equals the earlier.
 
-    A sample of fewer real keys has others at the end: see `standing`.
+    A sample of fewer real keys has others at the end: see `topk_valid`.
     """
     mass = column_mass.masked_fill(~real[:, None], -torch.inf)
     if top == 1:
@@ -54,8 +62,8 @@ def strongest(
     return mass.sort(dim=-1, descending=True, stable=True).indices[..., :top]
 
 
-def standing(at: Int[Tensor, "sample head top"], real: Bool[Tensor, "sample key"]) -> Bool[Tensor, "sample head top"]:
-    """Which of the `strongest` are real keys."""
+def topk_valid(at: Int[Tensor, "sample head top"], real: Bool[Tensor, "sample key"]) -> Bool[Tensor, "sample head top"]:
+    """Which of the `topk_keys` are real keys."""
     return real[:, None].expand(-1, at.shape[1], -1).gather(-1, at)
 
 
@@ -63,7 +71,7 @@ class SinkRate(Average):
     """Sink_k^ε of every position k and several ε: per head, and over all layers and heads of a sample."""
 
     name = "sink_rate"
-    about = About(
+    about = StatisticInfo(
         title="Sink rate",
         unit="%",
         description="Share of samples in which the position receives more than ε of the attention of the queries "
@@ -81,7 +89,7 @@ class SinkRate(Average):
         self.epsilons = tuple(dict.fromkeys(map(float, epsilons)))
         self.minimum_queries = minimum_queries
 
-    def sampled(self, layers: Sequence[Observation]) -> Iterator[Sampled]:
+    def sampled(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         sums: dict[tuple[str, float], list[Tensor]] = {}
         presences: dict[str, Tensor] = {}
         for layer in layers:
@@ -90,22 +98,24 @@ class SinkRate(Average):
             mass = layer.tensors["column_mass"]
             queries = layer.seen_by(mass.shape[-1])
             present = layer.real_keys(mass.shape[-1]) & (queries >= self.minimum_queries)
-            alpha = received(mass, queries)
+            alpha = mean_received_attention(mass, queries)
             presences[layer.site] = present
             for epsilon in self.epsilons:
                 rates = sink_rate(alpha, epsilon)
-                yield Sampled(Key(self.name, layer.site, layer.layer, epsilon, ("head", "position")), rates, present)
+                yield SampleValues(
+                    StatisticKey(self.name, layer.site, layer.layer, epsilon, ("head", "position")), rates, present
+                )
                 sums.setdefault((layer.site, epsilon), []).append(rates.double())
         for (site, epsilon), rates_by_layer in sums.items():
             overall = torch.cat(rates_by_layer, dim=1).mean(1)
-            yield Sampled(Key(self.name, site, None, epsilon, ("position",)), overall, presences[site])
+            yield SampleValues(StatisticKey(self.name, site, None, epsilon, ("position",)), overall, presences[site])
 
 
 class ColumnMass(PerLayer):
     """d_i, the average outer degree of every key."""
 
     name = "column_mass"
-    about = About(
+    about = StatisticInfo(
         title="Column mass",
         unit="",
         description="Average outer degree d_i: attention that a position receives, averaged over all queries.",
@@ -113,17 +123,17 @@ class ColumnMass(PerLayer):
     )
     needs = frozenset({"column_mass"})
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         mass = layer.tensors["column_mass"]
         degree = mass / layer.length[:, None, None].clamp(min=1)
-        yield Sampled(self.key(layer, "head", "position"), degree, layer.attended(mass.shape[-1]))
+        yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended(mass.shape[-1]))
 
 
 class FirstMass(PerLayer):
     """α_k of the first few keys alone, which costs as many products a query as there are keys asked for."""
 
     name = "first_mass"
-    about = About(
+    about = StatisticInfo(
         title="First-token mass",
         unit="",
         description="Attention to the first tokens, averaged over the queries that may see them.",
@@ -135,20 +145,20 @@ class FirstMass(PerLayer):
         super().__init__()
         self.first = first
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         mass = layer.tensors["first_mass"]
         real = layer.real_queries(mass.shape[2])
         sums = mass.masked_fill(~real[:, None, :, None], 0.0).sum(2)
         width = sums.shape[-1]
-        alpha = received(sums, layer.seen_by(width))
-        yield Sampled(self.key(layer, "head", "position"), alpha, layer.attended(width))
+        alpha = mean_received_attention(sums, layer.seen_by(width))
+        yield SampleValues(self.key(layer, "head", "position"), alpha, layer.attended(width))
 
 
 class SinkDeviation(PerLayer):
     """How unevenly queries attend to the sinks of a head."""
 
     name = "sink_deviation"
-    about = About(
+    about = StatisticInfo(
         title="Sink deviation",
         unit="",
         description="Δ of the strongest column(s): 0 if all queries attend to it alike.",
@@ -160,13 +170,13 @@ class SinkDeviation(PerLayer):
         super().__init__()
         self.top = top
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         mass, square = layer.tensors["column_mass"], layer.tensors["column_square"]
         real = layer.attended(mass.shape[-1])
-        at = strongest(mass, real, self.top)
-        counted = standing(at, real)
+        at = topk_keys(mass, real, self.top)
+        counted = topk_valid(at, real)
         deviation = sink_deviation(mass, square, layer.length).gather(-1, at).masked_fill(~counted, 0.0)
-        yield Sampled(self.key(layer, "head"), deviation.sum(-1) / counted.sum(-1).clamp(min=1), real.any(-1))
+        yield SampleValues(self.key(layer, "head"), deviation.sum(-1) / counted.sum(-1).clamp(min=1), real.any(-1))
 
 
 class CommonSinkRatio(Statistic):
@@ -177,7 +187,7 @@ class CommonSinkRatio(Statistic):
     """
 
     name = "common_sink_ratio"
-    about = About(
+    about = StatisticInfo(
         title="Common-sink ratio",
         unit="%",
         description="Share of the strongest columns (one per head and sample) that are common tokens.",
@@ -188,7 +198,7 @@ class CommonSinkRatio(Statistic):
     def __init__(self, common: Iterable[int] | None = None, *, top: int = 1, frequent: float = 0.5) -> None:
         self.common = None if common is None else frozenset(common)
         self.top, self.frequent = top, frequent
-        self._known = KnownCommon(self.common, top) if self.common is not None else None
+        self._known = KnownCommonSinkRatio(self.common, top) if self.common is not None else None
         self._sinks: dict[tuple[str, int], Counter[int]] = {}
         self._documents: dict[str, Counter[int]] = {}
         self._samples: Counter[str] = Counter()
@@ -203,8 +213,8 @@ class CommonSinkRatio(Statistic):
                 continue
             mass = layer.tensors["column_mass"]
             real = layer.attended(mass.shape[-1])
-            at = strongest(mass, real, self.top)
-            tokens = _token_of(layer, at)[standing(at, real)]
+            at = topk_keys(mass, real, self.top)
+            tokens = _token_of(layer, at)[topk_valid(at, real)]
             self._sinks.setdefault((layer.site, layer.layer), Counter()).update(tokens.tolist())
             if layer.site not in counted:
                 counted.add(layer.site)
@@ -229,7 +239,7 @@ class CommonSinkRatio(Statistic):
         needed = self.frequent * self._samples[site]
         return frozenset(token for token, count in self._documents.get(site, Counter()).items() if count > needed)
 
-    def result(self) -> list[Row]:
+    def result(self) -> list[StatisticRow]:
         if self._known is not None:
             return self._known.result()
         rows = []
@@ -238,7 +248,7 @@ class CommonSinkRatio(Statistic):
                 continue
             common = self.found(site)
             share = PERCENT * sum(n for token, n in sinks.items() if token in common) / sinks.total()
-            rows.append(Row(self.name, layer, None, None, None, share, None, self._samples[site], site))
+            rows.append(StatisticRow(self.name, layer, None, None, None, share, None, self._samples[site], site))
         return rows
 
     def state(self) -> dict[str, Tensor]:
@@ -250,7 +260,7 @@ class CommonSinkRatio(Statistic):
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         if self.common is not None:
-            self._known = KnownCommon(self.common, self.top)
+            self._known = KnownCommonSinkRatio(self.common, self.top)
             self._known.load(state)
             return
         self._sinks, self._documents, self._samples = {}, {}, Counter()
@@ -265,7 +275,7 @@ class CommonSinkRatio(Statistic):
                 self._samples[site] = counts[0]
 
 
-class KnownCommon(PerLayer):
+class KnownCommonSinkRatio(PerLayer):
     """The common-sink ratio for a known set of common tokens."""
 
     name = CommonSinkRatio.name
@@ -276,23 +286,23 @@ class KnownCommon(PerLayer):
         super().__init__()
         self.common, self.top = torch.tensor(sorted(common), dtype=torch.long), top
 
-    def of_layer(self, layer: Observation) -> Iterator[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
         if layer.tokens is None:
             return
         mass = layer.tensors["column_mass"]
         real = layer.attended(mass.shape[-1])
-        at = strongest(mass, real, self.top)
-        counted = standing(at, real)
+        at = topk_keys(mass, real, self.top)
+        counted = topk_valid(at, real)
         common = torch.isin(_token_of(layer, at), self.common.to(at.device)) & counted
         share = common.sum((1, 2)) / counted.sum((1, 2)).clamp(min=1) * PERCENT
-        yield Sampled(self.key(layer), share, real.any(-1))
+        yield SampleValues(self.key(layer), share, real.any(-1))
 
 
 class SinkTokens(Statistic):
     """Where the strongest column of each head stands, on which token, and how often."""
 
     name = "sink_tokens"
-    about = About(
+    about = StatisticInfo(
         title="Sink tokens",
         unit="%",
         description="Share of samples in which the head's strongest column stands at the position; with its tokens.",
@@ -312,7 +322,7 @@ class SinkTokens(Statistic):
                 continue
             mass = layer.tensors["column_mass"]
             real = layer.attended(mass.shape[-1])
-            at = strongest(mass, real, 1)
+            at = topk_keys(mass, real, 1)
             token = _token_of(layer, at) if layer.tokens is not None else torch.full_like(at, -1)
             heads = torch.arange(at.shape[1], device=at.device)[None, :, None].expand_as(at)
             triples = torch.stack([heads, at, token], -1)[real.any(-1)].flatten(0, -2)
@@ -331,7 +341,7 @@ class SinkTokens(Statistic):
         for place, shape in other.shape.items():
             self._grow(place, *shape)
 
-    def result(self) -> list[Row]:
+    def result(self) -> list[StatisticRow]:
         """A row for every head and position, so that means over them are right: 0 where no sink ever stood."""
         rows = []
         for (site, layer), counts in sorted(self.counts.items()):
@@ -343,7 +353,7 @@ class SinkTokens(Statistic):
             for head, position in itertools.product(range(heads), range(keys) if n else ()):
                 share = positions[head, position] / n
                 error = (share * (1 - share) / (n - 1)) ** 0.5 * PERCENT if n > 1 else None
-                rows.append(Row(self.name, layer, head, position, None, share * PERCENT, error, n, site))
+                rows.append(StatisticRow(self.name, layer, head, position, None, share * PERCENT, error, n, site))
         return rows
 
     def tokens(self) -> list[tuple[str, int, int, int, int, int, float]]:

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from regard.statistics.moments import Moments
+from regard.statistics.moments import RunningMoments
 from regard.statistics.observation import Observation
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
+class StatisticInfo:
     """What a reader needs to know of a statistic."""
 
     title: str
@@ -24,7 +24,7 @@ class About:
     source: str
 
 
-class Row(NamedTuple):
+class StatisticRow(NamedTuple):
     """One number of a result, as it stands in the table."""
 
     statistic: str
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     site: str
 
 
-class Key(NamedTuple):
+class StatisticKey(NamedTuple):
     """What a group of numbers is about. `axes` names the axes of its tensor, among head and position."""
 
     statistic: str
@@ -48,10 +48,10 @@ class Key(NamedTuple):
     axes: tuple[str, ...]
 
 
-class Sampled(NamedTuple):
+class SampleValues(NamedTuple):
     """A value per sample: (sample, *axes), counted where `present`."""
 
-    key: Key
+    key: StatisticKey
     values: Tensor
     present: Tensor | None = None
 
@@ -66,7 +66,7 @@ class Statistic(ABC):
     """
 
     name: str
-    about: About
+    about: StatisticInfo
     needs: frozenset[str]
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Statistic(ABC):
         """Count in all that another of the same kind has seen."""
 
     @abstractmethod
-    def result(self) -> list[Row]:
+    def result(self) -> list[StatisticRow]:
         """The rows of the table."""
 
     @abstractmethod
@@ -94,48 +94,48 @@ class Average(Statistic):
     """A statistic that is the mean over samples of something known of each sample."""
 
     def __init__(self) -> None:
-        self.moments: dict[Key, Moments] = {}
+        self.moments: dict[StatisticKey, RunningMoments] = {}
 
     @abstractmethod
-    def sampled(self, layers: Sequence[Observation]) -> Iterable[Sampled]:
+    def sampled(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
         """What is known of each sample."""
 
     def update(self, layers: Sequence[Observation]) -> None:
         for key, values, present in self.sampled(layers):
-            self.moments.setdefault(key, Moments()).add(values, present)
+            self.moments.setdefault(key, RunningMoments()).add(values, present)
 
     def merge(self, other: Average) -> None:
         for key, moments in other.moments.items():
-            self.moments.setdefault(key, Moments()).merge(moments)
+            self.moments.setdefault(key, RunningMoments()).merge(moments)
 
-    def result(self) -> list[Row]:
+    def result(self) -> list[StatisticRow]:
         return [row for key in sorted(self.moments, key=_order) for row in _rows(key, self.moments[key])]
 
     def state(self) -> dict[str, Tensor]:
         return {_encode(key): moments.state() for key, moments in self.moments.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.moments = {_decode(name): Moments.from_state(tensor) for name, tensor in state.items()}
+        self.moments = {_decode(name): RunningMoments.from_state(tensor) for name, tensor in state.items()}
 
 
 class PerLayer(Average):
     """An average to which every layer contributes on its own."""
 
-    def sampled(self, layers: Sequence[Observation]) -> Iterator[Sampled]:
+    def sampled(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         for layer in layers:
             if self.needs <= layer.tensors.keys():
                 yield from self.of_layer(layer)
 
     @abstractmethod
-    def of_layer(self, layer: Observation) -> Iterable[Sampled]:
+    def of_layer(self, layer: Observation) -> Iterable[SampleValues]:
         """What one layer says of each sample."""
 
-    def key(self, layer: Observation, *axes: str, epsilon: float | None = None, suffix: str = "") -> Key:
+    def key(self, layer: Observation, *axes: str, epsilon: float | None = None, suffix: str = "") -> StatisticKey:
         """The key of a group of numbers of this layer."""
-        return Key(self.name + suffix, layer.site, layer.layer, epsilon, axes)
+        return StatisticKey(self.name + suffix, layer.site, layer.layer, epsilon, axes)
 
 
-def _rows(key: Key, moments: Moments) -> Iterator[Row]:
+def _rows(key: StatisticKey, moments: RunningMoments) -> Iterator[StatisticRow]:
     """One row per entry that has been seen."""
     seen = moments.count > 0
     index = dict(zip(key.axes, torch.nonzero(seen).T.tolist(), strict=True))
@@ -144,23 +144,23 @@ def _rows(key: Key, moments: Moments) -> Iterator[Row]:
     places = (index.get("head", absent), index.get("position", absent))
     for head, position, mean, error, count in zip(*places, *numbers, strict=True):
         known = error if error == error else None
-        yield Row(key.statistic, key.layer, head, position, key.epsilon, mean, known, int(count), key.site)
+        yield StatisticRow(key.statistic, key.layer, head, position, key.epsilon, mean, known, int(count), key.site)
 
 
-def _order(key: Key) -> tuple[Any, ...]:
+def _order(key: StatisticKey) -> tuple[Any, ...]:
     layer = -2 if key.layer is None else key.layer
     return key.statistic, key.site, key.epsilon or 0.0, layer, key.axes
 
 
-def _encode(key: Key) -> str:
+def _encode(key: StatisticKey) -> str:
     layer = "" if key.layer is None else str(key.layer)
     epsilon = "" if key.epsilon is None else repr(key.epsilon)
     return "|".join([key.statistic, key.site, layer, epsilon, ",".join(key.axes)])
 
 
-def _decode(text: str) -> Key:
+def _decode(text: str) -> StatisticKey:
     statistic, site, layer, epsilon, axes = text.split("|")
-    return Key(
+    return StatisticKey(
         statistic,
         site,
         int(layer) if layer else None,

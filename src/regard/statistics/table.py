@@ -15,7 +15,7 @@ WHOLE_NUMBERS = ("layer", "head", "position", "n", "count")
 FRACTIONS = ("epsilon", "value", "standard_error", "share")
 
 
-def table_of(rows: Sequence[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
+def make_table(rows: Sequence[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
     """Rows as a table, whole numbers as nullable integers and absent numbers as null."""
     table = pd.DataFrame(rows, columns=list(columns))
     kinds = {c: "Int64" for c in WHOLE_NUMBERS if c in columns}
@@ -23,12 +23,12 @@ def table_of(rows: Sequence[Sequence[Any]], columns: Sequence[str] = COLUMNS) ->
     return table.astype(kinds)
 
 
-def of_statistic(table: pd.DataFrame, statistic: str) -> pd.Series:
+def filter_statistic(table: pd.DataFrame, statistic: str) -> pd.Series:
     """Which rows a statistic made; it may tell several numbers, such as massive_activations_top1."""
     return (table["statistic"] == statistic) | table["statistic"].str.startswith(f"{statistic}_")
 
 
-def selected(table: pd.DataFrame, statistic: str | None, equal: Mapping[str, Any]) -> pd.DataFrame:
+def select_rows(table: pd.DataFrame, statistic: str | None, equal: Mapping[str, Any]) -> pd.DataFrame:
     """The rows of a name (None: all), and of these those where each column is its value, or one of them; None is null.
 
     A name that no row bears stands for all that begin with it: massive_activations for its _top1, …, _median.
@@ -36,7 +36,7 @@ def selected(table: pd.DataFrame, statistic: str | None, equal: Mapping[str, Any
     if statistic is not None:
         check_statistic(table, statistic)
         exact = table["statistic"] == statistic
-        table = table[exact if exact.any() else of_statistic(table, statistic)]
+        table = table[exact if exact.any() else filter_statistic(table, statistic)]
     for column, value in equal.items():
         if column not in table:
             raise UserError(f"unknown column {column!r}; the table has: {', '.join(table.columns)}")
@@ -51,6 +51,6 @@ def selected(table: pd.DataFrame, statistic: str | None, equal: Mapping[str, Any
 
 def check_statistic(table: pd.DataFrame, statistic: str) -> None:
     """Nothing, or a UserError that names the statistics there are."""
-    if not of_statistic(table, statistic).any():
+    if not filter_statistic(table, statistic).any():
         known = ", ".join(dict.fromkeys(table["statistic"])) or "none"
         raise UserError(f"unknown statistic {statistic!r}; the table has: {known}")

@@ -1,27 +1,27 @@
 """Training: the loop for whole models, and probes behind and through a frozen encoder, with their scores."""
 
 from regard.training.checkpoint import full_weights
-from regard.training.loop import Trained, Watcher, train
+from regard.training.loop import Monitor, TrainResult, train
 from regard.training.metrics import METRICS, check_metric, score
-from regard.training.plan import Plan
+from regard.training.plan import TrainingConfig
 from regard.training.probes import KINDS, MaskedProbe, ProbeKind, SequenceProbe, TokenProbe, make_probe
 from regard.training.probing import ProbeSettings, batch_rows, fit_probe, predict
 from regard.training.schedule import learning_rate
 from regard.training.states import States, encode_states
-from regard.training.through import train_through
+from regard.training.through import train_through_encoder
 
 __all__ = [
     "KINDS",
     "METRICS",
     "MaskedProbe",
-    "Plan",
+    "Monitor",
     "ProbeKind",
     "ProbeSettings",
     "SequenceProbe",
     "States",
     "TokenProbe",
-    "Trained",
-    "Watcher",
+    "TrainResult",
+    "TrainingConfig",
     "batch_rows",
     "check_metric",
     "encode_states",
@@ -32,5 +32,5 @@ __all__ = [
     "predict",
     "score",
     "train",
-    "train_through",
+    "train_through_encoder",
 ]

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from regard.data import windows
 from regard.errors import UserError
-from regard.training.sink_monitor import Emergence, SinkWatch, emergence
+from regard.training.sink_monitor import Emergence, SinkMonitor, find_emergence
 
 HISTORY, SINKS = "history.parquet", "sinks.parquet"
 LOGGED = {
@@ -42,7 +42,7 @@ class SinkCallback(TrainerCallback):
 
     `rows` are the token ids of held-out sequences of one length, (sample, length); or `texts` and `tokenizer` give
     them: `samples` windows of `length` tokens. It measures before the first step, after every `every` steps, and after
-    the last. The numbers (see `regard.training.sink_monitor.SinkWatch`) go into `trainer.state.log_history`; after
+    the last. The numbers (see `regard.training.sink_monitor.SinkMonitor`) go into `trainer.state.log_history`; after
     `callback.attach(trainer)` they go through `trainer.log`, and so to its trackers and to whoever else listens, too.
     With a `folder`, `history.parquet` and `sinks.parquet` are written there at every checkpoint and at the end; a
     training that is resumed from a checkpoint goes on with what was found up to it.
@@ -62,7 +62,7 @@ class SinkCallback(TrainerCallback):
         folder: str | Path | None = None,
     ) -> None:
         given = _rows(rows, texts, tokenizer, length=length, samples=samples)
-        self.watch = SinkWatch(given, every=every, epsilon=epsilon, batch_size=batch_size)
+        self.watch = SinkMonitor(given, every=every, epsilon=epsilon, batch_size=batch_size)
         self.folder = None if folder is None else Path(folder)
         self._trainer: Any = None
         self._log: list[dict[str, Any]] = []
@@ -90,8 +90,8 @@ class SinkCallback(TrainerCallback):
         return table.reindex(columns=["step", *(name for name in names.values() if name in table)])
 
     def emergence(self, rate: float = 5.0) -> Emergence:
-        """When sinks emerged, so far; see `regard.training.sink_monitor.emergence`."""
-        return emergence(self.history(), rate)
+        """When sinks emerged, so far; see `regard.training.sink_monitor.find_emergence`."""
+        return find_emergence(self.history(), rate)
 
     # -- what the Trainer calls --------------------------------------------------------------------------------------
 

@@ -22,27 +22,27 @@ from regard.training import checkpoint
 from regard.training.placement import (
     Placement,
     Rows,
-    accelerated,
     check_same_start,
-    cut,
+    isolated_rng,
+    make_accelerator,
     micro_batches,
-    on,
-    own_random_numbers,
-    place,
+    prepare_model,
     seed_step,
+    slice_batch,
+    to_device,
 )
-from regard.training.plan import Plan
+from regard.training.plan import TrainingConfig
 from regard.training.schedule import learning_rate, set_rate
 
 Row = dict[str, float]
 OnProgress = Callable[[int, int, Mapping[str, float]], None]
-Correct = Callable[[nn.Module, int], None]
+TransformGradients = Callable[[nn.Module, int], None]
 _KEPT = ("step", "items", "seconds", "history", "numbers")
 RECENT = 20
 """Steps over which the present speed is taken."""
 
 
-class Watcher(Protocol):
+class Monitor(Protocol):
     """Looks at the model between steps."""
 
     def due(self, step: int, last: bool) -> bool:
@@ -53,7 +53,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainResult:
     """What a run has become: a row of numbers every so many steps, seconds spent in steps, and how many there were."""
 
     history: list[Row]
@@ -65,15 +65,15 @@ class Trained:
 class _Run:
     """What stays as it is while a model is trained."""
 
-    plan: Plan
+    plan: TrainingConfig
     placed: Placement
     batch: Callable[[int], Rows]
     loss: Callable[[nn.Module, Rows], Tensor]
     count: Callable[[Rows], int]
     folder: Path | None
-    watchers: Sequence[Watcher]
+    watchers: Sequence[Monitor]
     on_progress: OnProgress | None
-    correct: Correct | None
+    correct: TransformGradients | None
     accelerator: Accelerator
 
 
@@ -116,19 +116,19 @@ class _Progress:
 
 def train(
     model: nn.Module,
-    plan: Plan,
+    plan: TrainingConfig,
     *,
     batch: Callable[[int], Rows],
     loss: Callable[[nn.Module, Rows], Tensor],
     count: Callable[[Rows], int],
     folder: str | Path | None = None,
     resume: bool = False,
-    watchers: Sequence[Watcher] = (),
+    watchers: Sequence[Monitor] = (),
     on_progress: OnProgress | None = None,
-    correct: Correct | None = None,
+    correct: TransformGradients | None = None,
     times: Mapping[str, float] | None = None,
     device: str | None = None,
-) -> Trained:
+) -> TrainResult:
     """The history of the run, having trained the model in place.
 
     `batch(step)`, counted from 0, gives the whole batch of a step, `plan.batch_size` rows along the first axis of each
@@ -151,13 +151,13 @@ def train(
     `device`: "cpu", or None for the machine's accelerator.
     """
     place_of_checkpoints = None if folder is None else Path(folder)
-    with accelerated(plan, device, folder=None if folder is None else str(folder)) as accelerator:
-        placed = place(model, plan, accelerator, times)
+    with make_accelerator(plan, device, folder=None if folder is None else str(folder)) as accelerator:
+        placed = prepare_model(model, plan, accelerator, times)
         run = _Run(plan, placed, batch, loss, count, place_of_checkpoints, watchers, on_progress, correct, accelerator)
         progress = _started(run, resume)
-        with own_random_numbers(placed.device), _tracked(run):
+        with isolated_rng(placed.device), _tracked(run):
             _take_steps(run, progress)
-    return Trained(progress.history, progress.seconds, progress.step)
+    return TrainResult(progress.history, progress.seconds, progress.step)
 
 
 def _take_steps(run: _Run, progress: _Progress) -> None:
@@ -232,7 +232,7 @@ def _add_gradients(run: _Run, rows: Rows, counted: int, step: int) -> Tensor:
     for piece in pieces:
         with placed.accumulating(last=piece == pieces[-1]):
             with placed.autocast():
-                value = run.loss(placed.called, on(placed.device, cut(rows, piece)))
+                value = run.loss(placed.called, to_device(placed.device, slice_batch(rows, piece)))
             (value * (placed.processes / counted)).backward()
         summed = summed + value.detach()
     return summed
@@ -280,7 +280,7 @@ def _rows_without_finite_loss(run: _Run, rows: Rows, step: int) -> list[int]:
     seed_step(run.placed.device, run.plan.seed, step, run.placed.rank)
     with torch.no_grad(), run.placed.autocast():
         for row in range(share.start, share.stop):
-            value = run.loss(run.placed.bare, on(run.placed.device, cut(rows, slice(row, row + 1))))
+            value = run.loss(run.placed.bare, to_device(run.placed.device, slice_batch(rows, slice(row, row + 1))))
             flags[row] = not bool(value.isfinite())
     return run.placed.any(flags).nonzero().flatten().tolist()
 
@@ -311,7 +311,7 @@ def _record(run: _Run, progress: _Progress) -> None:
     run.accelerator.log(row, step=progress.step)
 
 
-def _watched(run: _Run, watcher: Watcher, step: int) -> dict[str, float]:
+def _watched(run: _Run, watcher: Monitor, step: int) -> dict[str, float]:
     """What a watcher finds in the module itself, in evaluation, with the same random numbers at the same step."""
     seed_step(run.placed.device, run.plan.seed, step, 0)
     run.placed.bare.eval()

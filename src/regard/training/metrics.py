@@ -9,7 +9,7 @@ from types import ModuleType
 from torch import Tensor
 
 from regard.errors import UserError, check_choice
-from regard.training.probes import IGNORED
+from regard.training.probes import IGNORE_INDEX
 
 Metric = Callable[[Tensor, Tensor, Sequence[str]], float]
 
@@ -18,7 +18,7 @@ def score(metric: str, labels: Tensor, predictions: Tensor, label_names: Sequenc
     """The metric of that name. `predictions` are as `predict` gives them; what is labelled −100 does not count."""
     check_metric(metric)
     assert labels.shape == predictions.shape, f"{tuple(labels.shape)} labels, {tuple(predictions.shape)} predictions"
-    if not bool((labels != IGNORED).any()):
+    if not bool((labels != IGNORE_INDEX).any()):
         raise UserError(f"{metric}: expected at least one label, got none")
     return METRICS[metric](labels, predictions, label_names)
 
@@ -32,7 +32,7 @@ def check_metric(metric: str) -> None:
 
 def accuracy(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
     """The share of labels that are predicted, 0 to 1."""
-    counted = labels != IGNORED
+    counted = labels != IGNORE_INDEX
     return float((labels == predictions)[counted].double().mean())
 
 
@@ -47,7 +47,7 @@ def token_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) ->
 
 def mcc(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
     """Matthews' correlation of labels and predictions, −1 to 1; 0 where all predictions are the same class."""
-    counted = labels != IGNORED
+    counted = labels != IGNORE_INDEX
     if len(labels[counted].unique()) < 2:
         raise UserError("mcc: expected labels of at least two classes, got one")
     coefficient = _package(PACKAGES["mcc"], "mcc").matthews_corrcoef
@@ -56,7 +56,7 @@ def mcc(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> floa
 
 def f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
     """The F1 of class 1 against class 0, 0 to 1."""
-    counted = labels != IGNORED
+    counted = labels != IGNORE_INDEX
     truth, told = labels[counted], predictions[counted]
     if int(truth.max()) > 1 or not bool((truth == 1).any()):
         raise UserError(f"f1: expected labels 0 and 1 with at least one 1, got {sorted(set(truth.tolist()))}")
@@ -72,7 +72,7 @@ def entity_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -
     wrong = [name for name in label_names if name != "O" and name[:2] not in ("B-", "I-")]
     if wrong or not label_names:
         raise UserError(f"entity_f1: expected labels O, B-type and I-type, got {', '.join(wrong) or 'none'}")
-    known = labels != IGNORED
+    known = labels != IGNORE_INDEX
     tags = [
         [
             [label_names[number] for number in numbers[counted].tolist()]
@@ -90,7 +90,7 @@ def entity_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -
 def negative_log_perplexity(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
     """The mean log-likelihood of the labels, in nats: at most 0. `predictions` are log-likelihoods of the labels."""
     assert predictions.is_floating_point(), "of an MLM probe the likelihoods are scored"
-    return float(predictions[labels != IGNORED].double().mean())
+    return float(predictions[labels != IGNORE_INDEX].double().mean())
 
 
 METRICS: Mapping[str, Metric] = {

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.errors import UserError
-from regard.training.plan import Plan
+from regard.training.plan import TrainingConfig
 from regard.training.schedule import adamw
 
 Rows = dict[str, Tensor]
@@ -103,7 +103,7 @@ def _sharded(model: nn.Module) -> bool:
 
 
 @contextmanager
-def accelerated(plan: Plan, device: str | None, folder: str | None) -> Iterator[Accelerator]:
+def make_accelerator(plan: TrainingConfig, device: str | None, folder: str | None) -> Iterator[Accelerator]:
     """An Accelerator; what it keeps for the whole process is as it was before when the block ends.
 
     Precision and accumulation are not left to it, so that it can be the same for every plan, whatever a Trainer before
@@ -166,8 +166,8 @@ def _check_processes(accelerator: Accelerator) -> None:
         raise UserError("FSDP: expected version 2 (accelerate launch --fsdp_version 2), got version 1")
 
 
-def place(
-    model: nn.Module, plan: Plan, accelerator: Accelerator, times: Mapping[str, float] | None = None
+def prepare_model(
+    model: nn.Module, plan: TrainingConfig, accelerator: Accelerator, times: Mapping[str, float] | None = None
 ) -> Placement:
     """The model on its device with its optimiser (`adamw`), for the processes that there are."""
     _check_model(model)
@@ -206,7 +206,7 @@ def _check_model(model: nn.Module) -> None:
             )
 
 
-def _check_shares(plan: Plan, processes: int, *, equal: bool) -> None:
+def _check_shares(plan: TrainingConfig, processes: int, *, equal: bool) -> None:
     if plan.batch_size < processes:
         raise UserError(f"batch_size: expected at least a row for each of {processes} processes, got {plan.batch_size}")
     if equal and plan.batch_size % processes:
@@ -228,7 +228,7 @@ def check_same_start(placed: Placement, folder: Path, step: int, refused: UserEr
         )
 
 
-def cut(rows: Rows, part: slice) -> Rows:
+def slice_batch(rows: Rows, part: slice) -> Rows:
     """Those rows of a batch."""
     return {name: value[part] for name, value in rows.items()}
 
@@ -240,7 +240,7 @@ def micro_batches(share: slice, size: int | None) -> list[slice]:
     return [slice(int(piece[0]), int(piece[-1]) + 1) for piece in pieces]
 
 
-def on(device: torch.device, rows: Mapping[str, Tensor]) -> Rows:
+def to_device(device: torch.device, rows: Mapping[str, Tensor]) -> Rows:
     """The rows on the device."""
     return {name: value.to(device, non_blocking=True) for name, value in rows.items()}
 
@@ -249,7 +249,7 @@ def on(device: torch.device, rows: Mapping[str, Tensor]) -> Rows:
 
 
 @contextmanager
-def own_random_numbers(device: torch.device) -> Iterator[None]:
+def isolated_rng(device: torch.device) -> Iterator[None]:
     """While it lasts random numbers may be seeded; afterwards they go on where they were."""
     others = [device] if device.type not in ("cpu", "mps") else []
     with torch.random.fork_rng(others, device_type=device.type if others else "cuda"):

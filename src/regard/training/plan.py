@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from regard.errors import UserError, check_choice, check_whole
+from regard.errors import UserError, check_choice, check_int
 
 ScheduleName = Literal["constant", "cosine", "linear"]
 Decay = Literal["all", "matrices"]
@@ -32,7 +32,7 @@ _OPTIONAL = ("micro_batch", "checkpoint_every", "clip")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingConfig:
     """How a model is trained: AdamW (arXiv 1711.05101) over `steps` batches of `batch_size` rows.
 
     `batch_size`: rows of a step, over all processes; `micro_batch`: rows of one forward, None for the whole share of a
@@ -67,7 +67,7 @@ class Plan:
         """Check each field: a plan that exists can be carried out."""
         for name, least in _WHOLE.items():
             if getattr(self, name) is not None or name not in _OPTIONAL:
-                check_whole(name, getattr(self, name), least=least)
+                check_int(name, getattr(self, name), least=least)
         for name, allowed in _CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
@@ -117,7 +117,7 @@ class Plan:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, fields: Mapping[str, Any]) -> TrainingConfig:
         """The plan with these fields."""
         unknown = sorted(fields.keys() - {field.name for field in dataclasses.fields(cls)})
         if unknown:

@@ -13,7 +13,7 @@ from regard.errors import UserError
 
 ProbeKind = Literal["sequence", "token", "mlm"]
 KINDS: tuple[ProbeKind, ...] = ("sequence", "token", "mlm")
-IGNORED = -100  # the label of what has none
+IGNORE_INDEX = -100  # the label of what has none
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.training.probes import (
-    IGNORED,
+    IGNORE_INDEX,
     MaskedProbe,
     Probe,
     ProbeKind,
@@ -71,11 +71,13 @@ def fit_probe(
 
     def losses(epoch: int) -> Iterator[Tensor]:
         for rows in batch_rows(len(states), settings.batch_size, seed, epoch):
-            chosen = None if kind == "sequence" else labels[rows] != IGNORED
+            chosen = None if kind == "sequence" else labels[rows] != IGNORE_INDEX
             if chosen is None or bool(chosen.any()):
                 yield loss_of(probe, states.tokens(rows, chosen), labels[rows])
 
-    descend(adam([{"params": list(probe.parameters())}], settings), losses, settings.epochs, seed, device, on_epoch)
+    optimize(
+        make_adam([{"params": list(probe.parameters())}], settings), losses, settings.epochs, seed, device, on_epoch
+    )
     return probe.eval()
 
 
@@ -84,12 +86,12 @@ def check_labels(kind: ProbeKind, states: States, labels: Tensor, classes: int) 
     expected = states.mask.shape[: 1 if kind == "sequence" else 2]
     if labels.shape != expected:
         raise UserError(f"labels: expected {tuple(expected)} for these states, got {tuple(labels.shape)}")
-    given = labels if kind == "sequence" else labels[labels != IGNORED]
+    given = labels if kind == "sequence" else labels[labels != IGNORE_INDEX]
     if not given.numel():
         raise UserError("labels: expected at least one; every token is marked as having none")
     if not 0 <= int(given.min()) <= int(given.max()) < classes:
         raise UserError(f"labels: expected 0 to {classes - 1}, got {int(given.min())} to {int(given.max())}")
-    if kind != "sequence" and bool(((labels != IGNORED) & ~states.mask).any()):
+    if kind != "sequence" and bool(((labels != IGNORE_INDEX) & ~states.mask).any()):
         raise UserError("labels: expected labels on real tokens only, got some on padding")
 
 
@@ -109,12 +111,12 @@ def loss_of(probe: Probe, tokens: TokenStates, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(probe.of_tokens(placed), wanted)
 
 
-def adam(groups: list[dict[str, object]], settings: ProbeSettings) -> torch.optim.Optimizer:
+def make_adam(groups: list[dict[str, object]], settings: ProbeSettings) -> torch.optim.Optimizer:
     """Adam over groups of parameters, at the settings' rate where a group names no `lr`."""
     return torch.optim.Adam(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
 
 
-def descend(
+def optimize(
     optimizer: torch.optim.Optimizer,
     losses: Callable[[int], Iterable[Tensor]],
     epochs: int,
@@ -173,7 +175,7 @@ def predict(probe: Probe, states: States, *, labels: Tensor | None = None, batch
 
 def _predicted(probe: Probe, states: States, rows: Tensor, labels: Tensor | None, device: torch.device) -> Tensor:
     sequence = isinstance(probe, SequenceProbe)
-    tokens = states.tokens(rows, None if sequence or labels is None else labels[rows] != IGNORED)
+    tokens = states.tokens(rows, None if sequence or labels is None else labels[rows] != IGNORE_INDEX)
     logits = probe.of_tokens(
         TokenStates(tokens.states.to(device), tokens.row.to(device), tokens.position.to(device), tokens.rows)
     ).cpu()
@@ -185,6 +187,6 @@ def _predicted(probe: Probe, states: States, rows: Tensor, labels: Tensor | None
         empty = told.new_zeros(len(rows), states.length)
     else:
         told = logits.argmax(-1)
-        empty = told.new_full((len(rows), states.length), IGNORED)
+        empty = told.new_full((len(rows), states.length), IGNORE_INDEX)
     empty[tokens.row, tokens.position] = told
     return empty

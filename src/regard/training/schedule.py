@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from regard.training.plan import Plan
+from regard.training.plan import TrainingConfig
 
 _FUSED = ("cpu", "cuda", "mps", "xpu")
 """Devices on which PyTorch has a fused AdamW."""
 
 
-def learning_rate(plan: Plan, step: int) -> float:
+def learning_rate(plan: TrainingConfig, step: int) -> float:
     """The rate of update number `step`, counted from 1: a function of the plan and the step alone.
 
     It grows linearly to the peak over the first `warmup_steps` updates; then it is constant, or falls to `final_rate`
@@ -31,7 +31,7 @@ def learning_rate(plan: Plan, step: int) -> float:
     return plan.learning_rate * (plan.final_rate + (1 - plan.final_rate) * share)
 
 
-def adamw(model: nn.Module, plan: Plan, times: Mapping[str, float] | None = None) -> torch.optim.AdamW:
+def adamw(model: nn.Module, plan: TrainingConfig, times: Mapping[str, float] | None = None) -> torch.optim.AdamW:
     """AdamW over the parameters that require gradients, fused where PyTorch has that for their devices.
 
     `times`: by how much the rate of a parameter of that name is multiplied; 1 for all others.

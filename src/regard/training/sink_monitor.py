@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.attention.call import Call, Wanted
+from regard.attention.call import AttentionCall, ReductionRequest
 from regard.errors import UserError
-from regard.hooks.attention_function import unwatched_by, watched_by
-from regard.hooks.layers import undisturbed
+from regard.hooks.attention_function import add_observer, remove_observer
+from regard.hooks.layers import evaluation_mode
 from regard.hooks.observe import watching
-from regard.statistics import Row, SinkRate
-from regard.statistics.first import FirstAlpha, OfTokens, VirtualSink
+from regard.statistics import SinkRate, StatisticRow
+from regard.statistics.first import FirstAlpha, TokenFirst, VirtualSink
 from regard.statistics.keys import HiddenNorm
-from regard.statistics.table import table_of
+from regard.statistics.table import make_table
 
 COLUMNS = ("step", "statistic", "layer", "head", "position", "epsilon", "value")
 """The columns of sinks.parquet."""
@@ -35,7 +35,7 @@ SLICE = 1 << 22
 """Logits turned into float32 at once."""
 
 
-class SinkWatch:
+class SinkMonitor:
     """Measures the sinks of a causal model on the same held-out rows, every so many steps of its training.
 
     Called with the model and the step it gives the numbers of that step by name: `sink_rate` (Sink_1^ε in percent),
@@ -92,7 +92,7 @@ class SinkWatch:
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         """The numbers of a step. Rows kept of it, or of later ones, are of a run that was taken up again: they go."""
         found, virtual = self._measure(model)
-        by_name: dict[str, list[Row]] = {}
+        by_name: dict[str, list[StatisticRow]] = {}
         for row in found:
             by_name.setdefault(row.statistic, []).append(row)
         if not by_name.get("sink_rate"):
@@ -110,19 +110,19 @@ class SinkWatch:
         """All rows so far, as sinks.parquet has them."""
         return sink_table(self.rows)
 
-    def _measure(self, model: nn.Module) -> tuple[list[Row], bool]:
+    def _measure(self, model: nn.Module) -> tuple[list[StatisticRow], bool]:
         """Rows of all statistics, and whether the model has a sink beside its keys."""
         device = next(model.parameters()).device
         length = self.samples.shape[1]
         columns = _Columns(length)
         first = (SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), HiddenNorm())
-        wanted = [*(OfTokens(each, length) for each in first), VirtualSink(self.epsilon, length)]
-        with undisturbed(model, device), watching(model, wanted) as watch, columns.attached(model):
+        wanted = [*(TokenFirst(each, length) for each in first), VirtualSink(self.epsilon, length)]
+        with evaluation_mode(model, device), watching(model, wanted) as watch, columns.attached(model):
             for batch in self.samples.split(self.batch_size):
                 model(input_ids=batch.to(device), use_cache=False, **_few_logits(model))
         return [row for row in watch.rows() if row.site == SITE], columns.found
 
-    def _numbers(self, found: Mapping[str, Sequence[Row]], virtual: bool) -> dict[str, float]:
+    def _numbers(self, found: Mapping[str, Sequence[StatisticRow]], virtual: bool) -> dict[str, float]:
         overall = [row for row in found["sink_rate"] if row.layer is None]
         last = self.samples.shape[1] - self.strongest_queries
         strongest = max((row for row in overall if (row.position or 0) <= last), key=lambda row: row.value)
@@ -141,7 +141,7 @@ class SinkWatch:
 
 def sink_table(rows: Sequence[Sequence[Any]]) -> pd.DataFrame:
     """Rows of a watch as the table of sinks.parquet."""
-    return table_of(rows, COLUMNS).astype({"step": "int64", "statistic": "str"})
+    return make_table(rows, COLUMNS).astype({"step": "int64", "statistic": "str"})
 
 
 def _few_logits(model: nn.Module) -> dict[str, int]:
@@ -149,7 +149,7 @@ def _few_logits(model: nn.Module) -> dict[str, int]:
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
-def _kept(found: Mapping[str, Sequence[Row]], virtual: bool) -> Iterator[Row]:
+def _kept(found: Mapping[str, Sequence[StatisticRow]], virtual: bool) -> Iterator[StatisticRow]:
     """The rows that sinks.parquet keeps, by the names it has for them."""
     yield from (row for row in found["sink_rate"] if row.layer is None or row.position == 0)
     yield from (row._replace(position=0) for row in found["alpha"])
@@ -158,7 +158,7 @@ def _kept(found: Mapping[str, Sequence[Row]], virtual: bool) -> Iterator[Row]:
         yield from found["virtual_alpha"]
 
 
-def _mean(rows: Sequence[Row]) -> float:
+def _mean(rows: Sequence[StatisticRow]) -> float:
     return math.fsum(row.value for row in rows) / len(rows)
 
 
@@ -172,20 +172,22 @@ class _Columns:
     def attached(self, model: nn.Module) -> Iterator[None]:
         """While it lasts the calls of the model are looked at."""
         modules = list(model.modules())
-        watched_by(modules, self)
+        add_observer(modules, self)
         try:
             yield
         finally:
-            unwatched_by(modules, self)
+            remove_observer(modules, self)
 
-    def before(self, module: nn.Module, call: Call, causal_site: bool) -> tuple[Call, Wanted] | None:
+    def before(
+        self, module: nn.Module, call: AttentionCall, causal_site: bool
+    ) -> tuple[AttentionCall, ReductionRequest] | None:
         """Look at a call, of which nothing is wanted."""
         column = call.operation is not None and call.operation.column
         longer = call.query.shape[2] > self.length
         self.found = self.found or column or longer or call.sink is not None
         return None
 
-    def after(self, module: nn.Module, call: Call, output: Tensor, reductions: dict[str, Tensor]) -> None:
+    def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
         """Nothing: it never asks for anything."""
 
 
@@ -223,7 +225,7 @@ class ValidationLoss:
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         """The losses after a step."""
         device = next(model.parameters()).device
-        with undisturbed(model, device):
+        with evaluation_mode(model, device):
             sums = {name: self._sum(model, rows, device) for name, rows in self.domains.items()}
         counts = {name: len(rows) * int(self._targets(rows).sum()) for name, rows in self.domains.items()}
         losses = {"valid_loss": math.fsum(sums.values()) / sum(counts.values())}
@@ -240,7 +242,7 @@ class ValidationLoss:
             ids = batch.to(device)
             logits = model(input_ids=ids, use_cache=False).logits
             for row, targets in zip(logits, ids, strict=True):
-                total += summed_nll(row[:-1], targets[1:], counted)
+                total += sum_nll(row[:-1], targets[1:], counted)
             del logits, row
         return float(total)
 
@@ -249,7 +251,7 @@ class ValidationLoss:
         return torch.tensor([at not in self.uncounted for at in range(1, rows.shape[1])], dtype=torch.bool)
 
 
-def summed_nll(
+def sum_nll(
     logits: Float[Tensor, "token vocabulary"], targets: Int[Tensor, " token"], counted: Bool[Tensor, " token"]
 ) -> Float[Tensor, ""]:
     """−Σ log p(target) over the targets that count, in float64, from logits of any precision.
@@ -283,7 +285,7 @@ UNEVEN = 1.5
 """How many times the uniform value a mean α_1 must be above."""
 
 
-def emergence(history: pd.DataFrame | Iterable[Mapping[str, Any]], rate: float = 5.0) -> Emergence:
+def find_emergence(history: pd.DataFrame | Iterable[Mapping[str, Any]], rate: float = 5.0) -> Emergence:
     """When sinks emerged, from the rows of a history, in any order; of rows of the same step the last counts.
 
     `step` is the first measured step from which on every measured `sink_rate_max` is at least `rate`, up to the end of

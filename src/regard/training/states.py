@@ -160,8 +160,8 @@ def _encode(
     on_batch: Callable[[int, int], None] | None,
 ) -> None:
     """Every batch once through the encoder, its real tokens' states to the writer."""
-    encoder, done, samples = encoder_of(model), 0, len(writer.mask)
-    with evaluating(model), torch.no_grad():
+    encoder, done, samples = get_encoder(model), 0, len(writer.mask)
+    with eval_mode(model), torch.no_grad():
         for batch in batches:
             states = hidden_states(encoder, {name: value.to(model.device) for name, value in batch.items()})
             real = writer.mask[done : done + len(states)]
@@ -248,7 +248,7 @@ def _paths(folder: str | Path, key: str) -> tuple[Path, Path]:
     return Path(folder) / f"states-{key}.bin", Path(folder) / f"states-{key}.json"
 
 
-def encoder_of(model: Any) -> Any:
+def get_encoder(model: Any) -> Any:
     """The part of a model whose hidden states are probed: without its head, and without its decoder if it has both."""
     base = model.base_model
     return base.get_encoder() if base.config.is_encoder_decoder else base
@@ -260,7 +260,7 @@ def hidden_states(encoder: Any, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """While it lasts the model drops nothing out; afterwards its modes are as they were."""
     training = [module for module in model.modules() if module.training]
     try:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.training.probes import IGNORED, Probe, SequenceProbe, TokenStates
-from regard.training.probing import OnEpoch, ProbeSettings, adam, descend, loss_of
-from regard.training.states import encoder_of, evaluating, hidden_states
+from regard.training.probes import IGNORE_INDEX, Probe, SequenceProbe, TokenStates
+from regard.training.probing import OnEpoch, ProbeSettings, loss_of, make_adam, optimize
+from regard.training.states import eval_mode, get_encoder, hidden_states
 
 Batch = tuple[Mapping[str, Tensor], Tensor, Tensor]
 
 
-def train_through(
+def train_through_encoder(
     model: PreTrainedModel,
     probe: Probe,
     batches_of: Callable[[int, int], Iterable[Batch]],
@@ -34,12 +34,12 @@ def train_through(
     it was. With no parameters this is `fit_probe` with the states computed anew in each epoch.
     """
     trained = list({id(one): one for one in parameters}.values())
-    encoder = encoder_of(model)
+    encoder = get_encoder(model)
     probe.to(model.device).train()
 
     def losses(epoch: int) -> Iterator[Tensor]:
         for inputs, mask, labels in batches_of(seed, epoch):
-            chosen = (mask.bool() if isinstance(probe, SequenceProbe) else labels != IGNORED).to(model.device)
+            chosen = (mask.bool() if isinstance(probe, SequenceProbe) else labels != IGNORE_INDEX).to(model.device)
             if bool(chosen.any()):
                 states = hidden_states(encoder, {name: value.to(model.device) for name, value in inputs.items()})
                 yield loss_of(probe, TokenStates.chosen(states, chosen), labels)
@@ -47,16 +47,16 @@ def train_through(
     groups: list[dict[str, object]] = [{"params": list(probe.parameters())}]
     if trained:
         groups.append({"params": trained, "lr": parameters_rate or settings.learning_rate, "weight_decay": 0.0})
-    optimizer = adam(groups, settings)
-    with evaluating(model), only_training(model, trained):
-        history = descend(optimizer, losses, settings.epochs, seed, model.device, on_epoch)
+    optimizer = make_adam(groups, settings)
+    with eval_mode(model), only_trainable(model, trained):
+        history = optimize(optimizer, losses, settings.epochs, seed, model.device, on_epoch)
         optimizer.zero_grad(set_to_none=True)
     probe.eval()
     return history
 
 
 @contextlib.contextmanager
-def only_training(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+def only_trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """While it lasts only the given parameters require gradients; afterwards each is as it was."""
     trained = list(parameters)
     before = [(one, one.requires_grad) for one in (*model.parameters(), *trained)]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from regard.commands.learn.result import Learning
+from regard.commands.learn.result import LearnResult
 from regard.commands.learn.run import Progress, learn
 from regard.errors import UserError
 from regard.models import classifier
@@ -38,7 +38,7 @@ SAPT: dict[str, Any] = {"method": "sapt", "set": ("rank=2", "ahead=20")}
 COMPARED: dict[str, dict[str, Any]] = {"two": {"method": METHODS}, "sapt": SAPT}
 
 
-def compared(work: str | Path, **options: Any) -> Learning:
+def compared(work: str | Path, **options: Any) -> LearnResult:
     """Both methods, or those that are given; with dropout."""
     given = {
         "method": METHODS,
@@ -52,7 +52,7 @@ def compared(work: str | Path, **options: Any) -> Learning:
     return learn(stream(), **given)
 
 
-def exact(work: str | Path) -> Learning:
+def exact(work: str | Path) -> LearnResult:
     """In float64 and without dropout, also of the heads."""
     made = classifier.make_head
     classifier.make_head = lambda *given, **options: made(*given, **{**options, "dropout": 0.0})

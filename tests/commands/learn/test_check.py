@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from regard import Learning
-from tests.report import learned
+from regard import LearnResult
+from tests.commands.learn import learned
 
 Regard = Callable[..., Any]
 
@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> Callable[..., Path]:
         scores = learned.matrix(methods, tasks=tasks)
         tables = learned.tables(scores)
         named = {name: tables[name] for name in ("matrix", "cost", "diagnostics", "interference")}
-        return Learning(**named, record=learned.record()).save(tmp_path / "run")
+        return LearnResult(**named, record=learned.record()).save(tmp_path / "run")
 
     return write
 

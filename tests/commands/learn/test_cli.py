@@ -16,12 +16,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from regard import Learning
+from regard import LearnResult
 from regard.commands.learn import cli as command
 from regard.commands.learn.config import SCALES
 from regard.commands.learn.one_run import PROTOCOLS
-from regard.commands.learn.run import LEARNT, Progress
-from regard.continual.run import Told
+from regard.commands.learn.run import TASK_END, Progress
+from regard.continual.run_state import ProgressEvent
 from tests.data.test_text_streams import DIFFERENCE, published
 
 MODULE = importlib.import_module("regard.commands.learn.run")
@@ -55,7 +55,7 @@ def test_a_run_writes_its_folder_and_says_so(regard: Regard, line: tuple[Any, ..
     assert "Written to run: cost.parquet, diagnostics.parquet" in ended.out
     assert "report.html" in ended.out
     assert not (tmp_path / "run.work").exists()
-    found = Learning.load(tmp_path / "run")
+    found = LearnResult.load(tmp_path / "run")
     assert found.record["command"].startswith("regard learn ")
     assert found.record["command"].endswith("--order 2-0-1 --set scaling=uniform --out run")
     told = [(run["method"], run["seed"], run["order"]) for run in found.record["runs"]]
@@ -139,9 +139,9 @@ def test_it_stands_above_the_progress_on_a_terminal() -> None:
     console = Console(file=io.StringIO(), width=40)
     tell = command.with_protocols(console, shown.append)
     for run in (1, 2):
-        tell(Progress("finetune", run, run, 2, 2, Told(1, "imdb", PROTOCOLS, 0, 0, DIFFERENCE)))
-        tell(progress(run, 1, LEARNT))
-    assert [told.told.stage for told in shown] == [LEARNT, LEARNT]
+        tell(Progress("finetune", run, run, 2, 2, ProgressEvent(1, "imdb", PROTOCOLS, 0, 0, DIFFERENCE)))
+        tell(progress(run, 1, TASK_END))
+    assert [told.told.stage for told in shown] == [TASK_END, TASK_END]
     assert console.file.getvalue().count("11 of dev") == 1  # type: ignore[attr-defined]
     assert len(console.file.getvalue().splitlines()) == 3  # type: ignore[attr-defined]
 
@@ -150,7 +150,7 @@ def test_it_stands_above_the_progress_on_a_terminal() -> None:
 
 
 def progress(run: int, position: int, stage: str) -> Progress:
-    return Progress("ewc", 7, run, 2, 3, Told(position, "sports", stage, 4, 8 if stage != LEARNT else 0, {}))
+    return Progress("ewc", 7, run, 2, 3, ProgressEvent(position, "sports", stage, 4, 8 if stage != TASK_END else 0, {}))
 
 
 def test_the_time_that_is_left_is_as_tasks_took_so_far() -> None:
@@ -160,10 +160,10 @@ def test_the_time_that_is_left_is_as_tasks_took_so_far() -> None:
     for told in (progress(1, 3, "head"), progress(1, 3, "all")):
         clock.tick(told)
     assert clock.said(progress(1, 3, "head")) == "run 1 of 2, ewc, seed 7: task 3 of 3, sports, head 4/8"
-    assert clock.said(progress(1, 3, LEARNT)) == (
+    assert clock.said(progress(1, 3, TASK_END)) == (
         "run 1 of 2, ewc, seed 7: task 3 of 3, sports, learnt; 0:00:30 left"  # 10 s for the one, three are left
     )
-    assert clock.said(progress(2, 1, LEARNT)).endswith("learnt; 0:00:30 left")  # 30 s for two, two are left
+    assert clock.said(progress(2, 1, TASK_END)).endswith("learnt; 0:00:30 left")  # 30 s for two, two are left
     assert clock.said(progress(2, 2, "head")).endswith("head 4/8; 0:01:00 left")  # 60 s for two
 
 
@@ -174,7 +174,7 @@ def test_a_run_folder_is_a_course_with_its_seeds(regard: Regard, line: tuple[Any
     one, two = (record(tmp_path / name) for name in ("one", "two"))
     assert [(run["method"], run["seed"]) for run in two["runs"]] == [("finetune", 39), ("finetune", 123)]
     assert {name for name in one["course"] if one["course"][name] != two["course"][name]} == {"method"}
-    first, second = (Learning.load(tmp_path / name).matrix for name in ("one", "two"))
+    first, second = (LearnResult.load(tmp_path / name).matrix for name in ("one", "two"))
     kept = first[first["method"] == "finetune"].reset_index(drop=True)
     pd.testing.assert_frame_equal(kept, second)
 
@@ -196,7 +196,7 @@ def stopping(number: signal.Signals, run: int, position: int) -> Any:
     @contextmanager
     def progress() -> Iterator[Callable[[Progress], None]]:
         def tell(told: Progress) -> None:
-            if (told.run, told.told.position) == (run, position) and told.told.stage != LEARNT:
+            if (told.run, told.told.position) == (run, position) and told.told.stage != TASK_END:
                 os.kill(os.getpid(), number)
 
         yield tell
@@ -248,7 +248,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
     assert len(ended.err.splitlines()) == 6 - (3 * (run - 1) + position - 1)
     assert not (tmp_path / "run.work").exists()
     assert regard(*line, "--overwrite", "--out", "whole").code == 0
-    resumed, whole = (Learning.load(tmp_path / name) for name in ("run", "whole"))
+    resumed, whole = (LearnResult.load(tmp_path / name) for name in ("run", "whole"))
     pd.testing.assert_frame_equal(resumed.matrix, whole.matrix)
     assert resumed.models is not None
     assert len(list(resumed.models.glob("*/after-*.safetensors"))) == 6
@@ -260,7 +260,7 @@ def test_interrupted_before_anything_was_learnt_nothing_is_kept(
     def interrupted(*_args: Any, **_options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("regard.commands.learn.one_run"), "begin", interrupted)
+    monkeypatch.setattr(importlib.import_module("regard.commands.learn.one_run"), "make_learner", interrupted)
     complaint = regard(*line, "--out", "run").complaint
     assert complaint == "regard learn: interrupted; nothing was written"
     assert os.listdir(tmp_path) == []

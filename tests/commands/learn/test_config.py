@@ -8,24 +8,32 @@ from typing import Any
 
 import pytest
 
-from regard.commands.learn.config import PUBLISHED_SEEDS, SAPT_SEED, SCALES, Course, each_method, names, parsed
+from regard.commands.learn.config import (
+    PUBLISHED_SEEDS,
+    SAPT_SEED,
+    SCALES,
+    LearnConfig,
+    field_names,
+    parse_field,
+    split_methods,
+)
 from regard.continual.methods import METHODS
-from regard.continual.stage import Budget
+from regard.continual.stage import TrainingBudget
 from regard.errors import UserError
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_scale_says_what_is_not_said(scale: str) -> None:
-    course = Course(scale=scale)
+    course = LearnConfig(scale=scale)
     assert {name: getattr(course, name) for name in SCALES[scale]} == SCALES[scale]
-    other = Course(scale=scale, epochs=9, length=20)
+    other = LearnConfig(scale=scale, epochs=9, length=20)
     assert (other.epochs, other.length, other.batch) == (9, 20, SCALES[scale]["batch"])
 
 
 def test_the_published_settings() -> None:
     """Of arXiv 2410.05648: BERT 3 epochs at 2e-5, RoBERTa 5 at 1e-5, the head alone 3 at 1e-3, batches of 32."""
     for scale, epochs, rate in (("paper", 3, 2e-5), ("paper-roberta", 5, 1e-5)):
-        budget = Course(scale=scale).budget()
+        budget = LearnConfig(scale=scale).budget()
         assert (budget.epochs, budget.rate, budget.probing_epochs, budget.probing_rate) == (epochs, rate, 3, 1e-3)
         assert (budget.batch, budget.length, budget.warmup, budget.weight_decay, budget.clip) == (
             32,
@@ -48,7 +56,7 @@ def test_the_published_settings() -> None:
 )
 def test_the_published_settings_of_shared_attention(scale: str, epochs: int, rate: float, length: int) -> None:
     """Of arXiv 2401.08295: batches of 32, a constant rate without warm-up, no decay, bfloat16, 50 tokens of answer."""
-    course = Course(scale=scale)
+    course = LearnConfig(scale=scale)
     budget = course.budget()
     assert (budget.epochs, budget.rate, budget.length, budget.batch) == (epochs, rate, length, 32)
     assert (budget.warmup, budget.weight_decay, budget.clip, budget.precision) == (0, 0, 1, "bfloat16")
@@ -57,57 +65,60 @@ def test_the_published_settings_of_shared_attention(scale: str, epochs: int, rat
 
 def test_steps_are_limited_by_task() -> None:
     """LLaMA-2's long sequence in arXiv 2401.08295 has six tasks with a limit of their own; no other scale has one."""
-    limited = {scale: Course(scale=scale).budget().most_steps for scale in SCALES}
+    limited = {scale: LearnConfig(scale=scale).budget().most_steps for scale in SCALES}
     published = {"cb": 100, "copa": 200, "boolq": 500, "imdb": 250, "dbpedia": 200, "multirc": 500}
     assert limited.pop("sapt-llama-long") == published
     assert set(map(len, limited.values())) == {0}
-    assert Course(scale="sapt-llama-long", most_steps=("none",)).limits == {}
-    own = Course(most_steps=("json=3",))
+    assert LearnConfig(scale="sapt-llama-long", most_steps=("none",)).limits == {}
+    own = LearnConfig(most_steps=("json=3",))
     assert own.budget().most_steps == {"json": 3}
-    assert Course.from_dict(json.loads(json.dumps(own.said()))) == own
-    assert Course.from_dict(json.loads(json.dumps(Course(scale="sapt-llama-long").to_dict()))).limits == published
+    assert LearnConfig.from_dict(json.loads(json.dumps(own.said()))) == own
+    assert (
+        LearnConfig.from_dict(json.loads(json.dumps(LearnConfig(scale="sapt-llama-long").to_dict()))).limits
+        == published
+    )
 
 
 def test_limited_tasks_are_of_the_stream() -> None:
     """Those of a scale need not be: a folder may lack some of them."""
-    stream = Course().read()
-    Course(scale="sapt-llama-long").check_tasks(stream)
-    Course(most_steps=(f"{stream.tasks[0].name}=3",)).check_tasks(stream)
+    stream = LearnConfig().read()
+    LearnConfig(scale="sapt-llama-long").check_tasks(stream)
+    LearnConfig(most_steps=(f"{stream.tasks[0].name}=3",)).check_tasks(stream)
     with pytest.raises(UserError, match=r"most-steps: expected tasks of stdlib-split \(.*\), got 'cb'"):
-        Course(most_steps=("cb=3",)).check_tasks(stream)
+        LearnConfig(most_steps=("cb=3",)).check_tasks(stream)
 
 
 def test_every_scale_says_the_same_fields() -> None:
     """So that no field of one is left over where another is asked for."""
     fields = [set(scale) for scale in SCALES.values()]
     assert all(one == fields[0] for one in fields)
-    assert Course(scale="sapt-t5-long").with_(scale="paper") == Course(scale="paper")
-    assert Course(scale="sapt-t5-long", warmup=0.5).with_(scale="paper") == Course(scale="paper", warmup=0.5)
+    assert LearnConfig(scale="sapt-t5-long").with_(scale="paper") == LearnConfig(scale="paper")
+    assert LearnConfig(scale="sapt-t5-long", warmup=0.5).with_(scale="paper") == LearnConfig(scale="paper", warmup=0.5)
 
 
 def test_the_budget_is_what_the_course_says() -> None:
-    course = Course(epochs=7, batch=5, micro_batch=2, probing_epochs=1, probing_rate=0.5, precision="bfloat16")
+    course = LearnConfig(epochs=7, batch=5, micro_batch=2, probing_epochs=1, probing_rate=0.5, precision="bfloat16")
     course = course.with_(schedule="constant", warmup=0, weight_decay=0.5)
     budget = course.budget(0.25)
     assert (budget.warmup, budget.weight_decay) == (0, 0.5)
     for name in ("schedule", "target_length"):
-        if hasattr(Budget, name):
+        if hasattr(TrainingBudget, name):
             assert getattr(budget, name) == getattr(course, name)
     assert (budget.epochs, budget.batch, budget.micro_batch, budget.rate) == (7, 5, 2, 0.25)
     assert (budget.probing_epochs, budget.probing_rate, budget.precision) == (1, 0.5, "bfloat16")
 
 
 def test_rates() -> None:
-    assert Course(learning_rate=0.5).rates == (0.5,)
-    assert Course(search="1e-4, 3e-4").rates == (1e-4, 3e-4)
+    assert LearnConfig(learning_rate=0.5).rates == (0.5,)
+    assert LearnConfig(search="1e-4, 3e-4").rates == (1e-4, 3e-4)
     for wrong in ("fast", "1e-4,", "0,1", "-1e-4", "nan", "inf", "1e-4,nan"):
         with pytest.raises(UserError, match="search: expected learning rates"):
-            Course(search=wrong)
+            LearnConfig(search=wrong)
 
 
 def test_several_methods_with_one_budget() -> None:
-    course = Course(method="finetune, prescale", set=("scaling=uniform",), epochs=4)
-    first, second = each_method(course)
+    course = LearnConfig(method="finetune, prescale", set=("scaling=uniform",), epochs=4)
+    first, second = split_methods(course)
     assert (first.method, first.set, first.label) == ("finetune", (), "finetune")
     assert (second.method, second.set, second.label) == ("prescale", ("scaling=uniform",), "prescale scaling=uniform")
     assert first.budget() == second.budget() == course.budget()
@@ -151,7 +162,7 @@ def test_several_methods_with_one_budget() -> None:
 )
 def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as raised:
-        each_method(Course(**said))
+        split_methods(LearnConfig(**said))
     assert str(raised.value).startswith(told)
 
 
@@ -190,23 +201,23 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
 )
 def test_values_that_cannot_be(said: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as raised:
-        Course(**said)
+        LearnConfig(**said)
     assert str(raised.value).startswith(told)
 
 
 def test_to_a_file_and_back(tmp_path: Path) -> None:
-    course = Course(method="prescale", set=("share=0.2",), lora=4, search="1e-4,1e-3", scale="paper")
+    course = LearnConfig(method="prescale", set=("share=0.2",), lora=4, search="1e-4,1e-3", scale="paper")
     course = course.with_(head="labels", form="labels", missing="skip", instructions=True, schedule="constant")
     path = tmp_path / "course.json"
     path.write_text(json.dumps(course.to_dict()))
-    assert Course.from_file(path) == course
+    assert LearnConfig.from_file(path) == course
     path.write_text(json.dumps({"verb": "learn", "course": course.to_dict()}))
-    assert Course.from_file(path) == course
+    assert LearnConfig.from_file(path) == course
     with pytest.raises(UserError, match="course: there is no field speed; allowed are stream, method, model"):
-        Course.from_dict({"speed": 1})
+        LearnConfig.from_dict({"speed": 1})
     path.write_text(json.dumps({"verb": "replace"}))
     with pytest.raises(UserError, match="config: expected a run of learn"):
-        Course.from_file(path)
+        LearnConfig.from_file(path)
 
 
 @pytest.mark.parametrize(
@@ -225,15 +236,15 @@ def test_to_a_file_and_back(tmp_path: Path) -> None:
     ],
 )
 def test_values_from_texts(name: str, text: str, value: Any) -> None:
-    assert parsed(name, text) == value
+    assert parse_field(name, text) == value
 
 
 def test_texts_that_are_no_values() -> None:
     with pytest.raises(UserError, match="epochs: expected a whole number, got 'many'"):
-        parsed("epochs", "many")
+        parse_field("epochs", "many")
     with pytest.raises(UserError, match="course: there is no field speed"):
-        parsed("speed", "1")
-    assert "stream" in names()
+        parse_field("speed", "1")
+    assert "stream" in field_names()
 
 
 def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,8 +252,8 @@ def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
 
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(streams, "read_stream", lambda *_, **options: told.append(options))
-    Course(order="3").read()
-    Course(form="text", missing="skip", instructions=True).read()
+    LearnConfig(order="3").read()
+    LearnConfig(form="text", missing="skip", instructions=True).read()
     shared = {"rows": 60, "eval_rows": 100, "seed": 508, "protocol": "clean"}
     assert told == [
         {**shared, "order": "3", "form": None, "missing": "refuse", "instructions": False},
@@ -252,5 +263,5 @@ def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_made(name: str) -> None:
-    (course,) = each_method(Course(method=name))
+    (course,) = split_methods(LearnConfig(method=name))
     assert type(course.make_method()) is METHODS[name]

@@ -14,16 +14,16 @@ from transformers import AutoModelForSeq2SeqLM
 
 from regard.adapters.attention import SharedAttention
 from regard.cli import main
-from regard.commands.learn.config import Course
+from regard.commands.learn.config import LearnConfig
 from regard.commands.learn.one_run import commonest, unlearnt, warnings_of
-from regard.commands.learn.result import COLUMNS, Learning
+from regard.commands.learn.result import COLUMNS, LearnResult
 from regard.commands.learn.rollback import rollback
-from regard.commands.learn.run import LEARNT, Progress, learn
+from regard.commands.learn.run import TASK_END, Progress, learn
 from regard.continual import run as running
 from regard.continual.methods.sapt import Sapt, Settings
 from regard.continual.models import load_network
-from regard.continual.run import begin
-from regard.continual.stage import Budget, rate_of_probing, rate_set
+from regard.continual.run import make_learner
+from regard.continual.stage import TrainingBudget, probing_rate, rate_from_setting
 from regard.data.instruction_settings import SUPER_NI_ORDERS
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
@@ -40,7 +40,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def gated() -> Learning:
+def gated() -> LearnResult:
     """SAPT beside a method without a gate."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "flops_a_token", lambda *_: 0.0)
@@ -50,7 +50,7 @@ def gated() -> Learning:
 # -- gates ------------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_gates(gated: Learning) -> None:
+def test_the_table_of_gates(gated: LearnResult) -> None:
     """All tasks so far after each task; scored are the one just learnt and, at the end, all."""
     table = gated.gate
     assert gated.pseudo.empty
@@ -65,7 +65,7 @@ def test_the_table_of_gates(gated: Learning) -> None:
     assert [*zip(scored["after_task"], scored["position"], strict=True)] == [(1, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
 
 
-def test_what_the_gate_routes_is_what_the_matrix_has(gated: Learning) -> None:
+def test_what_the_gate_routes_is_what_the_matrix_has(gated: LearnResult) -> None:
     keys = ["after_task", "position", "task"]
     routed = gated.gate[gated.gate["statistic"] == "routed_score"].set_index(keys)["value"]
     scores = gated.matrix[(gated.matrix["method"] == "sapt rank=2 ahead=20") & (gated.matrix["setting"] == "til")]
@@ -78,7 +78,7 @@ def test_nothing_is_looked_at_where_nothing_is_diagnosed() -> None:
     assert found.record["runs"][0]["warnings"] == []
 
 
-def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: Learning, tmp_path: Path) -> None:
+def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult, tmp_path: Path) -> None:
     class Broken(Exception):
         pass
 
@@ -91,10 +91,10 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: Learning, t
         learn(stream(), "sapt", loaded(), on_progress=stop, **given)
     told: list[Progress] = []
     found = learn(stream(), "sapt", loaded(), resume=True, on_progress=told.append, **given)
-    assert [one.told.position for one in told if one.told.stage == LEARNT] == [3]
+    assert [one.told.position for one in told if one.told.stage == TASK_END] == [3]
     pd.testing.assert_frame_equal(found.gate, gated.gate, check_exact=True)
     found.save(tmp_path / "out")
-    pd.testing.assert_frame_equal(Learning.load(tmp_path / "out").gate, gated.gate, check_exact=True)
+    pd.testing.assert_frame_equal(LearnResult.load(tmp_path / "out").gate, gated.gate, check_exact=True)
 
 
 def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
         pass
 
     def stop(told: Progress) -> None:
-        if (told.told.position, told.told.stage) == (2, LEARNT):
+        if (told.told.position, told.told.stage) == (2, TASK_END):
             raise Broken
 
     given: dict[str, Any] = {**SAPT, "diagnosed": 0, "work": tmp_path}
@@ -113,7 +113,7 @@ def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
     assert {one.told.position for one in told} == {3}
 
 
-def test_the_diagnostics_are_of_a_model_with_its_blocks(gated: Learning) -> None:
+def test_the_diagnostics_are_of_a_model_with_its_blocks(gated: LearnResult) -> None:
     table = gated.diagnostics
     ours = table[table["method"].str.startswith("sapt") & (table["statistic"] == "over_smoothing")]
     by_place = ours[ours["position"] == 1].dropna(subset=["layer"]).set_index(["after_task", "layer"])["value"]
@@ -134,7 +134,7 @@ def test_pseudo_samples_that_stand_for_tasks_are_looked_at(tmp_path: Path) -> No
     whole = found.pseudo[found.pseudo["statistic"] == "copied_whole"]["value"]
     assert whole.tolist() == [1.0] * 3  # they are training rows
     found.save(tmp_path / "out")
-    pd.testing.assert_frame_equal(Learning.load(tmp_path / "out").pseudo, found.pseudo)
+    pd.testing.assert_frame_equal(LearnResult.load(tmp_path / "out").pseudo, found.pseudo)
     assert "Pseudo samples" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
@@ -208,13 +208,13 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks)
     worse = f"scores: no better than the commonest label when learnt: {places[0][0]}, {places[2][0]}. Try more "
     assert told == f"{worse}--epochs or --learning-rate"
-    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_of_probing(Budget()))
+    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, probing_rate(TrainingBudget()))
     assert told == f"{worse}epochs or another --probing-rate"
-    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_set(0.3))
+    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_from_setting(0.3))
     assert told == f"{worse}epochs or another --set rate"
 
 
-def test_the_blocks_of_tasks_are_in_the_record(gated: Learning) -> None:
+def test_the_blocks_of_tasks_are_in_the_record(gated: LearnResult) -> None:
     names = [task.name for task in stream().tasks]
     of_run = {run["method"]: run.get("blocks") for run in gated.record["runs"]}
     assert of_run == {"sapt rank=2 ahead=20": dict(zip(names, (1, 2, 3), strict=True)), "finetune": None}
@@ -244,7 +244,7 @@ def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) 
 # -- heads ------------------------------------------------------------------------------------------------
 
 
-def test_a_head_of_the_labels_words_is_not_trained(gated: Learning) -> None:
+def test_a_head_of_the_labels_words_is_not_trained(gated: LearnResult) -> None:
     """A linear one has a vector of 16 and a bias for each of seven classes."""
     assert gated.record["course"]["head"] == "labels"
     fields: dict[str, Any] = {**FIELDS, "seeds": [1], "diagnosed": 0}
@@ -287,8 +287,8 @@ def test_a_head_that_another_run_had_is_not_gone_on_with(tmp_path: Path) -> None
 
 def test_the_schedule_of_a_course_is_that_of_training() -> None:
     said: dict[str, Any] = {"schedule": "constant", "warmup": 0.5, "weight_decay": 0.25}
-    method, budget = Sapt(), Course(**FIELDS, **said).budget()
-    learner = begin(stream(4), method, loaded(), budget, seed=1)
+    method, budget = Sapt(), LearnConfig(**FIELDS, **said).budget()
+    learner = make_learner(stream(4), method, loaded(), budget, seed=1)
     stage = learner.fine_tuning()
     plan = running._plan(learner, stage, learner.epochs(learner.items(0), stage), None)
     assert (plan.schedule, plan.warmup_steps, plan.weight_decay) == ("constant", plan.steps / 2, 0.25)
@@ -336,7 +336,7 @@ def line(folder: Path, *more: Any) -> list[str]:
 
 def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
     assert main(line(instructed, "--method", "sapt,separate", "--set", "rank=2", "ahead=20")) == 0
-    found = Learning.load(instructed / "run")
+    found = LearnResult.load(instructed / "run")
     assert {*found.matrix["setting"]} == {"til"}
     assert [one["metric"] for one in found.record["stream"]["tasks"]] == ["rouge-l"] * 2
     assert set(found.gate["after_task"]) == {1, 2}

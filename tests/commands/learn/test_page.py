@@ -7,20 +7,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from regard.commands.learn import page as learn_page
 from regard.commands.learn.charts import SHOWN_TASKS
 from regard.commands.learn.costs import totals
 from regard.commands.learn.differences import against
 from regard.commands.learn.gate import TIMES
 from regard.commands.learn.matrix import MEAN, NUMBERS, matrices
-from regard.commands.learn.metrics import METRICS, fixed
+from regard.commands.learn.metrics import METRICS, format_fixed
+from regard.commands.learn.page import learn_page
 from regard.commands.learn.tables import agree, task_names, unfinished
 from regard.commands.learn.terminal import learn_summary
 from regard.commands.learn.words import WARNED, listed, warnings
 from regard.continual.metrics import metrics_table
 from regard.errors import UserError
 from regard.report import charts
-from tests.report import learned
+from tests.commands.learn import learned
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 TABLES = learned.tables()
@@ -89,7 +89,7 @@ def test_size_is_that_of_the_libraries_and_little_more(parsed: Parsed) -> None:
 
 
 def test_ledes_say_who_keeps_most_and_whether_intervals_overlap(parsed: Parsed) -> None:
-    width = fixed(half(0, 0.1, 0.2))
+    width = format_fixed(half(0, 0.1, 0.2))
     told = f"prescale keeps most, AP 94.60 ± {width}, before finetune with 84.10 ± {width}"
     assert f"With the task known (TIL): {told}; the 95 % intervals do not overlap." in parsed.text
     run_by_run = "Run by run that is +10.50 points against finetune (95 % interval +10.00 to +11.00"
@@ -373,7 +373,7 @@ def test_a_large_comparison_keeps_the_means_only() -> None:
 
 
 def test_tables_are_sorted_by_ap_with_intervals(parsed: Parsed) -> None:
-    width = fixed(half(0, 0.1, 0.2))
+    width = format_fixed(half(0, 0.1, 0.2))
     order = [f"joint all tasks at once 3 96.10 ± {width} –", f"prescale 3 94.60 ± {width} 2.00 ± 0.00"]
     places = [parsed.text.index(row) for row in [*order, f"finetune 3 84.10 ± {width} 16.00 ± 0.00"]]
     assert places == sorted(places)

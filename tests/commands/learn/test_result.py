@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regard.commands.learn.result import COLUMNS, LATER, TABLES, Learning, read_record, table
+from regard.commands.learn.result import COLUMNS, LATER, TABLES, LearnResult, make_table, read_record
 from regard.commands.learn.run import learn
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
@@ -16,13 +16,13 @@ from tests.continual.small import loaded, stream
 
 
 @pytest.fixture(scope="module")
-def found() -> Learning:
+def found() -> LearnResult:
     """Two methods, two seeds, nothing diagnosed."""
     fields = {**FIELDS, "diagnosed": 0, "probing_rate": 5e-2}
     return learn(stream(), ["probe", "separate"], loaded(), seeds=[1, 2], **fields)
 
 
-def test_metrics_are_of_the_matrix(found: Learning) -> None:
+def test_metrics_are_of_the_matrix(found: LearnResult) -> None:
     last = found.matrix[(found.matrix["after_task"] == 3) & (found.matrix["setting"] == "til")]
     by_hand = last.groupby(["method", "seed"])["score"].mean()
     ap = found.metrics[(found.metrics["metric"] == "ap") & (found.metrics["setting"] == "til")]
@@ -34,25 +34,25 @@ def test_metrics_are_of_the_matrix(found: Learning) -> None:
 
 
 def test_a_table_has_all_its_columns() -> None:
-    one = table("diagnostics", [{"statistic": "sink_deviation", "layer": None, "value": 0.5}])
+    one = make_table("diagnostics", [{"statistic": "sink_deviation", "layer": None, "value": 0.5}])
     assert tuple(one) == COLUMNS["diagnostics"]
     assert str(one["layer"].dtype) == "Int64"
-    assert table("matrix", []).empty
+    assert make_table("matrix", []).empty
 
 
-def test_tables_that_are_empty_are_saved(found: Learning, tmp_path: Path) -> None:
+def test_tables_that_are_empty_are_saved(found: LearnResult, tmp_path: Path) -> None:
     found.save(tmp_path / "run")
-    back = Learning.load(tmp_path / "run")
+    back = LearnResult.load(tmp_path / "run")
     assert back.models is None
     assert tuple(back.diagnostics) == COLUMNS["diagnostics"]
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
     assert found.summary() is not None
 
 
-def test_the_folder_of_a_version_without_gates_is_loaded(found: Learning, tmp_path: Path) -> None:
+def test_the_folder_of_a_version_without_gates_is_loaded(found: LearnResult, tmp_path: Path) -> None:
     folder = found.save(tmp_path / "run")
     (folder / "gate.parquet").unlink()
-    back = Learning.load(folder)
+    back = LearnResult.load(folder)
     assert tuple(back.gate) == COLUMNS["gate"]
     assert back.gate.empty
     assert back.matrix.equals(found.matrix)
@@ -70,12 +70,12 @@ def test_the_folder_of_a_version_without_gates_is_loaded(found: Learning, tmp_pa
         ("matrix.parquet", "short", "the run in "),
     ],
 )
-def test_what_is_no_run(name: str, content: Any, told: str, found: Learning, tmp_path: Path) -> None:
+def test_what_is_no_run(name: str, content: Any, told: str, found: LearnResult, tmp_path: Path) -> None:
     folder = found.save(tmp_path / "run")
     path = folder / name
     path.unlink() if content is None else path.write_text(content)
     with pytest.raises(UserError) as raised:
-        Learning.load(folder)
+        LearnResult.load(folder)
     assert str(raised.value).startswith(f"{told}{folder}")
     assert "\n" not in str(raised.value)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from regard.commands.learn.result import Learning
+from regard.commands.learn.result import LearnResult
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import learn
 from regard.errors import UserError
@@ -38,7 +38,7 @@ def test_it_scores_what_the_matrix_says(method: str, task: Any, run: Path, tmp_p
     assert [one["name"] for one in lineage["tasks"]] == ["cat-dog", "red-blue-green", "run-sit"][:learnt]
     assert lineage["base"] == "tiny"
     assert model.config.classes == list(stream().classes)
-    matrix = Learning.load(run).matrix
+    matrix = LearnResult.load(run).matrix
     for place in range(learnt):
         test, own = stream().tasks[place].test, list(stream().class_numbers(place))
         texts = [text for (text,) in test.texts]

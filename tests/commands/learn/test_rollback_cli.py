@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from regard import Learning, learn
+from regard import LearnResult, learn
 from tests.continual.small import stream
 
 Regard = Callable[..., Any]
@@ -50,7 +50,7 @@ def score(folder: Path, task: str) -> float:
 
 @pytest.mark.parametrize("method", ["finetune", "prescale"])
 def test_the_model_scores_as_it_did_then(method: str, learnt: Path, regard: Regard, tmp_path: Path) -> None:
-    matrix = Learning.load(learnt).matrix
+    matrix = LearnResult.load(learnt).matrix
     for place, name in enumerate(ORDER, start=1):
         ended = regard("rollback", learnt, name, "--method", method, "--out", f"m{place}")
         assert ended.code == 0, ended.err

@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard.commands.learn.config import Course
-from regard.commands.learn.result import COLUMNS, LATER, TABLES, Learning
-from regard.commands.learn.run import LEARNT, Progress, learn
+from regard.commands.learn.config import LearnConfig
+from regard.commands.learn.result import COLUMNS, LATER, TABLES, LearnResult
+from regard.commands.learn.run import TASK_END, Progress, learn
 from regard.continual.methods import METHODS as KNOWN
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.data.stream import Stream
 from regard.data.streams import parse_order
 from regard.errors import UserError
@@ -28,7 +28,7 @@ from tests.commands.learn.learn_runs import COMPARED, FIELDS, METHODS, compared,
 from tests.continual.small import loaded, stream
 from tests.training.test_loop_processes import free_port
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("learn_runs.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 CLOCK = ["seconds", "hook_seconds", "examples_per_second", "peak_memory_mib"]
@@ -36,15 +36,15 @@ SAPT = "sapt rank=2 ahead=20"
 KILLS = {
     "in a task and between two": (
         "two",
-        ["finetune:2:fine-tuning:3", f"finetune:2:{LEARNT}:0", "prescale:3:probing:1"],
+        ["finetune:2:fine-tuning:3", f"finetune:2:{TASK_END}:0", "prescale:3:probing:1"],
     ),
     "before the first checkpoint": ("two", ["finetune:1:fine-tuning:1"]),
-    "with blocks": ("sapt", [f"{SAPT}:2:fine-tuning:3", f"{SAPT}:3:fine-tuning:1", f"{SAPT}:3:{LEARNT}:0"]),
+    "with blocks": ("sapt", [f"{SAPT}:2:fine-tuning:3", f"{SAPT}:3:fine-tuning:1", f"{SAPT}:3:{TASK_END}:0"]),
 }
 """Of which comparison, and when each of its parts ends."""
 
 
-def check_same(found: Learning, expected: Learning, **options: Any) -> None:
+def check_same(found: LearnResult, expected: LearnResult, **options: Any) -> None:
     """Every number but times."""
     for name in TABLES:
         mine, theirs = (getattr(one, name).drop(columns=CLOCK, errors="ignore") for one in (found, expected))
@@ -52,12 +52,12 @@ def check_same(found: Learning, expected: Learning, **options: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Learning:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> LearnResult:
     """Two methods, unbroken."""
     return compared(tmp_path_factory.mktemp("whole"))
 
 
-def test_the_tables(whole: Learning) -> None:
+def test_the_tables(whole: LearnResult) -> None:
     assert {name: tuple(getattr(whole, name)) for name in TABLES} == COLUMNS
     assert all(getattr(whole, name).empty for name in LATER)
     for name in (one for one in TABLES if one not in LATER):
@@ -72,19 +72,19 @@ def test_the_tables(whole: Learning) -> None:
     }  # fmt: skip
 
 
-def test_the_matrix_is_that_of_each_run(whole: Learning) -> None:
+def test_the_matrix_is_that_of_each_run(whole: LearnResult) -> None:
     """Which the comparison changes nothing of."""
-    course = Course(**FIELDS, seed=1)
+    course = LearnConfig(**FIELDS, seed=1)
     for name in METHODS:
         method = KNOWN[name]()
-        ran = run(begin(stream(), method, loaded(), course.budget(), seed=1), method)
+        ran = run_stream(make_learner(stream(), method, loaded(), course.budget(), seed=1), method)
         found = whole.matrix[whole.matrix["method"] == name]
         expected = pd.DataFrame(ran.found["matrix"])
         for column in ("after_task", "position", "task", "setting", "score", "n"):
             assert found[column].tolist() == expected[column].tolist()
 
 
-def test_the_record(whole: Learning) -> None:
+def test_the_record(whole: LearnResult) -> None:
     record = whole.record
     assert record["verb"] == "learn"
     assert [(one["method"], one["seed"], one["order"]) for one in record["runs"]] == [
@@ -100,11 +100,11 @@ def test_the_record(whole: Learning) -> None:
     assert json.loads(json.dumps(record)) == record
 
 
-def test_saved_and_loaded(whole: Learning, tmp_path: Path) -> None:
+def test_saved_and_loaded(whole: LearnResult, tmp_path: Path) -> None:
     folder = whole.save(tmp_path / "run")
     names = {"results.json", "report.html", "models", *(f"{name}.parquet" for name in TABLES)}
     assert {path.name for path in folder.iterdir()} == names
-    back = Learning.load(folder)
+    back = LearnResult.load(folder)
     check_same(back, whole)
     assert back.record == whole.record
     assert back.models == folder / "models"
@@ -133,7 +133,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
         ("probe", 2, 3, 4),
         ("joint", 2, 4, 4),
     ]
-    done = [one.told.position for one in told if one.told.stage == LEARNT and one.run == 1]
+    done = [one.told.position for one in told if one.told.stage == TASK_END and one.run == 1]
     assert done == [1, 2, 3]
 
 
@@ -215,19 +215,19 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, li
 
 
 @pytest.fixture(scope="module")
-def unbroken(whole: Learning, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Learning]:
+def unbroken(whole: LearnResult, tmp_path_factory: pytest.TempPathFactory) -> dict[str, LearnResult]:
     """Every comparison of those that are killed."""
     return {"two": whole, "sapt": compared(tmp_path_factory.mktemp("sapt"), **COMPARED["sapt"])}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KILLS)
-def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, unbroken: dict[str, Learning]) -> None:
+def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, unbroken: dict[str, LearnResult]) -> None:
     """Bit for bit, its models and SAPT's gate as well."""
     place, ended = killed
     of, kills = KILLS[name]
     assert ended[name] == [-signal.SIGKILL] * len(kills) + [0]
-    found, whole = Learning.load(place / f"{name} out"), unbroken[of]
+    found, whole = LearnResult.load(place / f"{name} out"), unbroken[of]
     check_same(found, whole)
     assert found.gate.empty == (of != "sapt")
     assert found.models is not None
@@ -348,7 +348,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     assert [code for _, code in ended] == [0, 0], "\n".join(said for said, _ in ended)
     alone = exact(tmp_path / "alone")
     for rank in (0, 1):
-        found = Learning.load(tmp_path / f"run-{rank}")
+        found = LearnResult.load(tmp_path / f"run-{rank}")
         check_same(found, alone, check_exact=False, rtol=1e-9, atol=1e-9)
         assert found.record["cost"]["processes"] == 2
         assert json.loads((tmp_path / f"again-{rank}.json").read_text()) == alone.matrix["score"].tolist()

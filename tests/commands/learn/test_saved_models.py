@@ -23,7 +23,7 @@ from regard.continual.models import load_network
 from regard.models.classifier import Classifier
 from regard.models.generator import Generator, load_generator
 from regard.models.pretrained import Loaded
-from tests import learn_runs
+from tests.commands.learn import learn_runs
 from tests.continual import small, small_text
 
 FIELDS: dict[str, Any] = {**learn_runs.FIELDS, "diagnosed": 0, "seeds": [1]}

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from regard.commands.learn import page as learn_page
 from regard.commands.learn.charts import DOTS, dots, lost_so_far, means_seen
 from regard.commands.learn.costs import size
 from regard.commands.learn.diagnostics import whole
 from regard.commands.learn.differences import probability
-from regard.commands.learn.metrics import METRICS, Estimate, fixed, metric, ordered, shown
+from regard.commands.learn.metrics import METRICS, Estimate, format_fixed, metric, ordered, shown
+from regard.commands.learn.page import learn_page
 from regard.commands.learn.tables import correlation, forgotten
 from regard.commands.learn.terminal import AHEAD, apart, learn_summary
 from regard.commands.learn.words import between, signed
-from tests.report import learned
+from tests.commands.learn import learned
 
 TABLES = learned.tables()
 
@@ -100,7 +100,7 @@ def test_intervals_overlap_where_they_touch() -> None:
 
 
 def test_numbers() -> None:
-    assert (fixed(-0.004), fixed(1234.5), fixed(np.nan)) == ("0.00", "1,234.50", "–")
+    assert (format_fixed(-0.004), format_fixed(1234.5), format_fixed(np.nan)) == ("0.00", "1,234.50", "–")
     assert (signed(0.001), signed(2), signed(-2)) == ("0.00", "+2.00", "−2.00")
     assert (size(0), size(1536), size(2**20), size(np.nan)) == ("0 B", "1.50 KiB", "1.00 MiB", "–")
     assert (probability(0.0004), probability(0.0312), probability(np.nan)) == ("< 0.001", "0.031", "–")
@@ -114,7 +114,7 @@ def test_dots_are_thinned() -> None:
 
 
 def test_script_is_shipped_beside_its_page() -> None:
-    source = Path(learn_page.__code__.co_filename).parent / "learn.js"
+    source = Path(learn_page.__code__.co_filename).parent / "page.js"
     assert source.read_text(encoding="utf-8").strip() in learn_page(TABLES, {})
 
 
@@ -125,7 +125,7 @@ def test_summary_fits_and_tells_what_matters() -> None:
     text = terminal(TABLES, learned.record())
     assert max(len(line) for line in text.splitlines()) <= 80
     rows = [line.split() for line in text.splitlines()]
-    width = fixed(half(0, 0.1, 0.2))
+    width = format_fixed(half(0, 0.1, 0.2))
     assert ["method", "runs", "AP", "TIL", "FGT", "TIL", "AP", "CIL", "FGT", "CIL"] in rows
     first = ["94.60", "±", width, "2.00", "±", "0.00"]
     assert ["prescale", "3", *first, "74.60", "±", width, "2.00", "±", "0.00"] in rows

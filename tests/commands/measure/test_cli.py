@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from regard.commands.measure import cli as command
-from regard.commands.measure.result import Measurements
-from regard.runs.arguments import new_folder
+from regard.commands.measure.result import MeasureResult
+from regard.runs.arguments import new_run_dir
 
 Tiny = Callable[[str], Path]
 Regard = Callable[..., Any]
@@ -33,7 +33,7 @@ def test_a_run_in_a_process_of_its_own(tiny: Tiny, text_file: Path, apart: Regar
     for part in ("Sink rate, ε = 0.3", "layers × heads", "Sink tokens", "Over-smoothing by layer", "Hidden norm"):
         assert part in shown
     assert os.listdir(tmp_path) == ["run"]
-    found = Measurements.load(tmp_path / "run")
+    found = MeasureResult.load(tmp_path / "run")
     rate = found.frame("sink_rate", layer=None)["value"].max()
     assert f"{rate:.4g}" in ended.out
     assert (tmp_path / "run" / "report.html").stat().st_size > 100_000
@@ -46,7 +46,7 @@ def test_standard_input(tiny: Tiny, documents: list[str], apart: Regard, regard:
     assert (ended.code, ended.err) == (0, "")
     (tmp_path / "text.txt").write_text(given)
     assert regard(*arguments, "--text", "text.txt", "--out", "read").code == 0
-    piped, read = (Measurements.load(tmp_path / name) for name in ("piped", "read"))
+    piped, read = (MeasureResult.load(tmp_path / name) for name in ("piped", "read"))
     pd.testing.assert_frame_equal(piped.table, read.table, rtol=1e-6)
     assert piped.record["data"]["source"] == "standard input"
     assert piped.record["data"]["sha256"] == read.record["data"]["sha256"]
@@ -69,7 +69,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
     }
     ended = regard("measure", tiny("llama"), *(word for pair in options.items() for word in pair))
     assert (ended.code, ended.err) == (0, "")
-    found = Measurements.load(tmp_path / "run")
+    found = MeasureResult.load(tmp_path / "run")
     assert found.record["settings"] == {
         "statistics": ["sink_rate", "entropy"],
         "input": "random",
@@ -92,9 +92,9 @@ def test_a_new_folder_under_runs_for_each_run(
     (made,) = (tmp_path / "runs").iterdir()
     assert made.name.startswith("measure-llama-2")
     assert json.loads((made / "results.json").read_text())["model"]["name"] == str(tiny("llama"))
-    assert str(new_folder("measure", "owner/name-7b")).startswith("runs/measure-owner-name-7b-2")
+    assert str(new_run_dir("measure", "owner/name-7b")).startswith("runs/measure-owner-name-7b-2")
     monkeypatch.chdir(tiny("llama"))
-    assert str(new_folder("measure", ".")).startswith("runs/measure-llama-2")
+    assert str(new_run_dir("measure", ".")).startswith("runs/measure-llama-2")
 
 
 def test_random_weights_need_none(tiny: Tiny, text_file: Path, regard: Regard, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_random_weights_need_none(tiny: Tiny, text_file: Path, regard: Regard, t
             (bare / file.name).write_bytes(file.read_bytes())
     few = (*FEW, "--text", text_file, "--statistics", "column_mass")
     assert regard("measure", bare, *few, "--random-weights", "--out", "random").code == 0
-    assert Measurements.load(tmp_path / "random").record["model"]["sha256"] is None
+    assert MeasureResult.load(tmp_path / "random").record["model"]["sha256"] is None
 
 
 def test_overwriting_when_asked(tiny: Tiny, text_file: Path, regard: Regard, tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_overwriting_when_asked(tiny: Tiny, text_file: Path, regard: Regard, tmp
     assert regard(*few, "row_sum").complaint == (
         "regard measure: --out: run exists; choose another folder, or give --overwrite"
     )
-    assert set(Measurements.load(tmp_path / "run").table["statistic"]) == {"entropy"}
+    assert set(MeasureResult.load(tmp_path / "run").table["statistic"]) == {"entropy"}
     assert regard(*few, "row_sum", "--overwrite").code == 0
-    assert set(Measurements.load(tmp_path / "run").table["statistic"]) == {"row_sum"}
+    assert set(MeasureResult.load(tmp_path / "run").table["statistic"]) == {"row_sum"}
     assert os.listdir(tmp_path) == ["run"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import regard
-from regard.commands.measure.result import Measurements
+from regard.commands.measure.result import MeasureResult
 
 Regard = Callable[..., Any]
 
@@ -42,7 +42,7 @@ def test_two_runs(runs: Path, regard: Regard, tmp_path: Path) -> None:
     table = ended.out[: ended.out.index("note: ")]
     assert max(map(len, table.splitlines())) <= 80
     assert table.splitlines()[0].split() == ["statistic", "natural", "longer", "difference", "standard", "error"]
-    found = [Measurements.load(runs / name) for name in ("natural", "longer")]
+    found = [MeasureResult.load(runs / name) for name in ("natural", "longer")]
     rates = [run.frame("sink_rate", layer=None, position=0) for run in found]
     first, second = (rate["value"].item() for rate in rates)
     error = math.hypot(*(rate["standard_error"].item() for rate in rates))

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from regard.commands.measure import figure
+from regard.commands.measure.figure import figure
 from regard.errors import UserError
 
 

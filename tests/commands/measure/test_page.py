@@ -12,7 +12,7 @@ from regard.commands.measure.page import page
 from regard.errors import UserError
 from regard.report.arrays import heads, layers, measures
 from regard.report.charts import libraries
-from regard.report.payload import FIRST, payload, rounded, script_safe, thinned
+from regard.report.payload import FIRST, payload, rounded, script_safe, thinned_length
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 
@@ -203,7 +203,7 @@ def test_missing_rows_become_null(made: SimpleNamespace) -> None:
 def test_positions_are_thinned_on_long_sequences(made: SimpleNamespace) -> None:
     wide = made.rows("column_mass", np.random.default_rng(0).random((12, 16, 4096)), ("layer", "head", "position"))
     (measure,) = measures(wide)
-    kept = thinned([measure])
+    kept = thinned_length([measure])
     assert kept is not None
     assert list(kept[:FIRST]) == list(range(FIRST))
     assert kept[-1] == 4095

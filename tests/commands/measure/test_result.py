@@ -15,22 +15,22 @@ from matplotlib.figure import Figure
 import regard
 from regard import UserError
 from regard.commands.measure.compare import compare
-from regard.commands.measure.result import Measurements
+from regard.commands.measure.result import MeasureResult
 from regard.runs.folder import write_file
-from regard.statistics.table import COLUMNS, TOKEN_COLUMNS, table_of
+from regard.statistics.table import COLUMNS, TOKEN_COLUMNS, make_table
 
 FILES = ["mean_attention.safetensors", "report.html", "results.json", "statistics.parquet", "tokens.parquet"]
 
 
 @pytest.fixture(scope="module")
-def run(tiny: Callable[[str], Path], documents: list[str]) -> Measurements:
+def run(tiny: Callable[[str], Path], documents: list[str]) -> MeasureResult:
     """A small run with everything that can be saved."""
     chosen = "sink_rate,column_mass,over_smoothing,hidden_norm,sink_tokens,input_dependence"
     return regard.measure(str(tiny("llama")), texts=documents, statistics=chosen, samples=2, length=20)
 
 
 @pytest.fixture(scope="module")
-def other(tiny: Callable[[str], Path], documents: list[str]) -> Measurements:
+def other(tiny: Callable[[str], Path], documents: list[str]) -> MeasureResult:
     """A run of the same model on other, longer windows, with fewer statistics."""
     chosen = "sink_rate,column_mass,over_smoothing"
     return regard.measure(str(tiny("llama")), texts=documents, statistics=chosen, samples=5, length=24)
@@ -43,11 +43,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 # -- to disk and back
 
 
-def test_what_is_saved_comes_back(run: Measurements, other: Measurements, tmp_path: Path) -> None:
+def test_what_is_saved_comes_back(run: MeasureResult, other: MeasureResult, tmp_path: Path) -> None:
     for name, saved in (("run", run), ("other", other)):
         folder = saved.save(tmp_path / "runs" / name)
         assert folder == tmp_path / "runs" / name
-        found = Measurements.load(folder)
+        found = MeasureResult.load(folder)
         pd.testing.assert_frame_equal(found.table, saved.table)
         assert found.record == saved.record
         assert found.matrices.keys() == saved.matrices.keys()
@@ -55,12 +55,12 @@ def test_what_is_saved_comes_back(run: Measurements, other: Measurements, tmp_pa
     assert sorted(contents(tmp_path / "runs" / "run")) == FILES
     assert sorted(contents(tmp_path / "runs" / "other")) == ["report.html", "results.json", "statistics.parquet"]
     assert sorted(os.listdir(tmp_path / "runs")) == ["other", "run"]
-    found = Measurements.load(tmp_path / "runs" / "run")
+    found = MeasureResult.load(tmp_path / "runs" / "run")
     assert run.tokens is not None
     assert found.tokens is not None
     pd.testing.assert_frame_equal(found.tokens, run.tokens)
     assert tuple(found.tokens.columns) == TOKEN_COLUMNS
-    assert Measurements.load(tmp_path / "runs" / "other").tokens is None
+    assert MeasureResult.load(tmp_path / "runs" / "other").tokens is None
 
 
 def test_what_is_absent_is_null_in_the_file(tiny: Callable[[str], Path], documents: list[str], tmp_path: Path) -> None:
@@ -79,12 +79,12 @@ def test_what_is_absent_is_null_in_the_file(tiny: Callable[[str], Path], documen
 
 
 def test_a_table_of_no_rows_has_its_columns_and_kinds() -> None:
-    table = table_of([])
+    table = make_table([])
     assert tuple(table.columns) == COLUMNS
     assert str(table["layer"].dtype) == "Int64"
 
 
-def test_the_page_holds_the_numbers(other: Measurements, tmp_path: Path) -> None:
+def test_the_page_holds_the_numbers(other: MeasureResult, tmp_path: Path) -> None:
     page = (other.save(tmp_path / "run") / "report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") or page.startswith("<!DOCTYPE html>")
     assert other.record["model"]["sha256"] in page
@@ -94,7 +94,7 @@ def test_the_page_holds_the_numbers(other: Measurements, tmp_path: Path) -> None
     assert f"{best['value']:.4g}" in page
 
 
-def test_permissions_are_the_ordinary_ones(run: Measurements, tmp_path: Path) -> None:
+def test_permissions_are_the_ordinary_ones(run: MeasureResult, tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         folder = run.save(tmp_path / "made" / "run")
@@ -115,7 +115,7 @@ FAILURES = {
 PLACES = {
     "the table": "pandas.DataFrame.to_parquet",
     "the matrices": "safetensors.torch.save",
-    "the page": "regard.report.page",
+    "the page": "regard.commands.measure.result.measure_page",
     "the name": "pathlib.Path.rename",
 }
 
@@ -141,7 +141,7 @@ def failing(place: str, failure: BaseException, monkeypatch: pytest.MonkeyPatch)
     return UserError if isinstance(failure, OSError) else type(failure)
 
 
-def test_a_failure_leaves_nothing(run: Measurements, failing: type[BaseException], tmp_path: Path) -> None:
+def test_a_failure_leaves_nothing(run: MeasureResult, failing: type[BaseException], tmp_path: Path) -> None:
     with pytest.raises(failing) as caught:
         run.save(tmp_path / "above" / "run")
     assert list(tmp_path.iterdir()) == []
@@ -151,7 +151,7 @@ def test_a_failure_leaves_nothing(run: Measurements, failing: type[BaseException
 
 
 @pytest.fixture
-def saved(other: Measurements, tmp_path: Path) -> Iterator[dict[str, bytes]]:
+def saved(other: MeasureResult, tmp_path: Path) -> Iterator[dict[str, bytes]]:
     """What an earlier run left in `run`; it is there at the end as it was."""
     before = contents(other.save(tmp_path / "run"))
     yield before
@@ -160,7 +160,7 @@ def saved(other: Measurements, tmp_path: Path) -> Iterator[dict[str, bytes]]:
 
 
 @pytest.mark.usefixtures("saved")
-def test_a_failure_keeps_the_earlier_run(run: Measurements, failing: type[BaseException], tmp_path: Path) -> None:
+def test_a_failure_keeps_the_earlier_run(run: MeasureResult, failing: type[BaseException], tmp_path: Path) -> None:
     with pytest.raises(failing):
         run.save(tmp_path / "run", overwrite=True)
 
@@ -168,7 +168,7 @@ def test_a_failure_keeps_the_earlier_run(run: Measurements, failing: type[BaseEx
 @pytest.mark.parametrize("error", FAILURES.values(), ids=FAILURES)
 @pytest.mark.usefixtures("saved")
 def test_a_failure_between_the_two_renames_puts_the_earlier_run_back(
-    run: Measurements, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: MeasureResult, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.rename
 
@@ -184,7 +184,7 @@ def test_a_failure_between_the_two_renames_puts_the_earlier_run_back(
 
 @pytest.mark.usefixtures("saved")
 def test_an_interruption_just_after_the_earlier_run_gave_its_name(
-    run: Measurements, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: MeasureResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.rename
 
@@ -200,21 +200,21 @@ def test_an_interruption_just_after_the_earlier_run_gave_its_name(
 
 
 @pytest.mark.usefixtures("saved")
-def test_a_run_that_is_there_is_not_written_over_unasked(run: Measurements, tmp_path: Path) -> None:
+def test_a_run_that_is_there_is_not_written_over_unasked(run: MeasureResult, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"run exists; choose another folder, or give --overwrite"):
         run.save(tmp_path / "run")
 
 
-def test_overwriting_replaces_the_whole_run(run: Measurements, other: Measurements, tmp_path: Path) -> None:
+def test_overwriting_replaces_the_whole_run(run: MeasureResult, other: MeasureResult, tmp_path: Path) -> None:
     run.save(tmp_path / "run")
     other.save(tmp_path / "run", overwrite=True)
     assert sorted(contents(tmp_path / "run")) == ["report.html", "results.json", "statistics.parquet"]
     assert os.listdir(tmp_path) == ["run"]
-    assert Measurements.load(tmp_path / "run").record == other.record
+    assert MeasureResult.load(tmp_path / "run").record == other.record
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
-def test_a_run_of_another_verb_is_not_written_over(overwrite: bool, run: Measurements, tmp_path: Path) -> None:
+def test_a_run_of_another_verb_is_not_written_over(overwrite: bool, run: MeasureResult, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "results.json").write_text('{"verb": "learn"}')
     (tmp_path / "run" / "matrix.parquet").write_text("days of work")
@@ -223,23 +223,23 @@ def test_a_run_of_another_verb_is_not_written_over(overwrite: bool, run: Measure
     assert sorted(os.listdir(tmp_path / "run")) == ["matrix.parquet", "results.json"]
 
 
-def test_an_empty_folder_is_free(run: Measurements, tmp_path: Path) -> None:
+def test_an_empty_folder_is_free(run: MeasureResult, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     run.save(tmp_path / "run")
     assert sorted(contents(tmp_path / "run")) == FILES
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_a_link_to_a_folder_stays_a_link(run: Measurements, other: Measurements, tmp_path: Path) -> None:
+def test_a_link_to_a_folder_stays_a_link(run: MeasureResult, other: MeasureResult, tmp_path: Path) -> None:
     run.save(tmp_path / "run")
     (tmp_path / "latest").symlink_to("run")
     other.save(tmp_path / "latest", overwrite=True)
     assert (tmp_path / "latest").is_symlink()
-    assert Measurements.load(tmp_path / "run").record == other.record
+    assert MeasureResult.load(tmp_path / "run").record == other.record
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
-def test_only_runs_are_written_over(overwrite: bool, run: Measurements, tmp_path: Path) -> None:
+def test_only_runs_are_written_over(overwrite: bool, run: MeasureResult, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
     (tmp_path / "file").write_text("a file")
@@ -253,7 +253,7 @@ def test_only_runs_are_written_over(overwrite: bool, run: Measurements, tmp_path
     assert sorted(os.listdir(tmp_path)) == ["file", "thesis"]
 
 
-def test_a_folder_without_permission(run: Measurements, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_permission(run: MeasureResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     with pytest.raises(UserError, match="no permission to write in"):
         run.save(tmp_path / "above" / "run")
@@ -281,7 +281,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 def test_no_run_to_load(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "gone"):
         with pytest.raises(UserError, match=r"no run in .*: expected a folder with results.json"):
-            Measurements.load(folder)
+            MeasureResult.load(folder)
 
 
 def gone(path: Path) -> None:
@@ -312,25 +312,25 @@ def a_list(path: Path) -> None:
         ("results.json", a_list),
     ],
 )
-def test_a_broken_run(name: str, damage: Callable[[Path], None], run: Measurements, tmp_path: Path) -> None:
+def test_a_broken_run(name: str, damage: Callable[[Path], None], run: MeasureResult, tmp_path: Path) -> None:
     folder = run.save(tmp_path / "run")
     damage(folder / name)
     with pytest.raises(UserError, match=r"the run in .*run (cannot be read: .|is not one of measurements)") as caught:
-        Measurements.load(folder)
+        MeasureResult.load(folder)
     assert "\n" not in str(caught.value)
 
 
-def test_a_table_of_something_else(run: Measurements, tmp_path: Path) -> None:
+def test_a_table_of_something_else(run: MeasureResult, tmp_path: Path) -> None:
     folder = run.save(tmp_path / "run")
     pd.DataFrame({"value": [1.0]}).to_parquet(folder / "statistics.parquet")
     with pytest.raises(UserError, match="is not one of measurements: expected columns statistic, layer"):
-        Measurements.load(folder)
+        MeasureResult.load(folder)
 
 
 # -- rows and figures
 
 
-def test_rows_by_what_they_are_of(run: Measurements) -> None:
+def test_rows_by_what_they_are_of(run: MeasureResult) -> None:
     model = run.frame("sink_rate", layer=None)
     assert model["layer"].isna().all()
     assert model["position"].tolist() == list(range(13))
@@ -342,7 +342,7 @@ def test_rows_by_what_they_are_of(run: Measurements) -> None:
     pd.testing.assert_frame_equal(run.frame(), run.table)
 
 
-def test_unknown_names_are_told_what_there_is(run: Measurements) -> None:
+def test_unknown_names_are_told_what_there_is(run: MeasureResult) -> None:
     with pytest.raises(UserError, match=r"unknown statistic 'entropy'; the table has: .*column_mass"):
         run.frame("entropy")
     with pytest.raises(UserError, match=r"unknown statistic 'entropy'; the table has: .*column_mass"):
@@ -354,14 +354,14 @@ def test_unknown_names_are_told_what_there_is(run: Measurements) -> None:
 
 
 @pytest.mark.parametrize("kind", ["map", "profile", "layers"])
-def test_figures(kind: Any, run: Measurements) -> None:
+def test_figures(kind: Any, run: MeasureResult) -> None:
     figure = run.plot("column_mass", kind=kind)
     assert isinstance(figure, Figure)
     assert "column mass" in figure.axes[0].get_title(loc="left").lower()
     assert figure.axes[0].has_data()
 
 
-def test_the_map_shows_the_numbers_of_its_position(run: Measurements) -> None:
+def test_the_map_shows_the_numbers_of_its_position(run: MeasureResult) -> None:
     image = run.plot("column_mass", kind="map", position=2).axes[0].images[0].get_array()
     assert image is not None
     expected = run.frame("column_mass", position=2)["value"].to_numpy().reshape(3, 4)
@@ -371,7 +371,7 @@ def test_the_map_shows_the_numbers_of_its_position(run: Measurements) -> None:
 # -- side by side
 
 
-def test_runs_side_by_side(run: Measurements, other: Measurements) -> None:
+def test_runs_side_by_side(run: MeasureResult, other: MeasureResult) -> None:
     table, page = compare({"short": run, "long": other})
     rate = table[table["statistic"] == "sink_rate"].iloc[0]
     first, second = (m.frame("sink_rate", layer=None, position=0)["value"].item() for m in (run, other))
@@ -382,9 +382,9 @@ def test_runs_side_by_side(run: Measurements, other: Measurements) -> None:
     assert "The runs differ in sequence length" in page
 
 
-def test_a_number_that_is_none_is_not_written_into_the_record(run: Measurements, tmp_path: Path) -> None:
+def test_a_number_that_is_none_is_not_written_into_the_record(run: MeasureResult, tmp_path: Path) -> None:
     """NaN is no JSON: a record that holds one is a mistake of ours, and nothing is left of it."""
-    broken = Measurements(run.table, {**run.record, "cost": {"seconds": float("nan")}})
+    broken = MeasureResult(run.table, {**run.record, "cost": {"seconds": float("nan")}})
     with pytest.raises(ValueError, match="Out of range float"):
         broken.save(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []

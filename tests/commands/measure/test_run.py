@@ -12,8 +12,8 @@ from torch import Tensor
 
 import regard
 from regard import UserError, data, models
-from regard.commands.measure.result import Measurements
-from regard.commands.measure.run import Settings
+from regard.commands.measure.result import MeasureResult
+from regard.commands.measure.run import MeasureConfig
 from regard.statistics import DEFAULT, STATISTICS, SinkRate
 from regard.statistics.table import COLUMNS
 
@@ -29,7 +29,7 @@ AXES = ["statistic", "site", "layer", "head", "position", "epsilon"]
 LENGTH, SAMPLES = 20, 7
 
 
-def measured(folder: Path, documents: Sequence[str], **settings: Any) -> Measurements:
+def measured(folder: Path, documents: Sequence[str], **settings: Any) -> MeasureResult:
     """What the model in the folder does, in float64 unless a dtype is asked for."""
     loaded = models.load(str(folder), device="cpu", dtype=settings.pop("dtype", "float64"))
     texts = documents if settings.get("input", "natural") == "natural" else None
@@ -61,11 +61,11 @@ def eager(folder: Path, ids: Tensor) -> Matrices:
     return {site: torch.stack(layers) for site, layers in {**shown, "cross": output.cross_attentions}.items()}
 
 
-def values(found: Measurements, statistic: str, **equal: Any) -> Tensor:
+def values(found: MeasureResult, statistic: str, **equal: Any) -> Tensor:
     return torch.tensor(found.frame(statistic, **equal)["value"].to_numpy(), dtype=torch.float64)
 
 
-def assert_as_eager(found: Measurements, of_site: Matrices, epsilon: float) -> None:
+def assert_as_eager(found: MeasureResult, of_site: Matrices, epsilon: float) -> None:
     """Column mass with its error, entropy, and the sink rate of the whole model, from the matrices themselves."""
     for site, weights in of_site.items():
         layers, samples, heads, queries, keys = weights.shape
@@ -86,7 +86,7 @@ def assert_as_eager(found: Measurements, of_site: Matrices, epsilon: float) -> N
         torch.testing.assert_close(torch.tensor(model["value"].to_numpy(dtype=float)), rate[able >= 8])
 
 
-def assert_same(a: Measurements, b: Measurements, tolerance: float) -> None:
+def assert_same(a: MeasureResult, b: MeasureResult, tolerance: float) -> None:
     one, other = (run.table.sort_values(AXES).reset_index(drop=True) for run in (a, b))
     pd.testing.assert_frame_equal(one, other, check_exact=False, rtol=tolerance, atol=tolerance)
 
@@ -204,7 +204,7 @@ def test_some_layers_only(tiny: Tiny, documents: list[str]) -> None:
     assert set(some.table["layer"].dropna()) - {-1} == {0, 2}
     assert some.record["settings"]["layers"] == [2, 0]
 
-    def of_layers(found: Measurements) -> pd.DataFrame:
+    def of_layers(found: MeasureResult) -> pd.DataFrame:
         table = found.table[found.table["layer"].isin([0, 2])]
         return table.sort_values(AXES).reset_index(drop=True)
 
@@ -444,9 +444,9 @@ def test_too_little_memory_is_the_batch_size(tiny: Tiny, documents: list[str], m
 
 
 def test_settings_choose_a_batch_of_about_as_many_tokens_whatever_the_length() -> None:
-    assert [Settings(length=length, samples=500).rows for length in (64, 512, 4096, 9000)] == [64, 8, 1, 1]
-    assert Settings(samples=3).rows == 3
-    assert Settings(batch_size=7).rows == 7
+    assert [MeasureConfig(length=length, samples=500).rows for length in (64, 512, 4096, 9000)] == [64, 8, 1, 1]
+    assert MeasureConfig(samples=3).rows == 3
+    assert MeasureConfig(batch_size=7).rows == 7
 
 
 def test_a_statistic_of_ones_own_is_measured_as_it_is_set_up_and_left_alone(tiny: Tiny, documents: list[str]) -> None:

@@ -8,21 +8,23 @@ from typing import Any
 import pytest
 
 from regard.attention.spec import ATTENTIONS, AttentionSpec
-from regard.commands.pretrain.config import RECIPES, Recipe, names, parsed, recipe
+from regard.commands.pretrain.config import PRESETS, PretrainConfig, field_names, parse_field, preset_config
 from regard.errors import UserError
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_named_recipe_can_be_made(name: str) -> None:
-    assert isinstance(recipe(name), Recipe)
+    assert isinstance(preset_config(name), PretrainConfig)
 
 
 def test_the_paper_s_models_are_those_of_its_table() -> None:
-    sizes = {name: (one.layers, one.width, one.heads, one.ffn_width) for name in RECIPES if (one := recipe(name))}
+    sizes = {
+        name: (one.layers, one.width, one.heads, one.ffn_width) for name in PRESETS if (one := preset_config(name))
+    }
     assert sizes["60m"] == (10, 768, 8, 1536)
     assert sizes["1b"] == (22, 2048, 16, 5632)
     assert sizes["1m"] == (2, 256, 8, 512)
-    sixty = recipe("60m")
+    sixty = preset_config("60m")
     assert (sixty.learning_rate, sixty.batch, sixty.length, sixty.steps) == (4e-4, 512, 2048, 20_000)
     assert (sixty.weight_decay, sixty.decay, sixty.clip, sixty.warmup, sixty.schedule) == (
         0.1,
@@ -35,7 +37,7 @@ def test_the_paper_s_models_are_those_of_its_table() -> None:
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_every_attention_can_be_asked_for(name: str) -> None:
-    chosen = recipe("nano", attention=name, window=16)
+    chosen = preset_config("nano", attention=name, window=16)
     assert chosen.spec == ATTENTIONS[name].with_(window=16)
     assert isinstance(chosen.spec, AttentionSpec)
 
@@ -78,52 +80,52 @@ def test_every_attention_can_be_asked_for(name: str) -> None:
 )
 def test_what_cannot_be_is_refused_in_one_line(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        recipe("nano", **changes)
+        preset_config("nano", **changes)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(UserError, match="expected one of pico, nano, 1m, 60m, 1b, got 'huge'"):
-        recipe("huge")
+        preset_config("huge")
 
 
 def test_a_file_states_a_recipe_as_a_run_writes_it(tmp_path: Path) -> None:
-    chosen = recipe("pico", random_tokens=(0, 3), window=8, data=("a.txt", "0.5*b=b.txt"))
+    chosen = preset_config("pico", random_tokens=(0, 3), window=8, data=("a.txt", "0.5*b=b.txt"))
     (tmp_path / "results.json").write_text(json.dumps({"recipe": chosen.to_dict(), "verb": "pretrain"}))
     (tmp_path / "recipe.json").write_text(json.dumps(chosen.to_dict()))
-    assert Recipe.from_file(tmp_path / "results.json") == chosen
-    assert Recipe.from_file(tmp_path / "recipe.json") == chosen
+    assert PretrainConfig.from_file(tmp_path / "results.json") == chosen
+    assert PretrainConfig.from_file(tmp_path / "recipe.json") == chosen
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", '{"recipe": {"stepz": 1}}'])
 def test_a_file_that_states_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "f.json").write_text(text)
     with pytest.raises(UserError, match=r"expected|there is no field"):
-        Recipe.from_file(tmp_path / "f.json")
+        PretrainConfig.from_file(tmp_path / "f.json")
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="config: cannot read"):
-        Recipe.from_file(tmp_path / "none.json")
+        PretrainConfig.from_file(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", field_names())
 def test_every_field_can_be_stated_as_text(name: str) -> None:
-    chosen = recipe(
+    chosen = preset_config(
         "nano", random_tokens=(2, 5), window=7, fixed_token=1, micro_batch=4, kv_heads=2, trackers=("wandb",)
     )
     value = getattr(chosen, name)
     text = {"random_tokens": "2:5", "data": "python", "trackers": "wandb"}.get(name, str(value))
-    assert parsed(name, text) == value
-    assert next(one.metadata["help"] for one in fields(Recipe) if one.name == name)
+    assert parse_field(name, text) == value
+    assert next(one.metadata["help"] for one in fields(PretrainConfig) if one.name == name)
 
 
 @pytest.mark.parametrize("name, text", [("steps", "x"), ("tied", "maybe"), ("random_tokens", "3"), ("epsilon", "")])
 def test_text_that_states_no_value_is_refused(name: str, text: str) -> None:
     with pytest.raises(UserError, match=name.replace("_", "-")):
-        parsed(name, text)
+        parse_field(name, text)
 
 
 def test_the_watched_length_is_at_most_the_length() -> None:
-    assert recipe("nano", length=32).watch_length == 32
+    assert preset_config("nano", length=32).watch_length == 32

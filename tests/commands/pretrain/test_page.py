@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from regard.commands.pretrain import page as pretrain_page
+from regard.commands.pretrain.page import pretrain_page
 from regard.commands.pretrain.terminal import pretrain_summary
 from regard.errors import UserError
-from regard.report.panels import MOST, line, thin
-from regard.report.words import amount, duration
-from tests.report import pretrain_run
+from regard.report.panels import MOST, line, thin_indices
+from regard.report.words import format_count, format_duration
+from tests.commands.pretrain import pretrain_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 RUN = (pretrain_run.history(), pretrain_run.sinks(), pretrain_run.record())
@@ -208,7 +208,7 @@ def test_long_curves_are_thinned_and_the_page_says_so(parsed: Parsed) -> None:
 
 def test_thinning_keeps_the_ends_and_no_point_twice() -> None:
     for count in (0, 1, 499, 500, 501, 999, 12_345):
-        kept = thin(count)
+        kept = thin_indices(count)
         assert len(kept) == len(set(kept.tolist())) == min(count, MOST)
         assert count == 0 or (kept[0], kept[-1]) == (0, count - 1)
 
@@ -246,7 +246,7 @@ def test_a_wrong_history_is_the_users_mistake() -> None:
     [(0, "0"), (999, "999"), (1000, "1k"), (1049, "1.05k"), (999_600, "1M"), (60e6, "60M"), (1.234e9, "1.23B")],
 )
 def test_amounts(count: float, shown: str) -> None:
-    assert amount(count) == shown
+    assert format_count(count) == shown
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_amounts(count: float, shown: str) -> None:
     ],
 )
 def test_durations(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
+    assert format_duration(seconds) == shown
 
 
 def test_summary_fits_and_tells_what_matters() -> None:

@@ -16,10 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import regard
-from regard.commands.pretrain.config import Recipe, recipe
-from regard.commands.pretrain.result import Pretraining
+from regard.commands.pretrain.config import PretrainConfig, preset_config
+from regard.commands.pretrain.result import PretrainResult
 from regard.commands.pretrain.run import IGNORED, Text, _cache, _count, _text
-from regard.data.draw import Draw
+from regard.data.draw import BatchSampler
 from regard.errors import UserError
 
 SMALL: dict[str, Any] = {
@@ -56,16 +56,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def small(prose: Path) -> Recipe:
-    return recipe("nano", **SMALL, data=(f"prose={prose}",))
+def small(prose: Path) -> PretrainConfig:
+    return preset_config("nano", **SMALL, data=(f"prose={prose}",))
 
 
 @pytest.fixture(scope="module")
-def finished(prose: Path, cache: Path) -> Pretraining:
-    return regard.pretrain(recipe("nano", **SMALL, data=(f"prose={prose}",)), cache=cache)
+def finished(prose: Path, cache: Path) -> PretrainResult:
+    return regard.pretrain(preset_config("nano", **SMALL, data=(f"prose={prose}",)), cache=cache)
 
 
-def test_a_run_tells_its_losses_and_sinks(finished: Pretraining) -> None:
+def test_a_run_tells_its_losses_and_sinks(finished: PretrainResult) -> None:
     history = finished.history
     assert next(iter(history["step"])) == 0
     assert history["step"].iloc[-1] == 6
@@ -78,9 +78,9 @@ def test_a_run_tells_its_losses_and_sinks(finished: Pretraining) -> None:
     assert sorted(finished.sinks["step"].unique()) == [0, 3, 6]
 
 
-def test_the_record_says_what_was_done(finished: Pretraining, small: Recipe) -> None:
+def test_the_record_says_what_was_done(finished: PretrainResult, small: PretrainConfig) -> None:
     record = finished.record
-    assert Recipe.from_dict(record["recipe"]) == small
+    assert PretrainConfig.from_dict(record["recipe"]) == small
     own = sum(p.numel() for p in finished.model.parameters())
     assert record["model"]["parameters"] == own
     assert record["model"]["parameters_without_embeddings"] == own - 2 * 280 * 16
@@ -90,10 +90,10 @@ def test_the_record_says_what_was_done(finished: Pretraining, small: Recipe) -> 
     json.dumps(record, allow_nan=False)
 
 
-def test_a_folder_holds_model_tables_and_page_and_is_read_again(finished: Pretraining, tmp_path: Path) -> None:
+def test_a_folder_holds_model_tables_and_page_and_is_read_again(finished: PretrainResult, tmp_path: Path) -> None:
     finished.save(tmp_path / "run")
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FOLDER
-    again = Pretraining.load(tmp_path / "run")
+    again = PretrainResult.load(tmp_path / "run")
     pd.testing.assert_frame_equal(again.history, finished.history)
     pd.testing.assert_frame_equal(again.sinks, finished.sinks)
     assert again.record == json.loads(json.dumps(finished.record))
@@ -102,7 +102,7 @@ def test_a_folder_holds_model_tables_and_page_and_is_read_again(finished: Pretra
     torch.testing.assert_close(model(ids).logits, finished.model(ids).logits)
 
 
-def test_what_was_trained_is_measured_like_any_model(finished: Pretraining, tmp_path: Path) -> None:
+def test_what_was_trained_is_measured_like_any_model(finished: PretrainResult, tmp_path: Path) -> None:
     finished.save(tmp_path / "run")
     found = regard.measure(
         str(tmp_path / "run" / "model"), texts=["the sum of keys and queries " * 40], samples=4, length=16
@@ -110,20 +110,20 @@ def test_what_was_trained_is_measured_like_any_model(finished: Pretraining, tmp_
     assert found.frame("sink_rate", layer=None, position=0)["value"].between(0, 100).all()
 
 
-def _equal(one: Pretraining, other: Pretraining) -> None:
+def _equal(one: PretrainResult, other: PretrainResult) -> None:
     timed = ["seconds", "tokens_per_second"]
     pd.testing.assert_frame_equal(one.history.drop(columns=timed), other.history.drop(columns=timed), check_exact=True)
     pd.testing.assert_frame_equal(one.sinks, other.sinks, check_exact=True)
     assert one.record["model"]["sha256"] == other.record["model"]["sha256"]
 
 
-def test_the_same_recipe_gives_the_same_numbers(finished: Pretraining, small: Recipe, cache: Path) -> None:
+def test_the_same_recipe_gives_the_same_numbers(finished: PretrainResult, small: PretrainConfig, cache: Path) -> None:
     _equal(regard.pretrain(small, cache=cache), finished)
 
 
 @pytest.mark.parametrize("stop", [1, 4, 5])
 def test_a_run_broken_off_goes_on_to_the_same_numbers(
-    finished: Pretraining, small: Recipe, cache: Path, tmp_path: Path, stop: int
+    finished: PretrainResult, small: PretrainConfig, cache: Path, tmp_path: Path, stop: int
 ) -> None:
     def interrupt(step: int, steps: int, numbers: Mapping[str, float]) -> None:
         if step == stop:
@@ -137,7 +137,7 @@ def test_a_run_broken_off_goes_on_to_the_same_numbers(
 
 
 def test_a_line_that_was_cut_off_does_not_count(
-    finished: Pretraining, small: Recipe, cache: Path, tmp_path: Path
+    finished: PretrainResult, small: PretrainConfig, cache: Path, tmp_path: Path
 ) -> None:
     def at(stop: int) -> Callable[..., None]:
         def interrupt(step: int, steps: int, numbers: Mapping[str, float]) -> None:
@@ -154,14 +154,14 @@ def test_a_line_that_was_cut_off_does_not_count(
     _equal(regard.pretrain(small, work=tmp_path, cache=cache, resume=True), finished)
 
 
-def test_going_on_with_another_recipe_names_the_field(small: Recipe, cache: Path, tmp_path: Path) -> None:
+def test_going_on_with_another_recipe_names_the_field(small: PretrainConfig, cache: Path, tmp_path: Path) -> None:
     regard.pretrain(small, work=tmp_path, cache=cache, keep_work=True, steps=2)
     with pytest.raises(UserError, match=r"resume: .* weight_decay was 0.1 and is 0.5"):
         regard.pretrain(small, work=tmp_path, cache=cache, resume=True, steps=2, weight_decay=0.5)
     regard.pretrain(small, work=tmp_path, cache=cache, resume=True, steps=2, micro_batch=2, log_every=1)
 
 
-def test_text_is_packed_once(small: Recipe, cache: Path, finished: Pretraining) -> None:
+def test_text_is_packed_once(small: PretrainConfig, cache: Path, finished: PretrainResult) -> None:
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
     assert before
     regard.pretrain(small, cache=cache, steps=2, attention="sigmoid")
@@ -169,19 +169,19 @@ def test_text_is_packed_once(small: Recipe, cache: Path, finished: Pretraining) 
 
 
 @pytest.fixture
-def text(small: Recipe, cache: Path) -> Text:
+def text(small: PretrainConfig, cache: Path) -> Text:
     return _text(small, cache)
 
 
-def test_a_batch_is_text_and_predicts_it(text: Text, small: Recipe) -> None:
+def test_a_batch_is_text_and_predicts_it(text: Text, small: PretrainConfig) -> None:
     rows = text.batches(small)(3)
-    torch.testing.assert_close(rows["input_ids"], Draw(text.corpus, small.batch, small.seed).rows(3))
+    torch.testing.assert_close(rows["input_ids"], BatchSampler(text.corpus, small.batch, small.seed).rows(3))
     torch.testing.assert_close(rows["labels"], rows["input_ids"])
     assert _count(rows) == 4 * 15
 
 
-def test_a_fixed_token_stands_everywhere_and_is_no_target(small: Recipe, cache: Path) -> None:
-    chosen = recipe(small, fixed_token=2)
+def test_a_fixed_token_stands_everywhere_and_is_no_target(small: PretrainConfig, cache: Path) -> None:
+    chosen = preset_config(small, fixed_token=2)
     text = _text(chosen, cache)
     eos = text.tokenizer.eos_token_id
     rows = text.batches(chosen)(0)
@@ -191,10 +191,10 @@ def test_a_fixed_token_stands_everywhere_and_is_no_target(small: Recipe, cache: 
     assert _count(rows) == 4 * 14
 
 
-def test_random_tokens_stand_in_training_alone(small: Recipe, cache: Path) -> None:
-    chosen = recipe(small, random_tokens=(1, 4))
+def test_random_tokens_stand_in_training_alone(small: PretrainConfig, cache: Path) -> None:
+    chosen = preset_config(small, random_tokens=(1, 4))
     text = _text(chosen, cache)
-    plain = Draw(text.corpus, 4, 0).rows(0)
+    plain = BatchSampler(text.corpus, 4, 0).rows(0)
     rows = text.batches(chosen)(0)
     torch.testing.assert_close(rows["input_ids"][:, 4:], plain[:, 4:])
     assert (rows["input_ids"][:, 1:4] != plain[:, 1:4]).any()
@@ -203,9 +203,9 @@ def test_random_tokens_stand_in_training_alone(small: Recipe, cache: Path) -> No
     torch.testing.assert_close(text.held_out(chosen, 5, 16), text.held_out(small, 5, 16))
 
 
-def test_the_loss_of_a_prefix_skips_its_first_targets(small: Recipe) -> None:
-    assert recipe(small, prefix=5).uncounted(training=True) == (0, 1, 2, 3, 4)  # targets 1 … 4: p − 1 of them
-    both = recipe(small, prefix=2, fixed_token=7, random_tokens=(3, 5))
+def test_the_loss_of_a_prefix_skips_its_first_targets(small: PretrainConfig) -> None:
+    assert preset_config(small, prefix=5).uncounted(training=True) == (0, 1, 2, 3, 4)  # targets 1 … 4: p − 1 of them
+    both = preset_config(small, prefix=2, fixed_token=7, random_tokens=(3, 5))
     assert both.uncounted(training=True) == (0, 1, 3, 4, 7)
     assert both.uncounted(training=False) == (0, 1, 7)
 
@@ -231,7 +231,7 @@ def test_the_cache_is_where_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     ],
     ids=lambda changes: ",".join(map(str, changes.values())),
 )
-def test_every_axis_trains(small: Recipe, cache: Path, changes: dict[str, Any]) -> None:
+def test_every_axis_trains(small: PretrainConfig, cache: Path, changes: dict[str, Any]) -> None:
     found = regard.pretrain(small, cache=cache, **{**changes, "steps": 40, "warmup": 5, "watch_every": 40})
     losses = found.history["valid_loss"].dropna()
     assert losses.iloc[-1] < losses.iloc[0] - 0.3
@@ -251,15 +251,15 @@ def test_text_that_is_none_or_too_little_is_refused(tmp_path: Path, cache: Path,
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run in"):
-        Pretraining.load(tmp_path)
+        PretrainResult.load(tmp_path)
     (tmp_path / "results.json").write_text('{"verb": "measure"}')
     with pytest.raises(UserError, match="not one of pre-training"):
-        Pretraining.load(tmp_path)
+        PretrainResult.load(tmp_path)
 
 
 @pytest.mark.slow
 def test_two_processes_train_the_model_of_one(
-    finished: Pretraining, small: Recipe, cache: Path, tmp_path: Path
+    finished: PretrainResult, small: PretrainConfig, cache: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "recipe.json").write_text(json.dumps(small.to_dict()))
     with socket.socket() as free:
@@ -274,7 +274,7 @@ def test_two_processes_train_the_model_of_one(
     for worker in workers:
         _, complaints = worker.communicate(timeout=300)
         assert worker.returncode == 0, complaints
-    together = Pretraining.load(tmp_path / "run")
+    together = PretrainResult.load(tmp_path / "run")
     for name in ("valid_loss", "loss", "sink_rate", "alpha_first", "gradient_norm"):
         one, two = (run.history[name].dropna().to_numpy() for run in (finished, together))
         assert two == pytest.approx(one, rel=1e-4), name

@@ -11,13 +11,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from regard.commands.replace import figure as replace_figure
-from regard.commands.replace import page as replace_page
+from regard.commands.replace.figure import replace_figure
+from regard.commands.replace.page import replace_page
 from regard.commands.replace.pictures import MOST, pattern_counts, pictures
 from regard.commands.replace.scores import intervals, relative_drop
 from regard.commands.replace.terminal import replace_summary
 from regard.errors import UserError
-from tests.report import replaced_run
+from tests.commands.replace import replaced_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 TABLES = (replaced_run.scores(), replaced_run.heads(), replaced_run.cost(), replaced_run.record())

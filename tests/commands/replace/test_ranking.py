@@ -12,14 +12,14 @@ from transformers import BertConfig, BertModel
 import regard
 from regard.commands.replace.ranking import (
     LABELLED,
-    ORDERS,
-    Order,
-    at_random,
-    by_input_dependence,
-    by_layer,
-    by_output_norm,
-    by_share,
-    order,
+    RANKINGS,
+    HeadRanking,
+    rank_by_gate,
+    rank_by_input_dependence,
+    rank_by_layer,
+    rank_by_output_norm,
+    rank_heads,
+    rank_randomly,
 )
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError
@@ -53,18 +53,18 @@ def shares(values: dict[Head, float]) -> dict[tuple[str, int], Tensor]:
     return {layer: torch.tensor([v for head, v in sorted(values.items()) if head[:2] == layer]) for layer in layers}
 
 
-def unasked() -> Order:
+def unasked() -> HeadRanking:
     raise AssertionError("this order does not need it")
 
 
-def named(name: str, seed: int = 0, *, found: Constants | None = None) -> Order:
+def named(name: str, seed: int = 0, *, found: Constants | None = None) -> HeadRanking:
     """The order of this name, asking for gates and norms only where it needs them."""
-    return order(
+    return rank_heads(
         name,
         constants=constants() if found is None else found,
         seed=seed,
-        lambdas=(lambda: by_share(shares(LAMBDA))) if name in ("lambda", "reversed") else unasked,
-        norms=(lambda: Order.by(NORM)) if name == "output-norm" else unasked,
+        lambdas=(lambda: rank_by_gate(shares(LAMBDA))) if name in ("lambda", "reversed") else unasked,
+        norms=(lambda: HeadRanking.by(NORM)) if name == "output-norm" else unasked,
     )
 
 
@@ -100,7 +100,7 @@ def test_the_heads_behind_the_dynamic_ones_become_constant(name: str) -> None:
 
 
 def test_every_name_is_known_here() -> None:
-    assert {*EXPECTED, "random"} == set(ORDERS)
+    assert {*EXPECTED, "random"} == set(RANKINGS)
     assert {"lambda", "reversed"} == LABELLED
 
 
@@ -118,12 +118,12 @@ def test_what_is_no_fraction_is_refused(fraction: float) -> None:
 
 
 def test_gates_and_norms_are_handed_on_as_they_are_given() -> None:
-    known = Order(tuple(HEADS[::-1]), (9.0, 7.0, 5.0, 3.0, 1.0))
+    known = HeadRanking(tuple(HEADS[::-1]), (9.0, 7.0, 5.0, 3.0, 1.0))
     given: dict[str, Any] = {"constants": constants(), "seed": 0}
-    assert order("lambda", **given, lambdas=lambda: known, norms=unasked) == known
-    assert order("output-norm", **given, lambdas=unasked, norms=lambda: known) == known
-    turned = order("reversed", **given, lambdas=lambda: known, norms=unasked)
-    assert turned == Order(tuple(HEADS), (-1.0, -3.0, -5.0, -7.0, -9.0))
+    assert rank_heads("lambda", **given, lambdas=lambda: known, norms=unasked) == known
+    assert rank_heads("output-norm", **given, lambdas=unasked, norms=lambda: known) == known
+    turned = rank_heads("reversed", **given, lambdas=lambda: known, norms=unasked)
+    assert turned == HeadRanking(tuple(HEADS), (-1.0, -3.0, -5.0, -7.0, -9.0))
     assert turned.reversed() == known
 
 
@@ -133,21 +133,25 @@ def test_gates_and_norms_are_handed_on_as_they_are_given() -> None:
 @pytest.mark.parametrize("name", ["lambda", "input-dependence"])
 def test_of_equal_heads_the_later_ones_stay_dynamic_longer(name: str) -> None:
     equal = dict.fromkeys(HEADS, 0.5) | {HEADS[1]: 0.75}
-    found = by_share(shares(equal)) if name == "lambda" else by_input_dependence(constants(equal))
+    found = rank_by_gate(shares(equal)) if name == "lambda" else rank_by_input_dependence(constants(equal))
     assert [HEADS.index(head) for head in found.heads] == [1, 4, 3, 2, 0]
     assert found.constant(0.5) == [HEADS[0], HEADS[2], HEADS[3]]
 
 
 def test_a_tie_is_broken_the_same_way_whatever_the_order_of_the_values() -> None:
     turned = dict(reversed([(head, 0.0) for head in HEADS]))
-    assert Order.by(turned) == Order.by(dict.fromkeys(HEADS, 0.0)) == Order(tuple(HEADS[::-1]), (0.0,) * 5)
+    assert (
+        HeadRanking.by(turned)
+        == HeadRanking.by(dict.fromkeys(HEADS, 0.0))
+        == HeadRanking(tuple(HEADS[::-1]), (0.0,) * 5)
+    )
 
 
 def test_layers_are_numbered_within_their_site() -> None:
     """Layers of the same number stand side by side, whichever stack they are in."""
     heads: list[Head] = [("cross", 0, 0), ("decoder", 0, 0), ("decoder", 1, 0), ("encoder", 0, 0), ("encoder", 1, 0)]
     several = constants(dict.fromkeys(heads, 0.5))
-    first, last = by_layer(several, first_replaced=True), by_layer(several, first_replaced=False)
+    first, last = rank_by_layer(several, first_replaced=True), rank_by_layer(several, first_replaced=False)
     assert set(first.constant(0.4)) == {heads[0], heads[1], heads[3]}
     assert set(last.constant(0.6)) == {heads[2], heads[4]}
 
@@ -155,7 +159,7 @@ def test_layers_are_numbered_within_their_site() -> None:
 @pytest.mark.parametrize("fraction,dynamic", [(1 / 16, 9), (1 / 8, 18), (0.5, 72), (0.25, 36), (1, 144), (0, 0)])
 def test_the_fractions_of_the_paper_are_whole_heads_of_a_base_model(fraction: float, dynamic: int) -> None:
     heads = [("encoder", layer, head) for layer in range(12) for head in range(12)]
-    found = by_layer(constants(dict.fromkeys(heads, 0.5)), first_replaced=True).constant(fraction)
+    found = rank_by_layer(constants(dict.fromkeys(heads, 0.5)), first_replaced=True).constant(fraction)
     assert found == heads[: 144 - dynamic]
 
 
@@ -166,7 +170,7 @@ def test_a_random_order_depends_on_its_seed_alone() -> None:
     found = named("random", seed=3)
     random.seed(9)
     state = random.getstate()
-    assert found == named("random", seed=3) == at_random(constants(), 3)
+    assert found == named("random", seed=3) == rank_randomly(constants(), 3)
     assert random.getstate() == state
     assert sorted(found.heads) == HEADS
     assert found.values == (5.0, 4.0, 3.0, 2.0, 1.0)
@@ -206,7 +210,7 @@ def test_heads_whose_attention_is_always_the_same_become_constant_first() -> Non
         query.weight[4 * head : 4 * head + 4] = 0
         query.bias[4 * head : 4 * head + 4] = 0
     averages = regard.average_attention(model, [rows()], 8)
-    found = order("input-dependence", constants=averages, seed=0, lambdas=unasked, norms=unasked)
+    found = rank_heads("input-dependence", constants=averages, seed=0, lambdas=unasked, norms=unasked)
     assert found.constant(5 / 8) == still
     assert found.values[-3:] == pytest.approx([0, 0, 0], abs=1e-6)
     assert min(found.values[:-3]) > 0.01
@@ -227,12 +231,12 @@ def test_heads_that_add_least_become_constant_first() -> None:
     mask[:5, 6:] = 0
     batches = [{"input_ids": rows()[part], "attention_mask": mask[part]} for part in (slice(0, 7), slice(7, 12))]
     averages = constants(dict.fromkeys(sizes, 0.5))
-    found = by_output_norm(model, batches, averages)
+    found = rank_by_output_norm(model, batches, averages)
     assert list(found.heads) == sorted(sizes, key=lambda head: -sizes[head])
     assert found.values == pytest.approx([8, 7, 6, 5, 4, 3, 2, 1], rel=1e-4)
     assert set(found.constant(0.5)) == {head for head, size in sizes.items() if size <= 4}
     some = {head: 0.5 for head in sizes if head[1] == 1}
-    assert by_output_norm(model, batches, constants(some)).values == pytest.approx([7, 6, 4, 3], rel=1e-4)
+    assert rank_by_output_norm(model, batches, constants(some)).values == pytest.approx([7, 6, 4, 3], rel=1e-4)
 
 
 _SIZED = [(0, 0, 5), (0, 1, 2), (0, 2, 8), (0, 3, 1), (1, 0, 3), (1, 1, 7), (1, 2, 4), (1, 3, 6)]
@@ -247,11 +251,11 @@ def test_heads_with_the_smallest_gates_become_constant_first() -> None:
         for logits, gate in zip(([40.0, -40, 40, 40], [-40.0, -40, 40, -40]), mixed.parameters(), strict=True):
             gate.copy_(torch.tensor(logits))
         expected = model(input_ids=rows()).last_hidden_state
-        found = by_share(mixed.shares())
+        found = rank_by_gate(mixed.shares())
     given: dict[str, Any] = {"constants": averages, "seed": 0, "lambdas": lambda: found, "norms": unasked}
 
     def output(name: str) -> Tensor:
-        with regard.replacing(model, averages, order(name, **given).constant(0.5)):
+        with regard.replacing(model, averages, rank_heads(name, **given).constant(0.5)):
             return model(input_ids=rows()).last_hidden_state
 
     torch.testing.assert_close(output("lambda"), expected, rtol=1e-5, atol=1e-5)

@@ -15,17 +15,17 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from regard import UserError
-from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
-from tests.report import replaced_run
+from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
+from tests.commands.replace import replaced_run
 
 FILES = ["constants.safetensors", "cost.parquet", "heads.json", "report.html", "results.json", "scores.parquet"]
 
 
-def made() -> Replacements:
+def made() -> ReplaceResult:
     matrices = replaced_run.matrices()
     tensors = {f"{place}.matrix": matrix for place, matrix in matrices.items()}
     tensors["encoder.count"] = torch.ones(8, 8, dtype=torch.int64)
-    return Replacements(
+    return ReplaceResult(
         replaced_run.scores(),
         replaced_run.heads(),
         replaced_run.cost(),
@@ -50,7 +50,7 @@ def saved(original: Path, tmp_path: Path) -> Path:
 
 def test_what_is_saved_comes_back(saved: Path) -> None:
     assert sorted(path.name for path in saved.iterdir()) == FILES
-    run, found = made(), Replacements.load(saved)
+    run, found = made(), ReplaceResult.load(saved)
     pd.testing.assert_frame_equal(found.scores, run.scores)
     pd.testing.assert_frame_equal(found.heads, run.heads)
     pd.testing.assert_frame_equal(found.cost, run.cost)
@@ -61,7 +61,7 @@ def test_what_is_saved_comes_back(saved: Path) -> None:
 
 
 def test_the_columns_are_those_of_the_design(saved: Path) -> None:
-    found = Replacements.load(saved)
+    found = ReplaceResult.load(saved)
     assert tuple(found.scores.columns) == SCORE_COLUMNS
     assert tuple(found.heads.columns) == HEAD_COLUMNS
     assert tuple(found.cost.columns) == COST_COLUMNS
@@ -70,7 +70,7 @@ def test_the_columns_are_those_of_the_design(saved: Path) -> None:
 def test_the_order_is_written_most_dynamic_first(tmp_path: Path) -> None:
     run = made()
     shuffled = run.heads.sample(frac=1, random_state=0).assign(value=[np.nan, *range(5)], pattern=None)
-    folder = Replacements(run.scores, shuffled, run.cost, run.record).save(tmp_path / "run")
+    folder = ReplaceResult(run.scores, shuffled, run.cost, run.record).save(tmp_path / "run")
     told = json.loads((folder / "heads.json").read_text(encoding="utf-8"))
     assert told["select"] == "lambda"
     ordered = shuffled.sort_values("rank")
@@ -78,7 +78,7 @@ def test_the_order_is_written_most_dynamic_first(tmp_path: Path) -> None:
     assert told["value"] == [None if np.isnan(value) else value for value in ordered["value"]]
     assert told["pattern"] == [None] * 6
     assert not (folder / "constants.safetensors").exists()
-    found = Replacements.load(folder)
+    found = ReplaceResult.load(folder)
     assert found.constants is None
     assert found.matrices == {}
     assert found.heads["value"].isna().sum() == 1
@@ -94,7 +94,7 @@ def test_the_page_holds_the_numbers(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["pandas.DataFrame.to_parquet", "regard.commands.replace.page", "pathlib.Path.rename"]
+    "place", ["pandas.DataFrame.to_parquet", "regard.commands.replace.result.replace_page", "pathlib.Path.rename"]
 )
 def test_a_failure_leaves_what_was_there(saved: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
@@ -119,7 +119,7 @@ def test_a_folder_in_use_is_kept(saved: Path) -> None:
 def test_a_record_that_json_cannot_hold_leaves_nothing(tmp_path: Path) -> None:
     run = made()
     with pytest.raises(ValueError, match="JSON"):
-        Replacements(run.scores, run.heads, run.cost, {"cost": float("nan")}).save(tmp_path / "run")
+        ReplaceResult(run.scores, run.heads, run.cost, {"cost": float("nan")}).save(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -151,14 +151,14 @@ def test_a_broken_run_is_refused_in_one_line(name: str, saved: Path) -> None:
     spoil, message = SPOILING[name]
     spoil(saved)
     with pytest.raises(UserError, match=message) as caught:
-        Replacements.load(saved)
+        ReplaceResult.load(saved)
     assert len(str(caught.value).splitlines()) == 1
     assert str(saved) in str(caught.value)
 
 
 def test_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run in"):
-        Replacements.load(tmp_path / "nothing")
+        ReplaceResult.load(tmp_path / "nothing")
 
 
 # -- rows, figures, summary

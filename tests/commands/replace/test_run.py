@@ -14,9 +14,9 @@ import torch
 
 import regard
 from regard import models
-from regard.commands.replace.config import Settings
-from regard.commands.replace.evaluation import Trials
-from regard.commands.replace.result import Replacements
+from regard.commands.replace.config import ReplaceConfig
+from regard.commands.replace.evaluation import HeadEvaluation
+from regard.commands.replace.result import ReplaceResult
 from regard.constants import Constants
 from regard.data import encode, read_task
 
@@ -46,7 +46,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def replaced(tiny: Tiny, reviews: Path, work: Path, **settings: Any) -> Replacements:
+def replaced(tiny: Tiny, reviews: Path, work: Path, **settings: Any) -> ReplaceResult:
     return regard.replace(str(tiny("bert")), str(reviews), work=work, **{**SMALL, **settings})
 
 
@@ -81,7 +81,7 @@ def test_the_run_is_written_and_read_again(tiny: Tiny, reviews: Path, tmp_path: 
         "constants.safetensors",
         "report.html",
     } == names
-    again = Replacements.load(tmp_path / "run")
+    again = ReplaceResult.load(tmp_path / "run")
     pd.testing.assert_frame_equal(again.scores, found.scores)
     constants = Constants.load(tmp_path / "run" / "constants.safetensors")
     assert constants.origin.layout == "paper"
@@ -120,13 +120,13 @@ def test_trained_constants_differ_from_their_start(
     source: str, tiny: Tiny, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[tuple[Constants, Constants]] = []
-    train = Trials.trained
+    train = HeadEvaluation.trained
 
-    def noted(self: Trials, constants: Constants, seed: int, name: str) -> Constants:
+    def noted(self: HeadEvaluation, constants: Constants, seed: int, name: str) -> Constants:
         trained.append((constants, train(self, constants, seed, name)))
         return trained[-1][1]
 
-    monkeypatch.setattr(Trials, "trained", noted)
+    monkeypatch.setattr(HeadEvaluation, "trained", noted)
     options: dict[str, Any] = {"fractions": (0,), "select": "input-dependence"}
     found = replaced(tiny, reviews, tmp_path / "work", constants=source, **options)
     assert set(found.scores["constants"]) == {source}
@@ -145,7 +145,7 @@ def test_another_model_of_the_same_shape_does_not_resume(tiny: Tiny, reviews: Pa
         if step.startswith("scoring average"):
             raise KeyboardInterrupt
 
-    def run(**options: Any) -> Replacements:
+    def run(**options: Any) -> ReplaceResult:
         return regard.replace(
             loaded.model, str(reviews), tokenizer=loaded.tokenizer, work=tmp_path / "work", **SMALL, **options
         )
@@ -320,7 +320,7 @@ def test_a_language_model_needs_its_head(tiny: Tiny, tmp_path: Path) -> None:
 )
 def test_settings_of_another_kind_are_told(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(regard.UserError, match=message):
-        Settings(**settings)
+        ReplaceConfig(**settings)
 
 
 def test_what_is_no_task_and_no_tokenizer(tiny: Tiny, reviews: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.commands.replace.scores import chosen, curves, fraction_name, intervals, places, relative_drop
+from regard.commands.replace.scores import axis_places, curves, fraction_name, intervals, relative_drop, shown_constants
 from regard.errors import UserError
-from regard.runs.intervals import quantile
-from tests.report import replaced_run
+from regard.runs.intervals import t_value
+from tests.commands.replace import replaced_run
 
 KEY = {"model": "m", "task": "sst2", "metric": "accuracy"}
 
@@ -35,7 +35,7 @@ def inside(bound: float, freedom: int, steps: int = 20_000) -> float:
 
 @pytest.mark.parametrize("freedom", [*range(1, 41), 60, 120, 1000])
 def test_quantiles_hold_95_percent(freedom: int) -> None:
-    assert inside(quantile(freedom), freedom) == pytest.approx(0.95, abs=1e-5)
+    assert inside(t_value(freedom), freedom) == pytest.approx(0.95, abs=1e-5)
 
 
 def test_an_interval_by_hand() -> None:
@@ -53,7 +53,7 @@ def test_an_interval_by_hand() -> None:
 def test_intervals_against_the_formula(values: list[float]) -> None:
     scores = table(*(("average", "lambda", 0.5, seed, score) for seed, score in enumerate(values)))
     (row,) = intervals(scores).to_dict("records")
-    half = quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = t_value(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     assert row["mean"] == pytest.approx(statistics.fmean(values), abs=1e-9)
     assert row["high"] - row["low"] == pytest.approx(2 * half, abs=1e-9)
 
@@ -120,10 +120,10 @@ def test_orders_share_the_end_where_no_head_is_dynamic() -> None:
 
 def test_what_the_run_is_about() -> None:
     scores = replaced_run.scores()
-    assert chosen(scores, {}) == ("average", "lambda")
-    assert chosen(scores, replaced_run.record(constants=["zeros", "identity"])) == ("identity", "lambda")
-    assert chosen(scores, replaced_run.record(select="random")) == ("average", "random")
-    assert chosen(scores[scores["fraction_dynamic"] == 1], {}) == ("none", "none")
+    assert shown_constants(scores, {}) == ("average", "lambda")
+    assert shown_constants(scores, replaced_run.record(constants=["zeros", "identity"])) == ("identity", "lambda")
+    assert shown_constants(scores, replaced_run.record(select="random")) == ("average", "random")
+    assert shown_constants(scores[scores["fraction_dynamic"] == 1], {}) == ("none", "none")
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_fractions_are_named(fraction: float, name: str) -> None:
 
 
 def test_places_are_powers_of_two_with_one_for_zero() -> None:
-    assert places([0.0, 1.0, 0.125, 0.5, 0.5]) == {1.0: 0, 0.5: 1, 0.125: 3, 0.0: 4.5}
-    assert places([0.0]) == {0.0: 1.5}
+    assert axis_places([0.0, 1.0, 0.125, 0.5, 0.5]) == {1.0: 0, 0.5: 1, 0.125: 3, 0.0: 4.5}
+    assert axis_places([0.0]) == {0.0: 1.5}
 
 
 def test_mistakes_are_named() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.sweep.commands import Field, Verb, whole
+from regard.commands.sweep.commands import Command, Field, whole
 from regard.errors import UserError
 
 # Notes the process of each begin and each end beside the folder; fails so many times; waits for a file, or for so long.
@@ -93,7 +93,7 @@ def _page(table: pd.DataFrame, record: Mapping[str, Any], histories: Mapping[str
     return f"<p>{len(table)} of {len(record['trials'])} with {len(histories)}</p>"
 
 
-FAKE = Verb(
+FAKE = Command(
     name="fake",
     fields={name: Field(parse, kind="flag" if name == "deaf" else "value") for name, parse in PARSERS.items()},
     base=lambda name, file: {} if name is None else {"rate": {"low": 0.5, "high": 2.0}[name]},

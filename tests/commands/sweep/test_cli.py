@@ -13,11 +13,11 @@ import pytest
 
 from regard.cli import Parser
 from regard.commands.sweep import cli as command
-from regard.commands.sweep import parts as sweeps
+from regard.commands.sweep import commands as sweeps
 from regard.errors import UserError
 from tests.commands.sweep.sweeping import FAKE, counted, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def regard_sweep(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., tuple[str, str]]:
     """`regard sweep fake …` in an empty folder: what it says on standard output and error; raises its UserError."""
-    monkeypatch.setitem(sweeps.VERBS, "fake", lambda: FAKE)
+    monkeypatch.setitem(sweeps.COMMANDS, "fake", lambda: FAKE)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[str, str]:
@@ -157,10 +157,10 @@ def test_help_lists_the_settings_of_a_verb(
 INTERRUPTED = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from regard import cli, sweeps
-from regard.cli import sweep
+from regard import cli
+from regard.commands.sweep import cli as sweep, commands as sweeps
 from tests.commands.sweep.sweeping import FAKE
-sweeps.VERBS["fake"] = lambda: FAKE
+sweeps.COMMANDS["fake"] = lambda: FAKE
 cli.COMMANDS["sweep"] = sweep
 sys.exit(cli.main(sys.argv[1:]))
 """
@@ -189,16 +189,16 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
 ) -> None:
     """The options that each trial is begun with, and a setting for each field of a recipe."""
     from regard.commands.pretrain import cli as pretrain
-    from regard.commands.pretrain.config import names
+    from regard.commands.pretrain.config import field_names
 
-    verb = sweeps.VERBS["pretrain"]()
+    verb = sweeps.COMMANDS["pretrain"]()
     parser = argparse.ArgumentParser()
     pretrain.add_arguments(parser)
     arguments = verb.command(Path("settings.json"), Path("folder"))
     assert arguments[:3] == ["-m", "regard", "pretrain"]
     given = parser.parse_args([*arguments[3:], "--cache", "c"])
     assert (given.config, given.out, given.resume, given.overwrite) == ("settings.json", Path("folder"), True, True)
-    assert set(verb.fields) == set(names())
+    assert set(verb.fields) == set(field_names())
     asked = command._parser(verb).parse_args(
         ["pico", "--vary", "attention=softmax,sigmoid", "--out", "o", "--data", "a.txt", "b.txt", "--tied"]
     )
@@ -214,9 +214,9 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
 def test_what_a_sweep_of_learning_needs_is_what_its_command_has() -> None:
     """The options that each trial is begun with, and a setting for each field of a course."""
     from regard.commands.learn import cli as learn
-    from regard.commands.learn.config import names
+    from regard.commands.learn.config import field_names
 
-    verb = sweeps.VERBS["learn"]()
+    verb = sweeps.COMMANDS["learn"]()
     parser = argparse.ArgumentParser()
     learn.add_arguments(parser)
     arguments = verb.command(Path("settings.json"), Path("folder"))
@@ -224,7 +224,7 @@ def test_what_a_sweep_of_learning_needs_is_what_its_command_has() -> None:
     given = parser.parse_args(arguments[3:])
     assert (given.config, given.out) == ("settings.json", Path("folder"))
     assert (given.resume, given.overwrite, given.no_models) == (True, True, True)
-    assert set(verb.fields) == set(names())
+    assert set(verb.fields) == set(field_names())
     line = ["ag-split", "--vary", "method=finetune,der++", "--out", "o", "--set", "size=50", "--scale", "paper"]
     asked = command._parser(verb).parse_args(line)
     assert command.values(verb, asked.vary) == {"method": ["finetune", "der++"]}

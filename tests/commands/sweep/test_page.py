@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from regard.commands.sweep import page as sweep_page
 from regard.commands.sweep.charts import LINES, over_seeds
 from regard.commands.sweep.means import difference, name_of, of_values, shown
+from regard.commands.sweep.page import sweep_page
 from regard.commands.sweep.terminal import sweep_summary
 from regard.commands.sweep.words import signed
 from regard.errors import UserError
-from tests.report import pretrain_run
+from tests.commands.pretrain import pretrain_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 T_2, T_10 = 4.302653, 2.228139

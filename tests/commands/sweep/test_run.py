@@ -18,17 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from regard import Learning
-from regard.commands.sweep.commands import VERBS
-from regard.commands.sweep.run import Swept, Told, combinations, sweep
+from regard import LearnResult
+from regard.commands.sweep.commands import COMMANDS
+from regard.commands.sweep.run import SweepProgress, SweepResult, combinations, sweep
 from regard.errors import UserError
+from tests.commands.learn import learned
 from tests.commands.sweep.sweeping import FAKE, counted, until
-from tests.report import learned
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 
-def swept(out: Path, vary: dict[str, list[Any]], **options: Any) -> Swept:
+def swept(out: Path, vary: dict[str, list[Any]], **options: Any) -> SweepResult:
     return sweep(FAKE, vary, out=out, **{"seeds": 1, "workers": 2, **options})
 
 
@@ -98,7 +98,7 @@ def test_a_verb_that_there_is_not() -> None:
 
 
 def test_all_trials_are_run_once_and_compared(tmp_path: Path) -> None:
-    events: list[Told] = []
+    events: list[SweepProgress] = []
     vary = {"name": ["softmax", "elu"], "rate": [0.0, 0.5]}
     found = swept(tmp_path, vary, seeds=[0, 7], settings={"width": 4}, on_event=events.append)
     assert set(counted(tmp_path, "begun").values()) == set(counted(tmp_path, "ended").values()) == {1}
@@ -159,7 +159,7 @@ def test_a_trial_whose_results_are_of_other_settings_or_cut_off_is_run_again(tmp
 
 
 def test_a_failed_trial_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
-    events: list[Told] = []
+    events: list[SweepProgress] = []
     found = swept(tmp_path, {"failures": [0, 1, 2, 3]}, retries=2, on_event=events.append)
     state = {one["values"]["failures"]: one for one in found.record["trials"]}
     assert {n: (one["state"], one["attempts"]) for n, one in state.items()} == {
@@ -216,10 +216,10 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
     """Made-up runs are put where the trials would write theirs: fine-tuning forgets 8 points a task, the other one."""
     vary = {"method": ["finetune", "prescale"]}
     settings = {"stream": "yahoo-split", "epochs": 2}
-    for trial in combinations(VERBS["learn"](), vary, folder=tmp_path, settings=settings, seeds=[39, 508]):
+    for trial in combinations(COMMANDS["learn"](), vary, folder=tmp_path, settings=settings, seeds=[39, 508]):
         scores = learned.matrix([trial.values["method"]], [trial.seed])
         tables = {name: learned.tables(scores)[name] for name in ("matrix", "cost", "diagnostics", "interference")}
-        Learning(**tables, record=learned.record(course=trial.settings)).save(trial.folder)
+        LearnResult(**tables, record=learned.record(course=trial.settings)).save(trial.folder)
     found = sweep("learn", vary, out=tmp_path, settings=settings, seeds=[39, 508])
     table = found.table.set_index(["method", "seed"])
     assert len(table) == 4
@@ -230,9 +230,9 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert all(title in page for title in ("AP TIL", "FGT CIL", "Tasks learnt", "scores in per cent"))
     terminal = io.StringIO()
-    Console(file=terminal, width=80).print(VERBS["learn"]().summary(found.table, found.record))
+    Console(file=terminal, width=80).print(COMMANDS["learn"]().summary(found.table, found.record))
     assert "AP TIL" in terminal.getvalue().splitlines()[3]
-    curves = VERBS["learn"]().history(tmp_path / "trials" / found.table["key"][0])
+    curves = COMMANDS["learn"]().history(tmp_path / "trials" / found.table["key"][0])
     assert list(curves.columns) == ["tasks", "ap_cil", "ap_til"]
     np.testing.assert_allclose(curves["ap_til"], [96, 92, 88, 84])
 
@@ -253,7 +253,7 @@ def test_trials_of_learning_that_cannot_be(settings: dict[str, Any], said: str, 
 
 
 def test_the_settings_of_a_run_of_learning_leave_what_its_scale_gives_to_another_scale(tmp_path: Path) -> None:
-    verb = VERBS["learn"]()
+    verb = COMMANDS["learn"]()
     whole = verb.complete({"stream": "ag-split", "epochs": 2, "seed": 3})
     (tmp_path / "course.json").write_text(json.dumps(whole))
     other = verb.complete({**verb.base(None, tmp_path / "course.json"), "scale": "paper"})

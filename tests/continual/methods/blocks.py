@@ -9,7 +9,8 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
 from regard.continual.pooled import PoolNetwork
-from regard.continual.run import Ran, begin, run
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import RunState
 from regard.data.stream import Stream
 from tests.continual.small import BUDGET, loaded, stream
 
@@ -26,7 +27,7 @@ def short(tasks: int = 2) -> Stream:
 
 def precise(method: Method, *, task: int = 1, tasks: int = 3) -> Learner:
     """A run at a task, all blocks up to it filled."""
-    learner = begin(short(tasks), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
+    learner = make_learner(short(tasks), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
     for module in learner.network.modules():
         if isinstance(module, nn.Dropout):
@@ -45,12 +46,12 @@ def fill(network: PoolNetwork, size: float = 0.3) -> None:
                 part.copy_(size * torch.randn(part.shape, generator=drawn, dtype=torch.float64))
 
 
-def learnt(name: str, *, tasks: int = 2, **said: Any) -> tuple[Ran, list[dict[str, Tensor]]]:
+def learnt(name: str, *, tasks: int = 2, **said: Any) -> tuple[RunState, list[dict[str, Tensor]]]:
     """A run without dropout, and the network's weights before the first task and after each."""
     method = made(name, **said)
-    learner = begin(short(tasks), method, loaded(dropout=0.0), BUDGET, seed=1)
+    learner = make_learner(short(tasks), method, loaded(dropout=0.0), BUDGET, seed=1)
     after = [copied(learner)]
-    ran = run(learner, method, on_task=lambda learner, _: after.append(copied(learner)))
+    ran = run_stream(learner, method, on_task=lambda learner, _: after.append(copied(learner)))
     return ran, after
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from regard.continual import run as running
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.methods.epi import FAR, Epi, EpiNetwork, Settings, statistics, whitened
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.continual.state import load_tensors, tensors_of
 from regard.continual.texts import begin_texts
 from regard.errors import UserError
@@ -31,13 +31,13 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(settings: Settings = SMALL) -> tuple[Learner, Epi]:
     """A run in float64."""
     method = Epi(settings)
-    learner = begin(stream(), method, loaded(dtype=torch.float64), BUDGET, seed=1)
+    learner = make_learner(stream(), method, loaded(dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
     return learner, method
 
 
 def rows_of(learner: Learner, *items: tuple[int, int]) -> dict[str, Tensor]:
-    return learner.rows([Item(*one) for one in items])
+    return learner.rows([ExampleRef(*one) for one in items])
 
 
 def drawn(rows: int, width: int, seed: int = 0) -> Tensor:
@@ -99,7 +99,7 @@ def test_distances_are_to_the_nearest_class_by_the_mean_covariance_of_tasks() ->
 
 def test_a_text_is_what_the_frozen_model_makes_of_it() -> None:
     learner, method = made()
-    run(learner, method)
+    run_stream(learner, method)
     rows, plain = rows_of(learner, (0, 1), (2, 4)), loaded(dtype=torch.float64).model
     states = plain(rows["input_ids"], rows["attention_mask"]).last_hidden_state
     real = rows["attention_mask"][..., None]
@@ -109,7 +109,7 @@ def test_a_text_is_what_the_frozen_model_makes_of_it() -> None:
 
 def test_a_task_is_learnt_among_its_own_classes_whatever_the_head() -> None:
     method = Epi(SMALL)
-    learner = begin(stream(), method, loaded(), BUDGET, seed=1, head="labels")
+    learner = make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels")
     learner.task = 2
     tasks = torch.tensor([2, 2])
     assert torch.equal(learner.contrasted(tasks), learner.own[tasks])
@@ -119,7 +119,7 @@ def test_a_task_is_learnt_among_its_own_classes_whatever_the_head() -> None:
 
 def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
     learner, method = made()
-    run(learner, method)
+    run_stream(learner, method)
     network = learner.network_as(EpiNetwork).eval()
     rows = rows_of(learner, *[(task, row) for task in range(3) for row in (0, 3, 7)])
     with torch.no_grad():
@@ -137,7 +137,7 @@ def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
 
 def test_tasks_of_other_words_are_told_apart() -> None:
     learner, method = made()
-    run(learner, method)
+    run_stream(learner, method)
     network = learner.network_as(EpiNetwork).eval()
     right = sum(
         int((network.identify(rows) == rows["tasks"]).sum())
@@ -156,7 +156,7 @@ def test_old_tasks_stay_as_they_are_where_they_are_recognised() -> None:
         blocks.append(learner.network_as(EpiNetwork).pool.blocks[0].B[0].detach().clone())
         vectors.append(head.vectors[learner.own[0]].detach().clone())
 
-    run(learner, method, on_task=note)
+    run_stream(learner, method, on_task=note)
     assert all(torch.equal(one, blocks[0]) for one in blocks)
     assert all(torch.equal(one, vectors[0]) for one in vectors)
     assert blocks[0].any()
@@ -164,7 +164,7 @@ def test_old_tasks_stay_as_they_are_where_they_are_recognised() -> None:
 
 def test_what_tells_tasks_apart_is_saved_with_the_network() -> None:
     learner, method = made()
-    run(learner, method)
+    run_stream(learner, method)
     other, _ = made()
     load_tensors(other.network, tensors_of(learner.network))
     rows = rows_of(learner, (0, 1), (1, 5), (2, 4))
@@ -181,7 +181,7 @@ def test_settings_that_cannot_be() -> None:
 def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text.Kind) -> None:
     method = Epi(Settings(rank=2, shrinkage=0.1))
     learner = begin_texts(small_text.stream(many=2), method, small_text.loaded(kind), small_text.BUDGET, seed=1)
-    run(learner, method)
+    run_stream(learner, method)
     network = learner.network
     assert isinstance(network, EpiNetwork)
     assert network.known.tolist() == [[True], [True]]
@@ -200,7 +200,7 @@ def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text.Kind) -
 def test_answers_are_written_with_the_block_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     method = Epi(Settings(rank=2, shrinkage=0.1))
     learner = begin_texts(small_text.stream(many=2), method, small_text.loaded(), small_text.BUDGET, seed=1)
-    run(learner, method)
+    run_stream(learner, method)
     network, rows = learner.network_as(EpiNetwork).eval(), rows_of(learner, (0, 1), (1, 4), (0, 7))
     seen = list[Any]()
 

@@ -12,7 +12,7 @@ from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.methods.gainlora import LAYERS, GainNetwork, gram, reserved
 from regard.continual.methods.o_lora import overlap
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.methods.blocks import made, precise, short, some
 from tests.continual.small import BUDGET, loaded
@@ -173,8 +173,8 @@ def test_after_two_tasks_the_second_block_is_for_the_second_task(
     """The more so the more directions are kept of the first."""
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
     method = made("gainlora", inner=8, threshold=0.99, measure=measure)
-    learner = begin(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
-    network = run(learner, method).learner.network_as(GainNetwork)
+    learner = make_learner(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
+    network = run_stream(learner, method).learner.network_as(GainNetwork)
     with torch.no_grad():
         first, second = (network.weights(learner.rows(learner.items(task))) for task in (0, 1))
     assert first is not None

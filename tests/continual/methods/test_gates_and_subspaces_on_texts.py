@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.continual import run as running
 from regard.continual.methods import METHODS
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.continual.state import tensors_of
 from tests.continual.methods.blocks import copied, moved
 from tests.continual.small_text import BUDGET, lively, stream
@@ -34,10 +34,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights before and after two tasks, in float64."""
     method = METHODS[name](METHODS[name].Settings.parsed(SMALL[name]))
-    learner = begin(stream(2, 2), method, lively(kind), replace(BUDGET, epochs=1, micro_batch=micro_batch), seed=1)
+    learner = make_learner(
+        stream(2, 2), method, lively(kind), replace(BUDGET, epochs=1, micro_batch=micro_batch), seed=1
+    )
     learner.network.double()
     before = copied(learner)
-    return before, tensors_of(run(learner, method).network)
+    return before, tensors_of(run_stream(learner, method).network)
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])

@@ -11,8 +11,8 @@ from torch import Tensor
 from regard.continual.learner import Learner
 from regard.continual.methods.inflora import Memory, Settings, designed, grown, measured, outside, second_moments
 from regard.continual.pooled import PoolNetwork
-from regard.continual.run import run
-from regard.continual.state import restore, save
+from regard.continual.run import run_stream
+from regard.continual.state import restore_state, save
 from regard.errors import UserError
 from tests.continual.methods.blocks import fill, learnt, made, moved, of_block, precise
 
@@ -239,7 +239,7 @@ def test_a_memory_without_directions_left_is_saved_and_restored(tmp_path: Path) 
     learner = precise(method)
     method.kept.tensors["free/empty"] = drawn(4, 0)
     save(tmp_path, 1, learner.network, method.kept, {"about": {}})
-    kept, _ = restore(tmp_path, 1, learner.network, {})
+    kept, _ = restore_state(tmp_path, 1, learner.network, {})
     assert kept.tensors["free/empty"].shape == (4, 0)
     found = designed(HAND, Memory(kept.tensors["free/empty"], True), 2)
     assert torch.equal(found, torch.zeros(2, 4, dtype=torch.float64))
@@ -250,7 +250,7 @@ def test_a_run_in_which_nothing_is_left_ends() -> None:
     method = made("inflora", threshold=1.0)
     learner = precise(method, tasks=2, task=0)
     fill(learner.network_as(PoolNetwork), size=0.0)
-    ran = run(learner, method)
+    ran = run_stream(learner, method)
     assert not any(blocks.A[1].any() for blocks in ran.learner.network_as(PoolNetwork).pool.blocks)
     assert not any(blocks.B[1].any() for blocks in ran.learner.network_as(PoolNetwork).pool.blocks)
 

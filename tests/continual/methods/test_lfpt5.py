@@ -24,7 +24,7 @@ from regard.continual.methods.lfpt5 import (
     row_of,
 )
 from regard.continual.pseudo.quality import pseudo_rows
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.continual.state import tensors_of
 from regard.continual.texts import begin_texts
 from regard.errors import UserError
@@ -167,12 +167,12 @@ def test_rows_that_were_written_are_learnt_beside_those_of_the_task() -> None:
 def test_only_the_prompt_is_trained_and_how_batches_are_split_does_not_matter() -> None:
     learner, method = made()
     before = {key: value.clone() for key, value in tensors_of(learner.network).items()}
-    after = tensors_of(run(learner, method).network)
+    after = tensors_of(run_stream(learner, method).network)
     changed = {key for key, value in after.items() if not torch.equal(value, before[key])}
     assert changed == {"classifier.encoder.soft_prompts.P.0", "classifier.encoder.soft_prompts.live", "count"} & changed
     assert "classifier.encoder.soft_prompts.P.0" in changed
     learner, method = made(micro_batch=3)
-    split = tensors_of(run(learner, method).network)
+    split = tensors_of(run_stream(learner, method).network)
     for key, value in after.items():
         torch.testing.assert_close(split[key], value, rtol=0, atol=1e-9)
 
@@ -187,12 +187,12 @@ def test_what_is_written_and_kept_is_there_again_when_a_run_goes_on(tmp_path: Pa
 
     with_mlp = replace(SMALL, hidden=4)
     learner, method = made(settings=with_mlp)
-    expected = tensors_of(run(learner, method).network)
+    expected = tensors_of(run_stream(learner, method).network)
     learner, method = made(settings=with_mlp)
     with pytest.raises(Broken):
-        run(learner, method, folder=tmp_path, on_task=stop)
+        run_stream(learner, method, folder=tmp_path, on_task=stop)
     learner, method = made(settings=with_mlp)
-    found = tensors_of(run(learner, method, folder=tmp_path, resume=True).network)
+    found = tensors_of(run_stream(learner, method, folder=tmp_path, resume=True).network)
     assert all(torch.equal(found[key], value) for key, value in expected.items())
     assert method.kept.tensors[PROMPT].shape == (3, 16)
 
@@ -245,7 +245,7 @@ def test_a_small_share_of_few_rows_is_one_row(monkeypatch: pytest.MonkeyPatch) -
         drawn.append(ids)
         return ["animals : cat say : quick a cat"]
 
-    monkeypatch.setattr(lfpt5, "texts_of", said)
+    monkeypatch.setattr(lfpt5, "decode_answers", said)
     method.finish(learner, 0)
     inputs, _ = method.kept.values[WRITTEN][0]
     assert (len(inputs), len(drawn)) == (1, 1)
@@ -253,7 +253,7 @@ def test_a_small_share_of_few_rows_is_one_row(monkeypatch: pytest.MonkeyPatch) -
 
 def test_classes_are_refused_and_settings_that_cannot_be() -> None:
     with pytest.raises(UserError, match="method: lfpt5 expects tasks from text to text"):
-        begin(small.stream(), Lfpt5(), small.loaded(), small.BUDGET, seed=1)
+        make_learner(small.stream(), Lfpt5(), small.loaded(), small.BUDGET, seed=1)
     with pytest.raises(UserError, match="separator: expected a word, got ' '"):
         Settings(separator=" ")
     with pytest.raises(UserError, match="holding: expected a number of at least 0 and at most 1, got 5"):

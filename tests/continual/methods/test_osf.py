@@ -13,7 +13,7 @@ from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
 from regard.continual.methods.osf import OsfNetwork, Settings, SubspaceLayer
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.methods.blocks import copied, short
 from tests.continual.small import BUDGET, loaded
@@ -103,7 +103,7 @@ def test_more_is_held_the_more_tasks_have_been(settings: Settings, shares: list[
 
 def begun(**said: Any) -> tuple[Any, Learner]:
     method = METHODS["osf"](METHODS["osf"].Settings.parsed(said))
-    return method, begin(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
+    return method, make_learner(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
 
 
 def test_a_second_task_leaves_the_strong_directions_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_second_task_leaves_the_strong_directions_of_the_first(monkeypatch: py
     assert len(network.layers) == 12
     after: list[list[Tensor]] = []
     before = copied(learner)
-    run(learner, method, on_task=lambda *_: after.append([layer.weight for layer in network.layers]))
+    run_stream(learner, method, on_task=lambda *_: after.append([layer.weight for layer in network.layers]))
     for first, second in zip(*after, strict=True):
         left, values, right = torch.linalg.svd(first.double(), full_matrices=False)
         half = len(values) // 2

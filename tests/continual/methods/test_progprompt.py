@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import run as running
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.generating import answers
 from regard.continual.learner import Learner
 from regard.continual.methods.progprompt import ProgPrompt, ProgressiveNetwork
-from regard.continual.prompted import PromptSettings
-from regard.continual.run import begin, run
+from regard.continual.prompted import PromptConfig
+from regard.continual.run import make_learner, run_stream
 from regard.continual.texts import begin_texts
 from regard.data.text_task import TextTask
 from regard.errors import UserError
 from tests.continual import small_text
 from tests.continual.small import BUDGET, loaded, stream
 
-SMALL = PromptSettings(length=2, hidden=4, rate=0.01)
+SMALL = PromptConfig(length=2, hidden=4, rate=0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -29,16 +29,16 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
 
-def made(settings: PromptSettings = SMALL) -> tuple[Learner, ProgPrompt]:
+def made(settings: PromptConfig = SMALL) -> tuple[Learner, ProgPrompt]:
     """A run in float64."""
     method = ProgPrompt(settings)
-    learner = begin(stream(), method, loaded(dtype=torch.float64), BUDGET, seed=1)
+    learner = make_learner(stream(), method, loaded(dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
     return learner, method
 
 
 def rows_of(learner: Learner, *items: tuple[int, int]) -> dict[str, Tensor]:
-    return learner.rows([Item(*one) for one in items])
+    return learner.rows([ExampleRef(*one) for one in items])
 
 
 @torch.no_grad()
@@ -49,7 +49,7 @@ def logits(learner: Learner, *items: tuple[int, int]) -> Tensor:
 
 def test_a_task_reads_its_prompt_and_those_before_it() -> None:
     learner, method = made()
-    run(learner, method)
+    run_stream(learner, method)
     plain: Any = loaded(dtype=torch.float64).model
     network = learner.network_as(ProgressiveNetwork)
     assert not network.pool.prompts.live.any()
@@ -73,7 +73,7 @@ def test_what_is_learnt_stays_as_it_is() -> None:
     def note(learner: Learner, learnt: int) -> None:
         seen.append([logits(learner, (task, 0), (task, 3))[:, learner.own[task]] for task in range(learnt)])
 
-    run(learner, method, on_task=note)
+    run_stream(learner, method, on_task=note)
     for task in range(3):
         for later in seen[task + 1 :]:
             assert torch.equal(later[task], seen[task][task])
@@ -83,7 +83,7 @@ def test_what_is_learnt_stays_as_it_is() -> None:
 
 def test_rows_of_several_tasks_together_are_what_they_are_alone() -> None:
     learner, method = made()
-    run(learner, method)
+    run_stream(learner, method)
     together = logits(learner, (0, 1), (2, 5), (1, 7))
     for place, item in enumerate([(0, 1), (2, 5), (1, 7)]):
         torch.testing.assert_close(together[place], logits(learner, item)[0])
@@ -91,7 +91,7 @@ def test_rows_of_several_tasks_together_are_what_they_are_alone() -> None:
 
 def test_a_row_of_no_task_has_all_prompts_and_one_that_is_not_told_none() -> None:
     learner, method = made()
-    run(learner, method)
+    run_stream(learner, method)
     rows = rows_of(learner, (0, 1))
     network = learner.network_as(ProgressiveNetwork).eval()
     with torch.no_grad():
@@ -112,12 +112,12 @@ def test_before_the_first_task_there_is_no_prompt() -> None:
 
 
 def test_prompts_leave_room_for_the_texts() -> None:
-    learner, method = made(PromptSettings(length=4, hidden=0))
+    learner, method = made(PromptConfig(length=4, hidden=0))
     with pytest.raises(UserError, match="length: expected texts of at most 4 tokens behind 12 of prompts, got"):
-        run(learner, method)
-    learner, method = made(PromptSettings(length=40, hidden=0))
+        run_stream(learner, method)
+    learner, method = made(PromptConfig(length=40, hidden=0))
     with pytest.raises(UserError, match="length: expected prompts of fewer than 16 tokens together, got 120"):
-        run(learner, method)
+        run_stream(learner, method)
 
 
 def test_only_the_task_s_prompt_its_mlp_and_the_head_are_trained() -> None:
@@ -147,6 +147,6 @@ def test_answers_to_old_tasks_stay_as_they_are(kind: small_text.Kind) -> None:
     def note(_: Learner, learnt: int) -> None:
         seen.append([answers(learner, cast(TextTask, learner.stream.tasks[task]), "test") for task in range(learnt)])
 
-    found = run(learner, method, on_task=note).found["matrix"]
+    found = run_stream(learner, method, on_task=note).found["matrix"]
     assert seen[0][0] == seen[1][0]
     assert {row["score"] for row in found if row["position"] == 1 and row["after_task"]} == {found[1]["score"]}

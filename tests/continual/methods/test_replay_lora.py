@@ -6,13 +6,13 @@ import torch
 from regard.continual.methods import METHODS
 from regard.continual.methods.replay_lora import Settings
 from regard.continual.pooled import PoolNetwork
-from regard.continual.run import begin
-from regard.continual.stage import Stage
+from regard.continual.run import make_learner
+from regard.continual.stage import TrainingPhase
 from regard.errors import UserError
 from tests.continual.methods.blocks import learnt, made, moved, of_block
 from tests.continual.small import BUDGET, loaded, stream
 
-STAGE = Stage(name="fine-tuning", epochs=2, learning_rate=1e-3)
+STAGE = TrainingPhase(name="fine-tuning", epochs=2, learning_rate=1e-3)
 
 
 @pytest.mark.parametrize("mixing", ["batch", "merge", "interval"])
@@ -21,7 +21,7 @@ def test_it_trains_on_the_batches_of_replay(mixing: str) -> None:
     ours, theirs = made("replay-lora", **said), METHODS["replay"](METHODS["replay"].Settings.parsed(said))
     found = []
     for method in (ours, theirs):
-        learner = begin(stream(4), method, loaded(), BUDGET, seed=1)
+        learner = make_learner(stream(4), method, loaded(), BUDGET, seed=1)
         method.finish(learner, 0)
         learner.task = 1
         found.append(method.batches(learner, 1, STAGE))

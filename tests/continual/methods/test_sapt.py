@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import run as running
-from regard.continual.beginning import best_of, losses
-from regard.continual.gate import gate_rows, shut
+from regard.continual.beginning import best_init, losses
+from regard.continual.gate import find_closed_gates, gate_rows
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods.sapt import FLOOR, Sapt, SaptNetwork, Settings
-from regard.continual.run import Told, begin, run
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import ProgressEvent
 from regard.errors import UserError
 from regard.models.heads import HeadName
 from tests.continual.small import BUDGET, loaded, stream
@@ -31,7 +32,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def begun(*, head: HeadName | None = None, **settings: Any) -> tuple[Learner, Sapt]:
     """A run before its first task, in float64 and without dropout."""
     method = Sapt(Settings(rank=2, **settings))
-    learner = begin(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1, head=head)
+    learner = make_learner(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1, head=head)
     learner.network.double()
     for module in learner.network.modules():
         if isinstance(module, nn.Dropout):
@@ -282,21 +283,21 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
         )
     found = gate_rows(learner, method, 3, scored=False)
     names = [task.name for task in learner.stream.tasks]
-    assert list(shut(found, 3, fresh=True)) == [names[2]]
+    assert list(find_closed_gates(found, 3, fresh=True)) == [names[2]]
     own = {row["task"]: row["value"] for row in found if row["statistic"] == "own_weight"}
-    assert shut(found, 3, fresh=False) == {name: own[name] for name in names[:2] if own[name] < 1 / 6}
+    assert find_closed_gates(found, 3, fresh=False) == {name: own[name] for name in names[:2] if own[name] < 1 / 6}
 
 
 def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
     plain = Method()
-    learner = begin(stream(4), plain, loaded(), BUDGET, seed=1)
+    learner = make_learner(stream(4), plain, loaded(), BUDGET, seed=1)
     assert gate_rows(learner, plain, 1) == []
 
 
 def test_the_open_gate_learns_the_words() -> None:
     method = Sapt(Settings(rank=4, stored=8))
-    learner = begin(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
-    found = run(learner, method).found["matrix"]
+    learner = make_learner(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
+    found = run_stream(learner, method).found["matrix"]
     at_once = [row["score"] for row in found if row["after_task"] == row["position"] and row["setting"] == "til"]
     assert len(at_once) == 3
     rows = gate_rows(learner, method, 3, scored=False)
@@ -392,20 +393,20 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     learner.network_as(SaptNetwork).begin_block(1)
     found = losses(learner, 1, [0, 1], 64)
     assert found[1] < found[0]
-    assert best_of(learner, 1, 1, 64) is None
+    assert best_init(learner, 1, 1, 64) is None
 
 
 @pytest.mark.parametrize("reflects", ["real", "density"])
 def test_a_run_that_is_broken_off_within_a_task_goes_on_to_the_same(reflects: Any, tmp_path: Path) -> None:
     def learnt(folder: Path | None, stop: tuple[int, int] | None, *, resume: bool = False) -> dict[str, Tensor]:
         method = Sapt(Settings(rank=2, stored=4, reflects=reflects, ahead=20))
-        learner = begin(stream(4), method, loaded(), replace(BUDGET, epochs=1), seed=1, head="labels")
+        learner = make_learner(stream(4), method, loaded(), replace(BUDGET, epochs=1), seed=1, head="labels")
 
-        def tell(told: Told) -> None:
+        def tell(told: ProgressEvent) -> None:
             if (told.position, told.step) == stop:
                 raise KeyboardInterrupt
 
-        ran = run(learner, method, folder=folder, resume=resume, checkpoint_every=1, on_progress=tell)
+        ran = run_stream(learner, method, folder=folder, resume=resume, checkpoint_every=1, on_progress=tell)
         return {name: value.clone() for name, value in ran.network.state_dict().items()}
 
     whole = learnt(tmp_path / "whole", None)

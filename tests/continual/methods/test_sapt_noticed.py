@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from regard.adapters.novelty import novelty
-from regard.adapters.pool import LoraPool
+from regard.adapters.pool import LoraAdapterPool
 from regard.continual import run as running
-from regard.continual.gate import gate_rows, shut
+from regard.continual.gate import find_closed_gates, gate_rows
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt
 from regard.continual.methods.sapt import Settings as Told
-from regard.continual.methods.sapt_noticed import NoticedNetwork, SaptNoticed, Settings
-from regard.continual.run import Ran, begin, run
+from regard.continual.methods.sapt_noticed import NoticedNetwork, SaptTaskFree, Settings
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import RunState
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream, Task
 from regard.errors import UserError
@@ -59,9 +60,9 @@ def longer() -> Stream:
     return replace(of, tasks=(*of.tasks, stream(ROWS).tasks[2]), order=(0, 1, 2, 3))
 
 
-def begun(of: Stream, **settings: Any) -> tuple[Learner, SaptNoticed]:
-    method = SaptNoticed(Settings(**{**SMALL, **settings}))
-    return begin(of, method, loaded(dropout=0.0), BUDGET, seed=1), method
+def begun(of: Stream, **settings: Any) -> tuple[Learner, SaptTaskFree]:
+    method = SaptTaskFree(Settings(**{**SMALL, **settings}))
+    return make_learner(of, method, loaded(dropout=0.0), BUDGET, seed=1), method
 
 
 def test_a_shut_gate_is_measured_by_the_blocks_that_there_are() -> None:
@@ -70,12 +71,12 @@ def test_a_shut_gate_is_measured_by_the_blocks_that_there_are() -> None:
     weights = {1: 0.9, 2: 0.1}
     rows = [{**place, "statistic": "weight", "block": block, "value": value} for block, value in weights.items()]
     rows.append({**place, "statistic": "own_weight", "block": 2, "value": 0.1})
-    assert shut(rows, 20, fresh=False) == {"again": 0.1}
-    assert shut([*rows[:2], {**rows[2], "value": 0.3}], 20, fresh=False) == {}
+    assert find_closed_gates(rows, 20, fresh=False) == {"again": 0.1}
+    assert find_closed_gates([*rows[:2], {**rows[2], "value": 0.3}], 20, fresh=False) == {}
 
 
 @cache
-def learnt() -> tuple[Ran, SaptNoticed, tuple[dict[str, Tensor], ...], tuple[dict[str, Tensor], ...]]:
+def learnt() -> tuple[RunState, SaptTaskFree, tuple[dict[str, Tensor], ...], tuple[dict[str, Tensor], ...]]:
     """The stream learnt; the weights after each portion, and what was kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "flops_a_token", lambda *_: 0.0)
@@ -86,10 +87,10 @@ def learnt() -> tuple[Ran, SaptNoticed, tuple[dict[str, Tensor], ...], tuple[dic
             after.append({name: value.clone() for name, value in tensors_of(learner.network).items()})
             kept.append({name: value.clone() for name, value in method.kept.tensors.items()})
 
-        return run(learner, method, on_task=look), method, tuple(after), tuple(kept)
+        return run_stream(learner, method, on_task=look), method, tuple(after), tuple(kept)
 
 
-def decided(method: SaptNoticed, portions: int = 3) -> list[int]:
+def decided(method: SaptTaskFree, portions: int = 3) -> list[int]:
     return [method.kept.values[f"portion/{number}"]["block"] for number in range(portions)]
 
 
@@ -135,9 +136,9 @@ def test_at_most_so_many_rows_are_compared() -> None:
 
 def test_where_all_is_new_it_is_sapt() -> None:
     learner, method = begun(stream(ROWS))
-    ours = run(learner, method)
+    ours = run_stream(learner, method)
     told = Sapt(Told(**SMALL))  # type: ignore[arg-type]  # numbers all
-    theirs = run(begin(stream(ROWS), told, loaded(dropout=0.0), BUDGET, seed=1), told)
+    theirs = run_stream(make_learner(stream(ROWS), told, loaded(dropout=0.0), BUDGET, seed=1), told)
     assert decided(method) == [0, 1, 2]
     found, expected = tensors_of(ours.network), tensors_of(theirs.network)
     assert found.keys() - expected.keys() == {"given"}
@@ -165,7 +166,7 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begins = list[tuple[int, int]]()
-    monkeypatch.setattr(LoraPool, "copy", lambda _, block, other: begins.append((block, other)))
+    monkeypatch.setattr(LoraAdapterPool, "copy", lambda _, block, other: begins.append((block, other)))
     learner, method = begun(longer())
     for task in range(4):
         learner.task = task
@@ -269,11 +270,11 @@ def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path
     learner, method = begun(recurring())
     if stopped < 3:
         with pytest.raises(Broken):
-            run(learner, method, folder=tmp_path, on_task=stop)
+            run_stream(learner, method, folder=tmp_path, on_task=stop)
     else:
-        run(learner, method, folder=tmp_path)
+        run_stream(learner, method, folder=tmp_path)
     learner, method = begun(recurring())
-    ran = run(learner, method, folder=tmp_path, resume=True)
+    ran = run_stream(learner, method, folder=tmp_path, resume=True)
     expected, before, after, _ = learnt()
     assert method.kept.values == before.kept.values
     assert all(torch.equal(value, tensors_of(ran.network)[name]) for name, value in after[-1].items())
@@ -282,9 +283,9 @@ def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path
 
 
 def test_texts_are_learnt_as_well() -> None:
-    method = SaptNoticed(Settings(rank=2, ahead=20, stored=8, alarm=0.05))
-    learner = begin(small_text.stream(2, 2), method, small_text.lively("t5"), small_text.BUDGET, seed=1)
-    run(learner, method)
+    method = SaptTaskFree(Settings(rank=2, ahead=20, stored=8, alarm=0.05))
+    learner = make_learner(small_text.stream(2, 2), method, small_text.lively("t5"), small_text.BUDGET, seed=1)
+    run_stream(learner, method)
     assert decided(method, len(learner.stream))[0] == 0
     assert len(method.kept.values["portion/1"]["p"]) == 1
 

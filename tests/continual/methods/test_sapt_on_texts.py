@@ -10,7 +10,7 @@ from regard.continual import run as running
 from regard.continual.gate import gate_rows
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptNetwork, Settings
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from tests.continual.small_text import BUDGET, KINDS, lively, stream
 
 
@@ -22,10 +22,12 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def learnt(kind: Any, *, micro_batch: int | None = None, exact: bool = False) -> tuple[Learner, Sapt, SaptNetwork]:
     """Two tasks learnt, with blocks large enough to be heard."""
     method = Sapt(Settings(rank=2, ahead=30, stored=3))
-    learner = begin(stream(2, 2), method, lively(kind), replace(BUDGET, epochs=1, micro_batch=micro_batch), seed=1)
+    learner = make_learner(
+        stream(2, 2), method, lively(kind), replace(BUDGET, epochs=1, micro_batch=micro_batch), seed=1
+    )
     if exact:
         learner.network.double()
-    network = run(learner, method).network
+    network = run_stream(learner, method).network
     assert isinstance(network, SaptNetwork)
     return learner, method, network
 

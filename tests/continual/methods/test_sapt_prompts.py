@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.adapters.prompts import PromptPool
+from regard.adapters.prompts import PromptAdapterPool
 from regard.continual import run as running
 from regard.continual.gate import gate_rows
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptNetwork
-from regard.continual.methods.sapt_noticed import SaptNoticed
+from regard.continual.methods.sapt_noticed import SaptTaskFree
 from regard.continual.methods.sapt_noticed import Settings as NoticedSettings
 from regard.continual.pseudo.generator import Recipe, write
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.continual.sapt_settings import Settings
 from regard.errors import UserError
 from tests.continual.pseudo import small_pseudo
@@ -38,13 +38,13 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(**settings: Any) -> tuple[Learner, Sapt, SaptNetwork]:
     """A run before its first task, in float64 and without dropout."""
     method = Sapt(Settings(**SMALL | settings))
-    learner = begin(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
+    learner = make_learner(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
     return learner, method, learner.network_as(SaptNetwork)
 
 
-def pool_of(network: SaptNetwork) -> PromptPool:
-    assert isinstance(network.pool, PromptPool)
+def pool_of(network: SaptNetwork) -> PromptAdapterPool:
+    assert isinstance(network.pool, PromptAdapterPool)
     return network.pool
 
 
@@ -122,9 +122,9 @@ def states_of(network: SaptNetwork) -> dict[str, Tensor]:
 def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path) -> None:
     def learner_of() -> tuple[Learner, Sapt]:
         method = Sapt(Settings(**SMALL))
-        return begin(stream(4), method, loaded(), BUDGET, seed=1), method
+        return make_learner(stream(4), method, loaded(), BUDGET, seed=1), method
 
-    whole = run(*learner_of())
+    whole = run_stream(*learner_of())
 
     def stop(learner: Learner, learnt: int) -> None:
         if learnt == after:
@@ -132,8 +132,8 @@ def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path
 
     learner, method = learner_of()
     with pytest.raises(KeyboardInterrupt):
-        run(learner, method, folder=tmp_path / "run", on_kept=lambda learnt: stop(learner, learnt))
-    again = run(*learner_of(), folder=tmp_path / "run", resume=True)
+        run_stream(learner, method, folder=tmp_path / "run", on_kept=lambda learnt: stop(learner, learnt))
+    again = run_stream(*learner_of(), folder=tmp_path / "run", resume=True)
     assert [row["score"] for row in again.found["matrix"]] == [row["score"] for row in whole.found["matrix"]]
     for name, value in whole.learner.network.state_dict().items():
         assert torch.equal(again.learner.network.state_dict()[name], value), name
@@ -141,24 +141,24 @@ def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path
 
 def test_the_gate_of_prompts_is_looked_at() -> None:
     method = Sapt(Settings(**SMALL))
-    ran = run(begin(stream(4), method, loaded(), BUDGET, seed=1), method, gated=1)
+    ran = run_stream(make_learner(stream(4), method, loaded(), BUDGET, seed=1), method, gated=1)
     own = [row["value"] for row in ran.found["gate"] if row["statistic"] == "own_weight"]
     assert len(own) == 6
     assert all(0 < value <= 1 for value in own)
 
 
 def test_tasks_that_are_noticed_have_prompts_too() -> None:
-    method = SaptNoticed(NoticedSettings(**SMALL | {"stored": 12, "alarm": 0.2}))
-    learner = begin(stream(6), method, loaded(), BUDGET, seed=1)
-    ran = run(learner, method)
+    method = SaptTaskFree(NoticedSettings(**SMALL | {"stored": 12, "alarm": 0.2}))
+    learner = make_learner(stream(6), method, loaded(), BUDGET, seed=1)
+    ran = run_stream(learner, method)
     assert len(gate_rows(ran.learner, method, 3, rows=4)) > 6
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_answers_are_written_behind_prompts(kind: Any) -> None:
     method = Sapt(Settings(**SMALL))
-    learner = begin(text_stream(2, 2), method, lively(kind), replace(TEXTS, epochs=1), seed=1)
-    network = run(learner, method).network
+    learner = make_learner(text_stream(2, 2), method, lively(kind), replace(TEXTS, epochs=1), seed=1)
+    network = run_stream(learner, method).network
     assert isinstance(network, SaptNetwork)
     rows = learner.rows(learner.items(1)[:3])
     together = network.generate(rows, 4)

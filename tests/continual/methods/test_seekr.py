@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from regard.continual.learner import Learner
 from regard.continual.methods.seekr import Seekr, SeekrNetwork, by_layer, divergence, importance, select
-from regard.continual.run import begin
+from regard.continual.run import make_learner
 from regard.errors import UserError
-from regard.hooks.attention_weights import reading
-from regard.hooks.layers import places
+from regard.hooks.attention_weights import capture_weights
+from regard.hooks.layers import find_attention_layers
 from tests.continual.methods.blocks import fill, made, short
 from tests.continual.small import BUDGET, loaded
 
@@ -21,7 +21,7 @@ def begun(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
     """A run in float64 and without dropout, its block filled."""
     method = made("seekr", **{"memory": 4, **said})
     assert isinstance(method, Seekr)
-    learner = begin(short(2), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
+    learner = make_learner(short(2), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
     for module in learner.network.modules():
         if isinstance(module, nn.Dropout):
@@ -60,8 +60,8 @@ def test_weights_and_their_slopes_are_those_of_the_model() -> None:
     ids = torch.randint(5, 12, (3, 6), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
-    here = places(model)
-    with reading(model, here) as reads:
+    here = find_attention_layers(model)
+    with capture_weights(model, here) as reads:
         states = model(input_ids=ids, attention_mask=mask).last_hidden_state
     slopes = [
         read.slopes(one)
@@ -119,7 +119,7 @@ def test_importance_and_what_is_stored_are_what_the_formulas_say() -> None:
     for one, item, old in zip(rows, coming, before, strict=True):
         now = attended(network.eval(), one)
         moved += (torch.stack(now)[:, 0].detach() - old).square().mean((-1, -2)) / len(rows)
-        with reading(network.classifier.encoder, network.places) as reads:
+        with capture_weights(network.classifier.encoder, network.places) as reads:
             logits = network.classifier.head(_states(network, one), one["attention_mask"])
         loss = learner.cross_entropy(logits, one)
         values = [read.call.value for read in reads]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.continual import run as running
 from regard.continual.methods.slao import MERGED, TUNED, SlaoNetwork, orthonormal
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.methods.blocks import copied, fill, made, precise, short, some
 from tests.continual.small import BUDGET, loaded
@@ -77,9 +77,9 @@ def test_one_block_learns_and_the_other_answers(training: bool, block: int) -> N
 def test_the_merged_block_is_nearer_to_the_first_task_than_the_tuned_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
     method = made("slao")
-    learner = begin(short(3), method, loaded(dropout=0.0), BUDGET, seed=1)
+    learner = make_learner(short(3), method, loaded(dropout=0.0), BUDGET, seed=1)
     after: list[dict[str, Tensor]] = []
-    run(learner, method, on_task=lambda learner, _: after.append(copied(learner)))
+    run_stream(learner, method, on_task=lambda learner, _: after.append(copied(learner)))
     names = [name for name in after[0] if name.endswith(f".B.{TUNED}")]
 
     def away(block: int) -> float:
@@ -92,4 +92,4 @@ def test_the_merged_block_is_nearer_to_the_first_task_than_the_tuned_one(monkeyp
 
 def test_a_rank_that_no_basis_can_have() -> None:
     with pytest.raises(UserError, match=r"rank: expected at most 16, which .* has, got 17"):
-        begin(short(2), made("slao", rank=17), loaded(), BUDGET, seed=1)
+        make_learner(short(2), made("slao", rank=17), loaded(), BUDGET, seed=1)

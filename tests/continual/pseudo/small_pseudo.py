@@ -8,10 +8,10 @@ import torch
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, Settings
 from regard.continual.pseudo.parsing import ASKED, INPUT
-from regard.continual.run import begin
+from regard.continual.run import make_learner
 from regard.continual.texts import TextLearner
 from regard.data.stream import Stream
-from regard.data.text_task import Pairs, TextTask
+from regard.data.text_task import TextPairs, TextTask
 from regard.models.pretrained import Loaded
 from tests.continual.small_text import BUDGET, loaded, stream, task
 
@@ -25,7 +25,7 @@ def defined(name: str) -> TextTask:
     return replace(plain, train=train, dev=dev, test=test, definition=f"{name} :")
 
 
-def _framed(pairs: Pairs, definition: str) -> Pairs:
+def _framed(pairs: TextPairs, definition: str) -> TextPairs:
     words = (one.removeprefix(definition).removesuffix("say :").strip() for one in pairs.inputs)
     return replace(pairs, inputs=tuple(f"{definition}\n{one}\nOutput: " for one in words))
 
@@ -52,7 +52,7 @@ def begun(kind: Any = "t5", *, of: Stream | None = None, **settings: Any) -> tup
     if said["reflects"] != "generated" or "pseudo" in settings:
         said = {name: value for name, value in said.items() if not name.startswith("generator_")}
     method = Sapt(Settings(**said))
-    return begin(of or tasks(), method, writer(kind), replace(BUDGET, evaluation_batch=32), seed=1), method
+    return make_learner(of or tasks(), method, writer(kind), replace(BUDGET, evaluation_batch=32), seed=1), method
 
 
 def texts(learner: Learner) -> TextLearner:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from regard.continual.pseudo import generator
 from regard.continual.pseudo.generator import Recipe, Writing, beside, room_to_say, rows_to_say, write
-from regard.continual.pseudo.packing import pack, told_by_the_first, unpack
+from regard.continual.pseudo.packing import broadcast_from_main, pack, unpack
 from regard.continual.pseudo.parsing import ASKED, INPUT, frame_of
 from regard.continual.texts import TextLearner, batch
-from regard.models.generator import IGNORED
+from regard.models.generator import IGNORE_INDEX
 from regard.training.placement import Rows
 from tests.continual.pseudo.small_pseudo import begun, defined, texts
 
@@ -40,14 +40,14 @@ def saying(learner: TextLearner) -> Rows:
     """The rows of the first task as its generator is trained on them."""
     found = rows_to_say(learner, 0, frame_of(defined("animals")))
     asked = [ids[real] for ids, real in zip(found.input_ids, found.attention_mask, strict=True)]
-    return batch(asked, [said[said != IGNORED] for said in found.answers], learner.pad)
+    return batch(asked, [said[said != IGNORE_INDEX] for said in found.answers], learner.pad)
 
 
 def test_the_generator_is_asked_and_says_the_definition_the_mark_and_the_input() -> None:
     learner = started()
     rows = saying(learner)
     inputs = [frame_of(defined("animals")).inside(one) for one in defined("animals").train.inputs]
-    said = [learner.tokenizer.decode(ids[ids != IGNORED], skip_special_tokens=True) for ids in rows["labels"]]
+    said = [learner.tokenizer.decode(ids[ids != IGNORE_INDEX], skip_special_tokens=True) for ids in rows["labels"]]
     assert said == [f"animals : {INPUT} {one}" for one in inputs]
     asked = {learner.tokenizer.decode(ids, skip_special_tokens=True) for ids in rows["input_ids"]}
     assert asked == {ASKED}
@@ -129,7 +129,7 @@ def test_the_mean_over_a_batch_is_over_what_is_to_be_said() -> None:
         expected = torch.zeros(())
         for row, ids in enumerate(rows["labels"]):
             for place, token in enumerate(ids):
-                if token != IGNORED:
+                if token != IGNORE_INDEX:
                     expected = expected - logits[row, place].log_softmax(-1)[token]
         assert float(generator._loss(writing, rows).detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
 
@@ -201,4 +201,4 @@ def test_texts_are_packed_as_they_are() -> None:
     said = ("a\nb", "", 'ü "c"')
     assert unpack(pack(said)) == said
     assert pack(said).dtype == torch.uint8
-    assert told_by_the_first(list(said), torch.device("cpu")) == said
+    assert broadcast_from_main(list(said), torch.device("cpu")) == said

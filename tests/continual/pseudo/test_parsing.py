@@ -2,9 +2,9 @@
 
 import pytest
 
-from regard.continual.pseudo.parsing import Frame, distinct, frame_of
+from regard.continual.pseudo.parsing import Frame, drop_duplicates, frame_of
 from regard.data.instruction_settings import LONG_SEQUENCE, SUPER_NI
-from regard.data.text_task import Pairs, TextTask
+from regard.data.text_task import TextPairs, TextTask
 from tests.continual.pseudo.small_pseudo import defined
 from tests.continual.small_text import task
 
@@ -12,7 +12,7 @@ FRAME = Frame("Is it warm?", "Is it warm?\n", "\nOutput: ")
 
 
 def prompted(*prompts: str, definition: str) -> TextTask:
-    pairs = Pairs(inputs=prompts, targets=(("yes",),) * len(prompts))
+    pairs = TextPairs(inputs=prompts, targets=(("yes",),) * len(prompts))
     return TextTask(name="one", train=pairs, dev=pairs, test=pairs, metric="exact-match", definition=definition)
 
 
@@ -53,4 +53,4 @@ def test_what_does_not_parse_is_nothing(said: str) -> None:
 
 
 def test_texts_that_differ_in_white_space_are_the_same() -> None:
-    assert distinct(["a  b", "a b", "b", " a\nb ", "B", "b"]) == ["a  b", "b", "B"]
+    assert drop_duplicates(["a  b", "a b", "b", " a\nb ", "B", "b"]) == ["a  b", "b", "B"]

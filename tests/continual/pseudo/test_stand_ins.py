@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from regard.continual import run as running
-from regard.continual.costs import stored
+from regard.continual.costs import memory_cost
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, Settings
 from regard.continual.pseudo import generator, stand_ins
-from regard.continual.run import begin, run
+from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual import small
 from tests.continual.pseudo.small_pseudo import SMALL, begun, tasks
@@ -30,13 +30,13 @@ def classes(**settings: Any) -> tuple[Learner, Sapt]:
     """A run of classification before its first task."""
     plain = {name: value for name, value in SMALL.items() if "pseudo" not in settings or "generator" not in name}
     method = Sapt(Settings(**{**plain, "reflects": "generated", **settings}))
-    return begin(small.stream(4), method, small.loaded(), small.BUDGET, seed=1), method
+    return make_learner(small.stream(4), method, small.loaded(), small.BUDGET, seed=1), method
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
     learner, method = begun(kind, of=tasks(3), stored=2)
-    ran = run(learner, method)
+    ran = run_stream(learner, method)
     kept = method.kept
     written = [stand_ins.inputs(kept, task) for task in range(3)]
     assert all(one and len(one) <= 2 for one in written[:2])
@@ -47,7 +47,7 @@ def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
     assert len(ran.found["matrix"]) > 3
     texts = sum(len(kept.tensors[f"texts/{task}"]) for task in range(2))
     targets = sum(4 * (task + 1) for task in range(3))
-    assert stored(learner, method)["bytes_stored"] == texts + targets
+    assert memory_cost(learner, method)["bytes_stored"] == texts + targets
 
 
 def test_a_vector_is_that_of_the_prompt_that_a_row_would_be() -> None:
@@ -60,7 +60,7 @@ def test_a_vector_is_that_of_the_prompt_that_a_row_would_be() -> None:
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     learner, method = begun(of=tasks(3), stored=2)
-    whole = run(learner, method, folder=tmp_path / "whole").found["matrix"]
+    whole = run_stream(learner, method, folder=tmp_path / "whole").found["matrix"]
 
     def stop(_: Learner, learnt: int) -> None:
         if learnt == 2:
@@ -68,9 +68,9 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
     learner, method = begun(of=tasks(3), stored=2)
     with pytest.raises(KeyboardInterrupt):
-        run(learner, method, folder=tmp_path / "part", on_task=stop)
+        run_stream(learner, method, folder=tmp_path / "part", on_task=stop)
     learner, method = begun(of=tasks(3), stored=2)
-    assert run(learner, method, folder=tmp_path / "part", resume=True).found["matrix"] == whole
+    assert run_stream(learner, method, folder=tmp_path / "part", resume=True).found["matrix"] == whole
 
 
 def test_a_generator_that_writes_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_encoders_cannot_write() -> None:
 
 def test_a_tokenizer_that_cannot_write_the_mark_is_refused() -> None:
     method = Sapt(Settings(**SMALL, reflects="generated"))
-    learner = begin(tasks(), method, loaded("t5"), begun()[0].budget, seed=1)
+    learner = make_learner(tasks(), method, loaded("t5"), begun()[0].budget, seed=1)
     with pytest.raises(
         UserError, match=r"^reflects: 'generated' needs a tokenizer that can write __inp__, .* pseudo=DIR$"
     ):
@@ -107,7 +107,7 @@ def test_pseudo_samples_of_files_stand_for_tasks_of_classification(tmp_path: Pat
         texts = [" ".join(one) for one in named.train.texts]  # type: ignore[union-attr]
         published(tmp_path, named.name, *texts)
     learner, method = classes(pseudo=str(tmp_path), stored=3)
-    run(learner, method)
+    run_stream(learner, method)
     for task in range(len(stream)):
         written = stand_ins.inputs(method.kept, task)
         assert written is not None

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from regard.continual.pseudo.generator import Recipe, write
-from regard.continual.pseudo.packing import told_by_the_first
+from regard.continual.pseudo.packing import broadcast_from_main
 from tests.continual.pseudo.small_pseudo import begun, tasks, texts
 
 
@@ -20,7 +20,7 @@ def main(out: Path) -> None:
     method.place(learner, 0)
     found = write(texts(learner), 0, 4, Recipe(steps=10, rate=2e-2, batch=8))
     rank = dist.get_rank()
-    told = told_by_the_first([f"{rank} says é"] * (rank + 1), torch.device("cpu"))
+    told = broadcast_from_main([f"{rank} says é"] * (rank + 1), torch.device("cpu"))
     (out / f"found-{rank}.json").write_text(json.dumps({"written": found, "told": told}))
     dist.destroy_process_group()
 

@@ -11,8 +11,8 @@ import pandas as pd
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.report import charts, labels
-from regard.report.panels import Panel, line, panel, thin
-from regard.runs.intervals import quantile
+from regard.report.panels import Panel, line, panel, thin_indices
+from regard.runs.intervals import t_value
 
 SHOWN_TASKS = 12
 """The most tasks with a panel of their own."""
@@ -80,7 +80,7 @@ def _curves(matrix: pd.DataFrame, setting: str) -> list[Panel]:
     if learn_tables.count_tasks(matrix) > 1:
         lost = _panel("Forgotten so far", "points, mean over old tasks", lost_so_far(rows), told)
     each = []
-    for index in thin(max(len(names) - 1, 0), SHOWN_TASKS):
+    for index in thin_indices(max(len(names) - 1, 0), SHOWN_TASKS):
         ours = rows[rows["position"] == index + 1].rename(columns={"score": "value"})
         place = "" if names[index] == f"Task {index + 1}" else f"task {index + 1}, "
         each += _panel(names[index], f"{place}score, %", ours, told)
@@ -109,7 +109,7 @@ def _panel(caption: str, note: str, rows: pd.DataFrame, told: Sequence[tuple[str
     for name, _, _ in told:
         ours = rows[rows["method"] == name].groupby("after_task", sort=True)["value"].agg(["mean", "std", "count"])
         half = [
-            quantile(int(n) - 1) * float(deviation) / math.sqrt(n) if n > 1 and bands else math.nan
+            t_value(int(n) - 1) * float(deviation) / math.sqrt(n) if n > 1 and bands else math.nan
             for deviation, n in zip(ours["std"], ours["count"], strict=True)
         ]
         points += line("after", name, [float(after) for after in ours.index], ours["mean"].tolist(), "", half)
@@ -122,7 +122,7 @@ def dots(
     """One panel of dots, none without two of them; beyond `DOTS` they are thinned evenly."""
     drawn = {name for name, _, _ in told}
     found = [dict(point) for point in points if point["series"] in drawn]
-    kept = [found[i] for i in thin(len(found), DOTS)]
+    kept = [found[i] for i in thin_indices(len(found), DOTS)]
     return panel(caption, note, axis, kept, told) if len(kept) > 1 else []
 
 
@@ -144,7 +144,7 @@ def metric_panels(metrics: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
         for (method, seed, order), row in wide.iterrows():
             what = names.get((int(seed), str(order)), f"seed {seed}")
             x, y = float(row.get("fgt", math.nan)), float(row.get("ap", math.nan))
-            shown = f"FGT {learn_metrics.fixed(x)}, AP {learn_metrics.fixed(y)}"
+            shown = f"FGT {learn_metrics.format_fixed(x)}, AP {learn_metrics.format_fixed(y)}"
             points += dot(str(method), what, x, y, shown)
         note = f"AP (%) over FGT (points), {learn_tables.SETTINGS[setting]}"
         found += dots("Kept and forgotten", note, "FGT, points", points, told)
@@ -158,7 +158,7 @@ def cost_panels(totals: pd.DataFrame, matrix: pd.DataFrame, scores: Mapping[str,
         points = []
         for method, row in totals.iterrows():
             x, y = float(row[column]) / scale, scores.get(str(method), math.nan)
-            shown = f"{labels.number(x, 3)} {unit}, {name} {learn_metrics.fixed(y)}"
+            shown = f"{labels.number(x, 3)} {unit}, {name} {learn_metrics.format_fixed(y)}"
             points += dot(str(method), "mean over runs", x, y, shown)
         if len({point["x"] for point in points}) > 1:
             found += dots(f"{name}, by {title}", f"over {unit}", unit, points, told)

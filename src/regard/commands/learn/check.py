@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from regard.errors import check_choice
-from regard.runs.arguments import number
+from regard.runs.arguments import parse_number
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from regard.continual.guarding import Dropped
+    from regard.continual.guarding import ForgottenTask
 
 HELP = "Say whether old tasks of a run of learning have been forgotten."
 EXAMPLES = """examples:
@@ -40,15 +40,15 @@ def run(given: argparse.Namespace) -> int:
     """1 if a task has dropped, else 0; every old task is told of, or why there is none."""
     from rich.console import Console
 
-    from regard.commands.learn.result import Learning
-    from regard.continual.guarding import drops, nothing_to_check
-    from regard.continual.metrics import Setting
+    from regard.commands.learn.result import LearnResult
+    from regard.continual.guarding import find_drops, nothing_to_check
+    from regard.continual.metrics import Scenario
 
-    margin = float(number(given.margin, float, "--margin"))
-    check_choice("setting", given.setting, get_args(Setting))
-    scores = Learning.load(given.run).matrix
+    margin = float(parse_number(given.margin, float, "--margin"))
+    check_choice("setting", given.setting, get_args(Scenario))
+    scores = LearnResult.load(given.run).matrix
     methods = list(scores["method"].unique())
-    found = sorted(drops(scores, margin, setting=given.setting), key=lambda one: methods.index(one.method))
+    found = sorted(find_drops(scores, margin, setting=given.setting), key=lambda one: methods.index(one.method))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)  # a log has no edge, and a verdict must not be cut
@@ -64,12 +64,12 @@ def run(given: argparse.Namespace) -> int:
     return int(dropped > 0)
 
 
-def _table(found: Sequence[Dropped]) -> Table:
+def _table(found: Sequence[ForgottenTask]) -> Table:
     """A line for each old task."""
     from rich.table import Table
     from rich.text import Text
 
-    from regard.commands.learn.metrics import fixed
+    from regard.commands.learn.metrics import format_fixed
 
     several = len({(one.stream, one.method) for one in found}) > 1
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -80,6 +80,8 @@ def _table(found: Sequence[Dropped]) -> Table:
     table.add_column("verdict", no_wrap=True, min_width=len("verdict"))
     for one in found:
         names = (one.method, one.task) if several else (one.task,)
-        scores = [fixed(value, 1) for value in (one.before, one.after, one.drop)]
-        table.add_row(*map(Text, (*names, *scores, f"{fixed(one.low, 1)} to {fixed(one.high, 1)}", one.verdict)))
+        scores = [format_fixed(value, 1) for value in (one.before, one.after, one.drop)]
+        table.add_row(
+            *map(Text, (*names, *scores, f"{format_fixed(one.low, 1)} to {format_fixed(one.high, 1)}", one.verdict))
+        )
     return table

@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 from regard.errors import UserError
 from regard.runs.arguments import (
     add_fields,
-    check_work,
-    given_fields,
-    is_first,
-    number,
-    of_model,
-    tell,
-    work_beside,
+    check_work_dir,
+    default_work_dir,
+    is_main_process,
+    model_slug,
+    parse_given_fields,
+    parse_number,
+    print_summary,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from regard.commands.learn.config import Course
+    from regard.commands.learn.config import LearnConfig
     from regard.commands.learn.run import Progress
 
 HELP = "Learn task after task, and see what is kept of each."
@@ -87,40 +87,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_course(parser: argparse.ArgumentParser) -> None:
     """One option for each field of a course, unset unless it is given."""
-    from regard.commands.learn.config import Course
+    from regard.commands.learn.config import LearnConfig
 
     group = parser.add_argument_group("course", BY_SCALE)
-    add_fields(group, Course, "course", without=OTHERWISE)
+    add_fields(group, LearnConfig, "course", without=OTHERWISE)
 
 
-def given_course(given: argparse.Namespace) -> tuple[Course, list[int]]:
+def given_course(given: argparse.Namespace) -> tuple[LearnConfig, list[int]]:
     """What is to be learnt and how, and with which seeds, from options and file. Raises UserError."""
-    from regard.commands.learn.config import Course, each_method, parsed, seeds_of
+    from regard.commands.learn.config import LearnConfig, parse_field, parse_seeds, split_methods
 
-    changes = given_fields(given, "course", parsed)
+    changes = parse_given_fields(given, "course", parse_field)
     if given.stream is not None:
         changes["stream"] = given.stream
-    base = Course() if given.config is None else Course.from_file(given.config)
+    base = LearnConfig() if given.config is None else LearnConfig.from_file(given.config)
     course = base.with_(**changes)
-    each_method(course)
+    split_methods(course)
     if given.seeds is not None:
-        return course, [int(number(part, int, "--seeds")) for part in given.seeds.split(",")]
-    return course, [*(seeds_of(given.config) if given.config is not None else ())] or [course.seed]
+        return course, [int(parse_number(part, int, "--seeds")) for part in given.seeds.split(",")]
+    return course, [*(parse_seeds(given.config) if given.config is not None else ())] or [course.seed]
 
 
 def run(given: argparse.Namespace) -> None:
     """Learn, print, write; everything that can be refused is refused before."""
     course, seeds = given_course(given)
-    from regard.commands.learn.run import can_go_on, learn
-    from regard.runs.folder import check_free
+    from regard.commands.learn.run import can_resume, learn
+    from regard.runs.folder import check_output_dir
 
-    named = f"{of_model(Path(course.stream).stem)}-{of_model(course.method)}"
+    named = f"{model_slug(Path(course.stream).stem)}-{model_slug(course.method)}"
     out = given.out or Path("runs") / f"learn-{named}"
-    work = work_beside(out)
-    if is_first():
+    work = default_work_dir(out)
+    if is_main_process():
         _check_unfinished(out, work, given)
-        check_free(out, overwrite=given.overwrite, verb="learn")
-        check_work(work, work.exists(), given)
+        check_output_dir(out, overwrite=given.overwrite, verb="learn")
+        check_work_dir(work, work.exists(), given)
     try:
         with _progress() as on_progress:
             found = learn(
@@ -131,28 +131,28 @@ def run(given: argparse.Namespace) -> None:
                 keep_models=not given.no_models,
                 on_progress=on_progress,
             )
-        if not is_first():
+        if not is_main_process():
             return
         replace(found, record={**found.record, "command": given.line}).save(out, overwrite=given.overwrite)
     except KeyboardInterrupt:
-        if not can_go_on(work):
+        if not can_resume(work):
             raise
         raise UserError(
             f"interrupted; what was learnt is kept in {work}: the same command with --resume goes on"
         ) from None
     finally:
-        if is_first() and not can_go_on(work):
+        if is_main_process() and not can_resume(work):
             _clear(work)
     _clear(work)
-    tell(found.summary(), out)
+    print_summary(found.summary(), out)
 
 
 def _check_unfinished(out: Path, work: Path, given: argparse.Namespace) -> None:
     """Nothing, or a UserError: a run is to be gone on with that is finished."""
-    from regard.commands.learn.run import can_go_on
-    from regard.runs.folder import RECORD
+    from regard.commands.learn.run import can_resume
+    from regard.runs.folder import RESULTS
 
-    if given.resume and not given.overwrite and (out / RECORD).is_file() and not can_go_on(work):
+    if given.resume and not given.overwrite and (out / RESULTS).is_file() and not can_resume(work):
         raise UserError(
             f"--resume: the run in {out} is finished, there is nothing to resume; choose another folder with --out, "
             "or begin again with --overwrite"
@@ -178,7 +178,7 @@ def _progress() -> Iterator[Callable[[Progress], None] | None]:
     from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
-    if not is_first():
+    if not is_main_process():
         yield None
         return
     clock = Clock()
@@ -202,7 +202,7 @@ def with_protocols(console: Console, show: Callable[[Progress], None]) -> Callab
     That is told by each run before its first task; the files are not read again for it.
     """
     from regard.commands.learn.one_run import PROTOCOLS
-    from regard.data.text_streams import told as in_words
+    from regard.data.text_streams import explain as in_words
 
     said: set[str] = set()
 
@@ -220,18 +220,18 @@ def with_protocols(console: Console, show: Callable[[Progress], None]) -> Callab
 
 def _line(clock: Clock, told: Progress) -> None:
     """Say that a task is learnt."""
-    from regard.commands.learn.run import LEARNT
+    from regard.commands.learn.run import TASK_END
 
     clock.tick(told)
-    if told.told.stage == LEARNT:
+    if told.told.stage == TASK_END:
         print(clock.said(told), file=sys.stderr, flush=True)
 
 
 def finished(told: Progress) -> int:
     """How many tasks of all runs are done."""
-    from regard.commands.learn.run import LEARNT
+    from regard.commands.learn.run import TASK_END
 
-    return (told.run - 1) * told.tasks + told.told.position - (told.told.stage != LEARNT)
+    return (told.run - 1) * told.tasks + told.told.position - (told.told.stage != TASK_END)
 
 
 class Clock:

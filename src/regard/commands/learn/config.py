@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
 from regard.runs import config as settings
-from regard.runs.config import LARGEST_SEED, option
+from regard.runs.config import LARGEST_SEED, config_field
 
 if TYPE_CHECKING:
     from regard.continual.method import Method
-    from regard.continual.stage import Budget
+    from regard.continual.stage import TrainingBudget
     from regard.data.stream import Stream
 
 _ALL_ROWS: dict[str, Any] = {
@@ -65,9 +65,9 @@ PUBLISHED_SEEDS = (508, 39, 123, 4536, 67)
 """The seeds of arXiv 2410.05648."""
 SAPT_SEED = 42
 """The seed of arXiv 2401.08295."""
-GIVEN = "given"
+AS_GIVEN = "given"
 """The order of a `Stream` that is given, as it is; one by its name has none."""
-FREE = frozenset({"micro_batch", "checkpoint_every", "data"})
+RESUMABLE_FIELDS = frozenset({"micro_batch", "checkpoint_every", "data"})
 """Fields in which a run that goes on may differ from what it was.
 
 They change no number but by rounding; where something is dropped out, `micro_batch` also what that is.
@@ -75,56 +75,64 @@ They change no number but by rounding; where something is dropped out, `micro_ba
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class LearnConfig:
     """Everything that a run of `regard learn` depends on. Each field is an option of the command line.
 
     What is None where `SCALES` has a value becomes that of the `scale`. Raises UserError for values that cannot be.
     """
 
-    stream: str = option("stdlib-split", "stream by its name, or a table or folder of your own")
-    method: str = option("prescale", "method by its name, or several apart by commas (default: prescale)")
-    model: str = option("minilm", "hub id, folder, or minilm, the embedded one (default: minilm)")
-    data: str | None = option(None, "folder of published files (default: $REGARD_DATA, else the hub)")
-    order: str = option(
+    stream: str = config_field("stdlib-split", "stream by its name, or a table or folder of your own")
+    method: str = config_field("prescale", "method by its name, or several apart by commas (default: prescale)")
+    model: str = config_field("minilm", "hub id, folder, or minilm, the embedded one (default: minilm)")
+    data: str | None = config_field(None, "folder of published files (default: $REGARD_DATA, else the hub)")
+    order: str = config_field(
         "random", "paper (or 1), a number the stream knows it by, random (by the seed; default), or tasks as 2-0-1"
     )
-    seed: int = option(508, "of rows, order, weights and batches", least=0, most=LARGEST_SEED)
-    scale: str = option("laptop", f"what rows, lengths, epochs and rates are: {', '.join(SCALES)} (default: laptop)")
-    protocol: str = option("clean", "clean, or paper: nothing in common between splits is dropped")
-    form: str = option(
+    seed: int = config_field(508, "of rows, order, weights and batches", least=0, most=LARGEST_SEED)
+    scale: str = config_field(
+        "laptop", f"what rows, lengths, epochs and rates are: {', '.join(SCALES)} (default: laptop)"
+    )
+    protocol: str = config_field("clean", "clean, or paper: nothing in common between splits is dropped")
+    form: str = config_field(
         "auto", "what is learnt: labels, text (answers are written), or auto (the first that the stream has)"
     )
-    missing: str = option("refuse", "tasks whose files are not there: refuse, or skip")
-    instructions: bool = option(False, "put the task's definition before each text, where labels are learnt")
-    rows: int | None = option(None, "training rows a class, at most")
-    eval_rows: int | None = option(None, "test rows a task, at most, and as many dev rows")
-    length: int | None = option(None, "tokens of a text, at most", least=4)
-    target_length: int | None = option(None, "tokens of an answer that is written, at most")
-    batch: int | None = option(None, "rows an update")
-    micro_batch: int | None = option(None, "rows a forward (default: all)")
-    epochs: int | None = option(None, "epochs of training everything")
-    most_steps: tuple[str, ...] | None = option(
+    missing: str = config_field("refuse", "tasks whose files are not there: refuse, or skip")
+    instructions: bool = config_field(False, "put the task's definition before each text, where labels are learnt")
+    rows: int | None = config_field(None, "training rows a class, at most")
+    eval_rows: int | None = config_field(None, "test rows a task, at most, and as many dev rows")
+    length: int | None = config_field(None, "tokens of a text, at most", least=4)
+    target_length: int | None = config_field(None, "tokens of an answer that is written, at most")
+    batch: int | None = config_field(None, "rows an update")
+    micro_batch: int | None = config_field(None, "rows a forward (default: all)")
+    epochs: int | None = config_field(None, "epochs of training everything")
+    most_steps: tuple[str, ...] | None = config_field(
         None, "steps of a stage on a task's own rows, at most, each TASK=STEPS; none"
     )
-    learning_rate: float | None = option(None, "of training everything, at its peak", above=0)
-    schedule: str | None = option(None, "of the learning rate after the warm-up: linear (to 0), or constant")
-    warmup: float | None = option(None, "share of a stage's steps in which the learning rate grows", least=0, most=1)
-    weight_decay: float | None = option(None, "AdamW's, of matrices", least=0)
-    search: str | None = option(None, "learning rates apart by commas, of which the first task's dev rows choose")
-    select: str = option("dev", "rows that choose: dev (test rows are refused)")
-    probing_epochs: int | None = option(None, "epochs of training the head alone")
-    probing_rate: float | None = option(None, "learning rate of the head alone", above=0)
-    precision: str | None = option(None, "float32, or bfloat16 (autocast)")
-    head: str | None = option(None, "labels (a text's state against those of the labels' words), or none: the method's")
-    lora: int | None = option(None, "rank of low-rank adapters that are trained in place of the model")
-    set: tuple[str, ...] = option((), "settings of the method, each NAME=VALUE")
-    diagnosed: int = option(32, "dev rows a task for sinks, interference and gates; 0: nothing is diagnosed", least=0)
-    checkpoint_every: int | None = option(None, "steps between two checkpoints within a task (default: none)")
+    learning_rate: float | None = config_field(None, "of training everything, at its peak", above=0)
+    schedule: str | None = config_field(None, "of the learning rate after the warm-up: linear (to 0), or constant")
+    warmup: float | None = config_field(
+        None, "share of a stage's steps in which the learning rate grows", least=0, most=1
+    )
+    weight_decay: float | None = config_field(None, "AdamW's, of matrices", least=0)
+    search: str | None = config_field(None, "learning rates apart by commas, of which the first task's dev rows choose")
+    select: str = config_field("dev", "rows that choose: dev (test rows are refused)")
+    probing_epochs: int | None = config_field(None, "epochs of training the head alone")
+    probing_rate: float | None = config_field(None, "learning rate of the head alone", above=0)
+    precision: str | None = config_field(None, "float32, or bfloat16 (autocast)")
+    head: str | None = config_field(
+        None, "labels (a text's state against those of the labels' words), or none: the method's"
+    )
+    lora: int | None = config_field(None, "rank of low-rank adapters that are trained in place of the model")
+    set: tuple[str, ...] = config_field((), "settings of the method, each NAME=VALUE")
+    diagnosed: int = config_field(
+        32, "dev rows a task for sinks, interference and gates; 0: nothing is diagnosed", least=0
+    )
+    checkpoint_every: int | None = config_field(None, "steps between two checkpoints within a task (default: none)")
 
     def __post_init__(self) -> None:
         """Check each value, and take from the scale what is not said."""
         for one in fields(self):
-            object.__setattr__(self, one.name, settings.checked(Course, one, getattr(self, one.name)))
+            object.__setattr__(self, one.name, settings.validate_field(LearnConfig, one, getattr(self, one.name)))
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in allowed:
@@ -168,13 +176,13 @@ class Course:
         """What the method is called in tables: its name, and what is set."""
         return " ".join([self.method, *self.set])
 
-    def budget(self, rate: float | None = None) -> Budget:
+    def budget(self, rate: float | None = None) -> TrainingBudget:
         """What each task is trained with."""
-        from regard.continual.stage import Budget
+        from regard.continual.stage import TrainingBudget
 
-        named = {one.name for one in fields(Budget)} & {one.name for one in fields(self)} - {"most_steps"}
+        named = {one.name for one in fields(TrainingBudget)} & {one.name for one in fields(self)} - {"most_steps"}
         said = {name: getattr(self, name) for name in named}
-        return Budget(**said, most_steps=self.limits, rate=rate or self.rates[0])
+        return TrainingBudget(**said, most_steps=self.limits, rate=rate or self.rates[0])
 
     def unused_rate(self) -> list[str]:
         """What to say where a learning rate is asked for that the method is not trained at; nothing where it is."""
@@ -218,9 +226,9 @@ class Course:
         if self.most_steps != SCALES[self.scale]["most_steps"] and (other := set(self.limits).difference(there)):
             raise UserError(f"most-steps: expected tasks of {stream.name} ({', '.join(there)}), got {min(other)!r}")
 
-    def with_(self, **changes: Any) -> Course:
+    def with_(self, **changes: Any) -> LearnConfig:
         """The course with some fields changed; what its scale gave becomes what that of the new one gives."""
-        return Course.from_dict({**self.said(), **changes})
+        return LearnConfig.from_dict({**self.said(), **changes})
 
     def said(self) -> dict[str, Any]:
         """Every field by name but those that are as the scale has them."""
@@ -234,38 +242,38 @@ class Course:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> Course:
+    def from_dict(cls, said: Mapping[str, Any]) -> LearnConfig:
         """The course that a file states. Raises UserError for unknown fields."""
         return cls(**_known(said))
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Course:
+    def from_file(cls, path: str | Path) -> LearnConfig:
         """The course in a run's folder, in the file that it has written there, or in a JSON object of fields."""
         return cls.from_dict(settings.read_file(path, verb="learn", field="course"))
 
 
-def seeds_of(path: str | Path) -> tuple[int, ...]:
+def parse_seeds(path: str | Path) -> tuple[int, ...]:
     """The seeds of the runs that a run's folder or file tells of; none where it has fields of a course alone."""
     runs = settings.read_object(path, verb="learn").get("runs", ())
     return tuple(dict.fromkeys(int(run["seed"]) for run in runs))
 
 
-def names() -> tuple[str, ...]:
+def field_names() -> tuple[str, ...]:
     """The fields of a course."""
-    return tuple(one.name for one in fields(Course))
+    return tuple(one.name for one in fields(LearnConfig))
 
 
-def parsed(name: str, text: str) -> Any:
+def parse_field(name: str, text: str) -> Any:
     """The value of a field that a text states, as `--name TEXT` does. Raises UserError."""
-    return settings.parsed(Course, name, text, "course")
+    return settings.parse_field(LearnConfig, name, text, "course")
 
 
-def each_method(course: Course) -> list[Course]:
+def split_methods(course: LearnConfig) -> list[LearnConfig]:
     """The course for each of its methods: equal in everything else.
 
     Of `set` each has what it knows; what none knows is refused. Raises UserError.
     """
-    from regard.continual.method import meant
+    from regard.continual.method import suggest
     from regard.continual.methods import method_named
 
     wanted = [name.strip() for name in course.method.split(",") if name.strip()]
@@ -275,7 +283,7 @@ def each_method(course: Course) -> list[Course]:
     every = {one for known in kinds.values() for one in known}
     for name, _ in map(_pair, course.set if len(wanted) > 1 else ()):
         if name not in every:
-            raise UserError(f"set: none of {', '.join(wanted)} has a setting {name}{meant(name, sorted(every))}")
+            raise UserError(f"set: none of {', '.join(wanted)} has a setting {name}{suggest(name, sorted(every))}")
     found = []
     for name, known in kinds.items():
         own = course.set if len(wanted) == 1 else tuple(said for said in course.set if _pair(said)[0] in known)
@@ -284,7 +292,7 @@ def each_method(course: Course) -> list[Course]:
     return found
 
 
-def _check_head(course: Course) -> None:
+def _check_head(course: LearnConfig) -> None:
     """Nothing, or a UserError: the settings of the method cannot be, or it cannot have the head that is asked for."""
     own = course.make_method().head
     if course.head is not None and own != "linear":
@@ -312,7 +320,7 @@ def _limits(most_steps: tuple[str, ...]) -> dict[str, int]:
 
 
 def _known(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    unknown = sorted(set(said) - set(names()))
+    unknown = sorted(set(said) - set(field_names()))
     if unknown:
-        raise UserError(f"course: there is no field {unknown[0]}; allowed are {', '.join(names())}")
+        raise UserError(f"course: there is no field {unknown[0]}; allowed are {', '.join(field_names())}")
     return said

@@ -10,8 +10,8 @@ from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn.metrics import Estimate
 from regard.report import html as markup
 from regard.report import labels
-from regard.report.panels import column
-from regard.report.words import duration
+from regard.report.panels import numeric_column
+from regard.report.words import format_duration
 
 _NUMBERS = {
     "seconds": "sum",
@@ -44,7 +44,7 @@ def totals(cost: pd.DataFrame) -> pd.DataFrame:
     `whole_seconds` are those of training (`seconds`) and those around it (`hook_seconds`), where these are known.
     """
     keys = [key for key in ("method", "seed", "order") if key in cost]
-    numbers = pd.DataFrame({name: column(cost, name) for name in _NUMBERS}, index=cost.index)
+    numbers = pd.DataFrame({name: numeric_column(cost, name) for name in _NUMBERS}, index=cost.index)
     runs = numbers.groupby([cost[key] for key in keys], sort=False)
     by_run = pd.DataFrame({name: _reduced(runs[name], how) for name, how in _NUMBERS.items()})
     found = by_run.groupby(level=0, sort=False).mean()
@@ -73,7 +73,7 @@ def table(found: pd.DataFrame, methods: Sequence[str], scores: Mapping[str, Esti
 
 
 def _time(seconds: float) -> str:
-    return "–" if pd.isna(seconds) else duration(float(seconds))
+    return "–" if pd.isna(seconds) else format_duration(float(seconds))
 
 
 def _flops(value: float) -> str:

@@ -114,7 +114,7 @@ def forgetting_over(rows: pd.DataFrame, matrix: pd.DataFrame, titles: Mapping[st
 
 def _dot(row: Mapping[Any, Any], title: str) -> list[dict[str, Any]]:
     value, lost = float(row["value"]), float(row["forgetting"])
-    shown = f"{title.lower()} {labels.number(value, 3)}, forgotten {learn_metrics.fixed(lost)}"
+    shown = f"{title.lower()} {labels.number(value, 3)}, forgotten {learn_metrics.format_fixed(lost)}"
     return dot(str(row["method"]), f"{row['task']}, seed {int(row['seed'])}", value, lost, shown)
 
 
@@ -123,8 +123,8 @@ def _note(pairs: pd.DataFrame) -> str:
     overall = learn_tables.correlation(pairs["value"].tolist(), pairs["forgetting"].tolist())
     inside = _within(pairs)
     parts = ["points forgotten until the end"]
-    parts += [f"r = {learn_metrics.fixed(overall)} over {len(pairs)} dots"] if math.isfinite(overall) else []
-    parts += [f"{learn_metrics.fixed(inside)} within methods"] if math.isfinite(inside) else []
+    parts += [f"r = {learn_metrics.format_fixed(overall)} over {len(pairs)} dots"] if math.isfinite(overall) else []
+    parts += [f"{learn_metrics.format_fixed(inside)} within methods"] if math.isfinite(inside) else []
     return ", ".join(parts)
 
 

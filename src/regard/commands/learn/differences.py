@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
-from regard.commands.learn.metrics import Difference, fixed
+from regard.commands.learn.metrics import Difference, format_fixed
 from regard.commands.learn.tables import SETTINGS, Tables
 from regard.commands.learn.words import signed
 from regard.report import html as markup
@@ -63,7 +63,7 @@ def verdict(one: Difference) -> str:
 
 def probability(p: float) -> str:
     """A p-value to three decimals; "–" for NaN."""
-    return "< 0.001" if p < 0.0005 else fixed(p, 3)
+    return "< 0.001" if p < 0.0005 else format_fixed(p, 3)
 
 
 def _fold(found: Sequence[tuple[str, str]]) -> str:

@@ -144,7 +144,7 @@ def _scores(method: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
     for place, name in enumerate(names, 1):
         if any(place in column for column in columns):
             cells = [given.get(place, "–")] if given else []
-            cells += [learn_metrics.fixed(column.get(place, math.nan), 1) for column in columns]
+            cells += [learn_metrics.format_fixed(column.get(place, math.nan), 1) for column in columns]
             lines.append((name, "", cells))
     head = ["Task", *(["Given block"] if given else []), *(title for _, _, title in _SCORES)]
     table = markup.values_table(head, lines, f"{method}, scores") if lines else ""

@@ -146,11 +146,11 @@ def ranked(methods: Sequence[str], scores: Mapping[str, Estimate]) -> list[str]:
 
 def level(methods: Sequence[str], scores: Mapping[str, Estimate]) -> list[str]:
     """Those of the methods whose mean is printed as that of the first one is, in the order of the scores."""
-    told = fixed(scores[methods[0]].mean)
-    return [name for name in scores if name in methods and fixed(scores[name].mean) == told]
+    told = format_fixed(scores[methods[0]].mean)
+    return [name for name in scores if name in methods and format_fixed(scores[name].mean) == told]
 
 
-def fixed(value: float, places: int = 2) -> str:
+def format_fixed(value: float, places: int = 2) -> str:
     """The number with so many decimals; "–" for NaN."""
     if not math.isfinite(value):
         return "–"
@@ -163,13 +163,13 @@ def shown(one: Estimate | None) -> str:
     if one is None:
         return "–"
     if not one.sure:
-        return fixed(one.mean)
+        return format_fixed(one.mean)
     up, down = one.high - one.mean, one.mean - one.low
     if abs(up - down) > 1e-6 * max(1.0, abs(up)):
-        return f"{fixed(one.mean)} ({spanned(one.low, one.high)})"
-    return f"{fixed(one.mean)} ± {fixed(up)}"
+        return f"{format_fixed(one.mean)} ({spanned(one.low, one.high)})"
+    return f"{format_fixed(one.mean)} ± {format_fixed(up)}"
 
 
 def spanned(low: float, high: float) -> str:
     """An interval, as in "90.51 to 91.33"."""
-    return f"{fixed(low)} to {fixed(high)}"
+    return f"{format_fixed(low)} to {format_fixed(high)}"

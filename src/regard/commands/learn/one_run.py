@@ -14,31 +14,32 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from regard.commands.learn.config import Course
+from regard.commands.learn.config import LearnConfig
 from regard.continual.diagnostics import diagnose
-from regard.continual.gate import shut
+from regard.continual.gate import find_closed_gates
 from regard.continual.interference import gradients_of, interference_table
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import Method
-from regard.continual.models import Deltas
+from regard.continual.models import TaskDeltas
 from regard.continual.network import INPUTS
-from regard.continual.pooled import BlockNetwork
+from regard.continual.pooled import AdapterNetwork
 from regard.continual.pseudo.quality import pseudo_rows
-from regard.continual.run import Told, begin, run
-from regard.continual.scoring import score
-from regard.continual.stage import Budget, OwnRate
+from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import ProgressEvent
+from regard.continual.scoring import score_task
+from regard.continual.stage import MethodLearningRate, TrainingBudget
 from regard.data.common_tokens import common_tokens
-from regard.data.splits import check_apart, check_selection
+from regard.data.splits import check_disjoint, check_selection
 from regard.data.stream import Stream, Task
-from regard.data.text_streams import difference
-from regard.models.classifier import without_decoder
+from regard.data.text_streams import describe_protocol_differences
+from regard.models.classifier import encoder_part
 from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory
-from regard.training.states import evaluating
+from regard.training.states import eval_mode
 
-LEARNT = "learnt"
+TASK_END = "learnt"
 """The stage that is told of when a task is done, and kept."""
 PROTOCOLS = "protocols"
 """The stage that is told of before the first task where the protocols differ: in its numbers is in what."""
@@ -49,15 +50,15 @@ MOST_NAMED = 5
 Row = dict[str, Any]
 
 
-def learnt_by(
-    course: Course,
+def run_method(
+    course: LearnConfig,
     stream: Stream,
     loaded: Loaded,
     *,
     states: Path,
     models: Path | None,
     resume: bool = False,
-    tell: Callable[[Told], None] | None = None,
+    tell: Callable[[ProgressEvent], None] | None = None,
 ) -> Row:
     """What one run gives: the rows of its tables by name, and what its record says.
 
@@ -70,24 +71,24 @@ def learnt_by(
     own = method.own_rate(course.budget())
     budget, tried = _budget(course, stream, loaded) if own is None else (course.budget(), [])
     learner = _begun(course, stream, method, loaded, budget)
-    if tell is not None and processes.first() and (numbers := difference(stream)):
-        tell(Told(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
-    deltas = None if models is None else Deltas(models)
-    with processes.together():
-        if deltas is not None and processes.first():
+    if tell is not None and processes.is_main_process() and (numbers := describe_protocol_differences(stream)):
+        tell(ProgressEvent(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
+    deltas = None if models is None else TaskDeltas(models)
+    with processes.raise_on_all_ranks():
+        if deltas is not None and processes.is_main_process():
             deltas.begin(learner, method, course.method)
     pairs: list[Row] = _interference(learner, course, learnt=0)
 
     def done(learner: Learner, learnt: int) -> None:
-        with processes.together():
-            if deltas is not None and processes.first():
+        with processes.raise_on_all_ranks():
+            if deltas is not None and processes.is_main_process():
                 deltas.keep(learner, learnt)
 
     def kept(learnt: int) -> None:
-        if tell is not None and processes.first():
-            tell(Told(learnt, stream.tasks[learnt - 1].name, LEARNT, 0, 0, {}))
+        if tell is not None and processes.is_main_process():
+            tell(ProgressEvent(learnt, stream.tasks[learnt - 1].name, TASK_END, 0, 0, {}))
 
-    ran = run(
+    ran = run_stream(
         learner,
         method,
         folder=states,
@@ -107,7 +108,7 @@ def learnt_by(
         "pseudo": pseudo_rows(learner, method, len(stream)) if course.diagnosed else [],
         "seconds": round(time.perf_counter() - began, 3),
         "peak_memory_mib": round(max(ran.peak, peak_memory(learner.device)), 1),
-        "tasks": digests(stream),
+        "tasks": task_hashes(stream),
         "device": str(learner.device),
         "parameters": sum(one.numel() for one in classifier.parameters()),
         "learning_rate": budget.rate if own is None else own.value,
@@ -119,7 +120,7 @@ def learnt_by(
     }
 
 
-def digests(stream: Stream) -> dict[str, dict[str, str]]:
+def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
     """The hash of each split of each task."""
     return {task.name: dict(task.sha256) for task in stream.tasks}
 
@@ -136,12 +137,12 @@ def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
     for row in gate:
         looks.setdefault(int(row["after_task"]), []).append(row)
     for learnt, rows in looks.items():
-        for task, weight in shut(rows, learnt, fresh=True).items():
+        for task, weight in find_closed_gates(rows, learnt, fresh=True).items():
             said = f"gate: the block of {task} got {weight:.2g} of its rows' weight; it was not learnt."
             found.append(f"{said} Open it: {_opening(method.settings)}")
             told.add(task)
     for learnt, rows in list(looks.items())[-1:]:
-        for task, weight in shut(rows, learnt, fresh=False).items():
+        for task, weight in find_closed_gates(rows, learnt, fresh=False).items():
             if task not in told:
                 said = f"gate: the block of {task} got {weight:.2g} of its rows' weight in the end; it is lost."
                 found.append(f"{said} Hold it: {_holding(method.settings)}")
@@ -152,7 +153,7 @@ def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
     return found
 
 
-def unlearnt(matrix: Sequence[Row], stream: Stream, own: OwnRate | None = None) -> list[str]:
+def unlearnt(matrix: Sequence[Row], stream: Stream, own: MethodLearningRate | None = None) -> list[str]:
     """What to say of tasks that were scored no better, when they had been learnt, than their commonest test label.
 
     `own`: the rate that the method is trained at, None: the budget's.
@@ -192,31 +193,33 @@ def _holding(settings: Any) -> str:
     return f"more than --set strength={settings.strength:g}, or gate=open"
 
 
-def _begun(course: Course, stream: Stream, method: Method, loaded: Loaded, budget: Budget) -> Learner:
+def _begun(course: LearnConfig, stream: Stream, method: Method, loaded: Loaded, budget: TrainingBudget) -> Learner:
     """A run before its first task, as its course has it."""
     lora = None if course.lora is None else {"rank": course.lora}
-    return begin(stream, method, loaded, budget, seed=course.seed, lora=lora, head=cast("HeadName | None", course.head))
+    return make_learner(
+        stream, method, loaded, budget, seed=course.seed, lora=lora, head=cast("HeadName | None", course.head)
+    )
 
 
-def _budget(course: Course, stream: Stream, loaded: Loaded) -> tuple[Budget, list[Row]]:
+def _budget(course: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[TrainingBudget, list[Row]]:
     """The budget, its learning rate chosen on the dev rows of the first task if there are several to choose from."""
     if len(course.rates) == 1:
         return course.budget(), []
     first = replace(stream, tasks=stream.tasks[:1], order=(0,))
-    check_apart(first.tasks[0])
+    check_disjoint(first.tasks[0])
     tried = []
     for rate in course.rates:
         method = course.make_method()
         learner = _begun(course, first, method, loaded, course.budget(rate))
-        run(learner, method)
+        run_stream(learner, method)
         tried.append(
-            {"learning_rate": rate, "score": score(learner, 0, learnt=1, split=check_selection(course.select)).til}
+            {"learning_rate": rate, "score": score_task(learner, 0, learnt=1, split=check_selection(course.select)).til}
         )
     best = max(tried, key=lambda one: one["score"])
     return course.budget(best["learning_rate"]), tried
 
 
-def _looking(course: Course, loaded: Loaded) -> Callable[[Learner, int], list[Row]]:
+def _looking(course: LearnConfig, loaded: Loaded) -> Callable[[Learner, int], list[Row]]:
     """What looks at sinks and over-smoothing on the dev rows of a task, of prompts in the part that reads them."""
     common = common_tokens(loaded.tokenizer)
 
@@ -231,7 +234,7 @@ def _looking(course: Course, loaded: Loaded) -> Callable[[Learner, int], list[Ro
 def _reader(learner: Learner) -> PreTrainedModel:
     """What reads texts: the encoder of a classifier; of a language model its encoder, or all below its head."""
     model = learner.network.classifier.encoder
-    return without_decoder(model) if learner.stream.text else model
+    return encoder_part(model) if learner.stream.text else model
 
 
 def _shown(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
@@ -241,16 +244,16 @@ def _shown(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[d
     network = learner.network
     for rows in batches:
         given = {name: rows[name] for name in INPUTS if name in rows}
-        if not isinstance(network, BlockNetwork) or network.lengthens:
+        if not isinstance(network, AdapterNetwork) or network.lengthens:
             yield given
             continue
-        with evaluating(network), torch.no_grad():
+        with eval_mode(network), torch.no_grad():
             weights = network.weights(rows)
         with network.pool.weighing(weights):
             yield given
 
 
-def _interference(learner: Learner, course: Course, *, learnt: int) -> list[Row]:
+def _interference(learner: Learner, course: LearnConfig, *, learnt: int) -> list[Row]:
     """The dot products of the gradients that the tasks' losses have in the encoder."""
     if not course.diagnosed or len(learner.stream) < 2:
         return []

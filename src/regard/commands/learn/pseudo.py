@@ -63,10 +63,10 @@ def qualities(table: pd.DataFrame, matrix: pd.DataFrame) -> str:
         lines = []
         for place in sorted({position for position, _ in means}):
             cells = [
-                learn_metrics.fixed(scale * means.get((place, name), math.nan), digits)
+                learn_metrics.format_fixed(scale * means.get((place, name), math.nan), digits)
                 for name, (_, scale, digits) in COLUMNS.items()
             ]
-            cells.append(learn_metrics.fixed(lost.get((method, place), math.nan), 1))
+            cells.append(learn_metrics.format_fixed(lost.get((method, place), math.nan), 1))
             lines.append((names[int(place) - 1], "", cells))
         parts.append(f"<h3>{escape(method)}</h3>" + markup.values_table(head, lines, f"{method}, pseudo samples"))
     return "".join(parts)

@@ -18,7 +18,7 @@ from regard.commands.learn.terminal import learn_summary
 from regard.continual import comparing, guarding, metrics
 from regard.errors import UserError
 from regard.runs import result as runs_result
-from regard.runs.folder import RECORD, writing
+from regard.runs.folder import RESULTS, atomic_folder
 from regard.runs.result import PAGE
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, repr=False)
-class Learning:
+class LearnResult:
     """What methods made of a stream: the accuracy matrix of every run, its cost, and what was diagnosed.
 
     `matrix`, `cost`, `diagnostics`, `interference`, `gate`, which is empty for methods without one, and `pseudo`, of
@@ -64,8 +64,8 @@ class Learning:
     interference: pd.DataFrame
     record: dict[str, Any]
     models: Path | None = field(default=None)
-    gate: pd.DataFrame = field(default_factory=lambda: table("gate", []))
-    pseudo: pd.DataFrame = field(default_factory=lambda: table("pseudo", []))
+    gate: pd.DataFrame = field(default_factory=lambda: make_table("gate", []))
+    pseudo: pd.DataFrame = field(default_factory=lambda: make_table("pseudo", []))
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -82,7 +82,7 @@ class Learning:
         """Differences between methods, paired by seed, see `regard.continual.comparing.differences`."""
         return comparing.differences(self.metrics)
 
-    def dropped(self, margin: float = 1.0) -> list[guarding.Dropped]:
+    def dropped(self, margin: float = 1.0) -> list[guarding.ForgottenTask]:
         """Tasks that have lost more than a margin since they were learnt, see `regard.continual.guarding.check`."""
         return guarding.check(self.matrix, margin=margin)
 
@@ -109,9 +109,9 @@ class Learning:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with tables, record, models and report page; whole or not at all."""
-        with writing(folder, overwrite=overwrite, verb=VERB) as place:
+        with atomic_folder(folder, overwrite=overwrite, verb=VERB) as place:
             text = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
-            (place / RECORD).write_text(text + "\n", encoding="utf-8")
+            (place / RESULTS).write_text(text + "\n", encoding="utf-8")
             for name in TABLES:
                 getattr(self, name).to_parquet(place / f"{name}.parquet", index=False)
             (place / PAGE).write_text(learn_page(self._tables, self.record), encoding="utf-8")
@@ -120,7 +120,7 @@ class Learning:
         return Path(folder)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Learning:
+    def load(cls, folder: str | Path) -> LearnResult:
         """The run in a folder. Raises UserError if it is not there, or not whole."""
         folder = Path(folder)
         record = read_record(folder)
@@ -146,7 +146,7 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     return runs_result.read_record(folder, verb=VERB, told="learning")
 
 
-def table(name: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def make_table(name: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Rows of a table with its columns, those that a row lacks null."""
     frame = pd.DataFrame(list(rows), columns=list(COLUMNS[name]))
     whole = [one for one in ("layer", "block") if one in frame]

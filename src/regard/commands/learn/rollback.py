@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from regard.commands.learn.result import MODELS, read_record
-from regard.continual.models import LINEAGE, export, rebuilt
+from regard.continual.models import LINEAGE, export, rebuild_network
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
-from regard.runs.folder import check_free
+from regard.runs.folder import check_output_dir
 
 
 def rollback(
@@ -31,7 +31,7 @@ def rollback(
     the tasks have changed is put on the model that the run began with, which is loaded by its name unless `model` is
     it. With `overwrite` it may take the place of another such model. Raises UserError.
     """
-    check_free(out, overwrite=overwrite, sign=LINEAGE)
+    check_output_dir(out, overwrite=overwrite, sign=LINEAGE)
     record = read_record(run)
     chosen = _chosen(record["runs"], method, seed)
     folder = Path(run) / MODELS / chosen["key"]
@@ -40,7 +40,7 @@ def rollback(
     learnt = _place(chosen["tasks"], task)
     texts = any("metric" in one for one in record["stream"]["tasks"])
     loaded = model or load(record["model"]["name"], dtype="float32", device="cpu", language_model=texts)
-    network, about = rebuilt(folder, learnt, loaded)
+    network, about = rebuild_network(folder, learnt, loaded)
     return export(network, loaded.tokenizer, about, out, overwrite=overwrite)
 
 

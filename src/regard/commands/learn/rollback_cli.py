@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from regard.runs.arguments import number, tell
+from regard.runs.arguments import parse_number, print_summary
 
 HELP = "Write a learnt model as it was after one of its tasks."
 EXAMPLES = """examples:
@@ -33,11 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Write the model, and say what it knows."""
-    seed = None if given.seed is None else int(number(given.seed, int, "--seed"))
+    seed = None if given.seed is None else int(parse_number(given.seed, int, "--seed"))
     from regard.commands.learn.rollback import rollback
     from regard.continual.models import LINEAGE
 
     out = rollback(given.run, given.task, given.out, method=given.method, seed=seed, overwrite=given.overwrite)
     lineage = json.loads((out / LINEAGE).read_text(encoding="utf-8"))
     names = [task["name"] for task in lineage["tasks"]]
-    tell(f"{lineage['base']} after {', '.join(names)} ({lineage['method']['name']})", out)
+    print_summary(f"{lineage['base']} after {', '.join(names)} ({lineage['method']['name']})", out)

@@ -16,22 +16,22 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
-from regard.commands.learn.config import FREE, GIVEN, Course, each_method
-from regard.commands.learn.one_run import LEARNT, Row, digests, learnt_by
-from regard.commands.learn.result import MODELS, TABLES, VERB, Learning, table
-from regard.continual.models import identified
-from regard.continual.run import Told
+from regard.commands.learn.config import AS_GIVEN, RESUMABLE_FIELDS, LearnConfig, split_methods
+from regard.commands.learn.one_run import TASK_END, Row, run_method, task_hashes
+from regard.commands.learn.result import MODELS, TABLES, VERB, LearnResult, make_table
+from regard.continual.models import with_model_hash
+from regard.continual.run_state import ProgressEvent
 from regard.data.stream import Stream
-from regard.data.stream_given import with_digests
+from regard.data.stream_given import with_row_hashes
 from regard.data.streams import parse_order
 from regard.data.text_task import TextTask
 from regard.errors import UserError
-from regard.models.pretrained import Loaded, given, load
+from regard.models.pretrained import Loaded, as_loaded, load
 from regard.runs import distributed as processes
 from regard.runs.journal import ENTRIES, Journal, check_same
 from regard.runs.provenance import now, regard_version, versions
 
-__all__ = ["DATA", "JOURNAL", "LEARNT", "STATES", "Progress", "can_go_on", "learn"]
+__all__ = ["DATA", "JOURNAL", "STATES", "TASK_END", "Progress", "can_resume", "learn"]
 
 DATA = "REGARD_DATA"
 """The environment variable that names the folder of published files where a course does not."""
@@ -44,7 +44,7 @@ OF_THE_STREAM = ("data", "protocol", "rows", "eval_rows", "form", "missing", "in
 class Progress:
     """How far a comparison is: the run at hand among all, how many tasks it has, and how far it is.
 
-    Once a task is learnt and scored, `told` has the stage `LEARNT`.
+    Once a task is learnt and scored, `told` has the stage `TASK_END`.
     """
 
     method: str
@@ -52,11 +52,11 @@ class Progress:
     run: int
     runs: int
     tasks: int
-    told: Told
+    told: ProgressEvent
 
 
 def learn(
-    stream: str | Stream | Course = "stdlib-split",
+    stream: str | Stream | LearnConfig = "stdlib-split",
     method: str | Sequence[str] | None = None,
     model: Any = None,
     *,
@@ -67,12 +67,13 @@ def learn(
     keep_models: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
     **changes: Any,
-) -> Learning:
+) -> LearnResult:
     """What methods make of a stream, task after task: a run for each method and seed, all with the same budget.
 
-    `stream` is a name, a table or folder of your own, a `Stream`, or a `Course` that says everything. `method` is a
-    name out of `regard.continual.methods.METHODS`, or several. `model` is a name, or a model with its `tokenizer`.
-    `changes` are fields of `Course`; without `order` a `Stream` comes in the order that it has, and a stream by its
+    `stream` is a name, a table or folder of your own, a `Stream`, or a `LearnConfig` that says everything. `method` is
+    a name out of `regard.continual.methods.METHODS`, or several. `model` is a name, or a model with its `tokenizer`.
+    `changes` are fields of `LearnConfig`; without `order` a `Stream` comes in the order that it has, and a stream by
+    its
     name in one that is drawn by the seed, as both do with "random". `work` is where finished runs, and the state of the
     one at hand, are kept: with `resume` a comparison that was broken off goes on there, to the same numbers. With
     `keep_models` what each task has changed of the model is kept there too, for `regard rollback`.
@@ -80,8 +81,8 @@ def learn(
     Under `accelerate launch` all processes train together, and each returns the same. Raises UserError.
     """
     course = _course(stream, method, model, changes)
-    courses = [replace(one, seed=seed) for seed in _seeds(seeds, course) for one in each_method(course)]
-    own = with_digests(stream) if isinstance(stream, Stream) else None
+    courses = [replace(one, seed=seed) for seed in _seeds(seeds, course) for one in split_methods(course)]
+    own = with_row_hashes(stream) if isinstance(stream, Stream) else None
     _together()
     with _folder(work) as place:
         streams = {seed: _stream(one, own) for seed, one in {one.seed: one for one in courses}.items()}
@@ -91,11 +92,11 @@ def learn(
         found = {key: journal[key] for key in map(_key, courses) if key in journal}
         for one in courses:
             if _key(one) in found:
-                check_same({"tasks": found[_key(one)]["tasks"]}, {"tasks": digests(streams[one.seed])})
+                check_same({"tasks": found[_key(one)]["tasks"]}, {"tasks": task_hashes(streams[one.seed])})
         for number, one in enumerate(courses):
             key, tell = _key(one), _telling(one, number, len(courses), len(streams[one.seed]), on_progress)
             if key not in found:
-                result = learnt_by(
+                result = run_method(
                     one,
                     streams[one.seed],
                     loaded,
@@ -104,17 +105,17 @@ def learn(
                     resume=resume,
                     tell=tell,
                 )
-                with processes.together():
-                    found[key] = journal.add(key, result) if processes.first() else result
-                if processes.first():
+                with processes.raise_on_all_ranks():
+                    found[key] = journal.add(key, result) if processes.is_main_process() else result
+                if processes.is_main_process():
                     shutil.rmtree(place / STATES / key, ignore_errors=True)
         models = place / MODELS if keep_models and work is not None and (place / MODELS).is_dir() else None
-        return Learning(
+        return LearnResult(
             **_tables(courses, streams, found), record=_record(course, courses, streams, loaded, found), models=models
         )
 
 
-def _course(stream: str | Stream | Course, method: Any, model: Any, changes: Mapping[str, Any]) -> Course:
+def _course(stream: str | Stream | LearnConfig, method: Any, model: Any, changes: Mapping[str, Any]) -> LearnConfig:
     """The course that is asked for."""
     said = dict(changes)
     if method is not None:
@@ -126,35 +127,35 @@ def _course(stream: str | Stream | Course, method: Any, model: Any, changes: Map
         said["model"] = model
     if said.get("order") is None:
         said.pop("order", None)
-        said |= {"order": GIVEN} if isinstance(stream, Stream) else {}
-    if isinstance(stream, Course):
+        said |= {"order": AS_GIVEN} if isinstance(stream, Stream) else {}
+    if isinstance(stream, LearnConfig):
         return stream.with_(**said)
     named = stream.name if isinstance(stream, Stream) else str(stream)
     if model is not None and not isinstance(model, str):
         said["model"] = getattr(model, "name", None) or type(model).__name__
-    return Course.from_dict({"stream": named, **said})
+    return LearnConfig.from_dict({"stream": named, **said})
 
 
-def _seeds(seeds: Any, course: Course) -> tuple[int, ...]:
+def _seeds(seeds: Any, course: LearnConfig) -> tuple[int, ...]:
     found = (course.seed,) if seeds is None else tuple(seeds) if isinstance(seeds, (list, tuple, range)) else ()
     if not found or any(found.count(one) > 1 for one in found):
         raise UserError(f"seeds: expected a list of whole numbers, at least one and each once, got {seeds!r}")
     return found
 
 
-def _loaded(course: Course, model: Any, tokenizer: Any, *, text: bool) -> Loaded:
+def _loaded(course: LearnConfig, model: Any, tokenizer: Any, *, text: bool) -> Loaded:
     """The model; with the head of a language model where tasks are from text to text."""
     if model is None or isinstance(model, str):
         return load(course.model, dtype="float32", language_model=text)
     call = "regard.learn(stream, method, model, tokenizer=tokenizer)"
-    return identified(given(model, tokenizer, to="teach", call=call))
+    return with_model_hash(as_loaded(model, tokenizer, to="teach", call=call))
 
 
-def _stream(course: Course, own: Stream | None) -> Stream:
+def _stream(course: LearnConfig, own: Stream | None) -> Stream:
     """The stream of a course; one that is given in its own order, or in that which the course says."""
     if own is None:
         found = course.read(os.environ.get(DATA) or None)
-    elif course.order == GIVEN:
+    elif course.order == AS_GIVEN:
         found = own
     else:
         found = own.ordered(parse_order(course.order, len(own), course.seed))
@@ -182,26 +183,32 @@ def _folder(work: str | Path | None) -> Iterator[Path]:
         yield Path(temporary)
 
 
-def _journal(place: Path, course: Course, loaded: Loaded, streams: Mapping[int, Stream], *, resume: bool) -> Journal:
+def _journal(
+    place: Path, course: LearnConfig, loaded: Loaded, streams: Mapping[int, Stream], *, resume: bool
+) -> Journal:
     """The finished runs of a comparison. Raises UserError if another course, stream or model began it."""
-    bound = {name: value for name, value in course.to_dict().items() if name not in {*FREE, "seed", "method", "set"}}
+    bound = {
+        name: value
+        for name, value in course.to_dict().items()
+        if name not in {*RESUMABLE_FIELDS, "seed", "method", "set"}
+    }
     tasks = sorted(task.name for task in next(iter(streams.values())).tasks)
     about = {"course": bound, "model": loaded.sha256, "tasks": tasks}
-    with processes.together():
-        if processes.first():
+    with processes.raise_on_all_ranks():
+        if processes.is_main_process():
             for part in () if resume else (JOURNAL, STATES, MODELS):
                 shutil.rmtree(place / part, ignore_errors=True)
             Journal(place / JOURNAL, about, resume=resume)
     return Journal(place / JOURNAL, about, resume=True)
 
 
-def can_go_on(work: Path) -> bool:
+def can_resume(work: Path) -> bool:
     """Whether a comparison that was broken off has left something there to go on with."""
     entries = work / JOURNAL / ENTRIES
     return entries.is_file() or any(one.is_file() for one in (work / STATES).rglob("*"))
 
 
-def _key(course: Course) -> str:
+def _key(course: LearnConfig) -> str:
     """The name of a run: letters, digits and signs that a folder may have."""
     return "-".join(
         "".join(c if c.isalnum() or c in "+=." else "-" for c in part) for part in (course.label, str(course.seed))
@@ -212,30 +219,32 @@ def _key(course: Course) -> str:
 
 
 def _telling(
-    course: Course, number: int, runs: int, tasks: int, on_progress: Callable[[Progress], None] | None
-) -> Callable[[Told], None] | None:
+    course: LearnConfig, number: int, runs: int, tasks: int, on_progress: Callable[[Progress], None] | None
+) -> Callable[[ProgressEvent], None] | None:
     if on_progress is None:
         return None
     return lambda told: on_progress(Progress(course.label, course.seed, number + 1, runs, tasks, told))
 
 
 def _tables(
-    courses: Sequence[Course], streams: Mapping[int, Stream], found: Mapping[str, Row]
+    courses: Sequence[LearnConfig], streams: Mapping[int, Stream], found: Mapping[str, Row]
 ) -> dict[str, pd.DataFrame]:
     """The tables of all runs, one under the other."""
     return {
-        name: table(name, [_named(one, streams[one.seed]) | row for one in courses for row in _rows(found, one, name)])
+        name: make_table(
+            name, [_named(one, streams[one.seed]) | row for one in courses for row in _rows(found, one, name)]
+        )
         for name in TABLES
     }
 
 
-def _rows(found: Mapping[str, Row], course: Course, name: str) -> list[Row]:
+def _rows(found: Mapping[str, Row], course: LearnConfig, name: str) -> list[Row]:
     """The rows of a table of a run; none where an earlier version, which had no such table, has made it."""
     rows: list[Row] = found[_key(course)].get(name, [])
     return rows
 
 
-def _named(course: Course, stream: Stream) -> Row:
+def _named(course: LearnConfig, stream: Stream) -> Row:
     """What each row of a run's tables says."""
     return {"stream": stream.name, "method": course.label, "seed": course.seed, "order": _order(stream)}
 
@@ -245,7 +254,11 @@ def _order(stream: Stream) -> str:
 
 
 def _record(
-    course: Course, courses: Sequence[Course], streams: Mapping[int, Stream], loaded: Loaded, found: Mapping[str, Row]
+    course: LearnConfig,
+    courses: Sequence[LearnConfig],
+    streams: Mapping[int, Stream],
+    loaded: Loaded,
+    found: Mapping[str, Row],
 ) -> dict[str, Any]:
     """Where the numbers come from."""
     stream = streams[courses[0].seed]

@@ -9,11 +9,11 @@ import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
-from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, fixed
+from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, format_fixed
 from regard.commands.learn.tables import SETTINGS, Tables
 from regard.report import labels
 from regard.report.key_figure import KeyFigure
-from regard.report.words import duration, number_of
+from regard.report.words import format_duration, metadata_number
 
 
 def title(matrix: pd.DataFrame, record: Mapping[str, Any]) -> str:
@@ -59,7 +59,7 @@ def _most(rivals: Sequence[str], scores: Mapping[str, Estimate]) -> str:
         f", before {name} with {learn_metrics.shown(scores[name])}" for name in rivals[len(level) :][:1]
     )
     if len(level) > 1:
-        return f"{listed(level)} end with the same AP, {fixed(best.mean)}{following}."
+        return f"{listed(level)} end with the same AP, {format_fixed(best.mean)}{following}."
     return f"{rivals[0]} keeps most, AP {learn_metrics.shown(best)}{following}; {between(best, scores[rivals[1]])}."
 
 
@@ -113,7 +113,9 @@ def _rest(tables: Tables, setting: str, rivals: Sequence[str]) -> list[str]:
     scores = learn_metrics.final(tables["summary"], setting)
     ours = learn_metrics.ranked([name for name in rivals if name in lost], lost)
     told = _extremes(ours, lost)
-    told += [f"joint, {REFERENCES['joint']}, reaches AP {fixed(scores['joint'].mean)}"] if "joint" in scores else []
+    told += (
+        [f"joint, {REFERENCES['joint']}, reaches AP {format_fixed(scores['joint'].mean)}"] if "joint" in scores else []
+    )
     return [f"{'; '.join(told)}."] if told else []
 
 
@@ -123,9 +125,13 @@ def _extremes(ours: Sequence[str], lost: Mapping[str, Estimate]) -> list[str]:
         return []
     most, least = learn_metrics.level(ours, lost), learn_metrics.level(ours[::-1], lost)
     if len(most) == len(ours):
-        return [f"{listed(most)} {_forgets(most)} {'the same, ' if most[1:] else ''}{fixed(lost[most[0]].mean)} points"]
+        return [
+            f"{listed(most)} {_forgets(most)} {'the same, ' if most[1:] else ''}"
+            f"{format_fixed(lost[most[0]].mean)} points"
+        ]
     return [
-        f"{listed(names)} {_forgets(names)} {how}, {fixed(lost[names[0]].mean)} points{' each' if names[1:] else ''}"
+        f"{listed(names)} {_forgets(names)} {how}, {format_fixed(lost[names[0]].mean)} points"
+        f"{' each' if names[1:] else ''}"
         for names, how in ((least, "least"), (most, "most"))
     ]
 
@@ -136,7 +142,7 @@ def _forgets(names: Sequence[str]) -> str:
 
 def signed(value: float) -> str:
     """The number with two decimals and its sign."""
-    text = fixed(value)
+    text = format_fixed(value)
     return f"+{text}" if value > 0 and text.strip("0.,") else text
 
 
@@ -198,7 +204,7 @@ def _best(title: str, end: str, order: Sequence[str], scores: Mapping[str, Estim
     label = f"{title}, {end}" if len(level) < len(order) else title
     if len(level) == 1:
         return KeyFigure(label, learn_metrics.shown(scores[order[0]]), order[0])
-    return KeyFigure(label, fixed(scores[order[0]].mean), f"the same: {listed(level)}")
+    return KeyFigure(label, format_fixed(scores[order[0]].mean), f"the same: {listed(level)}")
 
 
 def _size(matrix: pd.DataFrame, record: Mapping[str, Any]) -> list[KeyFigure]:
@@ -229,13 +235,13 @@ def measure(record: Mapping[str, Any]) -> str:
 
 
 def _time(record: Mapping[str, Any]) -> list[KeyFigure]:
-    seconds, memory = number_of(record, "cost", "seconds"), number_of(record, "cost", "peak_memory_mib")
+    seconds, memory = metadata_number(record, "cost", "seconds"), metadata_number(record, "cost", "peak_memory_mib")
     if seconds is None:
         return []
     device = labels.section(record, "cost").get("device")
     parts = [f"on {device}"] if device else []
     parts += [] if memory is None else [f"peak memory {labels.number(memory, 3)} MiB"]
-    return [KeyFigure("Time", duration(seconds), ", ".join(parts))]
+    return [KeyFigure("Time", format_duration(seconds), ", ".join(parts))]
 
 
 def about_matrix(matrix: pd.DataFrame, scored: str, *, left_out: bool) -> str:

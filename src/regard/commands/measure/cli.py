@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UserError
-from regard.runs.arguments import check_model, new_folder, number
+from regard.runs.arguments import check_model_folder, new_run_dir, parse_number
 
 HELP = "Measure what a model's attention does on some text, and write a report."
 EXAMPLES = """examples:
@@ -62,15 +62,15 @@ def run(given: argparse.Namespace) -> None:
         "bos": given.bos,
         "samples": given.samples,
         "length": given.length,
-        "epsilon": tuple(number(part, float, "--epsilon") for part in given.epsilon.split(",")),
+        "epsilon": tuple(parse_number(part, float, "--epsilon") for part in given.epsilon.split(",")),
         "layers": _layers(given.layers),
-        "batch_size": None if given.batch_size == "auto" else number(given.batch_size, int, "--batch-size"),
+        "batch_size": None if given.batch_size == "auto" else parse_number(given.batch_size, int, "--batch-size"),
         "seed": given.seed,
     }
     from regard.runs import distributed as processes
 
-    with processes.joined(), processes.together():
-        _measure(given, settings, given.out or new_folder("measure", given.model))
+    with processes.process_group(), processes.raise_on_all_ranks():
+        _measure(given, settings, given.out or new_run_dir("measure", given.model))
 
 
 def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> None:
@@ -78,23 +78,23 @@ def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> 
     from rich.console import Console
 
     from regard import models
-    from regard.commands.measure.run import Settings, measure
+    from regard.commands.measure.run import MeasureConfig, measure
     from regard.data import read_texts
     from regard.hooks import ReplacedModel
     from regard.runs import distributed as processes
-    from regard.runs.folder import check_free
+    from regard.runs.folder import check_output_dir
 
-    check_free(out, overwrite=given.overwrite, verb="measure")
-    Settings(statistics=given.statistics, **settings)
+    check_output_dir(out, overwrite=given.overwrite, verb="measure")
+    MeasureConfig(statistics=given.statistics, **settings)
     if given.text and given.input != "natural":
         raise UserError(
             f"--text: expected --input natural beside it, for {given.input} tokens are of no text; got --input "
             f"{given.input}"
         )
-    if given.text and "-" in given.text and processes.count() > 1:
+    if given.text and "-" in given.text and processes.world_size() > 1:
         raise UserError("--text: several processes cannot share standard input; expected files")
     texts = read_texts(given.text) if given.text else None
-    check_model(given.model)
+    check_model_folder(given.model)
     ReplacedModel.register()
     loaded = models.load(
         given.model,
@@ -104,9 +104,9 @@ def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> 
         trust_remote_code=given.trust_remote_code,
         seed=given.seed,
     )
-    with _progress(processes.first()) as on_batch:
+    with _progress(processes.is_main_process()) as on_batch:
         found = measure(loaded, texts=texts, statistics=given.statistics, on_batch=on_batch, **settings)
-    if processes.first():
+    if processes.is_main_process():
         found.save(out, overwrite=given.overwrite)
         console = Console(highlight=False)
         console.print(found.summary())

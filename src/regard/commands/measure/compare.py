@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.commands.measure.result import Measurements
+from regard.commands.measure.result import MeasureResult
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ def run(given: argparse.Namespace) -> None:
         raise UserError(f"expected different runs to compare, got {', '.join(map(str, given.runs))}")
     from rich.console import Console
 
-    from regard.commands.measure.result import Measurements
-    from regard.runs.folder import check_free_file, write_file
+    from regard.commands.measure.result import MeasureResult
+    from regard.runs.folder import check_output_file, write_file
 
     if given.out is not None:
-        check_free_file(given.out, overwrite=given.overwrite)
+        check_output_file(given.out, overwrite=given.overwrite)
         if given.out.suffix.lower() not in PAGES:
             raise UserError(f"--out: expected a name that ends in {' or '.join(PAGES)}, got {given.out}")
-    runs = {name: Measurements.load(run) for name, run in zip(_names(given.runs), given.runs, strict=True)}
+    runs = {name: MeasureResult.load(run) for name, run in zip(_names(given.runs), given.runs, strict=True)}
     table, page = compare(runs)
     console = Console(highlight=False)
     console.print(_rich(table))
@@ -97,7 +97,7 @@ def _rich(table: pd.DataFrame) -> RenderableType:
     return Group(shown, Text(means, style="italic"))
 
 
-def compare(runs: Mapping[str, Measurements]) -> tuple[pd.DataFrame, str]:
+def compare(runs: Mapping[str, MeasureResult]) -> tuple[pd.DataFrame, str]:
     """Runs side by side: a table with one column each (its notes in `.attrs["notes"]`), and a page."""
     table = comparison({name: (run.table, run.record) for name, run in runs.items()})
     page = comparison_page({name: (run.table, run.record, run.tokens) for name, run in runs.items()})

@@ -16,9 +16,9 @@ from regard.commands.measure.figure import figure as measure_figure
 from regard.commands.measure.page import page as measure_page
 from regard.commands.measure.terminal import summary as measure_summary
 from regard.errors import UserError
-from regard.runs.folder import RECORD, verb_of, writing
+from regard.runs.folder import RESULTS, atomic_folder, command_of
 from regard.runs.result import PAGE
-from regard.statistics.table import COLUMNS, check_statistic, selected
+from regard.statistics.table import COLUMNS, check_statistic, select_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ MATRICES = "mean_attention.safetensors"
 
 
 @dataclass(frozen=True)
-class Measurements:
+class MeasureResult:
     """What one run measured: a tidy table, where it came from, and what does not fit a table.
 
     `table` has the columns `COLUMNS`; `tokens` (`TOKEN_COLUMNS`) says on which tokens the sinks stood, if that was
@@ -47,7 +47,7 @@ class Measurements:
 
         `m.frame("sink_rate", layer=None, position=0)` is the whole model's sink rate at the first token.
         """
-        return selected(self.table, statistic, equal)
+        return select_rows(self.table, statistic, equal)
 
     def plot(
         self,
@@ -68,9 +68,9 @@ class Measurements:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with record, tables, matrices and report page; whole or not at all."""
-        with writing(folder, overwrite=overwrite, verb="measure") as place:
+        with atomic_folder(folder, overwrite=overwrite, verb="measure") as place:
             record = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
-            (place / RECORD).write_text(record + "\n", encoding="utf-8")
+            (place / RESULTS).write_text(record + "\n", encoding="utf-8")
             self.table.to_parquet(place / TABLE, index=False)
             if self.tokens is not None:
                 self.tokens.to_parquet(place / TOKENS, index=False)
@@ -81,17 +81,19 @@ class Measurements:
         return Path(folder)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Measurements:
+    def load(cls, folder: str | Path) -> MeasureResult:
         """The measurements that were saved to a folder. Raises UserError if there are none, or not whole."""
         folder = Path(folder)
-        if not (folder / RECORD).is_file():
-            raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard measure --out` writes it")
-        if (verb := verb_of(folder / RECORD)) not in (None, "measure"):
+        if not (folder / RESULTS).is_file():
+            raise UserError(
+                f"no run in {folder}: expected a folder with {RESULTS}, as `regard measure --out` writes it"
+            )
+        if (verb := command_of(folder / RESULTS)) not in (None, "measure"):
             raise UserError(f"the run in {folder} is one of `regard {verb}`: expected one of `regard measure`")
         if not (folder / TABLE).is_file():
-            raise UserError(f"the run in {folder} cannot be read: expected measurements, {TABLE} beside {RECORD}")
+            raise UserError(f"the run in {folder} cannot be read: expected measurements, {TABLE} beside {RESULTS}")
         try:
-            record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            record = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
             table = pd.read_parquet(folder / TABLE)
             tokens = pd.read_parquet(folder / TOKENS) if (folder / TOKENS).exists() else None
             matrices = safetensors.torch.load_file(folder / MATRICES) if (folder / MATRICES).exists() else {}

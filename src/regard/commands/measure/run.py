@@ -18,20 +18,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard import data, models
-from regard.commands.measure.result import Measurements
+from regard.commands.measure.result import MeasureResult
 from regard.data import Texts, Windows
-from regard.errors import UserError, check_choice, check_whole
+from regard.errors import UserError, check_choice, check_int
 from regard.hooks import ReplacedModel, Watch, watching
-from regard.hooks.layers import evaluating
+from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYERS
 from regard.hooks.observe import EMBEDDINGS
 from regard.runs import distributed as processes
-from regard.runs.distributed import gathered
+from regard.runs.distributed import all_gather_bytes
 from regard.runs.provenance import now, peak_memory, regard_version, versions
-from regard.statistics import STATISTICS, Statistic, named, names
+from regard.statistics import STATISTICS, Statistic, by_name, statistic_names
 from regard.statistics.dependence import InputDependence
 from regard.statistics.sinks import CommonSinkRatio, SinkRate, SinkTokens
-from regard.statistics.table import TOKEN_COLUMNS, of_statistic, table_of
+from regard.statistics.table import TOKEN_COLUMNS, filter_statistic, make_table
 
 Input = Literal["natural", "random", "repeated"]
 INPUTS: tuple[Input, ...] = ("natural", "random", "repeated")
@@ -39,7 +39,7 @@ TOKENS_A_BATCH = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class MeasureConfig:
     """How to measure. `epsilon`: thresholds of the sink rate; `layers`: None for all; `batch_size`: None to choose.
 
     `statistics` are names, "default", "all", or statistics of your own, of which a copy is used. `layers` count from 0;
@@ -60,8 +60,8 @@ class Settings:
         """Check what can be checked without model and text."""
         wanted = self.statistics
         if isinstance(wanted, Sequence) and all(isinstance(statistic, str) for statistic in wanted):
-            wanted = names(wanted)  # type: ignore[arg-type]
-        named(wanted)
+            wanted = statistic_names(wanted)  # type: ignore[arg-type]
+        by_name(wanted)
         object.__setattr__(self, "statistics", tuple(wanted))
         object.__setattr__(self, "epsilon", _each("epsilon", self.epsilon, float))
         if self.layers is not None:
@@ -71,7 +71,7 @@ class Settings:
         for name in ("samples", "length", "batch_size"):
             value = getattr(self, name)
             if value is not None or name != "batch_size":
-                check_whole(name.replace("_", "-"), value, least=1)
+                check_int(name.replace("_", "-"), value, least=1)
         if not self.epsilon or not all(0 < threshold < 1 for threshold in self.epsilon):
             raise UserError(f"epsilon: expected numbers between 0 and 1, got {_listed(self.epsilon)}")
         if self.layers is not None and not (self.layers and min(self.layers) >= -1):
@@ -106,18 +106,18 @@ def measure(
     statistics: str | Sequence[str | Statistic] = "default",
     on_batch: Callable[[int, int], None] | None = None,
     **settings: Any,
-) -> Measurements:
+) -> MeasureResult:
     """What the model's attention does on windows of the texts.
 
     `model` is a model with its `tokenizer`, or what `regard.models.load` gave, or a name it takes (a hub id, a folder,
     `minilm`). `texts` are documents, which natural `input` alone takes; None is Python's own documentation. `settings`
-    are those of `Settings`. An encoder–decoder reads each window on both sides, the decoder's moved by one behind its
-    start token.
+    are those of `MeasureConfig`. An encoder–decoder reads each window on both sides, the decoder's moved by one behind
+    its start token.
 
     Under `torch.distributed` (as `accelerate launch` starts it) the processes share the samples, and each gets the
     numbers of all. `on_batch(done, all)` is called after each batch. Raises UserError for every mistake of the user.
     """
-    with processes.together():
+    with processes.raise_on_all_ranks():
         chosen = _settings(statistics=statistics, **settings)
         texts = _texts(texts, chosen.input)
         loaded = _loaded(model, tokenizer)
@@ -125,25 +125,25 @@ def measure(
         _check_layers(chosen, range(_layers(loaded.model) or sys.maxsize))
         windows = _windows(loaded, texts, chosen)
         with (
-            evaluating(loaded.model),
+            eval_mode(loaded.model),
             watching(loaded.model, _statistics(chosen, loaded), layers=chosen.layers) as seen,
         ):
-            _run(loaded.model, seen, processes.mine(windows.input_ids), chosen.rows, on_batch)
+            _run(loaded.model, seen, processes.local_shard(windows.input_ids), chosen.rows, on_batch)
     merge(seen.statistics.values())
-    table = table_of(seen.rows())
+    table = make_table(seen.rows())
     _check_layers(chosen, set(table["layer"].dropna()))
     _check_statistics(seen, chosen, table)
     record = _record(loaded, texts, windows, chosen, time.perf_counter() - began)
     record["statistics"] = {name: _told(statistic, table) for name, statistic in seen.statistics.items()}
-    return Measurements(table, record, _tokens(seen, loaded.tokenizer), _matrices(seen))
+    return MeasureResult(table, record, _tokens(seen, loaded.tokenizer), _matrices(seen))
 
 
-def _settings(**given: Any) -> Settings:
-    known = [option.name for option in fields(Settings)]
+def _settings(**given: Any) -> MeasureConfig:
+    known = [option.name for option in fields(MeasureConfig)]
     unknown = [name for name in given if name not in known]
     if unknown:
         raise UserError(f"unknown setting {_listed(unknown)}; expected some of: {_listed(known)}")
-    return Settings(**given)
+    return MeasureConfig(**given)
 
 
 def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> models.Loaded:
@@ -157,7 +157,7 @@ def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any) -> mod
         )
     if isinstance(model, str):
         model = models.load(model)
-    return models.given(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)")
+    return models.as_loaded(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)")
 
 
 def _texts(texts: Texts | Sequence[str] | None, kind: str) -> Texts | None:
@@ -178,7 +178,7 @@ def _texts(texts: Texts | Sequence[str] | None, kind: str) -> Texts | None:
     return Texts.of(documents, "given in Python")
 
 
-def _windows(loaded: models.Loaded, texts: Texts | None, chosen: Settings) -> Windows:
+def _windows(loaded: models.Loaded, texts: Texts | None, chosen: MeasureConfig) -> Windows:
     options: dict[str, Any] = {
         "length": chosen.length,
         "samples": chosen.samples,
@@ -194,7 +194,7 @@ def _windows(loaded: models.Loaded, texts: Texts | None, chosen: Settings) -> Wi
     return data.windows(texts.documents, loaded.tokenizer, **options)
 
 
-def _statistics(chosen: Settings, loaded: models.Loaded) -> list[Statistic]:
+def _statistics(chosen: MeasureConfig, loaded: models.Loaded) -> list[Statistic]:
     """The statistics by name, set up with what is known of this run."""
     special: dict[str, Callable[[], Statistic]] = {
         "sink_rate": lambda: SinkRate(chosen.epsilon),
@@ -251,14 +251,14 @@ def _layers(model: Any) -> int | None:
     return max(found, default=None)
 
 
-def _check_layers(chosen: Settings, layers: Container[int]) -> None:
+def _check_layers(chosen: MeasureConfig, layers: Container[int]) -> None:
     missing = [layer for layer in chosen.layers or () if layer >= 0 and layer not in layers]
     if missing:
         raise UserError(f"layers: expected layers of this model, counted from 0; it has no {_listed(missing)}")
 
 
-def _check_statistics(seen: Watch, chosen: Settings, table: pd.DataFrame) -> None:
-    empty = [name for name in seen.statistics if not of_statistic(table, name).any()]
+def _check_statistics(seen: Watch, chosen: MeasureConfig, table: pd.DataFrame) -> None:
+    empty = [name for name in seen.statistics if not filter_statistic(table, name).any()]
     if empty:
         if chosen.layers == (EMBEDDINGS,):
             raise UserError(
@@ -272,7 +272,7 @@ def _check_statistics(seen: Watch, chosen: Settings, table: pd.DataFrame) -> Non
 
 
 def _record(
-    loaded: models.Loaded, texts: Texts | None, windows: Windows, chosen: Settings, seconds: float
+    loaded: models.Loaded, texts: Texts | None, windows: Windows, chosen: MeasureConfig, seconds: float
 ) -> dict[str, Any]:
     """Where the numbers come from."""
     model, config = loaded.model, loaded.model.config
@@ -303,7 +303,7 @@ def _record(
         },
         "settings": {
             **{name: list(value) if isinstance(value, tuple) else value for name, value in vars(chosen).items()},
-            "statistics": list(named(chosen.statistics)),
+            "statistics": list(by_name(chosen.statistics)),
             "batch_size": chosen.rows,
         },
         "versions": versions(),
@@ -313,14 +313,14 @@ def _record(
             "peak_memory_mib": round(peak_memory(model.device), 1),
             "batch_size": chosen.rows,
             "device": str(model.device),
-            "processes": processes.count(),
+            "processes": processes.world_size(),
         },
     }
 
 
 def _told(statistic: Statistic, table: pd.DataFrame) -> dict[str, Any]:
     """What a reader needs to know of a statistic: which axes its rows have, and what it says of itself."""
-    rows = table[of_statistic(table, statistic.name)]
+    rows = table[filter_statistic(table, statistic.name)]
     axes = [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
     return {"axes": axes, **vars(statistic.about)}
 
@@ -331,7 +331,7 @@ def _tokens(seen: Watch, tokenizer: Any) -> Any:
         return None
     rows = statistic.tokens()
     texts = {number: tokenizer.convert_ids_to_tokens(number) for number in {row[4] for row in rows} if number >= 0}
-    return table_of([(*row[:4], texts.get(row[4]), *row[5:]) for row in rows], TOKEN_COLUMNS)
+    return make_table([(*row[:4], texts.get(row[4]), *row[5:]) for row in rows], TOKEN_COLUMNS)
 
 
 def _matrices(seen: Watch) -> dict[str, Tensor]:
@@ -343,10 +343,10 @@ def _matrices(seen: Watch) -> dict[str, Tensor]:
 
 def merge(statistics: Iterable[Statistic]) -> None:
     """Give every process what all have seen."""
-    if processes.count() == 1:
+    if processes.world_size() == 1:
         return
     for statistic in statistics:
-        states = [safetensors.torch.load(raw) for raw in gathered(_bytes(statistic.state()))]
+        states = [safetensors.torch.load(raw) for raw in all_gather_bytes(_bytes(statistic.state()))]
         other = copy.deepcopy(statistic)
         statistic.load(states[0])
         for state in states[1:]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.commands.pretrain import words
 from regard.commands.pretrain.curves import GREY, at_step
-from regard.report.panels import DOMAIN, Panel, column, domains, line, panel, thin
+from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, panel, thin_indices
 
 SHOWN_LAYERS = 5
 """The most layers with a curve of their own."""
@@ -24,11 +24,11 @@ MAP_STEPS = 60
 
 def loss_panels(history: pd.DataFrame) -> list[Panel]:
     """Training and validation loss by step; where there are several domains, a panel with a line for each."""
-    step = column(history, "step")
-    training = line("step", "training", step, column(history, "loss"))
-    valid = line("step", "validation", step, column(history, "valid_loss"))
+    step = numeric_column(history, "step")
+    training = line("step", "training", step, numeric_column(history, "loss"))
+    valid = line("step", "validation", step, numeric_column(history, "valid_loss"))
     names = domains(history)
-    each = [point for name in names for point in line("step", name, step, column(history, f"{DOMAIN}{name}"))]
+    each = [point for name in names for point in line("step", name, step, numeric_column(history, f"{DOMAIN}{name}"))]
     several = panel("Validation by domain", _NATS, "step", each) if len(names) > 1 else []
     lines = [("training", GREY, 0), ("validation", 0, 0)] if training and valid else None
     caption = "Training and validation" if training and valid else "Validation" if valid else "Training"
@@ -40,14 +40,14 @@ _NATS = "nats per token"
 
 def sink_panels(history: pd.DataFrame, record: Mapping[str, Any]) -> list[Panel]:
     """Sink rate and mean α_1 by step; the virtual sink's rate where the attention has one."""
-    step = column(history, "step")
-    first, most = column(history, "sink_rate"), column(history, "sink_rate_max")
+    step = numeric_column(history, "step")
+    first, most = numeric_column(history, "sink_rate"), numeric_column(history, "sink_rate_max")
     rates = line("step", words.symbol(record), step, first, "%")
     if np.nanmax(np.abs(most - first), initial=0) > 0:
         rates += line("step", "strongest position", step, most, "%")
-    rates += line("step", "virtual sink", step, column(history, "virtual_sink_rate"), "%")
-    masses = line("step", "mean α₁", step, column(history, "alpha_first"))
-    uniform = line("step", UNIFORM, step, column(history, "alpha_uniform")) if masses else []
+    rates += line("step", "virtual sink", step, numeric_column(history, "virtual_sink_rate"), "%")
+    masses = line("step", "mean α₁", step, numeric_column(history, "alpha_first"))
+    uniform = line("step", UNIFORM, step, numeric_column(history, "alpha_uniform")) if masses else []
     lines = [("mean α₁", 0, 0), (UNIFORM, GREY, 1)] if uniform else None
     return [
         *panel("Sink rate", "% of heads × samples", "step", rates),
@@ -61,18 +61,20 @@ UNIFORM = "uniform attention"
 def norm_panels(history: pd.DataFrame, sinks: pd.DataFrame) -> list[Panel]:
     """|h_1| against the mean of the others: by layer at a few steps, by step for a few layers and the largest."""
     found = at_step(sinks, "norm_ratio")
-    steps = [list(found)[i] for i in thin(len(found), SHOWN_STEPS)]
+    steps = [list(found)[i] for i in thin_indices(len(found), SHOWN_STEPS)]
     profiles, curves = [], []
     for step in steps:
         rows = found[step].sort_values("layer")
-        profiles += line("layer", f"step {step:,}", column(rows, "layer"), column(rows, "value"))
+        profiles += line("layer", f"step {step:,}", numeric_column(rows, "layer"), numeric_column(rows, "value"))
     every = pd.concat(found.values()) if found else sinks.iloc[:0]
     numbers = sorted(int(layer) for layer in every["layer"].dropna().unique()) if found else []
-    for number in [numbers[i] for i in thin(len(numbers), SHOWN_LAYERS)]:
+    for number in [numbers[i] for i in thin_indices(len(numbers), SHOWN_LAYERS)]:
         rows = every[every["layer"] == number]
         name = "embeddings" if number == -1 else f"layer {number}"
-        curves += line("step", name, column(rows, "step"), column(rows, "value"))
-    largest = line("step", "largest of all layers", column(history, "step"), column(history, "norm_ratio"))
+        curves += line("step", name, numeric_column(rows, "step"), numeric_column(rows, "value"))
+    largest = line(
+        "step", "largest of all layers", numeric_column(history, "step"), numeric_column(history, "norm_ratio")
+    )
     lines = [(f"step {step:,}", ink, 0) for step, ink in zip(steps, _inks(len(steps)), strict=True)]
     names = list(dict.fromkeys(point["series"] for point in curves))
     styles = [
@@ -104,7 +106,7 @@ def position_panels(sinks: pd.DataFrame) -> list[Panel]:
     for epsilon, group in rows.groupby("epsilon", dropna=False):
         ours = group.sort_values("position")
         name = "sink rate" if pd.isna(epsilon) else f"ε = {epsilon:g}"
-        points += line("position", name, column(ours, "position"), column(ours, "value"), "%")
+        points += line("position", name, numeric_column(ours, "position"), numeric_column(ours, "value"), "%")
     names = list(dict.fromkeys(point["series"] for point in points))
     caption = "Sink rate by position" + (f", {names[0]}" if len(names) == 1 and names[0] != "sink rate" else "")
     return panel(caption, f"% of heads × samples, step {step:,}", "position", points)
@@ -120,7 +122,7 @@ def _map(sinks: pd.DataFrame, statistic: str, caption: str) -> list[dict[str, An
     found = {step: rows for step, rows in found.items() if len(rows)}
     if not found:
         return []
-    kept = [list(found)[i] for i in thin(len(found), MAP_STEPS)]
+    kept = [list(found)[i] for i in thin_indices(len(found), MAP_STEPS)]
     every = pd.concat(found.values())
     layers, heads = (sorted(int(label) for label in every[axis].unique()) for axis in ("layer", "head"))
     values = [_cells(found[step], layers, heads) for step in kept]

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UserError
-from regard.runs.arguments import add_fields, check_work, given_fields, is_first, of_model, tell, work_beside
+from regard.runs.arguments import (
+    add_fields,
+    check_work_dir,
+    default_work_dir,
+    is_main_process,
+    model_slug,
+    parse_given_fields,
+    print_summary,
+)
 
 HELP = "Train a small decoder from nothing, and watch sinks while they emerge."
 EXAMPLES = """examples:
@@ -40,52 +48,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """One option for each field of a recipe, unset unless it is given."""
-    from regard.commands.pretrain.config import Recipe
+    from regard.commands.pretrain.config import PretrainConfig
 
-    add_fields(parser.add_argument_group("recipe (defaults are those of NAME)"), Recipe, "recipe")
+    add_fields(parser.add_argument_group("recipe (defaults are those of NAME)"), PretrainConfig, "recipe")
 
 
 def given_recipe(given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """The recipe to begin with, by its name or from a file, and what the options change of it. Raises UserError."""
-    from regard.commands.pretrain.config import Recipe, parsed, recipe
+    from regard.commands.pretrain.config import PretrainConfig, parse_field, preset_config
 
     if given.name is not None and given.config is not None:
         raise UserError(f"--config: expected a recipe's name or a file, got both '{given.name}' and {given.config}")
-    base = Recipe.from_file(given.config) if given.config is not None else given.name or NAMED
-    changes = given_fields(given, "recipe", parsed)
-    recipe(base, **changes)
+    base = PretrainConfig.from_file(given.config) if given.config is not None else given.name or NAMED
+    changes = parse_given_fields(given, "recipe", parse_field)
+    preset_config(base, **changes)
     return base, changes
 
 
 def run(given: argparse.Namespace) -> None:
     """Train, print, write; everything that can be refused is refused before."""
     base, changes = given_recipe(given)
-    from regard.commands.pretrain.run import can_go_on, pretrain
-    from regard.runs.folder import check_free
+    from regard.commands.pretrain.run import can_resume, pretrain
+    from regard.runs.folder import check_output_dir
 
-    name = given.name or (of_model(Path(given.config).resolve().parent.name) if given.config else NAMED)
+    name = given.name or (model_slug(Path(given.config).resolve().parent.name) if given.config else NAMED)
     out = given.out or Path("runs") / f"pretrain-{name}"
-    work = work_beside(out)
-    if is_first():
-        check_free(out, overwrite=given.overwrite, verb="pretrain")
-        check_work(work, can_go_on(work), given)
+    work = default_work_dir(out)
+    if is_main_process():
+        check_output_dir(out, overwrite=given.overwrite, verb="pretrain")
+        check_work_dir(work, can_resume(work), given)
     try:
         with _progress() as reports:
             found = pretrain(
                 base, work=work, resume=given.resume, keep_work=True, cache=given.cache, **reports, **changes
             )
-        if not is_first():
+        if not is_main_process():
             return
         found = replace(found, record={**found.record, "command": given.line})
         found.save(out, overwrite=given.overwrite)
     except KeyboardInterrupt:
-        if not can_go_on(work):
+        if not can_resume(work):
             raise
         raise UserError(
             f"interrupted; what was trained is kept in {work}: the same command with --resume goes on"
         ) from None
     shutil.rmtree(work)
-    tell(found.summary(), out)
+    print_summary(found.summary(), out)
 
 
 Reports = dict[str, Callable[..., None]]
@@ -98,7 +106,7 @@ def _progress() -> Iterator[Reports]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     console = Console(stderr=True)
-    if not console.is_terminal or not is_first():
+    if not console.is_terminal or not is_main_process():
         yield {}
         return
     bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError, check_choice
 from regard.runs import config as settings
-from regard.runs.config import LARGEST_SEED, option
+from regard.runs.config import LARGEST_SEED, config_field
 
 if TYPE_CHECKING:
     from regard.attention.spec import AttentionSpec
     from regard.models import RegardConfig
-    from regard.training import Plan
+    from regard.training import TrainingConfig
 
-TRAINED, TRAINED_SIZE = "train", 2048
+TRAIN_TOKENIZER, TRAINED_VOCAB_SIZE = "train", 2048
 """The tokenizer that is trained on the run's own text, and its tokens where no number is given."""
 
 
@@ -35,61 +35,63 @@ CHOICES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class PretrainConfig:
     """Everything that a run of `regard pretrain` depends on. Each field is an option of the command line.
 
     Raises UserError for values that cannot be, each by itself and together.
     """
 
-    attention: str = option("softmax", "operation, one of `regard.attention.spec.ATTENTIONS`")
-    positions: str = option("rotary", "rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number")
-    window: int | None = option(None, "keys that a query sees, its own included")
-    prefix: int = option(0, "first tokens that all see; the loss skips the first targets", least=0)
-    form: str = option("auto", "how attention is computed: auto, or a form by name")
-    ffn: str = option("swiglu", "swiglu, relu, gelu, swish, reglu or geglu")
-    norm: str = option("pre", "pre or post")
-    layers: int = option(4, "layers")
-    width: int = option(128, "width of the hidden states")
-    heads: int = option(4, "query heads")
-    kv_heads: int | None = option(None, "key and value heads (default: as many as query heads)")
-    ffn_width: int = option(256, "width of the feed-forward layer")
-    tied: bool = option(False, "the head shares the embedding's weights")
-    length: int = option(64, "tokens of a sequence", least=8)
-    tokenizer: str = option(TRAINED, "train (on the run's text), a folder, or a hub id")
-    vocabulary: int | None = option(
+    attention: str = config_field("softmax", "operation, one of `regard.attention.spec.ATTENTIONS`")
+    positions: str = config_field("rotary", "rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number")
+    window: int | None = config_field(None, "keys that a query sees, its own included")
+    prefix: int = config_field(0, "first tokens that all see; the loss skips the first targets", least=0)
+    form: str = config_field("auto", "how attention is computed: auto, or a form by name")
+    ffn: str = config_field("swiglu", "swiglu, relu, gelu, swish, reglu or geglu")
+    norm: str = config_field("pre", "pre or post")
+    layers: int = config_field(4, "layers")
+    width: int = config_field(128, "width of the hidden states")
+    heads: int = config_field(4, "query heads")
+    kv_heads: int | None = config_field(None, "key and value heads (default: as many as query heads)")
+    ffn_width: int = config_field(256, "width of the feed-forward layer")
+    tied: bool = config_field(False, "the head shares the embedding's weights")
+    length: int = config_field(64, "tokens of a sequence", least=8)
+    tokenizer: str = config_field(TRAIN_TOKENIZER, "train (on the run's text), a folder, or a hub id")
+    vocabulary: int | None = config_field(
         None, "tokens of the model (default: the tokenizer's; 2048 for one that is trained)", least=257
     )
-    data: tuple[str, ...] = option(
+    data: tuple[str, ...] = config_field(
         ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME"
     )
-    amount: float = option(1.0, "share of the training text that is used", above=0, most=1)
-    random_tokens: tuple[int, int] | None = option(None, "A:B, positions that hold random tokens in training")
-    fixed_token: int | None = option(None, "position that always holds one fixed token", least=0)
-    steps: int = option(2000, "updates")
-    batch: int = option(16, "sequences an update")
-    micro_batch: int | None = option(None, "sequences a forward (default: all)")
-    learning_rate: float = option(1e-2, "peak of the learning rate", above=0)
-    schedule: str = option("constant", "constant or cosine, after the warm-up")
-    warmup: int = option(100, "steps of linear warm-up", least=0)
-    weight_decay: float = option(0.1, "weight decay of AdamW", least=0)
-    decay: str = option("all", "what decays: all parameters (as in the paper), or matrices")
-    clip: float = option(1.0, "largest norm of the gradient", above=0)
-    precision: str = option("float32", "float32, or bfloat16 (autocast)")
-    compile: bool = option(False, "compile the model")
-    seed: int = option(0, "of weights, batches and all else", least=0, most=LARGEST_SEED)
-    watch_every: int = option(100, "steps between two looks at sinks and validation loss")
-    watch_samples: int = option(100, "held-out sequences on which sinks are watched")
-    watch_length: int = option(64, "tokens of these (at most the length)", least=8)
-    epsilon: float = option(0.3, "threshold of the sink rate", above=0, most=0.999)
-    valid_samples: int = option(200, "held-out sequences a domain for the validation loss")
-    checkpoint_every: int | None = option(500, "steps between two checkpoints")
-    log_every: int = option(10, "steps between two rows of the history")
-    trackers: tuple[str, ...] = option((), "where numbers go as well, as accelerate names it: tensorboard, wandb, …")
+    amount: float = config_field(1.0, "share of the training text that is used", above=0, most=1)
+    random_tokens: tuple[int, int] | None = config_field(None, "A:B, positions that hold random tokens in training")
+    fixed_token: int | None = config_field(None, "position that always holds one fixed token", least=0)
+    steps: int = config_field(2000, "updates")
+    batch: int = config_field(16, "sequences an update")
+    micro_batch: int | None = config_field(None, "sequences a forward (default: all)")
+    learning_rate: float = config_field(1e-2, "peak of the learning rate", above=0)
+    schedule: str = config_field("constant", "constant or cosine, after the warm-up")
+    warmup: int = config_field(100, "steps of linear warm-up", least=0)
+    weight_decay: float = config_field(0.1, "weight decay of AdamW", least=0)
+    decay: str = config_field("all", "what decays: all parameters (as in the paper), or matrices")
+    clip: float = config_field(1.0, "largest norm of the gradient", above=0)
+    precision: str = config_field("float32", "float32, or bfloat16 (autocast)")
+    compile: bool = config_field(False, "compile the model")
+    seed: int = config_field(0, "of weights, batches and all else", least=0, most=LARGEST_SEED)
+    watch_every: int = config_field(100, "steps between two looks at sinks and validation loss")
+    watch_samples: int = config_field(100, "held-out sequences on which sinks are watched")
+    watch_length: int = config_field(64, "tokens of these (at most the length)", least=8)
+    epsilon: float = config_field(0.3, "threshold of the sink rate", above=0, most=0.999)
+    valid_samples: int = config_field(200, "held-out sequences a domain for the validation loss")
+    checkpoint_every: int | None = config_field(500, "steps between two checkpoints")
+    log_every: int = config_field(10, "steps between two rows of the history")
+    trackers: tuple[str, ...] = config_field(
+        (), "where numbers go as well, as accelerate names it: tensorboard, wandb, …"
+    )
 
     def __post_init__(self) -> None:
         """Check each value by its type and bounds, and that they go together."""
         for one in fields(self):
-            object.__setattr__(self, one.name, settings.checked(Recipe, one, getattr(self, one.name)))
+            object.__setattr__(self, one.name, settings.validate_field(PretrainConfig, one, getattr(self, one.name)))
         _ = self.spec
         for name, allowed in CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
@@ -161,11 +163,11 @@ class Recipe:
             **tokens,
         )
 
-    def plan(self) -> Plan:
+    def plan(self) -> TrainingConfig:
         """How the loop trains."""
-        from regard.training import Plan
+        from regard.training import TrainingConfig
 
-        return Plan(
+        return TrainingConfig(
             steps=self.steps,
             batch_size=self.batch,
             micro_batch=self.micro_batch,
@@ -189,29 +191,29 @@ class Recipe:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> Recipe:
+    def from_dict(cls, said: Mapping[str, Any]) -> PretrainConfig:
         """The recipe that a file states. Raises UserError for unknown fields."""
         unknown = sorted(set(said) - {one.name for one in fields(cls)})
         if unknown:
-            raise UserError(f"recipe: there is no field {unknown[0]}; allowed are {', '.join(names())}")
+            raise UserError(f"recipe: there is no field {unknown[0]}; allowed are {', '.join(field_names())}")
         return cls(**said)
 
     @classmethod
-    def from_file(cls, path: str | Path) -> Recipe:
+    def from_file(cls, path: str | Path) -> PretrainConfig:
         """The recipe in a run's folder, in the file that it has written there, or in a JSON object of fields."""
         return cls.from_dict(settings.read_file(path, verb="pretrain", field="recipe"))
 
 
-FREE = frozenset({"micro_batch", "checkpoint_every", "log_every", "trackers"})
+RESUMABLE_FIELDS = frozenset({"micro_batch", "checkpoint_every", "log_every", "trackers"})
 """Fields in which a run that goes on may differ from what it was: they change no number of the model."""
 
 
-def names() -> tuple[str, ...]:
+def field_names() -> tuple[str, ...]:
     """The fields of a recipe."""
-    return tuple(one.name for one in fields(Recipe))
+    return tuple(one.name for one in fields(PretrainConfig))
 
 
-def parsed(name: str, text: str) -> Any:
+def parse_field(name: str, text: str) -> Any:
     """The value of a field that a text states, as `--name TEXT` does. Raises UserError."""
     if name == "random_tokens" and text.lower() != "none":
         try:
@@ -219,7 +221,7 @@ def parsed(name: str, text: str) -> Any:
             return int(first), int(end)
         except ValueError:
             raise UserError(f"random-tokens: expected A:B, got {text!r}") from None
-    return settings.parsed(Recipe, name, text, "recipe")
+    return settings.parse_field(PretrainConfig, name, text, "recipe")
 
 
 _PAPER: dict[str, Any] = {
@@ -234,7 +236,7 @@ _PAPER: dict[str, Any] = {
     "watch_every": 1000,
     "checkpoint_every": 1000,
 }
-RECIPES: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "pico": {
         **{"width": 64, "ffn_width": 128, "vocabulary": 1024, "length": 32, "batch": 32},
         **{"weight_decay": 0.5, "fixed_token": 0},
@@ -252,16 +254,16 @@ fixed first token, strong weight decay and short sequences.
 """
 
 
-def recipe(name: str | Recipe, **changes: Any) -> Recipe:
+def preset_config(name: str | PretrainConfig, **changes: Any) -> PretrainConfig:
     """A recipe by its name, with some fields changed. Raises UserError."""
-    if isinstance(name, Recipe):
+    if isinstance(name, PretrainConfig):
         return replace(name, **_known(changes))
-    check_choice("recipe", name, RECIPES)
-    return Recipe(**{**RECIPES[name], **_known(changes)})
+    check_choice("recipe", name, PRESETS)
+    return PretrainConfig(**{**PRESETS[name], **_known(changes)})
 
 
 def _known(changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    unknown = sorted(set(changes) - set(names()))
+    unknown = sorted(set(changes) - set(field_names()))
     if unknown:
-        raise UserError(f"recipe: there is no field {unknown[0]}; allowed are {', '.join(names())}")
+        raise UserError(f"recipe: there is no field {unknown[0]}; allowed are {', '.join(field_names())}")
     return changes

@@ -13,8 +13,8 @@ from regard.commands.pretrain.curves import check_history
 from regard.report import html as markup
 from regard.report import labels
 from regard.report.page import assemble
-from regard.report.panels import Panel, specifications, thinned
-from regard.report.words import amount
+from regard.report.panels import Panel, specifications, thinning_note
+from regard.report.words import format_count
 
 
 def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, record: dict[str, Any]) -> str:
@@ -36,7 +36,7 @@ def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, record: dict[str, 
     top = markup.header(
         "Regard · pre-training", title, words.ledes(history, record), words.key_figures(history, record)
     )
-    note = thinned([len(history)], "history.parquet")
+    note = thinning_note([len(history)], "history.parquet")
     body = "".join(
         [
             top,
@@ -112,7 +112,7 @@ def _data(record: Mapping[str, Any]) -> str:
 
 def _domain(one: Mapping[str, Any]) -> tuple[str, str, list[str]]:
     counts = [one.get(key) for key in ("train_tokens", "valid_tokens")]
-    shown = [amount(float(count)) if isinstance(count, (int, float)) else "–" for count in counts]
+    shown = [format_count(float(count)) if isinstance(count, (int, float)) else "–" for count in counts]
     weight = one.get("weight")
     share = labels.number(float(weight), 3) if isinstance(weight, (int, float)) else "–"
     return str(one.get("name", "")), str(one.get("source") or ""), [share, *shown, str(one.get("sha256") or "–")[:12]]

@@ -14,8 +14,8 @@ from regard.commands.pretrain.page import pretrain_page
 from regard.commands.pretrain.terminal import pretrain_summary
 from regard.errors import UserError
 from regard.runs import result as runs_result
-from regard.runs.folder import RECORD, writing
-from regard.runs.quiet import quiet
+from regard.runs.folder import RESULTS, atomic_folder
+from regard.runs.quiet import suppress_logging
 from regard.runs.result import PAGE
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ FINAL = (
 
 
 @dataclass(frozen=True, repr=False)
-class Pretraining:
+class PretrainResult:
     """What one run of pre-training gave: a model with its tokenizer, and how both came to be.
 
     `history` has one row a logged step, `sinks` is tidy (both described in `docs/design.md`), `record` is the
@@ -66,14 +66,14 @@ class Pretraining:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with model, tables, record and report page; whole or not at all."""
-        with writing(folder, overwrite=overwrite, verb=VERB) as place:
+        with atomic_folder(folder, overwrite=overwrite, verb=VERB) as place:
             if self.model is not None:
-                with quiet():
+                with suppress_logging():
                     self.model.save_pretrained(place / MODEL)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(place / MODEL)
             text = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
-            (place / RECORD).write_text(text + "\n", encoding="utf-8")
+            (place / RESULTS).write_text(text + "\n", encoding="utf-8")
             self.history.to_parquet(place / HISTORY, index=False)
             self.sinks.to_parquet(place / SINKS, index=False)
             page = pretrain_page(self.history, self.sinks, self.record)
@@ -81,7 +81,7 @@ class Pretraining:
         return Path(folder)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Pretraining:
+    def load(cls, folder: str | Path) -> PretrainResult:
         """The tables and the record in a folder, without the model. Raises UserError if they are not there or whole."""
         folder = Path(folder)
         record = read_record(folder)
@@ -96,7 +96,7 @@ def read_record(folder: str | Path) -> dict[str, Any]:
     return runs_result.read_record(folder, verb=VERB, told="pre-training")
 
 
-def final(history: pd.DataFrame) -> dict[str, float | None]:
+def final_metrics(history: pd.DataFrame) -> dict[str, float | None]:
     """The last number of each column that says how a run ended; None where there is none."""
     names = [name for name in (*FINAL, *history.columns) if name in history.columns]
     wanted = dict.fromkeys(name for name in names if name in FINAL or name.startswith("valid_loss."))
@@ -107,7 +107,7 @@ def final(history: pd.DataFrame) -> dict[str, float | None]:
     return found
 
 
-def table(history: list[Mapping[str, float]]) -> pd.DataFrame:
+def make_history(history: list[Mapping[str, float]]) -> pd.DataFrame:
     """The history as a table: the columns of every run, null where nothing was watched; steps as whole numbers."""
     frame = pd.DataFrame(history)
     frame = frame.assign(**{name: float("nan") for name in FINAL if name not in frame})

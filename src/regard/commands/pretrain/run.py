@@ -19,25 +19,31 @@ from accelerate import PartialState
 from torch import Tensor
 
 from regard import training
-from regard.commands.pretrain.config import FREE, TRAINED, TRAINED_SIZE, Recipe, recipe
-from regard.commands.pretrain.result import VERB, Pretraining, final, table
+from regard.commands.pretrain.config import (
+    RESUMABLE_FIELDS,
+    TRAIN_TOKENIZER,
+    TRAINED_VOCAB_SIZE,
+    PretrainConfig,
+    preset_config,
+)
+from regard.commands.pretrain.result import VERB, PretrainResult, final_metrics, make_history
 from regard.data.corpus import Corpus, prepare
-from regard.data.corpus_sources import Source, identity_of, texts_of
-from regard.data.draw import Draw, alter
-from regard.data.tokenizers import check_tokenizer, hash_of, ordinary_tokens, read_tokenizer, train_tokenizer
+from regard.data.corpus_sources import Source, source_identity, texts_of
+from regard.data.draw import BatchSampler, insert_tokens
+from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, tokenizer_hash, train_tokenizer
 from regard.errors import UserError
 from regard.models import RegardForCausalLM
-from regard.runs.folder import writing
+from regard.runs.folder import atomic_folder
 from regard.runs.journal import Journal
-from regard.runs.provenance import digest, now, peak_memory, regard_version, versions
-from regard.training.sink_monitor import SinkWatch, ValidationLoss, emergence, sink_table
+from regard.runs.provenance import now, peak_memory, regard_version, sha256_of_weights, versions
+from regard.training.sink_monitor import SinkMonitor, ValidationLoss, find_emergence, sink_table
 
 IGNORED = -100
 CHECKPOINTS, WATCHED = "checkpoints", "watched"
 
 
 def pretrain(
-    name: str | Recipe = "nano",
+    name: str | PretrainConfig = "nano",
     *,
     work: str | Path | None = None,
     resume: bool = False,
@@ -46,10 +52,10 @@ def pretrain(
     on_text: Callable[[str, int], None] | None = None,
     on_progress: Callable[[int, int, Mapping[str, float]], None] | None = None,
     **changes: Any,
-) -> Pretraining:
+) -> PretrainResult:
     """A model trained by a recipe, with its history.
 
-    `name` is one of `regard.commands.pretrain.config.RECIPES`, or a recipe; `changes` are fields of it. `work` is the
+    `name` is one of `regard.commands.pretrain.config.PRESETS`, or a recipe; `changes` are fields of it. `work` is the
     folder of checkpoints: with `resume` a run that was broken off goes on there, to the same numbers; it is deleted at
     the end
     unless `keep_work`. Packed text is kept in `cache` (default: REGARD_CACHE, else `~/.cache/regard`) and used again.
@@ -57,7 +63,7 @@ def pretrain(
 
     Under `accelerate launch` all processes train together; each returns the same. Raises UserError.
     """
-    base, chosen = recipe(name), recipe(name, **changes)
+    base, chosen = preset_config(name), preset_config(name, **changes)
     named = name if isinstance(name, str) else None
     with _folder(work, keep=keep_work) as place:
         journal = _begin(place, chosen, resume=resume)
@@ -89,9 +95,9 @@ class Text:
     """Ids that random tokens are drawn from."""
     fixed: tuple[int, int] | None
 
-    def batches(self, chosen: Recipe) -> Callable[[int], dict[str, Tensor]]:
+    def batches(self, chosen: PretrainConfig) -> Callable[[int], dict[str, Tensor]]:
         """The batch of each step: tokens, and which of them are predicted."""
-        draw = Draw(self.corpus, chosen.batch, chosen.seed)
+        draw = BatchSampler(self.corpus, chosen.batch, chosen.seed)
 
         def batch(step: int) -> dict[str, Tensor]:
             ids = self.altered(draw.rows(step), chosen, step, random=chosen.random_tokens)
@@ -101,7 +107,7 @@ class Text:
 
         return batch
 
-    def held_out(self, chosen: Recipe, samples: int, length: int) -> dict[str, Tensor]:
+    def held_out(self, chosen: PretrainConfig, samples: int, length: int) -> dict[str, Tensor]:
         """Held-out sequences of each domain, from all over it, cut to a length, with the fixed token."""
         found = {}
         for domain in self.corpus.domains:
@@ -109,9 +115,9 @@ class Text:
             found[domain.name] = self.altered(rows, chosen, -1, random=None)
         return found
 
-    def altered(self, ids: Tensor, chosen: Recipe, step: int, *, random: tuple[int, int] | None) -> Tensor:
+    def altered(self, ids: Tensor, chosen: PretrainConfig, step: int, *, random: tuple[int, int] | None) -> Tensor:
         """Tokens with those of the recipe in the place of others."""
-        return alter(
+        return insert_tokens(
             ids,
             step=step,
             seed=chosen.seed,
@@ -143,19 +149,19 @@ def _folder(work: str | Path | None, *, keep: bool) -> Iterator[Path]:
     try:
         yield place
     except BaseException:
-        if _is_first() and not can_go_on(place):
+        if _is_first() and not can_resume(place):
             shutil.rmtree(place, ignore_errors=True)
         raise
     if not keep and _is_first():
         shutil.rmtree(place, ignore_errors=True)
 
 
-def can_go_on(place: Path) -> bool:
+def can_resume(place: Path) -> bool:
     """Whether a folder holds a checkpoint."""
     return any((place / CHECKPOINTS).glob("step-*"))
 
 
-def _begin(place: Path, chosen: Recipe, *, resume: bool) -> Journal | None:
+def _begin(place: Path, chosen: PretrainConfig, *, resume: bool) -> Journal | None:
     """What the first process keeps of a run beside its checkpoints. Raises UserError if another recipe began it."""
     if not _is_first():
         return None
@@ -164,9 +170,9 @@ def _begin(place: Path, chosen: Recipe, *, resume: bool) -> Journal | None:
     return Journal(place / WATCHED, _binding(chosen), resume=resume)
 
 
-def _binding(chosen: Recipe) -> dict[str, Any]:
+def _binding(chosen: PretrainConfig) -> dict[str, Any]:
     """The fields in which a run that goes on may not differ."""
-    return {name: value for name, value in chosen.to_dict().items() if name not in FREE}
+    return {name: value for name, value in chosen.to_dict().items() if name not in RESUMABLE_FIELDS}
 
 
 def _is_first() -> bool:
@@ -190,7 +196,7 @@ def _cache(given: str | Path | None) -> Path:
     return Path(given or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
 
 
-def _text(chosen: Recipe, cache: Path, on_text: Callable[[str, int], None] | None = None) -> Text:
+def _text(chosen: PretrainConfig, cache: Path, on_text: Callable[[str, int], None] | None = None) -> Text:
     """The recipe's text, with its tokenizer, packed: by one process of each machine, the others find it done."""
     sources = [Source.parse(said) for said in chosen.data]
     first = _one_by_one() if _processes() > 1 else contextlib.nullcontext()
@@ -209,18 +215,18 @@ def _text(chosen: Recipe, cache: Path, on_text: Callable[[str, int], None] | Non
     return Text(tokenizer, corpus, ordinary_tokens(tokenizer), fixed)
 
 
-def _tokenizer(chosen: Recipe, sources: list[Source], cache: Path) -> Any:
+def _tokenizer(chosen: PretrainConfig, sources: list[Source], cache: Path) -> Any:
     """The recipe's tokenizer: read, or trained on the text, once for the same text and size."""
-    if chosen.tokenizer != TRAINED:
+    if chosen.tokenizer != TRAIN_TOKENIZER:
         return read_tokenizer(chosen.tokenizer)
     about = json.dumps(
-        [[[identity_of(s.where), s.weight, s.tokens] for s in sources], chosen.vocabulary or TRAINED_SIZE]
+        [[[source_identity(s.where), s.weight, s.tokens] for s in sources], chosen.vocabulary or TRAINED_VOCAB_SIZE]
     )
     folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
     if not folder.is_dir():
-        trained = train_tokenizer(texts_of(sources), chosen.vocabulary or TRAINED_SIZE)
+        trained = train_tokenizer(texts_of(sources), chosen.vocabulary or TRAINED_VOCAB_SIZE)
         try:
-            with writing(folder, overwrite=False) as place:
+            with atomic_folder(folder, overwrite=False) as place:
                 trained.save_pretrained(place)
         except UserError:
             if not folder.is_dir():  # else another run was first
@@ -228,12 +234,12 @@ def _tokenizer(chosen: Recipe, sources: list[Source], cache: Path) -> Any:
     return read_tokenizer(folder)
 
 
-def _vocabulary(chosen: Recipe, tokenizer: Any) -> int:
+def _vocabulary(chosen: PretrainConfig, tokenizer: Any) -> int:
     """Tokens of the model: the recipe's, else the tokenizer's."""
     return chosen.vocabulary or max(tokenizer.get_vocab().values()) + 1
 
 
-def _model(chosen: Recipe, tokenizer: Any) -> RegardForCausalLM:
+def _model(chosen: PretrainConfig, tokenizer: Any) -> RegardForCausalLM:
     """The decoder with the weights of the recipe's seed."""
     tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     with torch.random.fork_rng(devices=[]):
@@ -241,20 +247,20 @@ def _model(chosen: Recipe, tokenizer: Any) -> RegardForCausalLM:
         return RegardForCausalLM(chosen.config(_vocabulary(chosen, tokenizer), **tokens))
 
 
-def _watches(chosen: Recipe, text: Text, journal: Journal | None) -> list[Any]:
+def _watches(chosen: PretrainConfig, text: Text, journal: Journal | None) -> list[Any]:
     """What looks at the model while it is trained: its validation losses, and its sinks."""
     rows = text.held_out(chosen, chosen.valid_samples, chosen.length)
     losses = ValidationLoss(rows, every=chosen.watch_every, uncounted=chosen.uncounted(training=False))
     probes = text.held_out(chosen, chosen.watch_samples, chosen.watch_length)
     mixed = torch.cat([ids[: -(-chosen.watch_samples // len(probes))] for ids in probes.values()])
-    sinks = SinkWatch(mixed[: chosen.watch_samples], every=chosen.watch_every, epsilon=chosen.epsilon)
-    return [losses, Kept(sinks, journal)]
+    sinks = SinkMonitor(mixed[: chosen.watch_samples], every=chosen.watch_every, epsilon=chosen.epsilon)
+    return [losses, JournaledSinkMonitor(sinks, journal)]
 
 
-class Kept:
+class JournaledSinkMonitor:
     """A watch of sinks whose rows are kept as they come, by the process that writes, so that a resumed run has all."""
 
-    def __init__(self, watch: SinkWatch, journal: Journal | None) -> None:
+    def __init__(self, watch: SinkMonitor, journal: Journal | None) -> None:
         self.watch, self.journal = watch, journal
 
     def due(self, step: int, last: bool) -> bool:
@@ -277,11 +283,15 @@ class Kept:
 
 
 def _result(
-    chosen: Recipe, text: Text, model: RegardForCausalLM, trained: training.Trained, sinks: Kept
-) -> Pretraining:
+    chosen: PretrainConfig,
+    text: Text,
+    model: RegardForCausalLM,
+    trained: training.TrainResult,
+    sinks: JournaledSinkMonitor,
+) -> PretrainResult:
     """The run's tables, record and model: whole, whatever was sharded while it was trained."""
     device, model = model.device, _whole(model)
-    history = table([_named(row) for row in trained.history])
+    history = make_history([_named(row) for row in trained.history])
     parameters = sum(p.numel() for p in model.parameters())
     tokens = int(history["tokens"].iloc[-1])
     record = {
@@ -293,14 +303,14 @@ def _result(
             "parameters": parameters,
             "parameters_without_embeddings": model.parameters_without_embeddings,
             "vocabulary": model.config.vocab_size,
-            "sha256": digest(model),
+            "sha256": sha256_of_weights(model),
         },
         "data": {
             "domains": [domain.record() for domain in text.corpus.domains],
             "tokenizer": {
                 "name": chosen.tokenizer,
                 "size": len(text.tokenizer),
-                "sha256": hash_of(text.tokenizer),
+                "sha256": tokenizer_hash(text.tokenizer),
             },
         },
         "watch": {
@@ -309,8 +319,8 @@ def _result(
             "epsilon": chosen.epsilon,
             "uniform": sinks.watch.uniform,
         },
-        "final": final(history),
-        "emergence": vars(emergence(history)),
+        "final": final_metrics(history),
+        "emergence": vars(find_emergence(history)),
         "versions": versions(),
         "cost": {
             "seconds": round(trained.seconds, 3),
@@ -320,7 +330,7 @@ def _result(
             "processes": _processes(),
         },
     }
-    return Pretraining(history, sinks.frame(history["step"]), record, model, text.tokenizer)
+    return PretrainResult(history, sinks.frame(history["step"]), record, model, text.tokenizer)
 
 
 def _whole(model: RegardForCausalLM) -> RegardForCausalLM:

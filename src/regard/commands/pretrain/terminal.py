@@ -12,7 +12,7 @@ from rich.text import Text
 from regard.commands.pretrain import words
 from regard.commands.pretrain.curves import at_step, check_history
 from regard.report import labels
-from regard.report.panels import column
+from regard.report.panels import numeric_column
 
 WIDTH = 80
 NAME = 26
@@ -62,7 +62,7 @@ def _curves(history: pd.DataFrame) -> list[str]:
     """Loss and mean α_1 as lines of blocks, each from its first value to its last."""
     lines = []
     for key, name in (("loss", "loss"), ("valid_loss", "validation loss"), ("alpha_first", "mean α₁")):
-        values = column(history, key)
+        values = numeric_column(history, key)
         known = [float(value) for value in values if value == value and abs(value) != float("inf")]
         if len(known) > 1:
             lines.append(f"{name:<16}{labels.number(known[0], 3):>6} {_spark(known)} {labels.number(known[-1], 3)}")

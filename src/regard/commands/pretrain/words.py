@@ -10,8 +10,8 @@ import pandas as pd
 
 from regard.report import labels
 from regard.report.key_figure import KeyFigure
-from regard.report.panels import DOMAIN, column, domains, last
-from regard.report.words import amount, duration, number_of
+from regard.report.panels import DOMAIN, domains, last_value, numeric_column
+from regard.report.words import format_count, format_duration, metadata_number
 
 
 def name(record: Mapping[str, Any]) -> str:
@@ -30,9 +30,9 @@ def attention(record: Mapping[str, Any]) -> str:
 def ledes(history: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
     """What was trained, and what came of it, a line each."""
     recipe = labels.section(record, "recipe")
-    parameters, steps = number_of(record, "model", "parameters"), last(history, "step")
+    parameters, steps = metadata_number(record, "model", "parameters"), last_value(history, "step")
     run = [attention(record)]
-    run += [f"{amount(parameters)} parameters"] if parameters is not None else []
+    run += [f"{format_count(parameters)} parameters"] if parameters is not None else []
     run += [f"{steps:,.0f} steps"] if steps is not None else []
     run += [f"seed {recipe['seed']}"] if recipe.get("seed") is not None else []
     return [" · ".join(part for part in run if part), " ".join(_found(history, record))]
@@ -41,7 +41,7 @@ def ledes(history: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
 def _found(history: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
     """Sentences on the loss and on the sink."""
     told = []
-    valid, training, rate = (last(history, key) for key in ("valid_loss", "loss", "sink_rate"))
+    valid, training, rate = (last_value(history, key) for key in ("valid_loss", "loss", "sink_rate"))
     if valid is not None:
         told.append(f"The validation loss ended at {labels.number(valid, 3)} nats per token.")
     elif training is not None:
@@ -54,7 +54,7 @@ def _found(history: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
 
 def _elsewhere(history: pd.DataFrame) -> str:
     """Where the strongest sink is and how strong, if not on the first token."""
-    most, position = last(history, "sink_rate_max"), last(history, "sink_position")
+    most, position = last_value(history, "sink_rate_max"), last_value(history, "sink_position")
     if most is None or not position:
         return ""
     return f", the strongest position ({position:.0f}) at {labels.number(most, 3)} %"
@@ -62,8 +62,8 @@ def _elsewhere(history: pd.DataFrame) -> str:
 
 def _late(history: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
     """A warning where the sink was seen in the last measurement alone."""
-    watched = column(history, "step")[np.isfinite(column(history, "sink_rate"))]
-    step = number_of(record, "emergence", "step")
+    watched = numeric_column(history, "step")[np.isfinite(numeric_column(history, "sink_rate"))]
+    step = metadata_number(record, "emergence", "step")
     return ["It was seen in the last measurement alone."] if step is not None and step == watched[-1] else []
 
 
@@ -100,7 +100,7 @@ def key_figures(history: pd.DataFrame, record: Mapping[str, Any]) -> list[KeyFig
 
 def _losses(history: pd.DataFrame) -> list[KeyFigure]:
     names = domains(history)
-    whole, training = last(history, "valid_loss"), last(history, "loss")
+    whole, training = last_value(history, "valid_loss"), last_value(history, "loss")
     told = [] if training is None else [f"training {labels.number(training, 3)}"]
     if whole is None and training is not None:
         return [KeyFigure("Training loss", labels.number(training, 3), "nats per token, at the end")]
@@ -110,7 +110,7 @@ def _losses(history: pd.DataFrame) -> list[KeyFigure]:
         [] if whole is None else [KeyFigure("Validation loss", labels.number(whole, 3), ", ".join(["nats", *told]))]
     )
     for one in names if len(names) > 1 else []:
-        value = last(history, f"{DOMAIN}{one}")
+        value = last_value(history, f"{DOMAIN}{one}")
         if value is not None:
             figures.append(KeyFigure(f"Validation loss, {one}", labels.number(value, 3), "nats per token"))
     return figures
@@ -118,24 +118,24 @@ def _losses(history: pd.DataFrame) -> list[KeyFigure]:
 
 def _sinks(history: pd.DataFrame, record: Mapping[str, Any]) -> list[KeyFigure]:
     figures = []
-    rate, most, position = (last(history, key) for key in ("sink_rate", "sink_rate_max", "sink_position"))
+    rate, most, position = (last_value(history, key) for key in ("sink_rate", "sink_rate_max", "sink_position"))
     if rate is not None:
         where = "" if position is None else f"strongest at position {position:.0f}"
         where += f" ({labels.number(most, 3)} %)" if where and most is not None and most != rate else ""
-        length = number_of(record, "watch", "length")
+        length = metadata_number(record, "watch", "length")
         note = ", ".join(part for part in (where, f"T = {length:.0f}" if length is not None else "") if part)
         figures.append(KeyFigure(symbol(record), f"{labels.number(rate, 3)} %", note))
-    virtual = last(history, "virtual_sink_rate")
+    virtual = last_value(history, "virtual_sink_rate")
     if virtual is not None:
         note = "heads × samples whose mass on it is above ε"
         figures.append(KeyFigure("Virtual sink rate", f"{labels.number(virtual, 3)} %", note))
-    mass, uniform = last(history, "alpha_first"), last(history, "alpha_uniform")
+    mass, uniform = last_value(history, "alpha_first"), last_value(history, "alpha_uniform")
     if mass is not None:
         against = "mean over heads"
         if uniform:
             against = f"{labels.number(mass / uniform, 3)}× uniform attention’s {labels.number(uniform, 3)}"
         figures.append(KeyFigure("Mean α₁", labels.number(mass, 3), against))
-    ratio = last(history, "norm_ratio")
+    ratio = last_value(history, "norm_ratio")
     if ratio is not None:
         figures.append(KeyFigure("|h₁| / mean |hₜ|", f"{labels.number(ratio, 3)}×", "largest of all layers"))
     return [*figures, *_emergence(record)] if rate is not None or mass is not None else figures
@@ -158,27 +158,27 @@ def _emergence(record: Mapping[str, Any]) -> list[KeyFigure]:
 
 def _size(history: pd.DataFrame, record: Mapping[str, Any]) -> list[KeyFigure]:
     figures = []
-    parameters = number_of(record, "model", "parameters")
+    parameters = metadata_number(record, "model", "parameters")
     if parameters is not None:
-        inner = number_of(record, "model", "parameters_without_embeddings")
-        note = "" if inner is None else f"{amount(inner)} without embeddings"
-        figures.append(KeyFigure("Parameters", amount(parameters), note))
-    tokens, steps = last(history, "tokens"), last(history, "step")
+        inner = metadata_number(record, "model", "parameters_without_embeddings")
+        note = "" if inner is None else f"{format_count(inner)} without embeddings"
+        figures.append(KeyFigure("Parameters", format_count(parameters), note))
+    tokens, steps = last_value(history, "tokens"), last_value(history, "step")
     if tokens is not None:
-        figures.append(KeyFigure("Tokens", amount(tokens), "" if steps is None else f"in {steps:,.0f} steps"))
+        figures.append(KeyFigure("Tokens", format_count(tokens), "" if steps is None else f"in {steps:,.0f} steps"))
     return figures
 
 
 def _cost(history: pd.DataFrame, record: Mapping[str, Any]) -> list[KeyFigure]:
     cost, figures = labels.section(record, "cost"), []
-    speed = number_of(record, "cost", "tokens_per_second")
-    speed = last(history, "tokens_per_second") if speed is None else speed
-    processes = int(number_of(record, "cost", "processes") or 1)
+    speed = metadata_number(record, "cost", "tokens_per_second")
+    speed = last_value(history, "tokens_per_second") if speed is None else speed
+    processes = int(metadata_number(record, "cost", "processes") or 1)
     device = " × ".join(str(part) for part in (cost.get("device"), processes if processes > 1 else "") if part)
     if speed is not None:
-        figures.append(KeyFigure("Tokens per second", amount(speed), f"on {device}" if device else ""))
-    seconds, memory = number_of(record, "cost", "seconds"), number_of(record, "cost", "peak_memory_mib")
+        figures.append(KeyFigure("Tokens per second", format_count(speed), f"on {device}" if device else ""))
+    seconds, memory = metadata_number(record, "cost", "seconds"), metadata_number(record, "cost", "peak_memory_mib")
     if seconds is not None:
         note = "" if memory is None else f"peak memory {labels.number(memory, 3)} MiB"
-        figures.append(KeyFigure("Time", duration(seconds), note))
+        figures.append(KeyFigure("Time", format_duration(seconds), note))
     return figures

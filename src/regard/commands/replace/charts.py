@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from regard.commands.replace import words
-from regard.commands.replace.scores import NONE, chosen, curves, fraction_name, of_constants, places
+from regard.commands.replace.scores import NONE, axis_places, constant_rows, curves, fraction_name, shown_constants
 from regard.report import charts, labels
 
 
@@ -31,8 +31,8 @@ _TIPS = {"fraction": "dynamic heads", "series": "line", "shown": "value"}
 
 def score_panels(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A panel for each task, a line for each source of constants, in the order that the run is about."""
-    _, select = chosen(scores, record)
-    every = curves(of_constants(scores))
+    _, select = shown_constants(scores, record)
+    every = curves(constant_rows(scores))
     kept = (
         pd.concat([_one_order(group, select) for _, group in every.groupby(_PANEL, sort=False)])
         if len(every)
@@ -43,8 +43,8 @@ def score_panels(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[dict[s
 
 def order_panels(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A panel for each task, a line for each order, with the constants that the run is about; empty for one order."""
-    constants, _ = chosen(scores, record)
-    every = curves(of_constants(scores))
+    constants, _ = shown_constants(scores, record)
+    every = curves(constant_rows(scores))
     ours = every[every["constants"] == constants]
     return _panels(ours, "select") if ours["select"].nunique() > 1 else []
 
@@ -62,7 +62,7 @@ def _panels(points: pd.DataFrame, series: str) -> list[dict[str, Any]]:
     several = points["model"].nunique() > 1 if len(points) else False
     found = []
     for (model, task, metric), rows in points.groupby(["model", "task", "metric"], sort=False):
-        at = places(rows["fraction_dynamic"].tolist())
+        at = axis_places(rows["fraction_dynamic"].tolist())
         found.append(
             {
                 "caption": words.title(str(model), str(task), with_model=several),
@@ -104,7 +104,7 @@ def point(
 def cost_panels(cost: pd.DataFrame) -> list[dict[str, Any]]:
     """One panel: time and FLOPs in percent of the untouched model's, by fraction; empty without two points."""
     shares = words.relative_cost(cost)
-    at = places(shares["fraction_dynamic"].tolist())
+    at = axis_places(shares["fraction_dynamic"].tolist())
     points = [
         point(at[row["fraction_dynamic"]], row["fraction_dynamic"], row[key], name, f"{labels.number(row[key], 3)} %")
         for key, name in (("time", "time"), ("work", "FLOPs"))

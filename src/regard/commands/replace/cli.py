@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import UserError
-from regard.runs.arguments import check_model, check_work, number, of_model, tell, work_beside
+from regard.runs.arguments import (
+    check_model_folder,
+    check_work_dir,
+    default_work_dir,
+    model_slug,
+    parse_number,
+    print_summary,
+)
 
 HELP = "Put constants or another operation where attention was; score a task."
 EXAMPLES = """examples:
@@ -96,20 +103,20 @@ def run(given: argparse.Namespace) -> None:
     """Replace, print, write; everything that can be refused is refused before the model is loaded."""
     settings = _settings(given)
     from regard import models
-    from regard.commands.replace.config import LANGUAGE_MODEL, Settings
-    from regard.commands.replace.run import can_go_on, replace
+    from regard.commands.replace.config import LANGUAGE_MODEL, ReplaceConfig
+    from regard.commands.replace.run import can_resume, replace
     from regard.data import TASKS, read_task
     from regard.hooks import ReplacedModel
-    from regard.hooks.operation import swappable
-    from regard.runs.folder import check_free
+    from regard.hooks.operation import parse_attention
+    from regard.runs.folder import check_output_dir
 
-    out = given.out or Path("runs") / f"replace-{of_model(given.model)}-{of_model(Path(given.task).stem)}"
-    work = work_beside(out)
-    check_free(out, overwrite=given.overwrite, verb="replace")
-    check_work(work, can_go_on(work), given)
-    chosen = Settings(**settings)
+    out = given.out or Path("runs") / f"replace-{model_slug(given.model)}-{model_slug(Path(given.task).stem)}"
+    work = default_work_dir(out)
+    check_output_dir(out, overwrite=given.overwrite, verb="replace")
+    check_work_dir(work, can_resume(work), given)
+    chosen = ReplaceConfig(**settings)
     for name in chosen.attention:
-        swappable(name)
+        parse_attention(name)
     if given.constants_from is not None:
         chosen.check_elsewhere()
     data = given.data or os.environ.get("REGARD_DATA")
@@ -119,7 +126,7 @@ def run(given: argparse.Namespace) -> None:
         raise UserError(
             f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{given.constants_from}'"
         )
-    check_model(given.model)
+    check_model_folder(given.model)
     ReplacedModel.register()
     loaded = models.load(
         given.model,
@@ -149,7 +156,7 @@ def run(given: argparse.Namespace) -> None:
             f"interrupted; what was found is kept in {work}: the same command with --resume goes on"
         ) from None
     shutil.rmtree(work)
-    tell(found.summary(), out)
+    print_summary(found.summary(), out)
 
 
 def _settings(given: argparse.Namespace) -> dict[str, Any]:
@@ -165,7 +172,7 @@ def _settings(given: argparse.Namespace) -> dict[str, Any]:
         parts = given.rows.split(",")
         if len(parts) != 2:
             raise UserError(f"--rows: expected two numbers, training and validation, as 1000,500, got {given.rows!r}")
-        settings["rows"] = tuple(int(number(part, int, "--rows")) for part in parts)
+        settings["rows"] = tuple(int(parse_number(part, int, "--rows")) for part in parts)
     return settings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from regard.commands.replace.ranking import ORDERS
+from regard.commands.replace.ranking import RANKINGS
 from regard.constants import SOURCES
 from regard.data import LAYOUTS
 from regard.errors import UserError, check_choice
@@ -21,7 +21,7 @@ CONSTANTS = ("average", *SOURCES, *TRAINED)
 WHOLE = ("seeds", "length", "epochs", "batch_size")
 """Settings that are whole numbers, or None."""
 UNTOUCHED = "none"
-SWAPPED = "attention"
+OTHER_OPERATION = "attention"
 """What stands for the order of heads where another operation is put into all of them."""
 LANGUAGE_MODEL = "lm"
 """The task of a causal language model: it is judged by the likelihood that it gives to text, without a probe."""
@@ -33,12 +33,12 @@ THROUGH_EPOCHS = {"paper": None, "laptop": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ReplaceConfig:
     """What to replace, and how to find out what it costs.
 
     `constants`: sources out of `CONSTANTS`; None: `average`, unless there is another `attention`: operations for all
     heads, as `regard.replacing` takes them, `sigmoid` or `softmax+window=8`. `select`: orders out of
-    `regard.commands.replace.ranking.ORDERS`, None: `lambda`; `fractions`: shares of heads that stay dynamic,
+    `regard.commands.replace.ranking.RANKINGS`, None: `lambda`; `fractions`: shares of heads that stay dynamic,
     1 being the untouched
     model, None: `FRACTIONS`; both are of constants alone. `seeds`: how many probes each score is of. `scale` names the
     settings of the task: the paper's, or those for a laptop; `length`, `rows` (training, validation), `epochs`,
@@ -73,7 +73,7 @@ class Settings:
             several = (value,) if isinstance(value, (str, int, float)) else tuple(value)
             object.__setattr__(self, name, tuple(dict.fromkeys(several)))
         self._check_kinds()
-        for name, known in (("constants", CONSTANTS), ("select", ORDERS)):
+        for name, known in (("constants", CONSTANTS), ("select", RANKINGS)):
             unknown = [one for one in getattr(self, name) if one not in known]
             if unknown or not (getattr(self, name) or (self.attention and not self.constants)):
                 told = ", ".join(map(str, unknown)) or "none"

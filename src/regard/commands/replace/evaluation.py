@@ -16,20 +16,20 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from regard.attention.operator import FUSED_CPU
-from regard.commands.replace.evaluators import Judge, read_batches
-from regard.commands.replace.ranking import Order, by_output_norm, by_share, order
+from regard.commands.replace.evaluators import Evaluator, read_batches
+from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm, rank_heads
 from regard.constants import Constants, Head
 from regard.data import Encoded
 from regard.hooks import Replacement, average_attention, mixing, replacing
-from regard.hooks.layers import evaluating
-from regard.hooks.operation import swappable
+from regard.hooks.layers import eval_mode
+from regard.hooks.operation import parse_attention
 from regard.runs.journal import Journal
 
 TIMED = 5
 
 
 @dataclass(frozen=True)
-class Trials:
+class HeadEvaluation:
     """Scores of one model on one task.
 
     `train` and `validation` are the task's examples as the model reads them. Gates and constants are trained at rates
@@ -37,7 +37,7 @@ class Trials:
     """
 
     model: Any
-    judge: Judge
+    judge: Evaluator
     train: Encoded
     validation: Encoded
     gate_rate: float | None
@@ -52,7 +52,7 @@ class Trials:
 
     def swapped(self, attention: str, seeds: Sequence[int]) -> dict[int, float]:
         """The score by seed with another operation in all heads."""
-        spec = swappable(attention)
+        spec = parse_attention(attention)
         key = _key(json.dumps(spec.to_dict() | {"form": ""}), ())
         return self._scored(key, seeds, replacing(self.model, spec))
 
@@ -88,15 +88,15 @@ class Trials:
         self.journal.add("average", True)
         return found
 
-    def order(self, averages: Constants, name: str, seed: int) -> Order:
+    def order(self, averages: Constants, name: str, seed: int) -> HeadRanking:
         """The order of this name, which is found at the averages."""
 
-        def norms() -> Order:
+        def norms() -> HeadRanking:
             device = self.model.device
             on_device = ({name: v.to(device) for name, v in batch.items()} for batch in read_batches(self.train))
-            return by_output_norm(self.model, on_device, averages)
+            return rank_by_output_norm(self.model, on_device, averages)
 
-        return order(
+        return rank_heads(
             name,
             constants=averages,
             seed=seed,
@@ -104,7 +104,7 @@ class Trials:
             norms=lambda: self.kept("output-norm", averages, norms),
         )
 
-    def lambdas(self, constants: Constants, seed: int) -> Order:
+    def lambdas(self, constants: Constants, seed: int) -> HeadRanking:
         """The order of σ(l), each head's share of attention, trained for the judge with all else frozen."""
         name = f"lambda {_key(constants.sha256, ())} {seed}"
         if name not in self.journal:
@@ -113,9 +113,9 @@ class Trials:
                 self._train(mixed, seed, self.gate_rate)
                 told = [[*place, shares.tolist()] for place, shares in mixed.shares().items()]
             self.journal.add(name, told)
-        return by_share({(site, int(layer)): torch.tensor(shares) for site, layer, shares in self.journal[name]})
+        return rank_by_gate({(site, int(layer)): torch.tensor(shares) for site, layer, shares in self.journal[name]})
 
-    def kept(self, name: str, constants: Constants, find: Callable[[], Order]) -> Order:
+    def kept(self, name: str, constants: Constants, find: Callable[[], HeadRanking]) -> HeadRanking:
         """An order that is found once, and then kept in the journal."""
         entry = f"{name} {_key(constants.sha256, ())}"
         if entry not in self.journal:
@@ -123,7 +123,7 @@ class Trials:
             found = find()
             self.journal.add(entry, [[*head, value] for head, value in zip(found.heads, found.values, strict=True)])
         rows = self.journal[entry]
-        return Order(
+        return HeadRanking(
             tuple((site, int(layer), int(head)) for site, layer, head, _ in rows), tuple(row[3] for row in rows)
         )
 
@@ -148,14 +148,16 @@ class Trials:
 
         self.judge.train(replacement.parameters(), seed, rate, told)
 
-    def cost(self, constants: Constants, order: Order, fractions: Sequence[float]) -> list[tuple[float, float, float]]:
+    def cost(
+        self, constants: Constants, order: HeadRanking, fractions: Sequence[float]
+    ) -> list[tuple[float, float, float]]:
         """(fraction dynamic, milliseconds, FLOPs) of one forward of a batch, the median of a few runs."""
         batch = next(read_batches(self.validation))
         inputs = {name: values.to(self.model.device) for name, values in batch.items()}
         found = []
         for fraction in fractions:
             self.step(f"timing {fraction:g} dynamic")
-            with self._replaced(constants, order.constant(fraction)), evaluating(self.model):
+            with self._replaced(constants, order.constant(fraction)), eval_mode(self.model):
                 found.append((fraction, _milliseconds(self.model, inputs), _flops(self.model, inputs)))
         return found
 

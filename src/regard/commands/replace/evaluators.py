@@ -21,19 +21,19 @@ from regard.training import (
     make_probe,
     predict,
     score,
-    train_through,
+    train_through_encoder,
 )
-from regard.training.probes import IGNORED
-from regard.training.probing import adam, descend
-from regard.training.states import encoder_of, evaluating, hidden_states
-from regard.training.through import only_training
+from regard.training.probes import IGNORE_INDEX
+from regard.training.probing import make_adam, optimize
+from regard.training.states import eval_mode, get_encoder, hidden_states
+from regard.training.through import only_trainable
 
-READ = 2048
+EVALUATION_TOKENS = 2048
 """Tokens, padding included, of a batch that is only read."""
-Told = Callable[[int, int, float], None]
+OnProgress = Callable[[int, int, float], None]
 
 
-class Judge(Protocol):
+class Evaluator(Protocol):
     """What scores a model, and trains parameters inside it for a better score."""
 
     @property
@@ -46,17 +46,17 @@ class Judge(Protocol):
     def scores(self, key: str, seeds: Sequence[int]) -> Iterable[tuple[int, float]]:
         """(seed, score) of the model as it is now, one after the other; `key` names that state of it."""
 
-    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: Told) -> None:
+    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: OnProgress) -> None:
         """Train parameters that stand in the model; at the settings' rate if None."""
 
 
 def read_batches(encoded: Encoded) -> Iterator[dict[str, Tensor]]:
     """All inputs in batches that are as large as is of use."""
-    return encoded.batches(max(1, READ // encoded.length))
+    return encoded.batches(max(1, EVALUATION_TOKENS // encoded.length))
 
 
 @dataclass(frozen=True)
-class ProbeJudge:
+class ProbeEvaluator:
     """A probe of the paper behind the frozen encoder, fitted from scratch on the task for each seed.
 
     `settings` say how it is fitted, `through` how it is trained together with parameters in the encoder. The states of
@@ -95,7 +95,7 @@ class ProbeJudge:
             return kept
         wanted = encoded.attention_mask
         if self.task.kind != "sequence":
-            wanted = wanted & (encoded.labels != IGNORED)  # a token without a label is never looked at
+            wanted = wanted & (encoded.labels != IGNORE_INDEX)  # a token without a label is never looked at
         return encode_states(self.model, read_batches(encoded), self.folder, mask=wanted, key=key)
 
     def _score(self, train: States, validation: States, seed: int) -> float:
@@ -120,8 +120,8 @@ class ProbeJudge:
     def _layers(self) -> int:
         """How many states a token has: that of the embeddings, and one for each block."""
         inputs = next(self.train_rows.batches(1))
-        with evaluating(self.model), torch.no_grad():
-            found = hidden_states(encoder_of(self.model), {n: v.to(self.model.device) for n, v in inputs.items()})
+        with eval_mode(self.model), torch.no_grad():
+            found = hidden_states(get_encoder(self.model), {n: v.to(self.model.device) for n, v in inputs.items()})
         return int(found.shape[1])
 
     @property
@@ -129,7 +129,7 @@ class ProbeJudge:
         names = ("hidden_act", "activation", "activation_function")
         return next((getattr(self.model.config, name) for name in names if hasattr(self.model.config, name)), None)
 
-    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: Told) -> None:
+    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: OnProgress) -> None:
         """Train them together with a probe, which is thrown away."""
         probe = make_probe(
             self.task.kind,
@@ -141,7 +141,7 @@ class ProbeJudge:
             activation=self._activation,
             seed=seed,
         )
-        train_through(
+        train_through_encoder(
             self.model, probe, self._batches, parameters, self.through, seed, parameters_rate=rate, on_epoch=told
         )
 
@@ -155,7 +155,7 @@ class ProbeJudge:
 
 
 @dataclass(frozen=True)
-class LikelihoodJudge:
+class PerplexityEvaluator:
     """The likelihood that a causal language model gives to text: −log of its perplexity, in nats a token.
 
     Nothing is fitted, so that one seed is enough. `settings` say how parameters inside the model are trained.
@@ -178,7 +178,7 @@ class LikelihoodJudge:
     def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
         """The mean log-likelihood of the validation tokens."""
         total, tokens = 0.0, 0
-        with evaluating(self.model), torch.no_grad():
+        with eval_mode(self.model), torch.no_grad():
             for batch in read_batches(self.validation_rows):
                 losses = self._losses(batch)
                 total, tokens = total + float(losses.double().sum()), tokens + losses.numel()
@@ -194,7 +194,7 @@ class LikelihoodJudge:
         real = inputs["attention_mask"][:, 1:].bool()
         return nn.functional.cross_entropy(logits[real].float(), inputs["input_ids"][:, 1:][real], reduction="none")
 
-    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: Told) -> None:
+    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: OnProgress) -> None:
         """Train them for the likelihood of the training text."""
         rows = self.train_rows
 
@@ -204,7 +204,7 @@ class LikelihoodJudge:
                 yield self._losses({"input_ids": ids, "attention_mask": mask}).mean()
 
         groups: list[dict[str, object]] = [{"params": list(parameters), "lr": rate or self.settings.learning_rate}]
-        optimizer = adam(groups, self.settings)
-        with evaluating(self.model), only_training(self.model, parameters):
-            descend(optimizer, losses, self.settings.epochs, seed, self.model.device, told)
+        optimizer = make_adam(groups, self.settings)
+        with eval_mode(self.model), only_trainable(self.model, parameters):
+            optimize(optimizer, losses, self.settings.epochs, seed, self.model.device, told)
             optimizer.zero_grad(set_to_none=True)

@@ -14,10 +14,10 @@ from regard.commands.replace import words
 from regard.commands.replace.scores import (
     ATTENTION,
     check_scores,
-    chosen,
+    constant_rows,
     fraction_name,
-    of_constants,
     relative_drop,
+    shown_constants,
 )
 from regard.report import html as markup
 from regard.report import labels
@@ -72,7 +72,7 @@ def replace_page(
 
 
 def _scores(scores: pd.DataFrame, record: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
-    constants, select = chosen(scores, record)
+    constants, select = shown_constants(scores, record)
     sure = "Bars: 95 % intervals over seeds (Student’s t). " if scores["seed"].nunique() > 1 else ""
     left = (
         f"{sure}From the untouched model on the left to all heads constant on the right; heads in the order “{select}”."
@@ -127,7 +127,7 @@ def _sources_table(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
     drops = _at_least(scores)
     if drops["constants"].nunique() < 2:
         return ""
-    _, select = chosen(scores, record)
+    _, select = shown_constants(scores, record)
     drops = drops.assign(other=drops["select"] != select).sort_values("other", kind="stable")
     drops = drops.drop_duplicates(["model", "task", "metric", "constants"]).sort_index()
     return _by_task(drops, "Constants", "no head constant")
@@ -162,7 +162,7 @@ def _original(drops: pd.DataFrame, key: tuple[str, str, str]) -> str:
 
 
 def _sources_about(scores: pd.DataFrame) -> str:
-    least = float(of_constants(scores)["fraction_dynamic"].min())
+    least = float(constant_rows(scores)["fraction_dynamic"].min())
     where = "all heads constant" if least == 0 else f"{fraction_name(least)} of the heads dynamic"
     return f"Mean score with {where}, and the relative drop."
 

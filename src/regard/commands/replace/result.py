@@ -20,9 +20,9 @@ from regard.commands.replace.scores import COLUMNS as SCORE_COLUMNS
 from regard.commands.replace.scores import intervals, relative_drop
 from regard.commands.replace.terminal import replace_summary
 from regard.errors import UserError
-from regard.runs.folder import RECORD, verb_of, writing
+from regard.runs.folder import RESULTS, atomic_folder, command_of
 from regard.runs.result import PAGE
-from regard.statistics.table import selected
+from regard.statistics.table import select_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,11 +32,11 @@ SCORES, HEADS, COST, CONSTANTS = "scores.parquet", "heads.json", "cost.parquet",
 HEAD_COLUMNS = ("site", "layer", "head", "rank", "value", "pattern")
 COST_COLUMNS = ("fraction_dynamic", "milliseconds", "flops")
 
-__all__ = ["COST_COLUMNS", "HEAD_COLUMNS", "SCORE_COLUMNS", "Replacements", "intervals", "relative_drop"]
+__all__ = ["COST_COLUMNS", "HEAD_COLUMNS", "SCORE_COLUMNS", "ReplaceResult", "intervals", "relative_drop"]
 
 
 @dataclass(frozen=True)
-class Replacements:
+class ReplaceResult:
     """What one run of replacing heads gave: scores, the order of the heads, costs, and where they come from.
 
     `scores` (`SCORE_COLUMNS`) has one row a run; rows with a `fraction_dynamic` of 1 are the untouched model, with
@@ -58,7 +58,7 @@ class Replacements:
 
         `r.frame(task="sst2", fraction_dynamic=0)` are the scores with all heads constant.
         """
-        return selected(self.scores, None, equal)
+        return select_rows(self.scores, None, equal)
 
     def constant_heads(self, fraction_dynamic: float) -> list[tuple[str, int, int]]:
         """The heads (site, layer, head) that are constant where this fraction stays dynamic, in the run's order.
@@ -81,8 +81,8 @@ class Replacements:
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with record, tables, constants and report page; whole or not at all."""
-        with writing(folder, overwrite=overwrite, verb="replace") as place:
-            (place / RECORD).write_text(_json(self.record, indent=2), encoding="utf-8")
+        with atomic_folder(folder, overwrite=overwrite, verb="replace") as place:
+            (place / RESULTS).write_text(_json(self.record, indent=2), encoding="utf-8")
             self.scores.to_parquet(place / SCORES, index=False)
             self.cost.to_parquet(place / COST, index=False)
             (place / HEADS).write_text(_json(self._order()), encoding="utf-8")
@@ -106,17 +106,19 @@ class Replacements:
         }
 
     @classmethod
-    def load(cls, folder: str | Path) -> Replacements:
+    def load(cls, folder: str | Path) -> ReplaceResult:
         """What was saved to a folder. Raises UserError if there is nothing, or not whole, or of another verb."""
         folder = Path(folder)
-        if not (folder / RECORD).is_file():
-            raise UserError(f"no run in {folder}: expected a folder with {RECORD}, as `regard replace --out` writes it")
-        if (verb := verb_of(folder / RECORD)) not in (None, "replace"):
+        if not (folder / RESULTS).is_file():
+            raise UserError(
+                f"no run in {folder}: expected a folder with {RESULTS}, as `regard replace --out` writes it"
+            )
+        if (verb := command_of(folder / RESULTS)) not in (None, "replace"):
             raise UserError(f"the run in {folder} is one of `regard {verb}`: expected one of `regard replace`")
         if not (folder / SCORES).is_file():
-            raise UserError(f"the run in {folder} is not one of replacing heads: expected {SCORES} beside {RECORD}")
+            raise UserError(f"the run in {folder} is not one of replacing heads: expected {SCORES} beside {RESULTS}")
         try:
-            record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            record = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
             scores, cost = pd.read_parquet(folder / SCORES), pd.read_parquet(folder / COST)
             heads = _heads(json.loads((folder / HEADS).read_text(encoding="utf-8")))
             constants = (folder / CONSTANTS).read_bytes() if (folder / CONSTANTS).exists() else None
@@ -124,7 +126,7 @@ class Replacements:
         except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
         if not isinstance(record, dict):
-            raise UserError(f"the run in {folder} cannot be read: {RECORD} holds no record")
+            raise UserError(f"the run in {folder} cannot be read: {RESULTS} holds no record")
         for name, table, columns in ((SCORES, scores, SCORE_COLUMNS), (COST, cost, COST_COLUMNS)):
             missing = [column for column in columns if column not in table]
             if missing:

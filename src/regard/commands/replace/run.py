@@ -19,28 +19,28 @@ from regard.commands.replace.config import (
     CONSTANTS_RATE,
     GATE_RATE,
     LANGUAGE_MODEL,
-    SWAPPED,
+    OTHER_OPERATION,
     THROUGH_EPOCHS,
     TRAINED,
     UNTOUCHED,
-    Settings,
+    ReplaceConfig,
 )
-from regard.commands.replace.evaluation import Trials
-from regard.commands.replace.evaluators import READ, Judge, LikelihoodJudge, ProbeJudge
-from regard.commands.replace.ranking import Order
-from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, Replacements
-from regard.constants import SOURCES, Constants, at, data_free, over_heads, patterns
+from regard.commands.replace.evaluation import HeadEvaluation
+from regard.commands.replace.evaluators import EVALUATION_TOKENS, Evaluator, PerplexityEvaluator, ProbeEvaluator
+from regard.commands.replace.ranking import HeadRanking
+from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
+from regard.constants import SOURCES, Constants, data_free, over_heads, patterns, to_length
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
-from regard.data.tasks import Scale
+from regard.data.tasks import TaskPreset
 from regard.errors import UserError
-from regard.hooks import identity
+from regard.hooks import model_fingerprint
 from regard.hooks.average import vocabulary_digest
-from regard.hooks.operation import swappable
+from regard.hooks.operation import parse_attention
 from regard.hooks.replaced_model import ReplacedConfig
 from regard.runs.journal import ABOUT, Journal, has_entries
-from regard.runs.provenance import digest, now, regard_version, versions
+from regard.runs.provenance import now, regard_version, sha256_of_weights, versions
 from regard.training import ProbeSettings, check_metric
-from regard.training.states import encoder_of
+from regard.training.states import get_encoder
 
 From = str | Path | Constants | None
 Elsewhere = Constants | tuple[Encoded, str] | None
@@ -58,13 +58,14 @@ def replace(
     keep_work: bool = False,
     on_step: Callable[[str], None] = lambda step: None,
     **settings: Any,
-) -> Replacements:
+) -> ReplaceResult:
     """What probes behind the frozen model score on a task, with heads constant, or with another operation in all.
 
     `model` is a model with its `tokenizer`, or what `regard.models.load` gave, or a name it takes. `task` is one of
     `regard.data.TASKS`, a file of your own, or a `regard.data.Task`; `data` the folder with its files, None for the
     hub. `constants_from` takes the averages from elsewhere: another task's name, a file that `Constants.save` wrote, or
-    constants. Other `settings` are those of `regard.commands.replace.config.Settings`. `work` is a folder for hidden
+    constants. Other `settings` are those of `regard.commands.replace.config.ReplaceConfig`. `work` is a folder for
+    hidden
     states and for scores found so far, None for a temporary one: with `resume` a run that was broken off goes on there,
     to the same scores; it is deleted at the end, unless `keep_work`. `on_step` is told what is done. An
     encoder–decoder's encoder is probed. Raises UserError for every mistake of the user.
@@ -82,7 +83,7 @@ def replace(
     began = time.perf_counter()
     language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
     loaded = _loaded(model, tokenizer, language_model)
-    encoder = loaded.model if language_model else encoder_of(loaded.model)
+    encoder = loaded.model if language_model else get_encoder(loaded.model)
     on_step("reading the task")
     scale, read = _task(task, data, chosen)
     train, validation = _encoded(read, loaded, chosen, scale)
@@ -91,7 +92,7 @@ def replace(
     _check_order(chosen, constants)
     about = _about(loaded, encoder, read, (train, validation), chosen, constants_from, constants)
     with _journal(Path(work), about, resume=resume) as journal:
-        trials = Trials(
+        trials = HeadEvaluation(
             model=encoder,
             judge=_judge(encoder, read, (train, validation), chosen, scale, journal),
             train=train,
@@ -108,21 +109,21 @@ def replace(
     record["cost"] = {
         "seconds": round(time.perf_counter() - began, 3),
         "device": str(encoder.device),
-        "batch_size": max(1, READ // validation.length),
+        "batch_size": max(1, EVALUATION_TOKENS // validation.length),
         "length": validation.length,
     }
     if not keep_work:
         journal.remove()
-    return Replacements(scores=table, record=record, **(_no_constants() | tables))
+    return ReplaceResult(scores=table, record=record, **(_no_constants() | tables))
 
 
-def _settings(**given: Any) -> Settings:
-    known = [option.name for option in fields(Settings)]
+def _settings(**given: Any) -> ReplaceConfig:
+    known = [option.name for option in fields(ReplaceConfig)]
     if unknown := [name for name in given if name not in known]:
         raise UserError(f"unknown setting {', '.join(unknown)}; expected some of: {', '.join(known)}")
-    chosen = Settings(**given)
+    chosen = ReplaceConfig(**given)
     for name in chosen.attention:
-        swappable(name)
+        parse_attention(name)
     return chosen
 
 
@@ -143,7 +144,7 @@ def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, langua
         model = models.load(model, language_model=language_model)
     if tokenizer is not None and not callable(getattr(tokenizer, "get_vocab", None)):
         raise UserError(f"tokenizer: expected one as AutoTokenizer loads it, got {type(tokenizer).__name__}")
-    found = models.given(model, tokenizer, to="replace", call="replace(model, task, tokenizer=tokenizer)")
+    found = models.as_loaded(model, tokenizer, to="replace", call="replace(model, task, tokenizer=tokenizer)")
     config = found.model.config
     if isinstance(config, ReplacedConfig):
         raise UserError(f"model: expected one whose heads all attend, those of {found.name} are constant already")
@@ -152,10 +153,10 @@ def _loaded(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, langua
     return found
 
 
-def _task(task: str | Task, folder: str | Path | None, chosen: Settings) -> tuple[Scale, Task]:
+def _task(task: str | Task, folder: str | Path | None, chosen: ReplaceConfig) -> tuple[TaskPreset, Task]:
     """The task, and its settings with those of the user in their place."""
     name = task.name if isinstance(task, Task) else task
-    scale: Scale = getattr(TASKS.get(name, TASKS["sst2"]), chosen.scale)
+    scale: TaskPreset = getattr(TASKS.get(name, TASKS["sst2"]), chosen.scale)
     own = {n: getattr(chosen, n) for n in ("length", "rows", "epochs", "batch_size", "learning_rate")}
     scale = changed(scale, **{n: value for n, value in own.items() if value is not None})
     user: dict[str, Any] = {n: getattr(chosen, n) for n in ("text", "label", "validation", "metric")}
@@ -166,7 +167,7 @@ def _task(task: str | Task, folder: str | Path | None, chosen: Settings) -> tupl
     return scale, read
 
 
-def _encoded(read: Task, loaded: models.Loaded, chosen: Settings, scale: Scale) -> tuple[Encoded, Encoded]:
+def _encoded(read: Task, loaded: models.Loaded, chosen: ReplaceConfig, scale: TaskPreset) -> tuple[Encoded, Encoded]:
     tokenizer, length = loaded.tokenizer, scale.length
     most = models.maximum_length(loaded.model, tokenizer)
     if most is not None and length > most:
@@ -178,13 +179,13 @@ def _encoded(read: Task, loaded: models.Loaded, chosen: Settings, scale: Scale) 
 
 
 def _judge(
-    encoder: Any, read: Task, parts: tuple[Encoded, Encoded], chosen: Settings, scale: Scale, journal: Journal
-) -> Judge:
+    encoder: Any, read: Task, parts: tuple[Encoded, Encoded], chosen: ReplaceConfig, scale: TaskPreset, journal: Journal
+) -> Evaluator:
     train, validation = parts
     through = _probe(scale, THROUGH_EPOCHS[chosen.scale])
     if read.name == LANGUAGE_MODEL:
-        return LikelihoodJudge(model=encoder, train_rows=train, validation_rows=validation, settings=through)
-    return ProbeJudge(
+        return PerplexityEvaluator(model=encoder, train_rows=train, validation_rows=validation, settings=through)
+    return ProbeEvaluator(
         model=encoder,
         task=read,
         train_rows=train,
@@ -195,7 +196,7 @@ def _judge(
     )
 
 
-def _probe(scale: Scale, epochs: int | None) -> ProbeSettings:
+def _probe(scale: TaskPreset, epochs: int | None) -> ProbeSettings:
     return ProbeSettings(
         learning_rate=scale.learning_rate, batch_size=scale.batch_size, epochs=min(epochs or scale.epochs, scale.epochs)
     )
@@ -206,12 +207,12 @@ def _about(
     encoder: Any,
     read: Task,
     parts: tuple[Encoded, Encoded],
-    chosen: Settings,
+    chosen: ReplaceConfig,
     origin: From,
     given: Constants | None,
 ) -> dict[str, Any]:
     """Everything the scores depend on."""
-    known = identity(encoder)
+    known = model_fingerprint(encoder)
     config = encoder.config
     train, validation = parts
     return {
@@ -221,7 +222,7 @@ def _about(
             "name": loaded.name,
             "class": type(encoder).__name__,
             "type": known["type"],
-            "sha256": loaded.sha256 or digest(encoder),
+            "sha256": loaded.sha256 or sha256_of_weights(encoder),
             "parameters": sum(p.numel() for p in encoder.parameters()),
             "layers": getattr(config, "num_hidden_layers", None),
             "heads": getattr(config, "num_attention_heads", None),
@@ -249,13 +250,13 @@ def _about(
     }
 
 
-def _check_order(chosen: Settings, given: Constants | None) -> None:
+def _check_order(chosen: ReplaceConfig, given: Constants | None) -> None:
     """Nothing, or a UserError: an order asks for what the given constants do not tell."""
     if given is not None and "input-dependence" in chosen.orders:
         given.input_dependence()
 
 
-def can_go_on(work: Path) -> bool:
+def can_resume(work: Path) -> bool:
     """Whether a run that was broken off has left something there to go on with: an entry, or hidden states.
 
     Raises UserError if the folder holds what no run has left there, and what must not be deleted.
@@ -268,13 +269,13 @@ def can_go_on(work: Path) -> bool:
 @contextmanager
 def _journal(work: Path, about: dict[str, Any], *, resume: bool) -> Iterator[Journal]:
     """The journal of a run; its folder is deleted if the run is refused, or broken off, with nothing found."""
-    goes_on = can_go_on(work) and resume
+    goes_on = can_resume(work) and resume
     made = [parent for parent in work.absolute().parents if not parent.exists()]
     journal = Journal(work, about, resume=goes_on)
     try:
         yield journal
     except BaseException as error:
-        if not (has_entries(work) if isinstance(error, UserError) else can_go_on(work)):
+        if not (has_entries(work) if isinstance(error, UserError) else can_resume(work)):
             journal.remove()
             with suppress(OSError):
                 for parent in made:
@@ -283,7 +284,7 @@ def _journal(work: Path, about: dict[str, Any], *, resume: bool) -> Iterator[Jou
 
 
 def _elsewhere(
-    origin: From, data: str | Path | None, encoder: Any, tokenizer: Any, train: Encoded, scale: Scale
+    origin: From, data: str | Path | None, encoder: Any, tokenizer: Any, train: Encoded, scale: TaskPreset
 ) -> Elsewhere:
     """What the averages come from, if not from the task's inputs: constants, or other inputs and their source."""
     if origin is None or isinstance(origin, Constants):
@@ -296,7 +297,7 @@ def _elsewhere(
     return _fitting(Constants.load(origin), encoder, tokenizer, train)
 
 
-def _averages(trials: Trials, read: Task, tokenizer: Any, elsewhere: Elsewhere) -> Constants:
+def _averages(trials: HeadEvaluation, read: Task, tokenizer: Any, elsewhere: Elsewhere) -> Constants:
     """The averages over the task's training inputs, or from elsewhere."""
     if isinstance(elsewhere, Constants):
         return elsewhere
@@ -311,19 +312,19 @@ def _fitting(given: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> 
             f"constants: expected averages in layout {train.layout}, got {given.origin.layout}; choose that layout, "
             "or average anew"
         )
-    given.check_model(identity(encoder))
+    given.check_model(model_fingerprint(encoder))
     own = vocabulary_digest(tokenizer)
     if given.origin.tokenizer not in (None, own):
         raise UserError("constants: expected averages over inputs of this tokenizer, got those of another vocabulary")
     if given.length < train.length:
         raise UserError(
             f"constants: expected some for {train.length} tokens, got {given.length}; choose --length "
-            f"{given.length}, or fit them with regard.constants.at"
+            f"{given.length}, or fit them with regard.constants.to_length"
         )
-    return at(given, train.length)
+    return to_length(given, train.length)
 
 
-def _source(trials: Trials, averages: Constants, name: str) -> Constants:
+def _source(trials: HeadEvaluation, averages: Constants, name: str) -> Constants:
     if name in SOURCES:
         return data_free(name, averages)
     if name in TRAINED:
@@ -332,7 +333,9 @@ def _source(trials: Trials, averages: Constants, name: str) -> Constants:
     return averages
 
 
-def _scores(trials: Trials, averages: Constants | None, chosen: Settings, model: str, task: str) -> pd.DataFrame:
+def _scores(
+    trials: HeadEvaluation, averages: Constants | None, chosen: ReplaceConfig, model: str, task: str
+) -> pd.DataFrame:
     """One row for each source, order, fraction and seed; for each operation and seed."""
     seeds, metric = trials.judge.seeds(chosen.seeds), trials.judge.metric
     rows: list[tuple[Any, ...]] = []
@@ -345,7 +348,7 @@ def _scores(trials: Trials, averages: Constants | None, chosen: Settings, model:
         add(UNTOUCHED, UNTOUCHED, 1.0, trials.scores(None, (), seeds))
     for name in chosen.attention:
         trials.step(f"scoring {name}")
-        add(name, SWAPPED, 0.0, trials.swapped(name, seeds))
+        add(name, OTHER_OPERATION, 0.0, trials.swapped(name, seeds))
     for name in chosen.sources:
         assert averages is not None, "constants are asked for"
         constants = _source(trials, averages, name)
@@ -370,7 +373,9 @@ def _no_constants() -> dict[str, Any]:
     return {"heads": pd.DataFrame(columns=list(HEAD_COLUMNS)), "cost": pd.DataFrame(columns=list(COST_COLUMNS))}
 
 
-def _of_constants(trials: Trials, averages: Constants, chosen: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+def _of_constants(
+    trials: HeadEvaluation, averages: Constants, chosen: ReplaceConfig
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tables that are of constants, and what the record says of these."""
     first = trials.order(averages, chosen.orders[0], 0)
     matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
@@ -383,7 +388,7 @@ def _of_constants(trials: Trials, averages: Constants, chosen: Settings) -> tupl
     return {**tables, "matrices": matrices, "constants": averages.to_bytes()}, told
 
 
-def _heads(averages: Constants, first: Order) -> pd.DataFrame:
+def _heads(averages: Constants, first: HeadRanking) -> pd.DataFrame:
     """One row a head: its rank, the value it was ranked by, and the pattern of its average."""
     found = {}
     for (site, layer), matrix in averages.matrices.items():

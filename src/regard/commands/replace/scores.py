@@ -12,7 +12,7 @@ import pandas as pd
 
 from regard.errors import UserError
 from regard.report import labels
-from regard.runs.intervals import quantile
+from regard.runs.intervals import t_value
 
 COLUMNS = ("model", "task", "constants", "select", "fraction_dynamic", "seed", "metric", "score")
 NONE = "none"
@@ -41,7 +41,7 @@ def check_scores(scores: pd.DataFrame) -> None:
         raise UserError(f"scores: expected one row for each run, several are of {told}")
 
 
-def of_constants(scores: pd.DataFrame) -> pd.DataFrame:
+def constant_rows(scores: pd.DataFrame) -> pd.DataFrame:
     """The rows of the untouched model, and of constant heads."""
     return scores[scores["select"] != ATTENTION]
 
@@ -61,7 +61,7 @@ def intervals(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _half(n: int, deviation: float) -> float:
-    return math.nan if n < 2 else quantile(n - 1) * deviation / math.sqrt(n)
+    return math.nan if n < 2 else t_value(n - 1) * deviation / math.sqrt(n)
 
 
 def relative_drop(scores: pd.DataFrame) -> pd.DataFrame:
@@ -107,13 +107,13 @@ def _of(points: pd.DataFrame, equal: Mapping[str, Any]) -> pd.DataFrame:
     return points
 
 
-def chosen(scores: pd.DataFrame, record: Mapping[str, Any]) -> tuple[str, str]:
+def shown_constants(scores: pd.DataFrame, record: Mapping[str, Any]) -> tuple[str, str]:
     """The constants and the order that the run is about: those of the record's settings, else the first in the table.
 
     Both are "none" where no head was replaced.
     """
     settings = labels.section(record, "settings")
-    there = of_constants(scores)
+    there = constant_rows(scores)
     there = there[there["fraction_dynamic"] != 1]
     constants = _first(there["constants"], settings.get("constants"))
     select = _first(there["select"][there["constants"] == constants], settings.get("select"))
@@ -132,7 +132,7 @@ def fraction_name(fraction: float) -> str:
     return str(simple) if math.isclose(float(simple), fraction, abs_tol=1e-9) else f"{fraction:.3g}"
 
 
-def places(fractions: Sequence[float]) -> dict[float, float]:
+def axis_places(fractions: Sequence[float]) -> dict[float, float]:
     """Where each fraction stands on an axis of powers of two, from 1 on the left to 0, which has its own place."""
     known = sorted({float(fraction) for fraction in fractions}, reverse=True)
     found = {fraction: round(-math.log2(fraction), 4) for fraction in known if fraction > 0}

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from regard.commands.replace import pictures as replace_pictures
 from regard.commands.replace import words
-from regard.commands.replace.scores import check_scores, chosen, fraction_name
+from regard.commands.replace.scores import check_scores, fraction_name, shown_constants
 from regard.report import labels
 from regard.report.page import model_name
 
@@ -41,7 +41,7 @@ def _scores(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
     rows, drops = words.summary_rows(scores, record), words.main_drops(scores, record)
     if drops.empty and len(words.operations(scores)):
         return []
-    constants, select = chosen(scores, record)
+    constants, select = shown_constants(scores, record)
     fractions = _spread(sorted({float(fraction) for fraction in rows["fraction_dynamic"]}, reverse=True))
     several = scores["model"].nunique() > 1
     lines = [f"Constants {constants}, order {select}" if len(drops) else "No head was replaced"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.replace.scores import ATTENTION, chosen, fraction_name, intervals, relative_drop
+from regard.commands.replace.scores import ATTENTION, fraction_name, intervals, relative_drop, shown_constants
 from regard.report import labels
 from regard.report.key_figure import KeyFigure
 
@@ -64,7 +64,7 @@ def _signed(value: float, digits: int) -> str:
 
 def main_drops(scores: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
     """The drops of the constants and the order that the run is about."""
-    constants, select = chosen(scores, record)
+    constants, select = shown_constants(scores, record)
     drops = relative_drop(scores)
     return drops[(drops["constants"] == constants) & (drops["select"] == select)]
 
@@ -111,7 +111,7 @@ def _found(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
         return ""
     unit = "%" if (drops["unit"] == "%").any() else str(drops["unit"].iloc[0])
     drops = drops[drops["unit"] == unit]
-    constants, _ = chosen(scores, record)
+    constants, _ = shown_constants(scores, record)
     least = float(drops["fraction_dynamic"].min())
     parts = []
     for fraction in dict.fromkeys((least, 0.5)):
@@ -192,7 +192,7 @@ def _of_operations(scores: pd.DataFrame) -> list[KeyFigure]:
 
 def summary_rows(scores: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
     """The `intervals` of the untouched model, and of the constants and the order that the run is about."""
-    constants, select = chosen(scores, record)
+    constants, select = shown_constants(scores, record)
     found = intervals(scores)
     ours = (found["constants"] == constants) & (found["select"] == select)
     return found[ours | (found["fraction_dynamic"] == 1)]

@@ -11,7 +11,7 @@ import pandas as pd
 from regard.commands.sweep.means import METRICS, Combination
 from regard.report import labels
 from regard.report.arrays import Floats
-from regard.report.panels import Panel, column, last, line, panel
+from regard.report.panels import Panel, last_value, line, numeric_column, panel
 
 INKS, STROKES = 6, 3
 LINES = INKS * STROKES
@@ -51,7 +51,7 @@ def _note(found: Sequence[Combination], histories: Mapping[str, pd.DataFrame], m
         return "mean score of the tasks learnt so far, %"
     if metric != "alpha_first":
         return "% of heads × samples" if METRICS[metric][1] == "%" else "largest of all layers"
-    every = [last(frame, "alpha_uniform") for one in found for frame in _frames(one, histories)]
+    every = [last_value(frame, "alpha_uniform") for one in found for frame in _frames(one, histories)]
     known = {f"{value:.6g}" for value in every if value is not None}
     return f"uniform attention: {labels.number(float(known.pop()), 3)}" if len(known) == 1 else ""
 
@@ -76,7 +76,7 @@ def over_seeds(frames: Sequence[pd.DataFrame], metric: str, axis: str = "step") 
 
 
 def _known(frame: pd.DataFrame, metric: str, axis: str) -> pd.Series:
-    values, steps = column(frame, metric), column(frame, axis)
+    values, steps = numeric_column(frame, metric), numeric_column(frame, axis)
     kept = np.isfinite(values) & np.isfinite(steps)
     run = pd.Series(values[kept], index=steps[kept])
     return run[~run.index.duplicated(keep="last")]

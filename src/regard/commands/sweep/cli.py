@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from regard.errors import UserError
-from regard.runs.arguments import number
+from regard.runs.arguments import parse_number
 
 if TYPE_CHECKING:
-    from regard.commands.sweep.commands import Verb
-    from regard.commands.sweep.run import Swept, Told
+    from regard.commands.sweep.commands import Command
+    from regard.commands.sweep.run import SweepProgress, SweepResult
 
 HELP = "Run a verb with every combination of some settings, and compare the runs."
 EXAMPLES = """examples:
@@ -38,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> None:
     """Run the trials, print, write; everything that can be refused is refused before one begins."""
-    from regard.commands.sweep.commands import VERBS
+    from regard.commands.sweep.commands import COMMANDS
     from regard.commands.sweep.run import sweep
 
-    if given.verb not in VERBS:
-        raise UserError(f"expected one of {', '.join(VERBS)} to sweep, got {given.verb!r}")
-    verb = VERBS[given.verb]()
+    if given.verb not in COMMANDS:
+        raise UserError(f"expected one of {', '.join(COMMANDS)} to sweep, got {given.verb!r}")
+    verb = COMMANDS[given.verb]()
     asked = _parser(verb).parse_args(given.rest)
     if asked.name is not None and asked.config is not None:
         raise UserError(f"--config: expected a name or a file, got both '{asked.name}' and {asked.config}")
@@ -83,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
 
-def _parser(verb: Verb) -> argparse.ArgumentParser:
+def _parser(verb: Command) -> argparse.ArgumentParser:
     """The options of a sweep of this verb."""
     parser = _Parser(prog=f"regard sweep {verb.name}", description=HELP, allow_abbrev=False)
     if verb.names:
@@ -121,13 +121,13 @@ def _parser(verb: Verb) -> argparse.ArgumentParser:
     return parser
 
 
-def _options(verb: Verb, asked: argparse.Namespace) -> list[str]:
+def _options(verb: Command, asked: argparse.Namespace) -> list[str]:
     """The options of the verb's command that are no settings, as they were given, from any folder."""
     given = {name: getattr(asked, f"option:{name}") for name in verb.options}
     return [part for name, path in given.items() if path for part in (f"--{name}", str(path.resolve()))]
 
 
-def _settings(verb: Verb, asked: argparse.Namespace) -> dict[str, Any]:
+def _settings(verb: Command, asked: argparse.Namespace) -> dict[str, Any]:
     """The verb's settings that were given."""
     found: dict[str, Any] = {}
     for name, field in verb.fields.items():
@@ -141,7 +141,7 @@ def _settings(verb: Verb, asked: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def values(verb: Verb, said: Sequence[str]) -> dict[str, list[Any]]:
+def values(verb: Command, said: Sequence[str]) -> dict[str, list[Any]]:
     """The values of each field, from texts such as `weight_decay=0,0.1`; each value once. Raises UserError."""
     found: dict[str, list[Any]] = {}
     for text in said:
@@ -165,8 +165,8 @@ def values(verb: Verb, said: Sequence[str]) -> dict[str, list[Any]]:
 def seeds(said: str) -> int | list[int]:
     """So many seeds, or these: `3`, or `0,7` (and `7,` for one)."""
     if "," not in said:
-        return int(number(said, int, "--seeds"))
-    return [int(number(part, int, "--seeds")) for part in said.split(",") if part.strip()]
+        return int(parse_number(said, int, "--seeds"))
+    return [int(parse_number(part, int, "--seeds")) for part in said.split(",") if part.strip()]
 
 
 class Progress:
@@ -175,13 +175,13 @@ class Progress:
     def __init__(self) -> None:
         self._all = sys.stderr.isatty()
 
-    def __call__(self, told: Told) -> None:
+    def __call__(self, told: SweepProgress) -> None:
         line = _line(told)
         if line and (self._all or told.event.kind != "finished"):
             print(line, file=sys.stderr, flush=True)
 
 
-def _line(told: Told) -> str:
+def _line(told: SweepProgress) -> str:
     """How a trial ended, in a line; empty for one that began."""
     event, place = told.event, f"[{told.finished}/{told.trials}] {told.trial}:"
     ends: Mapping[str, str] = {
@@ -193,7 +193,7 @@ def _line(told: Told) -> str:
     return ends[event.kind]
 
 
-def _tell(verb: Verb, swept: Swept) -> None:
+def _tell(verb: Command, swept: SweepResult) -> None:
     """What the trials show and where the rest is, on standard output."""
     from rich.console import Console
 
@@ -203,7 +203,7 @@ def _tell(verb: Verb, swept: Swept) -> None:
     console.print(f"\nWritten to {swept.folder}: {written}", soft_wrap=True)
 
 
-def _failures(swept: Swept) -> str:
+def _failures(swept: SweepResult) -> str:
     """Which trials failed, each with the last line of its error; those with the same one together."""
     by_key = {one["key"]: one for one in swept.record["trials"]}
     alike: dict[str, list[str]] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.errors import UserError
-from regard.runs.folder import RECORD
+from regard.runs.folder import RESULTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +29,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Verb:
+class Command:
     """A verb that trials run.
 
     `base` gives the settings of a named starting point (None: the default one) or of a file; `complete` all settings
@@ -56,7 +56,7 @@ class Verb:
 def whole(verb: str, folder: Path, settings: Mapping[str, Any], *, field: str = "recipe") -> bool:
     """Whether the folder holds a finished run of the verb with these settings, which its record has as `field`."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(record, dict) and record.get("verb") == verb and record.get(field) == dict(settings)
@@ -64,7 +64,7 @@ def whole(verb: str, folder: Path, settings: Mapping[str, Any], *, field: str = 
 
 def finals(folder: Path) -> dict[str, Any]:
     """The final numbers of a run, the step at which sinks emerged, and what it cost."""
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    record = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     emergence, cost = record.get("emergence", {}), record.get("cost", {})
     return {
         **{name: value for name, value in record["final"].items() if isinstance(value, (int, float)) or value is None},
@@ -80,7 +80,7 @@ def history(folder: Path) -> pd.DataFrame:
     return pd.read_parquet(folder / HISTORY)
 
 
-def pretraining() -> Verb:
+def pretraining() -> Command:
     """`regard pretrain`."""
     from regard.commands.pretrain import config as recipes
     from regard.commands.sweep.page import sweep_page
@@ -88,21 +88,21 @@ def pretraining() -> Verb:
     from regard.data.corpus_sources import Source, check_source
 
     def base(name: str | None, file: Path | None) -> dict[str, Any]:
-        return (recipes.Recipe.from_file(file) if file else recipes.recipe(name or "nano")).to_dict()
+        return (recipes.PretrainConfig.from_file(file) if file else recipes.preset_config(name or "nano")).to_dict()
 
     kinds = {"data": "many", "trackers": "many", "tied": "flag", "compile": "flag"}
-    helps = {one.name: one.metadata.get("help", "") for one in recipes.Recipe.__dataclass_fields__.values()}
+    helps = {one.name: one.metadata.get("help", "") for one in recipes.PretrainConfig.__dataclass_fields__.values()}
 
     def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
         for source in settings["data"]:
             check_source(Source.parse(source))
-        return recipes.Recipe.from_dict(settings).to_dict()
+        return recipes.PretrainConfig.from_dict(settings).to_dict()
 
-    return Verb(
+    return Command(
         name="pretrain",
         fields={
-            name: Field(partial(recipes.parsed, name), helps[name], kinds.get(name, "value"))  # type: ignore[arg-type]
-            for name in recipes.names()
+            name: Field(partial(recipes.parse_field, name), helps[name], kinds.get(name, "value"))  # type: ignore[arg-type]
+            for name in recipes.field_names()
         },
         base=base,
         complete=complete,
@@ -114,38 +114,38 @@ def pretraining() -> Verb:
         history=history,
         page=sweep_page,
         summary=sweep_summary,
-        names=tuple(recipes.RECIPES),
+        names=tuple(recipes.PRESETS),
         options={"cache": "where packed text is kept (default: $REGARD_CACHE, else ~/.cache/regard)"},
     )
 
 
-def learning() -> Verb:
+def learning() -> Command:
     """`regard learn`, one method a trial; what each task has changed of the model is not kept."""
     from regard.commands.learn import config as courses
     from regard.commands.sweep.page import sweep_page
     from regard.commands.sweep.terminal import sweep_summary
     from regard.data.stream_settings import STREAMS
 
-    helps = {one.name: one.metadata.get("help", "") for one in courses.Course.__dataclass_fields__.values()}
+    helps = {one.name: one.metadata.get("help", "") for one in courses.LearnConfig.__dataclass_fields__.values()}
 
     def base(name: str | None, file: Path | None) -> dict[str, Any]:
-        return courses.Course.from_file(file).said() if file else {"stream": name} if name else {}
+        return courses.LearnConfig.from_file(file).said() if file else {"stream": name} if name else {}
 
-    readable = cache(courses.Course.read)
+    readable = cache(courses.LearnConfig.read)
 
     def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
-        course = courses.Course.from_dict(settings)
-        if len(courses.each_method(course)) > 1:
+        course = courses.LearnConfig.from_dict(settings)
+        if len(courses.split_methods(course)) > 1:
             raise UserError(f"method: expected one in each trial, got {course.method}; vary method={course.method}")
         if course.stream not in STREAMS:
             readable(replace(course, method="finetune", set=()))
         return course.to_dict()
 
-    return Verb(
+    return Command(
         name="learn",
         fields={
-            name: Field(partial(courses.parsed, name), helps[name], "many" if name == "set" else "value")
-            for name in courses.names()
+            name: Field(partial(courses.parse_field, name), helps[name], "many" if name == "set" else "value")
+            for name in courses.field_names()
         },
         base=base,
         complete=complete,
@@ -164,9 +164,9 @@ def learning() -> Verb:
 
 def measures(folder: Path) -> dict[str, Any]:
     """The measures of a run of learning, as `ap_til`, and what it cost."""
-    from regard.commands.learn.result import Learning
+    from regard.commands.learn.result import LearnResult
 
-    run = Learning.load(folder)
+    run = LearnResult.load(folder)
     found = run.metrics.dropna(subset="value")
     return {
         **{f"{row.metric}_{row.setting}": float(row.value) for row in found.itertuples()},
@@ -176,12 +176,12 @@ def measures(folder: Path) -> dict[str, Any]:
 
 def averages(folder: Path) -> pd.DataFrame:
     """The mean score of the tasks learnt so far, after each: `tasks` (how many), `ap_til` and `ap_cil`."""
-    from regard.commands.learn.result import Learning
+    from regard.commands.learn.result import LearnResult
 
-    scores = Learning.load(folder).matrix
+    scores = LearnResult.load(folder).matrix
     seen = scores[scores["position"] <= scores["after_task"]]
     means = seen.groupby(["after_task", "setting"])["score"].mean().unstack()
     return means.add_prefix("ap_").rename_axis("tasks").reset_index()
 
 
-VERBS: dict[str, Callable[[], Verb]] = {"pretrain": pretraining, "learn": learning}
+COMMANDS: dict[str, Callable[[], Command]] = {"pretrain": pretraining, "learn": learning}

@@ -16,8 +16,8 @@ from regard.errors import UserError
 from regard.report import html as markup
 from regard.report import labels
 from regard.report.arrays import Floats
-from regard.report.panels import DOMAIN, column, domains
-from regard.runs.intervals import quantile
+from regard.report.panels import DOMAIN, domains, numeric_column
+from regard.runs.intervals import t_value
 
 METRICS = {
     "valid_loss": ("Validation loss", ""),
@@ -136,12 +136,14 @@ def metrics(trials: pd.DataFrame) -> dict[str, tuple[str, str]]:
     names = domains(trials)
     own = {f"{DOMAIN}{name}": (f"Validation loss, {name}", "") for name in (names if len(names) > 1 else [])}
     first = {"valid_loss": METRICS["valid_loss"]}
-    return {key: told for key, told in {**first, **own, **METRICS}.items() if np.isfinite(column(trials, key)).any()}
+    return {
+        key: told for key, told in {**first, **own, **METRICS}.items() if np.isfinite(numeric_column(trials, key)).any()
+    }
 
 
 def mean(rows: pd.DataFrame, metric: str) -> Mean:
     """The mean of the trials that have the metric, with its standard error s/√n."""
-    values = column(rows, metric)
+    values = numeric_column(rows, metric)
     return of_values(values[np.isfinite(values)])
 
 
@@ -166,7 +168,7 @@ def difference(first: pd.DataFrame, rows: pd.DataFrame, metric: str) -> Differen
     common = sorted(set(ours) & set(theirs))
     if len(common) > 1:
         pairs = of_values(np.array([ours[seed] - theirs[seed] for seed in common]))
-        half = quantile(pairs.n - 1) * pairs.error
+        half = t_value(pairs.n - 1) * pairs.error
         return Difference(pairs.value, pairs.value - half, pairs.value + half, paired=True)
     a, b = (of_values(np.array(list(values.values()))) for values in (ours, theirs))
     half = _welch(a, b)
@@ -174,7 +176,7 @@ def difference(first: pd.DataFrame, rows: pd.DataFrame, metric: str) -> Differen
 
 
 def _by_seed(rows: pd.DataFrame, metric: str) -> dict[Any, float]:
-    values = column(rows, metric)
+    values = numeric_column(rows, metric)
     seeds = rows["seed"].tolist() if len(rows) else []
     return {seed: float(value) for seed, value in zip(seeds, values, strict=True) if math.isfinite(value)}
 
@@ -188,7 +190,7 @@ def _welch(a: Mean, b: Mean) -> float:
     if spread == 0:
         return 0.0
     freedom = spread**2 / (of_a**2 / (a.n - 1) + of_b**2 / (b.n - 1))
-    return quantile(max(1, math.floor(freedom + 1e-9))) * math.sqrt(spread)
+    return t_value(max(1, math.floor(freedom + 1e-9))) * math.sqrt(spread)
 
 
 def shown(value: Mean, unit: str = "") -> str:

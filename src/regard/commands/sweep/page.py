@@ -14,7 +14,7 @@ from regard.commands.sweep.means import Combination
 from regard.report import html as markup
 from regard.report import labels
 from regard.report.page import assemble
-from regard.report.panels import specifications, thinned
+from regard.report.panels import specifications, thinning_note
 
 
 def sweep_page(trials: pd.DataFrame, record: dict[str, Any], histories: Mapping[str, pd.DataFrame]) -> str:
@@ -81,7 +81,7 @@ def _about_curves(found: Sequence[Combination], histories: Mapping[str, pd.DataF
     several = any(len(one.rows) > 1 for one in found)
     parts = ["Means over seeds, at the steps that every seed has; band: ± standard error." if several else ""]
     parts += [f"Only the first {LINES} of {len(found)} combinations are drawn."] if len(found) > LINES else []
-    parts.append(thinned([len(frame) for frame in histories.values()], "each trial’s history.parquet"))
+    parts.append(thinning_note([len(frame) for frame in histories.values()], "each trial’s history.parquet"))
     return " ".join(part for part in parts if part)
 
 

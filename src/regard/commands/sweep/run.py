@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.commands.sweep.commands import VERBS, Verb
-from regard.commands.sweep.state import LOCK, TRIALS, State, check_folder, entry, varied
+from regard.commands.sweep.commands import COMMANDS, Command
+from regard.commands.sweep.state import LOCK, TRIALS, State, check_folder, trial_entry, varied_fields
 from regard.errors import UserError, check_choice
 from regard.runs.folder import write_file
-from regard.runs.launchers import Engine, Event, Job, Local, Ray, run
+from regard.runs.launchers import Job, JobEvent, Launcher, Local, Ray, run_jobs
 from regard.runs.result import PAGE
 
 if TYPE_CHECKING:
@@ -42,17 +42,17 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Told:
+class SweepProgress:
     """Something that happened to a trial, and how many of the sweep's trials are finished by now."""
 
-    event: Event
+    event: JobEvent
     trial: Trial
     finished: int
     trials: int
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """What a sweep left: the finished trials as a table, the record (sweep.json), the errors of the others by key."""
 
     folder: Path
@@ -62,7 +62,7 @@ class Swept:
 
 
 def sweep(
-    verb: str | Verb,
+    verb: str | Command,
     vary: Mapping[str, Sequence[Any]],
     *,
     out: str | Path,
@@ -75,8 +75,8 @@ def sweep(
     retries: int = 2,
     options: Sequence[str] = (),
     command: str = "",
-    on_event: Callable[[Told], None] = lambda told: None,
-) -> Swept:
+    on_event: Callable[[SweepProgress], None] = lambda told: None,
+) -> SweepResult:
     """The trials of every combination of the values in `vary` and every seed, run, with a page that compares them.
 
     `settings` are those of the verb that do not vary. A trial that fails is tried again `retries` times, and goes on
@@ -104,7 +104,7 @@ def sweep(
 
 
 def combinations(
-    verb: Verb,
+    verb: Command,
     vary: Mapping[str, Sequence[Any]],
     *,
     folder: Path,
@@ -130,7 +130,9 @@ def combinations(
     return list(found.values())
 
 
-def engine_named(on: str, *, address: str | None = None, workers: int | None = None, gpus: int | None = None) -> Engine:
+def engine_named(
+    on: str, *, address: str | None = None, workers: int | None = None, gpus: int | None = None
+) -> Launcher:
     """Where trials run. Raises UserError."""
     check_choice("on", on, ENGINES)
     if gpus is not None and gpus < 0:
@@ -156,11 +158,11 @@ def _devices() -> tuple[str, ...]:
     return tuple(named.split(",")[: len(numbered)] if named else numbered)
 
 
-def _verb(verb: str | Verb) -> Verb:
-    if isinstance(verb, Verb):
+def _verb(verb: str | Command) -> Command:
+    if isinstance(verb, Command):
         return verb
-    check_choice("sweep", verb, VERBS)
-    return VERBS[verb]()
+    check_choice("sweep", verb, COMMANDS)
+    return COMMANDS[verb]()
 
 
 def _seeds(seeds: int | Sequence[int]) -> list[int]:
@@ -171,7 +173,7 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
     return found
 
 
-def _complete(verb: Verb, settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(verb: Command, settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of the verb, as JSON holds them."""
     try:
         whole: dict[str, Any] = json.loads(json.dumps(verb.complete(settings)))
@@ -208,19 +210,19 @@ def _add(state: State, trials: Sequence[Trial], vary: Sequence[str], command: st
     for key in [key for key, one in state.trials.items() if one["state"] != "finished" and key not in asked]:
         state.drop(key)
     for trial in trials:
-        state.add(entry(trial.key, trial.seed), trial.settings)
+        state.add(trial_entry(trial.key, trial.seed), trial.settings)
     state.fields, state.command = tuple(vary), command
     state.write()
 
 
 def _run(
-    verb: Verb,
+    verb: Command,
     trials: Sequence[Trial],
     jobs: Mapping[str, Job],
     state: State,
-    engine: Engine,
+    engine: Launcher,
     retries: int,
-    on_event: Callable[[Told], None],
+    on_event: Callable[[SweepProgress], None],
 ) -> dict[str, str]:
     """The errors of the trials that failed for good, once all have ended."""
     by_key = {trial.key: trial for trial in trials}
@@ -228,11 +230,11 @@ def _run(
     def is_finished(key: str) -> bool:
         return verb.finished(by_key[key].folder, by_key[key].settings)
 
-    def note(event: Event) -> None:
+    def note(event: JobEvent) -> None:
         kept = {"started": "running", "finished": "finished", "failed": "waiting", "given up": "failed"}
         state.note(event.key, state=kept[event.kind], attempts=event.attempt, error=event.error)
         done = sum(state.trials[key]["state"] == "finished" for key in by_key)
-        on_event(Told(event, by_key[event.key], done, len(trials)))
+        on_event(SweepProgress(event, by_key[event.key], done, len(trials)))
 
     for key in by_key:
         state.trials[key].update(
@@ -240,23 +242,23 @@ def _run(
         )
     left = [job for key, job in jobs.items() if state.trials[key]["state"] == "waiting"]
     try:
-        return run(left, engine, finished=is_finished, retries=retries, on_event=note)
+        return run_jobs(left, engine, finished=is_finished, retries=retries, on_event=note)
     finally:
         state.settle()
 
 
-def _job(verb: Verb, trial: Trial, options: Sequence[str]) -> Job:
+def _job(verb: Command, trial: Trial, options: Sequence[str]) -> Job:
     """The trial as a process: what python is to run, and where it may complain."""
     settings, log = trial.folder.with_name(f"{trial.key}.json"), trial.folder.with_name(f"{trial.key}.log")
     command = (*verb.command(settings, trial.folder), *options)
     return Job(trial.key, command, directory=str(Path.cwd()), log=str(log))
 
 
-def _collected(verb: Verb, state: State, failed: dict[str, str]) -> Swept:
+def _collected(verb: Command, state: State, failed: dict[str, str]) -> SweepResult:
     """Table, record and page of all finished trials in the folder, written."""
     folders = {key: state.folder / TRIALS / key for key in state.trials}
     finished = [key for key in folders if verb.finished(folders[key], state.settings[key])]
-    fields = tuple(varied(state))
+    fields = tuple(varied_fields(state))
     rows = [
         {"key": key, "seed": state.settings[key]["seed"]}
         | {name: state.settings[key][name] for name in fields}
@@ -267,7 +269,7 @@ def _collected(verb: Verb, state: State, failed: dict[str, str]) -> Swept:
     if finished:
         _write_table(state.folder / TABLE, table)
     write_file(state.folder / PAGE, verb.page(table, record, {key: verb.history(folders[key]) for key in finished}))
-    return Swept(state.folder, table, record, failed)
+    return SweepResult(state.folder, table, record, failed)
 
 
 def _table(rows: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> pd.DataFrame:

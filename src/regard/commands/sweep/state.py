@@ -25,7 +25,7 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"--out: {folder} holds something else than a sweep ({strange[0]}, but no {STATE})")
 
 
-def entry(key: str, seed: int) -> dict[str, Any]:
+def trial_entry(key: str, seed: int) -> dict[str, Any]:
     """What sweep.json says of a trial that has not begun."""
     return {"key": key, "seed": seed, "state": "waiting", "attempts": 0, "error": ""}
 
@@ -54,7 +54,7 @@ class State:
         try:
             said = json.loads(path.read_text(encoding="utf-8"))
             verb_there, state.fields = said["verb"], tuple(said["vary"])
-            known = {one["key"]: {name: one[name] for name in entry("", 0)} for one in said["trials"]}
+            known = {one["key"]: {name: one[name] for name in trial_entry("", 0)} for one in said["trials"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"--out: {path} cannot be read; choose another folder") from error
         if verb_there != verb:
@@ -93,7 +93,7 @@ class State:
 
     def record(self) -> dict[str, Any]:
         """What sweep.json says."""
-        vary = varied(self)
+        vary = varied_fields(self)
         trials = [
             {"key": key, "values": {name: self.settings[key].get(name) for name in vary}} | one
             for key, one in self.trials.items()
@@ -117,7 +117,7 @@ class State:
         write_file(self.folder / STATE, json.dumps(self.record(), indent=1) + "\n")
 
 
-def varied(state: State) -> dict[str, list[Any]]:
+def varied_fields(state: State) -> dict[str, list[Any]]:
     """The fields that vary, with their values: those that were asked for, and any other in which trials differ."""
     names = dict.fromkeys([*state.fields, *(name for one in state.settings.values() for name in one)])
     values = {name: _different(one.get(name) for one in state.settings.values()) for name in names if name != "seed"}

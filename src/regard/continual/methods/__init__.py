@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.continual.method import Method, meant
+from regard.continual.method import Method, suggest
 from regard.continual.methods.agem import AGem
 from regard.continual.methods.ctr import Ctr
 from regard.continual.methods.derpp import DarkExperience
@@ -29,7 +29,7 @@ from regard.continual.methods.progprompt import ProgPrompt
 from regard.continual.methods.replay import Replay
 from regard.continual.methods.replay_lora import ReplayLora
 from regard.continual.methods.sapt import Sapt
-from regard.continual.methods.sapt_noticed import SaptNoticed
+from regard.continual.methods.sapt_noticed import SaptTaskFree
 from regard.continual.methods.seekr import Seekr
 from regard.continual.methods.separate import Separate
 from regard.continual.methods.sequential_lora import SequentialLora
@@ -65,7 +65,7 @@ METHODS: dict[str, type[Method]] = {
     "epi": Epi,
     "lfpt5": Lfpt5,
     "sapt": Sapt,
-    "sapt-noticed": SaptNoticed,
+    "sapt-noticed": SaptTaskFree,
     "separate": Separate,
     "joint": Joint,
 }
@@ -74,7 +74,7 @@ METHODS: dict[str, type[Method]] = {
 def method_named(name: str) -> type[Method]:
     """The method of that name. Raises UserError."""
     if name not in METHODS:
-        if near := meant(name, METHODS):
+        if near := suggest(name, METHODS):
             raise UserError(f"method: there is no {name!r}{near} `regard learn --help` names all")
         raise UserError(f"method: expected one of {', '.join(METHODS)}, got {name!r}")
     return METHODS[name]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory
-from regard.continual.stage import Stage
-from regard.training.placement import own_random_numbers, seed_step
+from regard.continual.stage import TrainingPhase
+from regard.training.placement import isolated_rng, seed_step
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -35,7 +35,7 @@ class AGem(memory.Remembering):
     Settings = Settings
     texts = True
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Fine-tuning, each gradient corrected once there is a memory."""
         if not self.kept.items:
             return (learner.fine_tuning(),)
@@ -55,7 +55,7 @@ class AGem(memory.Remembering):
         items = memory.drawn(self.kept.items, count, seed=seed, step=step)
         found = [torch.zeros_like(one) for one in trained]
         low = learner.budget.precision == "bfloat16"
-        with own_random_numbers(learner.device):
+        with isolated_rng(learner.device):
             seed_step(learner.device, seed, step, 0)
             for rows in learner.each(items, size=learner.budget.micro_batch or len(items)):
                 with torch.autocast(learner.device.type, torch.bfloat16, enabled=low):

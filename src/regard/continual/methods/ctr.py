@@ -16,8 +16,8 @@ from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
-from regard.continual.stage import Budget, OwnRate, Stage, rate_of_probing, rate_set
-from regard.errors import check_whole
+from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, probing_rate, rate_from_setting
+from regard.errors import check_int
 from regard.models.heads import LinearHead
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Settings(method.Settings):
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name in ("neurons", "capsule", "middle", "transfers", "filters"):
-            check_whole(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), least=1)
         method.check_number("slope", self.slope, least=1)
         method.check_number("sparsity", self.sparsity, least=0)
         method.check_number("rate", self.rate, least=0)
@@ -88,11 +88,11 @@ class Ctr(Method):
         network.begin(task, self.used)
         self.head_before = (head.vectors.detach().clone(), head.bias.detach().clone())
 
-    def own_rate(self, budget: Budget) -> OwnRate:
+    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set; where that is 0, that of probing."""
-        return rate_set(self.settings.rate) if self.settings.rate else rate_of_probing(budget)
+        return rate_from_setting(self.settings.rate) if self.settings.rate else probing_rate(budget)
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The plug-ins and the head."""
         correct = partial(self._correct, learner, task, self._per_epoch(learner, task))
         rate = self.own_rate(learner.budget).value
@@ -108,7 +108,7 @@ class Ctr(Method):
             for embeddings in plugin.specific.tasks:
                 compensate(cast(nn.ParameterList, embeddings)[task], slope, self.settings.slope)
 
-    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's batches, with the `slope` (row,) of the step, and Gumbel `noise` (row, plug-in, task, 2)."""
         plain, per_epoch = super().batches(learner, task, stage), self._per_epoch(learner, task)
         shape = (plain.size, len(learner.network_as(CtrNetwork).each), task + 1, 2)

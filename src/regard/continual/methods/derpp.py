@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory, method
-from regard.continual.batches import Batches, Item
+from regard.continual.batches import Batches, ExampleRef
 from regard.continual.learner import IGNORED
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.stage import Stage
+    from regard.continual.stage import TrainingPhase
     from regard.training.placement import Rows
 
 
@@ -48,7 +48,7 @@ class DarkExperience(memory.Remembering):
 
     Settings = Settings
 
-    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's batches, each with two of the memory beside it."""
         if not self.kept.items:
             return super().batches(learner, task, stage)
@@ -62,7 +62,13 @@ class DarkExperience(memory.Remembering):
         return Batches(new.steps, learner.budget.batch + 2 * count, rows)
 
     def _rows(
-        self, learner: Learner, new: Sequence[Item], dark: Sequence[Item], old: Sequence[Item], *, size: int
+        self,
+        learner: Learner,
+        new: Sequence[ExampleRef],
+        dark: Sequence[ExampleRef],
+        old: Sequence[ExampleRef],
+        *,
+        size: int,
     ) -> Rows:
         """The batch of a step, each row with its `weight` in the cross-entropy, its `pull` to stored `logits`.
 

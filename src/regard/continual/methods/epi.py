@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.adapters.embedded import reader_of
+from regard.adapters.embedded import embedding_reader
 from regard.continual import method
 from regard.continual.method import Method
-from regard.continual.pooled import PoolNetwork, PoolSettings
-from regard.continual.prompted import class_vectors, put_back
+from regard.continual.pooled import PoolConfig, PoolNetwork
+from regard.continual.prompted import class_vectors, restore_rows
 from regard.models.classifier import Classifier
-from regard.models.heads import pooled
+from regard.models.heads import pool_states
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -24,8 +24,8 @@ FAR = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolSettings):
-    """What blocks are made of (`PoolSettings`), and how tasks are told apart.
+class Settings(PoolConfig):
+    """What blocks are made of (`PoolConfig`), and how tasks are told apart.
 
     `shrinkage`: how far the shared covariance is moved towards the identity times its mean variance, from 0, which is
     the paper's, to 1. Of few rows with many features a covariance says nothing in most directions.
@@ -55,7 +55,7 @@ class EpiNetwork(PoolNetwork):
 
     def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
-        self.reader = (reader_of(classifier.encoder)[0],)
+        self.reader = (embedding_reader(classifier.encoder)[0],)
         width, classes = self.reader[0].config.hidden_size, len(getattr(classifier.config, "classes", ()))
         self.register_buffer("means", torch.zeros(tasks, max(classes, 1), width))
         self.register_buffer("known", torch.zeros(tasks, max(classes, 1), dtype=torch.bool))
@@ -76,7 +76,7 @@ class EpiNetwork(PoolNetwork):
         real = rows["attention_mask"].bool()
         with self.pool.weighing(None), torch.no_grad():
             found = self.reader[0](**given, attention_mask=real.long(), return_dict=True).last_hidden_state
-        return pooled(found.to(torch.promote_types(found.dtype, torch.float32)), real, "mean")
+        return pool_states(found.to(torch.promote_types(found.dtype, torch.float32)), real, "mean")
 
     def distances(self, states: Tensor) -> Tensor:
         """(row, task): the squared Mahalanobis distance to the nearest class of each task that is known."""
@@ -153,7 +153,7 @@ class Epi(Method):
 
     def finish(self, learner: Learner, task: int) -> None:
         """Take in what the task's texts are, and put back what other tasks' classes have of the head."""
-        put_back(learner, self.head_before, task)
+        restore_rows(learner, self.head_before, task)
         network, states, labels = learner.network_as(EpiNetwork), list[Tensor](), list[Tensor]()
         with learner.evaluating(), torch.autocast(learner.device.type, enabled=False):
             for rows in learner.each(learner.items(task)):

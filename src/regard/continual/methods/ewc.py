@@ -16,7 +16,7 @@ from regard.continual.method import Method
 from regard.errors import check_choice
 
 if TYPE_CHECKING:
-    from regard.continual.batches import Item
+    from regard.continual.batches import ExampleRef
     from regard.continual.learner import Learner
     from regard.training.placement import Rows
 
@@ -109,7 +109,7 @@ class Ewc(Method):
         self.kept.values[CONSTANT] = constant
 
 
-def fisher(learner: Learner, items: Sequence[Item], *, labels: Labels, seed: int) -> dict[str, Tensor]:
+def fisher(learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, seed: int) -> dict[str, Tensor]:
     """The diagonal of the Fisher information of each trained parameter, by its name, in its shape.
 
     The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task, with

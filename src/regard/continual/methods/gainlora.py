@@ -14,7 +14,7 @@ from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.methods.inflora import Measure, measured
 from regard.continual.methods.o_lora import overlap
-from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.continual.pooled import PoolConfig, PoolNetwork
 from regard.errors import check_choice
 from regard.models.classifier import Classifier
 
@@ -30,8 +30,8 @@ LAYERS = ("down", "up", "key")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolSettings):
-    """What a pool is made of (`PoolSettings`), and the gates.
+class Settings(PoolConfig):
+    """What a pool is made of (`PoolConfig`), and the gates.
 
     `inner`: features between a gate's first two layers. `threshold`: ε, the share of the inputs that the directions
     kept of the first task have; it grows to 1 in a straight line over the tasks. `measure`: of what of the inputs it is

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.batches import Batches, Epochs, Item
+from regard.continual.batches import Batches, Epochs, ExampleRef
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.methods.idbr_halves import Halving
 from regard.continual.methods.idbr_kmeans import representatives
 from regard.continual.methods.idbr_network import IdbrNetwork, Parts
-from regard.errors import UserError, check_whole
+from regard.errors import UserError, check_int
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.stage import Stage
+    from regard.continual.stage import TrainingPhase
     from regard.training.placement import Rows
 
 
@@ -53,7 +53,7 @@ class Settings(method.Settings):
         for name in ("order", "task", "generic", "specific", "held_new", "held_replayed"):
             method.check_number(name, getattr(self, name), least=0)
         for name in ("interval", "size", "memory"):
-            check_whole(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), least=1)
         if not isinstance(self.replay, bool):
             raise UserError(f"replay: expected true or false, got {self.replay!r}")
 
@@ -83,7 +83,7 @@ class Idbr(Method):
 
     def __init__(self, settings: method.Settings | None = None) -> None:
         super().__init__(settings)
-        self.before, self.places = torch.empty(0), dict[Item, int]()
+        self.before, self.places = torch.empty(0), dict[ExampleRef, int]()
 
     @property
     def bound(self) -> int:
@@ -105,7 +105,7 @@ class Idbr(Method):
 
     # -- batches ----------------------------------------------------------------------------------------
 
-    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's batches in halves, and where there is a memory, steps that replay."""
         budget, items = learner.budget, learner.items(task)
         new = learner.drawn(items, stage)
@@ -146,7 +146,7 @@ class Idbr(Method):
         if not len(self.before):
             return parts.spaces.new_zeros(count)
         items = zip(rows["tasks"].tolist(), rows["rows"].tolist(), strict=True)
-        before = self.before[[self.places[Item(*item)] for item in items]]
+        before = self.before[[self.places[ExampleRef(*item)] for item in items]]
         moved = (parts.spaces[:count] - before).square()
         generic, specific = (space.mean(1) for space in moved.split(network.size, 1))
         weight = torch.where(rows["replays"], chosen.held_replayed, chosen.held_new)
@@ -171,11 +171,11 @@ class Replays:
     a smaller one, mixed. A function of seed and step.
     """
 
-    def __init__(self, new: Epochs, old: Sequence[Sequence[Item]], *, interval: int, seed: int) -> None:
+    def __init__(self, new: Epochs, old: Sequence[Sequence[ExampleRef]], *, interval: int, seed: int) -> None:
         self.new, self.old, self.interval, self.seed = new, old, interval, seed
         self.steps = new.steps + len(old) * (new.steps // interval)
 
-    def at(self, step: int) -> tuple[list[Item], bool]:
+    def at(self, step: int) -> tuple[list[ExampleRef], bool]:
         """The examples of a step, and whether it replays."""
         round_, place = divmod(step, self.interval + len(self.old))
         number = round_ * self.interval + min(place, self.interval - 1)

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from regard.continual import method
-from regard.continual.layer_inputs import reading
+from regard.continual.layer_inputs import capture_layer_inputs
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.continual.pooled import PoolConfig, PoolNetwork
 from regard.errors import check_choice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from regard.continual.batches import Item
+    from regard.continual.batches import ExampleRef
     from regard.continual.learner import Learner
 
 Measure = Literal["released", "paper"]
@@ -28,7 +28,7 @@ _NOTHING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolSettings):
+class Settings(PoolConfig):
     """`threshold`: ε, the share of a task's inputs H that is kept free of later blocks; `measure`: of what of them.
 
     The share is ε for the first task and grows to 1 with the tasks; 0.995 is the authors' for T5 (in GainLoRA's
@@ -108,7 +108,7 @@ class InfLora(IncrementalLora):
 
 
 @torch.no_grad()
-def second_moments(learner: Learner, items: Sequence[Item]) -> dict[str, Tensor]:
+def second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dict[str, Tensor]:
     """Σ x xᵀ (inputs, inputs), in float64, of what each layer reads of some rows, with nothing dropped out."""
     found: dict[str, Tensor] = {}
 
@@ -120,7 +120,7 @@ def second_moments(learner: Learner, items: Sequence[Item]) -> dict[str, Tensor]
 
     with learner.evaluating() as network:
         for rows in learner.each(items):
-            with reading(learner.network_as(PoolNetwork), rows, add):
+            with capture_layer_inputs(learner.network_as(PoolNetwork), rows, add):
                 network(rows)
     return found
 

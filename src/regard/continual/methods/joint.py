@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regard.continual.method import Method
-from regard.continual.stage import Stage
+from regard.continual.stage import TrainingPhase
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
@@ -21,10 +21,10 @@ class Joint(Method):
     evaluated = "end"
     texts = True
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Nothing until the last task."""
         return (learner.fine_tuning(limited=False),) if task == len(learner.stream) - 1 else ()
 
-    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The training rows of all tasks, mixed."""
         return learner.epochs([item for number in range(task + 1) for item in learner.items(number)], stage)

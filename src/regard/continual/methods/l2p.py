@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.embedded import positions_of, reads_embeddings
-from regard.adapters.prompts import too_long
+from regard.adapters.embedded import position_ids, reads_input_embeddings
+from regard.adapters.prompts import check_prompt_fits
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.network import Network
-from regard.continual.stage import Budget, OwnRate, Stage, rate_set
+from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
 from regard.errors import UserError
 from regard.models.classifier import Classifier
-from regard.models.heads import LabelTextHead, LinearHead, pooled
+from regard.models.heads import LabelTextHead, LinearHead, pool_states
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -86,7 +86,7 @@ class L2pNetwork(Network):
         self.prompts = nn.Parameter(weights[tokens.to(weights.device)].clone())
         self.keys = nn.Parameter(keys.to(weights))
         self.added = settings.chosen * settings.length
-        limit = positions_of(encoder)
+        limit = position_ids(encoder)
         self.room = None if limit is None else limit - self.added
 
     @property
@@ -110,7 +110,7 @@ class L2pNetwork(Network):
         real = rows["attention_mask"].bool()
         with torch.no_grad():
             states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
-            query = pooled(states, real, self.head.reading).to(self.keys.dtype)
+            query = pool_states(states, real, self.head.reading).to(self.keys.dtype)
         distances = 1 - nn.functional.cosine_similarity(query[:, None], self.keys, dim=-1)
         order = distances.detach().argsort(dim=-1, stable=True)
         if usage is not None:
@@ -123,7 +123,7 @@ class L2pNetwork(Network):
         """The logits (row, class), behind the prompts that `rows` has the numbers of, or that the texts choose."""
         real = rows["attention_mask"].bool()
         if self.room is not None and real.shape[1] > self.room:
-            raise too_long(real.shape[1], self.room, self.added)
+            raise check_prompt_fits(real.shape[1], self.room, self.added)
         numbers = rows["prompts"] if "prompts" in rows else self.choose(rows).numbers
         prompts, encoder = self.prompts[numbers].flatten(1, 2), self.classifier.encoder
         table: Any = encoder.get_input_embeddings()
@@ -137,7 +137,7 @@ class L2pNetwork(Network):
     def _read(self, states: Tensor, real: Tensor) -> Tensor:
         """The logits from the mean state of the prompts; of a causal model, whose prompts see no text, the last one."""
         last = self.head.reading == "last"
-        read = pooled(states, real, "last") if last else states[:, : self.added].mean(1)
+        read = pool_states(states, real, "last") if last else states[:, : self.added].mean(1)
         logits: Tensor = self.head(read[:, None], real[:, :1])
         return logits
 
@@ -165,15 +165,15 @@ class L2p(Method):
         network = learner.network_as(L2pNetwork)
         longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
         if network.room is not None and longest > network.room:
-            raise too_long(longest, network.room, network.added)
+            raise check_prompt_fits(longest, network.room, network.added)
         for name, value in self.kept.tensors.items():
             self.kept.tensors[name] = value.to(network.keys.device)
 
-    def own_rate(self, budget: Budget) -> OwnRate:
+    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_set(self.settings.rate)
+        return rate_from_setting(self.settings.rate)
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Prompts, keys and head, for the budget's epochs."""
         return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
 
@@ -210,7 +210,7 @@ def _check(classifier: Classifier) -> None:
     encoder = classifier.encoder
     if classifier.config.lora:
         raise UserError("lora: expected none with l2p, which leaves the encoder as it is")
-    if not reads_embeddings(encoder):
+    if not reads_input_embeddings(encoder):
         raise UserError(
             f"model: expected one that reads embeddings in place of tokens (inputs_embeds), which l2p puts its prompts "
             f"among, got {type(encoder).__name__}"

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.answers import normalised
-from regard.continual.batches import Batches, Item
-from regard.continual.generating import texts_of
+from regard.continual.batches import Batches, ExampleRef
+from regard.continual.generating import decode_answers
 from regard.continual.method import Method
-from regard.continual.prompted import Before, PromptNetwork, PromptSettings, check_room
-from regard.continual.stage import Budget, OwnRate, Stage, rate_set
+from regard.continual.prompted import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
+from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
 from regard.continual.texts import TextLearner, batch, encode_pairs
-from regard.data.text_task import Pairs, TextTask
+from regard.data.text_task import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.classifier import Classifier
-from regard.models.generator import IGNORED, Generator
+from regard.models.generator import IGNORE_INDEX, Generator
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -34,8 +34,8 @@ _TRIES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PromptSettings):
-    """What the prompt is made of (`PromptSettings`), what it is trained for, and the rows that it writes.
+class Settings(PromptConfig):
+    """What the prompt is made of (`PromptConfig`), what it is trained for, and the rows that it writes.
 
     `writing`: λ of the loss of writing rows; `holding`: λ of the divergence from the answers of the prompt before.
     `share`: rows written of each earlier task, as a share of those that it has; `top_k` and `repetition`: how they are
@@ -79,9 +79,9 @@ class Lfpt5Network(PromptNetwork):
         """One, however many tasks."""
         return 1
 
-    def before(self, rows: dict[str, Tensor]) -> Before | None:
+    def before(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
         """The prompt, once it is trained."""
-        return Before(self.pool.prompts.prompt(0)[None]) if int(self.count) else None
+        return PromptPrefix(self.pool.prompts.prompt(0)[None]) if int(self.count) else None
 
 
 class _Row(NamedTuple):
@@ -115,30 +115,34 @@ class Lfpt5(Method):
     def prepare(self, learner: Learner, task: int) -> None:
         """Open the prompt, and make what is trained on: the task's rows and those that were written."""
         network, one = learner.network_as(Lfpt5Network), _texts(learner)
-        check_room(learner, self.settings.length)
+        check_prompt_room(learner, self.settings.length)
         network.begin_block(0)
-        given = cast(Pairs, one.stream.tasks[task].split("train"))
+        given = cast(TextPairs, one.stream.tasks[task].split("train"))
         self.new = self._encoded(one, task, given)
         self.old = [
             row
             for number, pairs in enumerate(self._written(task))
             if pairs
-            for row in self._encoded(one, number, Pairs(inputs=pairs[0], targets=tuple((said,) for said in pairs[1])))
+            for row in self._encoded(
+                one, number, TextPairs(inputs=pairs[0], targets=tuple((said,) for said in pairs[1]))
+            )
         ]
         for name, value in self.kept.tensors.items():
             self.kept.tensors[name] = value.to(learner.device)
 
-    def own_rate(self, budget: Budget) -> OwnRate:
+    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_set(self.settings.rate)
+        return rate_from_setting(self.settings.rate)
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The prompt, for the budget's epochs."""
         return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
 
-    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows and those that were written, as one set."""
-        items = [Item(task, row) for row in range(len(self.new))] + [Item(_OLD, row) for row in range(len(self.old))]
+        items = [ExampleRef(task, row) for row in range(len(self.new))] + [
+            ExampleRef(_OLD, row) for row in range(len(self.old))
+        ]
         lengths = [len(one.input) + len(one.answer) for one in (*self.new, *self.old)]
         size, drawn = learner.budget.batch, learner.drawn(items, stage, lengths=lengths)
         return Batches(drawn.steps, size, lambda step: self._rows(_texts(learner), drawn.at(step), size))
@@ -147,7 +151,7 @@ class Lfpt5(Method):
         """The sum over answers' tokens of the cross-entropies, with what is said of writing and holding."""
         logits = network(rows)
         found = learner.cross_entropy(logits, rows)
-        counted = (rows["labels"] != IGNORED).sum(1)
+        counted = (rows["labels"] != IGNORE_INDEX).sum(1)
         asked = {"input_ids": "asked_ids", "attention_mask": "asked_mask", "labels": "said"}
         writing = {name: rows[source] for name, source in asked.items()} | {"tasks": rows["tasks"]}
         found = found + self.settings.writing * (counted * means(network(writing), writing["labels"])).sum()
@@ -212,7 +216,7 @@ class Lfpt5(Method):
                         max_new_tokens=learner.budget.length + learner.budget.target_length,
                     )
                 begun = 1 if generator.reads_apart else ids.shape[1]
-                told = (row_of(text, self.settings.separator) for text in texts_of(learner, said[:, begun:]))
+                told = (row_of(text, self.settings.separator) for text in decode_answers(learner, said[:, begun:]))
                 rows = [row for row in told if row is not None]
                 if exact:
                     rows = [(one, known[normalised(answer)]) for one, answer in rows if normalised(answer) in known]
@@ -227,28 +231,28 @@ class Lfpt5(Method):
         """What the prompt is asked with for rows of a task."""
         return f"__{learner.stream.tasks[task].name}__"
 
-    def _encoded(self, learner: TextLearner, task: int, pairs: Pairs) -> list[_Row]:
+    def _encoded(self, learner: TextLearner, task: int, pairs: TextPairs) -> list[_Row]:
         """Rows as token ids."""
         budget, apart = learner.budget, cast(Any, learner.network.classifier).reads_apart
         told = [f"{one} {self.settings.separator} {said[0]}" for one, said in zip(*_both(pairs), strict=True)]
-        saying = Pairs(inputs=(self._name(learner, task),) * len(pairs), targets=tuple((one,) for one in told))
+        saying = TextPairs(inputs=(self._name(learner, task),) * len(pairs), targets=tuple((one,) for one in told))
         whole = replace(budget, target_length=budget.length + budget.target_length)
         plain = encode_pairs(pairs, learner.tokenizer, budget, apart=apart)
         said = encode_pairs(saying, learner.tokenizer, whole, apart=apart)
         parts = [
             part
             for one in (plain, said)
-            for part in ((one.input_ids, one.attention_mask), (one.answers, one.answers != IGNORED))
+            for part in ((one.input_ids, one.attention_mask), (one.answers, one.answers != IGNORE_INDEX))
         ]
         return [_Row(task, *(ids[row][real[row]] for ids, real in parts)) for row in range(len(pairs))]
 
-    def _rows(self, learner: TextLearner, items: Sequence[Item], size: int) -> Rows:
+    def _rows(self, learner: TextLearner, items: Sequence[ExampleRef], size: int) -> Rows:
         """Rows as a batch, filled up with the first of them, which then count for nothing."""
         every = [items[number % len(items)] for number in range(size)]
         chosen = [(self.old if item.task == _OLD else self.new)[item.row] for item in every]
         found = batch([one.input for one in chosen], [one.answer for one in chosen], learner.pad)
         asked = batch([one.asked for one in chosen], [one.said for one in chosen], learner.pad)
-        found["labels"][len(items) :] = IGNORED
+        found["labels"][len(items) :] = IGNORE_INDEX
         return {
             **found,
             "asked_ids": asked["input_ids"],
@@ -263,15 +267,15 @@ class Lfpt5(Method):
 def means(logits: Tensor, labels: Tensor) -> Tensor:
     """(row,): the mean cross-entropy of each row's tokens, those that are −100 left out; each row has one."""
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    each = nn.functional.cross_entropy(exact.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-    return each.sum(1) / (labels != IGNORED).sum(1)
+    each = nn.functional.cross_entropy(exact.transpose(1, 2), labels, ignore_index=IGNORE_INDEX, reduction="none")
+    return each.sum(1) / (labels != IGNORE_INDEX).sum(1)
 
 
 def divergence(before: Tensor, now: Tensor, labels: Tensor) -> Tensor:
     """Σ KL(before ‖ now) over the tokens of labels (row, token) that count, of logits (row, token, word)."""
     exact = torch.promote_types(now.dtype, torch.float32)
     old, new = (one.to(exact).log_softmax(-1) for one in (before, now))
-    found: Tensor = ((old.exp() * (old - new)).sum(-1) * (labels != IGNORED)).sum()
+    found: Tensor = ((old.exp() * (old - new)).sum(-1) * (labels != IGNORE_INDEX)).sum()
     return found
 
 
@@ -281,7 +285,7 @@ def row_of(text: str, separator: str) -> tuple[str, str] | None:
     return (parts[0], parts[1]) if len(parts) == 2 and all(parts) else None
 
 
-def _both(pairs: Pairs) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _both(pairs: TextPairs) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     return pairs.inputs, pairs.targets
 
 

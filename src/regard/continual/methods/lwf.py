@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
-from regard.continual.stage import Stage
+from regard.continual.stage import TrainingPhase
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -58,7 +58,7 @@ class Lwf(Method):
         with learner.evaluating() as network, torch.no_grad():
             self.answers = torch.cat([network(rows).float() for rows in learner.each(learner.items(task))])
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Everything; with `warm_up` the head before it, of every task but the first."""
         warming = (learner.probing(name="warm-up"),) if self.settings.warm_up and task else ()
         return (*warming, learner.fine_tuning())

@@ -12,13 +12,13 @@ from torch.func import functional_call
 
 from regard.continual import memory, method
 from regard.continual.network import INPUTS, Network
-from regard.errors import UserError, check_choice, check_whole
-from regard.models.heads import LinearHead, pooled
+from regard.errors import UserError, check_choice, check_int
+from regard.models.heads import LinearHead, pool_states
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import Stage
+    from regard.continual.stage import TrainingPhase
     from regard.models.classifier import Classifier
     from regard.training.placement import Rows
 
@@ -45,9 +45,9 @@ class Settings(memory.Settings):
     def __post_init__(self) -> None:
         """Check them."""
         super().__post_init__()
-        check_whole("interval", self.interval, least=1)
-        check_whole("neighbours", self.neighbours, least=1)
-        check_whole("steps", self.steps, least=0)
+        check_int("interval", self.interval, least=1)
+        check_int("neighbours", self.neighbours, least=1)
+        check_int("steps", self.steps, least=0)
         method.check_number("rate", self.rate, least=0)
         method.check_number("pull", self.pull, least=0)
         check_choice("adapt", self.adapt, get_args(Adapt))
@@ -111,7 +111,7 @@ class AdaptingNetwork(Network):
         given = _inputs(rows)
         real = given["attention_mask"].bool()
         states = self.reader(**given | {"attention_mask": real.long()}, return_dict=True).last_hidden_state
-        return pooled(states, real, self._head.reading)
+        return pool_states(states, real, self._head.reading)
 
     def nearest(self, rows: Rows) -> Tensor:
         """(row, neighbour): which rows of the memory have the nearest keys, by Euclidean distance."""
@@ -170,7 +170,7 @@ class AdaptingNetwork(Network):
         """(row, width): what the head reads, in float32 at least."""
         real = rows["attention_mask"].bool()
         states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
-        found = pooled(states, real, self._head.reading)
+        found = pool_states(states, real, self._head.reading)
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
@@ -205,7 +205,7 @@ class MbPA(memory.Remembering):
         """Show the network its memory."""
         self._show(learner, task)
 
-    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's batches, and every so often one of the memory."""
         if not self.kept.items:
             return super().batches(learner, task, stage)

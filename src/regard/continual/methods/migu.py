@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.batches import Batches
-from regard.continual.layer_inputs import reading
+from regard.continual.layer_inputs import capture_layer_inputs
 from regard.continual.methods.sequential_lora import SequentialLora
-from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.stage import Stage
+    from regard.continual.stage import TrainingPhase
     from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolSettings):
+class Settings(PoolConfig):
     """`threshold`: the share of a matrix's features that are left as they are at a step, those of least magnitude."""
 
     threshold: float = 0.7
@@ -50,11 +50,11 @@ class Migu(SequentialLora):
         super().__init__(settings)
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Fine-tuning, each gradient masked from the second task on."""
         return (learner.fine_tuning(correct=(lambda _, __: self._correct(learner)) if task else None),)
 
-    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows; with each batch magnitudes are added up anew."""
         found = super().batches(learner, task, stage)
 
@@ -78,7 +78,7 @@ class Migu(SequentialLora):
             before = self.sums.get(name)
             self.sums[name] = here if before is None else (before[0] + here[0], before[1] + here[1])
 
-        with reading(learner.network_as(PoolNetwork), rows, add):
+        with capture_layer_inputs(learner.network_as(PoolNetwork), rows, add):
             return learner.cross_entropy(network(rows), rows)
 
     def _correct(self, learner: Learner) -> None:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.continual.pooled import PoolConfig, PoolNetwork
 from regard.errors import UserError, check_choice
 
 if TYPE_CHECKING:
-    from regard.adapters.pool import LoraPool
+    from regard.adapters.pool import LoraAdapterPool
     from regard.continual.learner import Learner
     from regard.training.placement import Rows
 
@@ -23,7 +23,7 @@ Product = Literal["update", "released"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolSettings):
+class Settings(PoolConfig):
     """`sparsity`: λ. `product`: what is to be sparse, the block's `update` B A, or what the `released` code has there.
 
     That code multiplies the other way round, A B, which is a matrix of rank × rank (and needs layers that give as many
@@ -73,7 +73,7 @@ class NLora(IncrementalLora):
             return found + (rows["labels"] != IGNORED).sum() * (self.settings.sparsity * size)
 
 
-def magnitude(pool: LoraPool, block: int, *, released: bool = False) -> Tensor:
+def magnitude(pool: LoraAdapterPool, block: int, *, released: bool = False) -> Tensor:
     """‖B A‖₁ of a block, the sum over layers; of A B with `released`."""
     pairs = [(blocks.A[block], blocks.B[block]) for blocks in pool.blocks]
     return torch.stack([(down @ up if released else up @ down).abs().sum() for down, up in pairs]).sum()

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
-    from regard.adapters.pool import LoraPool
+    from regard.adapters.pool import LoraAdapterPool
     from regard.continual.learner import Learner
     from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolSettings):
+class Settings(PoolConfig):
     """`orthogonality`: λ₁; `shrinkage`: λ₂, of the new block's norms.
 
     `squared`: penalise the squares of the overlaps, as the paper's equation has it, and not their sizes, as the code
@@ -63,7 +63,7 @@ class OLora(IncrementalLora):
         return found
 
 
-def overlap(pool: LoraPool, block: int, *, squared: bool = False) -> Tensor:
+def overlap(pool: LoraAdapterPool, block: int, *, squared: bool = False) -> Tensor:
     """Σ |A_i A_blockᵀ| over entries, layers and blocks i before this one; or of the squares."""
     parts = []
     for blocks in pool.blocks:

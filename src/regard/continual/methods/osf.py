@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.lora import is_linear, shape_of
+from regard.adapters.lora import is_linear_layer, weight_shape
 from regard.adapters.pool import target_layers
 from regard.continual import method
 from regard.continual.method import Method
@@ -66,7 +66,7 @@ class SubspaceLayer(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        inputs, outputs = shape_of(layer)
+        inputs, outputs = weight_shape(layer)
         self.base_layer, narrow = layer, min(inputs, outputs)
         weight = self._begin().detach()
         made: dict[str, Any] = {"device": weight.device, "dtype": torch.promote_types(weight.dtype, torch.float32)}
@@ -188,7 +188,7 @@ def _targets(encoder: nn.Module, targets: str) -> list[str]:
     if targets != ALL:
         return target_layers(encoder, targets if targets == "auto" else [one.strip() for one in targets.split(",")])
     words = getattr(encoder, "get_output_embeddings", lambda: None)()
-    found = [name for name, module in encoder.named_modules() if is_linear(module) and module is not words]
+    found = [name for name, module in encoder.named_modules() if is_linear_layer(module) and module is not words]
     if not found:
         raise UserError("targets: expected a model with linear layers, got none")
     return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from regard.continual import method
 from regard.continual.method import Method
-from regard.continual.stage import Stage
+from regard.continual.stage import TrainingPhase
 from regard.errors import check_choice
 
 if TYPE_CHECKING:
@@ -50,6 +50,6 @@ class PreScale(Method):
         scaling: Scaling = self.settings.scaling
         return scaling
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """First the head, then everything."""
         return learner.probing(), learner.fine_tuning()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regard.continual.method import Method
-from regard.continual.stage import Budget, OwnRate, Stage, rate_of_probing
+from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, probing_rate
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 class Probe(Method):
     """The head alone is trained, on hidden states that no task changes (arXiv 2410.05648, table 2)."""
 
-    def own_rate(self, budget: Budget) -> OwnRate:
+    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """That of probing."""
-        return rate_of_probing(budget)
+        return probing_rate(budget)
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The head, as long as other methods train it and everything."""
         return (learner.probing(),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regard.continual.method import Method
-from regard.continual.stage import Stage
+from regard.continual.stage import TrainingPhase
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -17,6 +17,6 @@ class ProbeFinetune(Method):
     A head that fits when the encoder begins to move pulls its features less far from where they were.
     """
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """First the head, then everything."""
         return learner.probing(), learner.fine_tuning()

@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from regard.continual.method import Method
-from regard.continual.prompted import Before, PromptNetwork, PromptSettings, check_room, class_vectors, put_back
-from regard.continual.stage import Budget, OwnRate, Stage, rate_set
+from regard.continual.prompted import (
+    PromptConfig,
+    PromptNetwork,
+    PromptPrefix,
+    check_prompt_room,
+    class_vectors,
+    restore_rows,
+)
+from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +29,7 @@ class ProgressiveNetwork(PromptNetwork):
     A row of a task that is not learnt yet, or of none in the stream (−1), has all prompts that there are.
     """
 
-    def before(self, rows: dict[str, Tensor]) -> Before | None:
+    def before(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
         """The prompts of a row's task and those before it, the newest first; rows with fewer have padding."""
         last = int(self.count) - 1
         if last < 0:
@@ -34,9 +41,9 @@ class ProgressiveNetwork(PromptNetwork):
         newest, oldest = int(own.max()), int(own.min())
         prompts = self.pool.prompts.joined(range(newest, -1, -1))[None]
         if newest == oldest:
-            return Before(prompts)
+            return PromptPrefix(prompts)
         blocks = torch.arange(newest, -1, -1, device=own.device).repeat_interleave(self.pool.prompts.length)
-        return Before(prompts.expand(len(own), -1, -1), blocks <= own[:, None])
+        return PromptPrefix(prompts.expand(len(own), -1, -1), blocks <= own[:, None])
 
 
 class ProgPrompt(Method):
@@ -50,7 +57,7 @@ class ProgPrompt(Method):
     given back what they were, since weight decay moves them; a class that two tasks share is trained by both.
     """
 
-    Settings = PromptSettings
+    Settings = PromptConfig
     Network = ProgressiveNetwork
     incremental = False
     texts = True
@@ -58,19 +65,19 @@ class ProgPrompt(Method):
     def prepare(self, learner: Learner, task: int) -> None:
         """Open the task's prompt, and note what the head has of classes."""
         network = learner.network_as(ProgressiveNetwork)
-        check_room(learner, len(network.pool) * self.settings.length)
+        check_prompt_room(learner, len(network.pool) * self.settings.length)
         network.begin_block(task)
         self.head_before = class_vectors(learner)
 
-    def own_rate(self, budget: Budget) -> OwnRate:
+    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_set(self.settings.rate)
+        return rate_from_setting(self.settings.rate)
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The prompt, and the head, for the budget's epochs."""
         return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
 
     def finish(self, learner: Learner, task: int) -> None:
         """Put the prompt down, and what other tasks' classes have back."""
         learner.network_as(ProgressiveNetwork).pool.close()
-        put_back(learner, self.head_before, task)
+        restore_rows(learner, self.head_before, task)

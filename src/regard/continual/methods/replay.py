@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from regard.continual import memory
-from regard.errors import check_choice, check_whole
+from regard.errors import check_choice, check_int
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import Stage
+    from regard.continual.stage import TrainingPhase
 
 Mixing = Literal["batch", "interval", "merge"]
 
@@ -31,7 +31,7 @@ class Settings(memory.Settings):
         """Check them."""
         super().__post_init__()
         check_choice("mixing", self.mixing, get_args(Mixing))
-        check_whole("interval", self.interval, least=1)
+        check_int("interval", self.interval, least=1)
 
 
 class Replay(memory.Remembering):
@@ -45,7 +45,7 @@ class Replay(memory.Remembering):
     Settings = Settings
     texts = True
 
-    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows with those of the memory, as the settings mix them."""
         if not self.kept.items:
             return super().batches(learner, task, stage)

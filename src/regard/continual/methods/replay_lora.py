@@ -6,28 +6,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from regard.continual.methods import replay
-from regard.continual.methods.sequential_lora import OneBlock
-from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.continual.methods.sequential_lora import SharedAdapterNetwork
+from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(replay.Settings, PoolSettings):
-    """Those of experience replay (`replay.Settings`), and what the block is made of (`PoolSettings`)."""
+class Settings(replay.Settings, PoolConfig):
+    """Those of experience replay (`replay.Settings`), and what the block is made of (`PoolConfig`)."""
 
     def __post_init__(self) -> None:
         """Check both."""
         replay.Settings.__post_init__(self)
-        PoolSettings.__post_init__(self)
+        PoolConfig.__post_init__(self)
 
 
 class ReplayLora(replay.Replay):
     """Experience replay (arXiv 1902.10486) where one LoRA block is trained: a baseline of SAPT (arXiv 2401.08295)."""
 
     Settings = Settings
-    Network = OneBlock
+    Network = SharedAdapterNetwork
     texts = True
 
     def prepare(self, learner: Learner, task: int) -> None:

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.attention import SharedAttention, query_vectors
-from regard.adapters.opening import Earlier, divergences, open_gate
-from regard.adapters.prompts import PromptPool
-from regard.adapters.reflection import Density, target_of
+from regard.adapters.opening import PastTask, divergences, warm_up_router
+from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.reflection import Density, mean_weights
 from regard.continual import method
 from regard.continual.batches import Batches
-from regard.continual.beginning import best_of
+from regard.continual.beginning import best_init
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
-from regard.continual.pooled import BlockNetwork, Pool, lora_pool
-from regard.continual.prompted import check_room
+from regard.continual.pooled import AdapterNetwork, AdapterPool, lora_pool
+from regard.continual.prompted import check_prompt_room
 from regard.continual.pseudo import stand_ins
 from regard.continual.sapt_settings import Settings
-from regard.continual.stage import Stage
+from regard.continual.stage import TrainingPhase
 from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ MEASURED = 4
 """Batches on which `balanced` measures gradients."""
 
 
-class SaptNetwork(BlockNetwork):
+class SaptNetwork(AdapterNetwork):
     """A model with a pool, and the attention that says how each row mixes it.
 
     `mixed`: the weights (row, block) that the last rows were given; `own`: the block that is trained.
@@ -55,10 +55,10 @@ class SaptNetwork(BlockNetwork):
         """The block that a task was given."""
         return task
 
-    def pool_in(self, classifier: Classifier, settings: Settings, seed: int) -> Pool:
+    def pool_in(self, classifier: Classifier, settings: Settings, seed: int) -> AdapterPool:
         """The blocks, put into a model: low-rank ones, or soft prompts."""
         if settings.block == "prompt":
-            return PromptPool(classifier.encoder, length=settings.length, hidden=settings.hidden, seed=seed)
+            return PromptAdapterPool(classifier.encoder, length=settings.length, hidden=settings.hidden, seed=seed)
         told = {"detach_old": settings.detach_old, "top_k": settings.top_k or None, "by_row": True}
         return lora_pool(classifier, settings, seed, **told)
 
@@ -114,7 +114,7 @@ class Sapt(Method):
     def prepare(self, learner: Learner, task: int) -> None:
         """Check what is asked for, and put what is kept beside the weights."""
         if self.settings.block == "prompt":
-            check_room(learner, self.settings.length)
+            check_prompt_room(learner, self.settings.length)
         if self.settings.reflects == "generated":
             stand_ins.check(learner, self.settings)
         kept = self.kept.tensors
@@ -131,7 +131,7 @@ class Sapt(Method):
             self._begin(learner, task, block)
         if task and settings.opens and settings.ahead:
             network.to(learner.device)
-            open_gate(
+            warm_up_router(
                 network.attention,
                 self._vectors_of(learner, task),
                 self.earlier(learner, task),
@@ -151,13 +151,13 @@ class Sapt(Method):
         """Let a new block begin as an earlier one, or leave it at nothing."""
         settings, other = self.settings, None
         if settings.begins == "best":
-            other = best_of(learner, task, block, settings.tried)
+            other = best_init(learner, task, block, settings.tried)
         elif settings.begins == "last":
             other = block - 1
         if other is not None:
             learner.network_as(SaptNetwork).pool.copy(block, other)
 
-    def stages(self, learner: Learner, task: int) -> tuple[Stage, ...]:
+    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The block with its key and the maps, each at its rate, and the head, for the budget's epochs."""
         return (learner.fine_tuning(times=self._times(learner)),)
 
@@ -170,7 +170,7 @@ class Sapt(Method):
             found[name] = 1.0 if of is None else float(getattr(self.settings, of))
         return {name: times for name, times in found.items() if times != 1}
 
-    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows; with the floor under their own block's weight while it warms up.
 
         The next block is put in place here, when the task has been scored without it.
@@ -211,7 +211,7 @@ class Sapt(Method):
         with torch.no_grad():
             weights = learner.network_as(SaptNetwork).attention(found)
         kept, settings = self.kept.tensors, self.settings
-        kept[f"{TARGET}{task}"] = target_of(weights)
+        kept[f"{TARGET}{task}"] = mean_weights(weights)
         if settings.reflects == "density":
             density = Density.of(found, settings.directions)
             kept[f"{MEAN}{task}"], kept[f"{DIRECTIONS}{task}"], kept[f"{SPREAD}{task}"] = density
@@ -252,11 +252,11 @@ class Sapt(Method):
         found = divergences(learner.network_as(SaptNetwork).attention, self.earlier(learner, learner.task))
         return torch.stack(found).mean()
 
-    def earlier(self, learner: Learner, task: int) -> list[Earlier]:
+    def earlier(self, learner: Learner, task: int) -> list[PastTask]:
         """What stands for the tasks before one."""
         kept = self.kept.tensors
         there = [number for number in range(task) if f"{TARGET}{number}" in kept]
-        return [Earlier(kept[f"{TARGET}{number}"], self.vectors(learner, number)) for number in there]
+        return [PastTask(kept[f"{TARGET}{number}"], self.vectors(learner, number)) for number in there]
 
     def vectors(self, learner: Learner, task: int) -> Tensor:
         """The query vectors (row, width) that stand for a task."""

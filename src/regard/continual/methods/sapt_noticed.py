@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.adapters.novelty import DRAWS, novelty, recognised, tells_apart
-from regard.adapters.opening import Earlier
-from regard.adapters.reflection import target_of
+from regard.adapters.novelty import DRAWS, check_separable, is_known_task, novelty
+from regard.adapters.opening import PastTask
+from regard.adapters.reflection import mean_weights
 from regard.continual import method, sapt_settings
 from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptNetwork
 from regard.errors import UserError
@@ -74,7 +74,7 @@ class NoticedNetwork(SaptNetwork):
         self.attention.use(used)
 
 
-class SaptNoticed(Sapt):
+class SaptTaskFree(Sapt):
     """SAPT (arXiv 2401.08295) on portions of data of which nobody says whether they are of a task that was learnt.
 
     A portion is what the framework calls a task: its rows come together, and what its labels are called is known, as
@@ -105,10 +105,10 @@ class SaptNoticed(Sapt):
             return float(self.settings.opening * len(self._others(task)))
         return super().strength(task)
 
-    def earlier(self, learner: Learner, task: int) -> list[Earlier]:
+    def earlier(self, learner: Learner, task: int) -> list[PastTask]:
         """What stands for the blocks other than that of a portion."""
         kept = self.kept.tensors
-        return [Earlier(kept[f"{TARGET}{block}"], kept[f"{VECTORS}{block}"]) for block in self._others(task)]
+        return [PastTask(kept[f"{TARGET}{block}"], kept[f"{VECTORS}{block}"]) for block in self._others(task)]
 
     def finish(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the block's rows, and what stands for them."""
@@ -116,9 +116,9 @@ class SaptNoticed(Sapt):
         block, found = network.block_of(task), self._vectors_of(learner, task)
         before, seen = kept.tensors.get(f"{VECTORS}{block}", found[:0]), int(kept.values.get(f"{SEEN}{block}", 0))
         with torch.no_grad():
-            target = target_of(network.attention(found))
+            target = mean_weights(network.attention(found))
             if seen:
-                old = target_of(network.attention(before))
+                old = mean_weights(network.attention(before))
                 target = (len(found) * target + seen * old) / (len(found) + seen)
         kept.tensors[f"{TARGET}{block}"] = target
         kept.tensors[f"{VECTORS}{block}"] = self._merged(learner, task, before, seen, found)
@@ -142,14 +142,14 @@ class SaptNoticed(Sapt):
         found = []
         for block in blocks:
             kept = self.kept.tensors[f"{VECTORS}{block}"]
-            if not tells_apart(len(vectors), len(kept), settings.alarm):
+            if not check_separable(len(vectors), len(kept), settings.alarm):
                 raise UserError(
                     f"alarm: {settings.alarm:g} is less than what {len(vectors)} rows of "
                     f"{learner.stream.tasks[task].name!r} and {len(kept)} that were kept can tell; "
                     "raise it, or learn from more rows"
                 )
             found.append(novelty(vectors, kept, seed=learner.seed_for("novelty", task, block)))
-        like = recognised(found, alarm=settings.alarm, reuse=settings.reuse)
+        like = is_known_task(found, alarm=settings.alarm, reuse=settings.reuse)
         return {
             "block": len(blocks) if like is None else blocks[like],
             "new": like is None,

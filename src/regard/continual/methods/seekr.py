@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory, method
-from regard.continual.batches import Item
+from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORED
-from regard.continual.method import Kept
-from regard.continual.methods.sequential_lora import OneBlock
-from regard.continual.pooled import PoolSettings
-from regard.hooks.attention_weights import Read, reading
-from regard.hooks.layers import Place, places
+from regard.continual.method import MethodState
+from regard.continual.methods.sequential_lora import SharedAdapterNetwork
+from regard.continual.pooled import PoolConfig
+from regard.hooks.attention_weights import CapturedWeights, capture_weights
+from regard.hooks.layers import AttentionLayer, find_attention_layers
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import Stage
+    from regard.continual.stage import TrainingPhase
     from regard.training.placement import Rows
 
 IMPORTANCE, LOGITS, ATTENTION, HEADS = "importance", "logits/", "attention/", "heads"
@@ -30,8 +30,8 @@ _TINY = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(memory.Settings, PoolSettings):
-    """Those of a memory, what the block is made of (`PoolSettings`), and what is held on what is replayed.
+class Settings(memory.Settings, PoolConfig):
+    """Those of a memory, what the block is made of (`PoolConfig`), and what is held on what is replayed.
 
     `layers`, `heads`: the shares of the model's layers, and of all its heads, whose attention is held. `distilled`: the
     share of the stored answers in a replayed row's loss, that of its label being the rest. `attention`: what the
@@ -46,27 +46,27 @@ class Settings(memory.Settings, PoolSettings):
     def __post_init__(self) -> None:
         """Check them."""
         memory.Settings.__post_init__(self)
-        PoolSettings.__post_init__(self)
+        PoolConfig.__post_init__(self)
         for name in ("layers", "heads", "distilled"):
             method.check_number(name, getattr(self, name), least=0, most=1)
         method.check_number("attention", self.attention, least=0)
 
 
-class SeekrNetwork(OneBlock):
-    """A frozen model with one block, whose attention can be read, `places` being its layers."""
+class SeekrNetwork(SharedAdapterNetwork):
+    """A frozen model with one block, whose attention can be read, `find_attention_layers` being its layers."""
 
-    _places: tuple[Place, ...] = ()
-    _reads: list[Read] | None = None
+    _places: tuple[AttentionLayer, ...] = ()
+    _reads: list[CapturedWeights] | None = None
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[AttentionLayer, ...]:
         """The attention layers, in the order of a forward."""
         if not self._places:
-            self._places = tuple(places(self.classifier.encoder))
+            self._places = tuple(find_attention_layers(self.classifier.encoder))
         return self._places
 
     @contextmanager
-    def reading(self) -> Iterator[list[Read]]:
+    def reading(self) -> Iterator[list[CapturedWeights]]:
         """While it lasts, the list has what each layer was asked for in the last forward."""
         before, self._reads = self._reads, []
         try:
@@ -78,7 +78,7 @@ class SeekrNetwork(OneBlock):
         """The logits."""
         if self._reads is None:
             return super().forward(rows)
-        with reading(self.classifier.encoder, self.places) as found:
+        with capture_weights(self.classifier.encoder, self.places) as found:
             logits = super().forward(rows)
         self._reads[:] = found
         return logits
@@ -108,7 +108,7 @@ class Seekr(memory.Remembering):
 
     def __init__(self, settings: method.Settings | None = None) -> None:
         super().__init__(settings)
-        self.before: dict[Item, Tensor] = {}
+        self.before: dict[ExampleRef, Tensor] = {}
 
     # -- hooks ------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class Seekr(memory.Remembering):
         coming = self._after(learner, task)
         self.before = {item: seen for item, (seen, *_) in self._looked(learner, coming, slopes=False)}
 
-    def batches(self, learner: Learner, task: int, stage: Stage) -> Batches:
+    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows, each batch with some of the memory beside it."""
         if not self.kept.items:
             return super().batches(learner, task, stage)
@@ -136,7 +136,7 @@ class Seekr(memory.Remembering):
         again = {name: value[old] for name, value in rows.items()}
         with learner.evaluating(), learner.network_as(SeekrNetwork).reading() as reads:
             present = learner.of_task(learner.network(again), again["tasks"])
-        items = [Item(int(task), int(row)) for task, row in zip(again["tasks"], again["rows"], strict=True)]
+        items = [ExampleRef(int(task), int(row)) for task, row in zip(again["tasks"], again["rows"], strict=True)]
         stored = torch.stack([self._stored(LOGITS, item) for item in items]).to(present)
         answers = distillation(present[:, : stored.shape[1]], learner.of_task(stored, again["tasks"]))
         held = self._divergence(reads, again["attention_mask"].bool(), items)
@@ -158,9 +158,9 @@ class Seekr(memory.Remembering):
 
     # -- the memory -------------------------------------------------------------------------------------
 
-    def _after(self, learner: Learner, task: int) -> list[Item]:
+    def _after(self, learner: Learner, task: int) -> list[ExampleRef]:
         """The examples of a task that are in the memory when it has been learnt."""
-        kept = Kept(list(self.kept.items), {}, dict(self.kept.values))
+        kept = MethodState(list(self.kept.items), {}, dict(self.kept.values))
         memory.keep(learner, kept, self.settings, task)
         return [item for item in kept.items if item.task == task]
 
@@ -169,14 +169,14 @@ class Seekr(memory.Remembering):
         names = {_name(kind, item) for item in self.kept.items for kind in (LOGITS, ATTENTION)} | {IMPORTANCE}
         self.kept.tensors = {name: value for name, value in self.kept.tensors.items() if name in names}
 
-    def _stored(self, kind: str, item: Item) -> Tensor:
+    def _stored(self, kind: str, item: ExampleRef) -> Tensor:
         return self.kept.tensors[_name(kind, item)]
 
     # -- the heads --------------------------------------------------------------------------------------
 
     def _looked(
-        self, learner: Learner, items: Sequence[Item], *, slopes: bool
-    ) -> list[tuple[Item, tuple[Tensor, Tensor, Tensor]]]:
+        self, learner: Learner, items: Sequence[ExampleRef], *, slopes: bool
+    ) -> list[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]:
         """Of each example its attention (layer, head, query, key), its logits (class,), and the loss's slopes in it.
 
         All on the CPU, in evaluation; the slopes are the means (layer, head) of their squares.
@@ -198,7 +198,7 @@ class Seekr(memory.Remembering):
                 found.append((item, (seen.detach().cpu(), _whole(logits)[0].detach().cpu(), squares.cpu())))
         return found
 
-    def _weigh(self, looked: Sequence[tuple[Item, tuple[Tensor, Tensor, Tensor]]]) -> None:
+    def _weigh(self, looked: Sequence[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]) -> None:
         """Add to the heads' importance what examples say of it, which `before` has the earlier attention of."""
         moved = torch.stack([(seen - self.before[item]).square().mean((-1, -2)) for item, (seen, *_) in looked])
         steep = torch.stack([squares for _, (*_, squares) in looked])
@@ -210,7 +210,7 @@ class Seekr(memory.Remembering):
         here = learner.network_as(SeekrNetwork).places
         return self.kept.tensors.get(IMPORTANCE, torch.zeros(len(here), max(place.heads for place in here)))
 
-    def _divergence(self, reads: Sequence[Read], real: Tensor, items: Sequence[Item]) -> Tensor:
+    def _divergence(self, reads: Sequence[CapturedWeights], real: Tensor, items: Sequence[ExampleRef]) -> Tensor:
         """The sum over rows, which are those examples, of D."""
         wanted = {layer for item in items for layer, _ in self.kept.values[HEADS][str(item.task)]}
         present = {layer: reads[layer].weights() for layer in sorted(wanted)}
@@ -271,7 +271,7 @@ def _in_graph(table: nn.Module) -> Iterator[None]:
         handle.remove()
 
 
-def _name(kind: str, item: Item) -> str:
+def _name(kind: str, item: ExampleRef) -> str:
     return f"{kind}{item.task}/{item.row}"
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regard.continual.method import Method
-from regard.continual.pooled import PoolNetwork, PoolSettings
+from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
 
 
-class OneBlock(PoolNetwork):
+class SharedAdapterNetwork(PoolNetwork):
     """A frozen model with one block, whatever the number of tasks."""
 
     def blocks_for(self, tasks: int) -> int:
@@ -25,8 +25,8 @@ class SequentialLora(Method):
     Nothing holds the block where an earlier task left it, so this is what methods with blocks are measured against.
     """
 
-    Settings = PoolSettings
-    Network = OneBlock
+    Settings = PoolConfig
+    Network = SharedAdapterNetwork
     texts = True
 
     def prepare(self, learner: Learner, task: int) -> None:

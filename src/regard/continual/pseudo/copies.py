@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.continual.pseudo.parsing import plain
+from regard.continual.pseudo.parsing import plain_text
 
 ALIKE = 0.8
 """The Jaccard similarity of two texts that are nearly the same."""
@@ -17,7 +17,7 @@ _Numbers = NDArray[np.int64]
 
 def duplicates(texts: Sequence[str]) -> float:
     """The share of texts that another before them is the same as, but for white space."""
-    return 1 - len({plain(one) for one in texts}) / len(texts)
+    return 1 - len({plain_text(one) for one in texts}) / len(texts)
 
 
 def near_duplicates(texts: Sequence[str]) -> float:
@@ -40,8 +40,8 @@ def shingles(text: str) -> frozenset[tuple[str, ...]]:
 
 def copied_whole(texts: Sequence[str], trained: Sequence[str]) -> float:
     """The share of texts that are texts trained on, but for white space."""
-    known = {plain(one) for one in trained}
-    return sum(plain(one) in known for one in texts) / len(texts)
+    known = {plain_text(one) for one in trained}
+    return sum(plain_text(one) in known for one in texts) / len(texts)
 
 
 class Copied:

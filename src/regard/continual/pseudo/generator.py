@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from regard import training
-from regard.adapters.pool import LoraPool
-from regard.continual.batches import Epochs, Item
-from regard.continual.generating import texts_of
-from regard.continual.pooled import BlockNetwork
-from regard.continual.pseudo.packing import told_by_the_first
-from regard.continual.pseudo.parsing import ASKED, INPUT, Frame, distinct, frame_of
+from regard.adapters.pool import LoraAdapterPool
+from regard.continual.batches import Epochs, ExampleRef
+from regard.continual.generating import decode_answers
+from regard.continual.pooled import AdapterNetwork
+from regard.continual.pseudo.packing import broadcast_from_main
+from regard.continual.pseudo.parsing import ASKED, INPUT, Frame, drop_duplicates, frame_of
 from regard.continual.texts import EncodedTexts, TextLearner, batch, encode_pairs
-from regard.data.text_task import Pairs, TextTask
+from regard.data.text_task import TextPairs, TextTask
 from regard.errors import UserError
-from regard.models.generator import IGNORED, Generator
+from regard.models.generator import IGNORE_INDEX, Generator
 from regard.models.limits import maximum_length
-from regard.runs.quiet import quiet
-from regard.training import Plan
+from regard.runs.quiet import suppress_logging
+from regard.training import TrainingConfig
 from regard.training.placement import Rows
 
 
@@ -58,7 +58,7 @@ class Written(NamedTuple):
 class Writing(nn.Module):
     """A model with the block of a generator: rows in, logits of what it is to say out."""
 
-    def __init__(self, generator: Generator, pool: LoraPool) -> None:
+    def __init__(self, generator: Generator, pool: LoraAdapterPool) -> None:
         super().__init__()
         self.generator, self._pool = generator, (pool,)
 
@@ -84,7 +84,7 @@ def write(learner: TextLearner, task: int, wanted: int, recipe: Recipe) -> Writt
     """
     frame = frame_of(cast(TextTask, learner.stream.tasks[task]))
     seed = learner.seed_for("generator", task)
-    with beside(cast(BlockNetwork, learner.network), recipe, seed) as writing:
+    with beside(cast(AdapterNetwork, learner.network), recipe, seed) as writing:
         rows = rows_to_say(learner, task, frame)
         _train(learner, writing, rows, recipe, seed % 2**31)
         with learner.evaluating():
@@ -92,16 +92,16 @@ def write(learner: TextLearner, task: int, wanted: int, recipe: Recipe) -> Writt
 
 
 @contextmanager
-def beside(network: BlockNetwork, recipe: Recipe, seed: int) -> Iterator[Writing]:
+def beside(network: AdapterNetwork, recipe: Recipe, seed: int) -> Iterator[Writing]:
     """While it lasts the block of a generator stands in the place of the network's; then all is as it was."""
     encoder: Any = network.classifier.encoder
     asked = [(one, one.requires_grad) for one in network.parameters()]
     modes = [(one, one.training) for one in network.modules()]
-    targets = list(network.pool.layers) if isinstance(network.pool, LoraPool) else "auto"
+    targets = list(network.pool.layers) if isinstance(network.pool, LoraAdapterPool) else "auto"
     options: dict[str, Any] = {"rank": recipe.rank, "alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
     try:
         with network.pool.aside():
-            pool = LoraPool(encoder, targets=targets, **options)
+            pool = LoraAdapterPool(encoder, targets=targets, **options)
             pool.reserve(1)
             pool.open(0)
             try:
@@ -131,7 +131,7 @@ def check_marks(learner: TextLearner) -> None:
 def rows_to_say(learner: TextLearner, task: int, frame: Frame) -> EncodedTexts:
     """A task's training rows as what the generator is asked, and what it is to say."""
     inputs = [frame.inside(one) for one in cast(TextTask, learner.stream.tasks[task]).train.inputs]
-    pairs = Pairs(inputs=(ASKED,) * len(inputs), targets=tuple((frame.told(one),) for one in inputs))
+    pairs = TextPairs(inputs=(ASKED,) * len(inputs), targets=tuple((frame.told(one),) for one in inputs))
     apart = cast(Any, learner.network.classifier).reads_apart
     room = room_to_say(learner)
     return encode_pairs(pairs, learner.tokenizer, replace(learner.budget, target_length=room), apart=apart)
@@ -148,7 +148,7 @@ def room_to_say(learner: TextLearner) -> int:
 
 def _train(learner: TextLearner, writing: Writing, rows: EncodedTexts, recipe: Recipe, seed: int) -> None:
     """Train the block."""
-    items = [Item(0, row) for row in range(len(rows))]
+    items = [ExampleRef(0, row) for row in range(len(rows))]
     each = -(-len(items) // recipe.batch)
     drawn = Epochs(items, rows.lengths().tolist(), size=recipe.batch, epochs=-(-recipe.steps // each), seed=seed)
 
@@ -156,9 +156,9 @@ def _train(learner: TextLearner, writing: Writing, rows: EncodedTexts, recipe: R
         at = drawn.at(step)
         every = [at[number % len(at)].row for number in range(recipe.batch)]
         asked = [rows.input_ids[row][rows.attention_mask[row]] for row in every]
-        said = [rows.answers[row][rows.answers[row] != IGNORED] for row in every]
+        said = [rows.answers[row][rows.answers[row] != IGNORE_INDEX] for row in every]
         found = batch(asked, said, learner.pad)
-        found["labels"][len(at) :] = IGNORED
+        found["labels"][len(at) :] = IGNORE_INDEX
         return found
 
     training.train(
@@ -166,14 +166,14 @@ def _train(learner: TextLearner, writing: Writing, rows: EncodedTexts, recipe: R
         _plan(learner, recipe, seed),
         batch=made,
         loss=_loss,
-        count=lambda given: int((given["labels"] != IGNORED).sum()),
+        count=lambda given: int((given["labels"] != IGNORE_INDEX).sum()),
         device="cpu" if learner.device.type == "cpu" else None,
     )
 
 
-def _plan(learner: TextLearner, recipe: Recipe, seed: int) -> Plan:
+def _plan(learner: TextLearner, recipe: Recipe, seed: int) -> TrainingConfig:
     """How a generator is trained: AdamW at a constant rate, without decay."""
-    return Plan(
+    return TrainingConfig(
         steps=recipe.steps,
         batch_size=recipe.batch,
         micro_batch=learner.budget.micro_batch,
@@ -192,7 +192,7 @@ def _loss(network: nn.Module, rows: Rows) -> Tensor:
     logits = network(rows)
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
     found: Tensor = nn.functional.cross_entropy(
-        exact.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORED, reduction="sum"
+        exact.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
     )
     return found
 
@@ -206,12 +206,12 @@ def _drawn(learner: TextLearner, writing: Writing, frame: Frame, wanted: int, re
     drawn, parsed, most = 0, 0, max(recipe.tries * wanted, learner.budget.evaluation_batch)
     while len(found) < wanted and drawn < most:
         many = min(learner.budget.evaluation_batch, most - drawn)
-        said = told_by_the_first(
+        said = broadcast_from_main(
             _said(learner, writing, many, recipe, learner.seed_for("said", task, drawn)), learner.device
         )
         inputs = [one for one in map(frame.parsed, said) if one is not None]
         drawn, parsed = drawn + many, parsed + len(inputs)
-        found = distinct([*found, *inputs])
+        found = drop_duplicates([*found, *inputs])
     return Written(tuple(found[:wanted]), drawn, parsed, len(found))
 
 
@@ -219,11 +219,11 @@ def _drawn(learner: TextLearner, writing: Writing, frame: Frame, wanted: int, re
 def _said(learner: TextLearner, writing: Writing, many: int, recipe: Recipe, seed: int) -> list[str]:
     """So many samples."""
     generator, model = writing.generator, cast(Any, writing.generator.encoder)
-    pairs = Pairs(inputs=(ASKED,), targets=((ASKED,),))
+    pairs = TextPairs(inputs=(ASKED,), targets=((ASKED,),))
     asked = encode_pairs(pairs, learner.tokenizer, learner.budget, apart=generator.reads_apart).input_ids
     ids = asked.to(learner.device).expand(many, -1)
     devices = [learner.device] if learner.device.type == "cuda" else []
-    with writing.alone(learner.device), quiet(), torch.random.fork_rng(devices=devices):
+    with writing.alone(learner.device), suppress_logging(), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         found: Tensor = model.generate(
             input_ids=ids,
@@ -233,4 +233,4 @@ def _said(learner: TextLearner, writing: Writing, many: int, recipe: Recipe, see
             repetition_penalty=recipe.repetition,
             max_new_tokens=room_to_say(learner),
         )
-    return texts_of(learner, found[:, 1 if generator.reads_apart else ids.shape[1] :])
+    return decode_answers(learner, found[:, 1 if generator.reads_apart else ids.shape[1] :])

@@ -22,14 +22,14 @@ def unpack(packed: Tensor) -> tuple[str, ...]:
     return tuple(json.loads(packed.cpu().numpy().tobytes()))
 
 
-def told_by_the_first(texts: Sequence[str], device: torch.device) -> tuple[str, ...]:
+def broadcast_from_main(texts: Sequence[str], device: torch.device) -> tuple[str, ...]:
     """The texts of the first process, in all of them."""
-    if processes.count() == 1:
+    if processes.world_size() == 1:
         return tuple(texts)
     packed = pack(texts).to(device)
     size = torch.tensor(len(packed), device=device)
     dist.broadcast(size, 0)
-    if not processes.first():
+    if not processes.is_main_process():
         packed = packed.new_empty(int(size))
     dist.broadcast(packed, 0)
     return unpack(packed)

@@ -59,15 +59,15 @@ def frame_of(task: TextTask) -> Frame:
     return Frame(definition, definition if _fits(prompts, definition, "") else "", "")
 
 
-def distinct(texts: Iterable[str]) -> list[str]:
+def drop_duplicates(texts: Iterable[str]) -> list[str]:
     """Each text once, those that are the same but for white space too, in their order."""
     found: dict[str, str] = {}
     for text in texts:
-        found.setdefault(plain(text), text)
+        found.setdefault(plain_text(text), text)
     return list(found.values())
 
 
-def plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """The text with single spaces between its words."""
     return " ".join(text.split())
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.continual.pseudo.parsing import distinct, frame_of, plain
+from regard.continual.pseudo.parsing import drop_duplicates, frame_of, plain_text
 from regard.data.instruction_settings import LONG_SEQUENCE, InstructionTask
 from regard.data.stream import Task
 from regard.data.text_task import TextTask
@@ -27,7 +27,7 @@ def read_pseudo(folder: str | Path, task: str) -> tuple[str, ...]:
         raise UserError(f"pseudo: expected pseudo samples of {task!r} in {path}, there is no such file") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"pseudo: expected JSON with 'Instances' of 'input' in {path}: {error!r}") from None
-    found = distinct(one for one in written if one)
+    found = drop_duplicates(one for one in written if one)
     if not found:
         raise UserError(f"pseudo: expected inputs of {task!r} in {path}, got none")
     return tuple(found)
@@ -67,7 +67,7 @@ def _in_parts(known: InstructionTask, written: str) -> tuple[str, ...]:
         return tuple(text.format(*match.groups()) for text in known.texts)
     names = re.findall(r"(\w[\w\\ ]*):\[ \\t\]", known.parts.replace(r"\s*", " ").replace(r"\n", " "))
     left = re.sub(rf"\b(?:{'|'.join(names)})s?:", " ", written, flags=re.IGNORECASE) if names else written
-    return (plain(left), *("" for _ in known.texts[1:]))
+    return (plain_text(left), *("" for _ in known.texts[1:]))
 
 
 def definition_of(task: Task) -> str | None:

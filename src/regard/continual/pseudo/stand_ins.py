@@ -16,15 +16,15 @@ from regard.continual.pseudo.reading import read_pseudo, readings
 from regard.continual.texts import TextLearner, batch, encode_pairs
 from regard.data.encoding import encode
 from regard.data.examples import Examples
-from regard.data.text_task import Pairs, TextTask
+from regard.data.text_task import TextPairs, TextTask
 from regard.errors import UserError
-from regard.models.generator import IGNORED
+from regard.models.generator import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from regard.continual.learner import Learner
-    from regard.continual.method import Kept
+    from regard.continual.method import MethodState
 
 TEXTS = "texts/"
 """Before the number of a task: its pseudo samples' inputs in `Kept.tensors`, and what became of samples in `values`."""
@@ -46,7 +46,7 @@ def check(learner: Learner, settings: Any) -> None:
         check_marks(learner)
 
 
-def keep(learner: Learner, kept: Kept, task: int, wanted: int, settings: Any) -> None:
+def keep(learner: Learner, kept: MethodState, task: int, wanted: int, settings: Any) -> None:
     """Keep at most so many inputs that stand for a task, read from files, or written by a generator.
 
     `settings` says which: `pseudo`, a folder, or what the generator is trained with (`generator_steps`, `_rate` and
@@ -70,7 +70,7 @@ def keep(learner: Learner, kept: Kept, task: int, wanted: int, settings: Any) ->
         kept.values[f"{TEXTS}{task}"] = told
 
 
-def inputs(kept: Kept, task: int) -> tuple[str, ...] | None:
+def inputs(kept: MethodState, task: int) -> tuple[str, ...] | None:
     """The inputs that stand for a task; None where there are none."""
     packed = kept.tensors.get(f"{TEXTS}{task}")
     return None if packed is None else unpack(packed)
@@ -104,11 +104,11 @@ def _encoded(learner: Learner, task: int, written: Sequence[str]) -> dict[str, T
     named, tokenizer, budget = learner.stream.tasks[task], learner.tokenizer, learner.budget
     if isinstance(named, TextTask):
         frame = frame_of(named)
-        pairs = Pairs(inputs=tuple(map(frame.around, written)), targets=(named.train.targets[0],) * len(written))
+        pairs = TextPairs(inputs=tuple(map(frame.around, written)), targets=(named.train.targets[0],) * len(written))
         apart = cast(Any, learner.network.classifier).reads_apart
         found = encode_pairs(pairs, tokenizer, budget, apart=apart)
         prompts = [ids[real] for ids, real in zip(found.input_ids, found.attention_mask, strict=True)]
-        return batch(prompts, [torch.tensor([IGNORED])] * len(prompts), learner.pad)
+        return batch(prompts, [torch.tensor([IGNORE_INDEX])] * len(prompts), learner.pad)
     texts = readings(named, written)
     part = encode("sequence", Examples(texts=texts, labels=(0,) * len(texts)), tokenizer, budget.length, "natural")
     return {"input_ids": part.input_ids, "attention_mask": part.attention_mask}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.continual.pseudo.parsing import plain
+from regard.continual.pseudo.parsing import plain_text
 
 COLUMNS = 4096
 """Features that words and pairs of words are hashed to."""
@@ -44,7 +44,7 @@ def two_sample(real: Sequence[str], pseudo: Sequence[str], seed: int) -> TwoSamp
     many = min(len(real), len(pseudo), MOST)
     if many < 4:
         return None
-    sorts = [[plain(one) for one in _some(texts, many, random)] for texts in (real, pseudo)]
+    sorts = [[plain_text(one) for one in _some(texts, many, random)] for texts in (real, pseudo)]
     trained = _trained_on(sorts, random)
     rows = [(text, sort) for sort, texts in enumerate(sorts) for text in texts]
     inside = torch.tensor([text in trained for text, _ in rows])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-GRACE = 30.0
+TERMINATE_TIMEOUT = 30.0
 """Seconds that a process has to keep what it has done, once it is asked to end."""
 _TAIL = 8192
 
@@ -24,11 +24,11 @@ class Job:
     command: tuple[str, ...]
     directory: str
     log: str
-    grace: float = GRACE
+    grace: float = TERMINATE_TIMEOUT
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobResult:
     """How a job ended: `error` is empty if well; `lost` if the machine under it went away."""
 
     key: str
@@ -37,17 +37,17 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedJob:
     """A job at work: its guard, and where in the log it began."""
 
     job: Job
     guard: subprocess.Popen[bytes]
     offset: int
 
-    def ended(self) -> Ended | None:
+    def ended(self) -> JobResult | None:
         """How it ended, once it has."""
         code = self.guard.poll()
-        return None if code is None else Ended(self.job.key, _error(code, self.job.log, self.offset))
+        return None if code is None else JobResult(self.job.key, _error(code, self.job.log, self.offset))
 
     def ask_to_end(self) -> None:
         """Close the pipe that the guard watches."""
@@ -63,7 +63,7 @@ class Started:
             self.guard.kill()
 
 
-def begin(job: Job, threads: int, environment: Mapping[str, str] | None = None) -> Started:
+def start_job(job: Job, threads: int, environment: Mapping[str, str] | None = None) -> StartedJob:
     """The job, at work under a guard with so many threads. Raises OSError where its folders are not there."""
     log = Path(job.log)
     log.touch()
@@ -76,15 +76,17 @@ def begin(job: Job, threads: int, environment: Mapping[str, str] | None = None) 
         env={**os.environ, "OMP_NUM_THREADS": str(threads), **(environment or {})},
         start_new_session=True,
     )
-    return Started(job, guard, log.stat().st_size)
+    return StartedJob(job, guard, log.stat().st_size)
 
 
-def perform(job: Job, threads: int) -> Ended:
+def run_job(job: Job, threads: int) -> JobResult:
     """How the job ended, on the machine where this is called; it ends with whoever calls."""
     try:
-        started = begin(job, threads)
+        started = start_job(job, threads)
     except OSError as error:
-        return Ended(job.key, f"{error.strerror}: {error.filename}; a sweep needs a folder that all its nodes share")
+        return JobResult(
+            job.key, f"{error.strerror}: {error.filename}; a sweep needs a folder that all its nodes share"
+        )
     try:
         while (ended := started.ended()) is None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from regard.errors import UserError
-from regard.runs.launchers.jobs import Ended, Job, Started, begin
+from regard.runs.launchers.jobs import Job, JobResult, StartedJob, start_job
 
 
 def cores() -> int:
@@ -30,7 +30,7 @@ class Local:
         self.workers = min(workers or len(devices) or cores(), len(devices) or 2**31)
         self._free = list(devices)[: self.workers]
         self._device: dict[str, str] = {}
-        self._running: dict[str, Started] = {}
+        self._running: dict[str, StartedJob] = {}
 
     def __enter__(self) -> Local:
         return self
@@ -51,9 +51,9 @@ class Local:
         environment = {}
         if self._free:
             self._device[job.key] = environment["CUDA_VISIBLE_DEVICES"] = self._free.pop(0)
-        self._running[job.key] = begin(job, max(1, cores() // self.workers), environment)
+        self._running[job.key] = start_job(job, max(1, cores() // self.workers), environment)
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[JobResult]:
         while True:
             found = [ended for started in self._running.values() if (ended := started.ended()) is not None]
             if found:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from regard.errors import UserError
-from regard.runs.launchers.jobs import GRACE, Ended, Job, perform
+from regard.runs.launchers.jobs import TERMINATE_TIMEOUT, Job, JobResult, run_job
 from regard.runs.launchers.local import cores
 
 _STORE = 100 * 2**20
@@ -95,26 +95,26 @@ class Ray:
         return max(1, int(min(shares)))
 
     def start(self, job: Job) -> None:
-        task = self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_retries=0, scheduling_strategy="SPREAD")(perform)
+        task = self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_retries=0, scheduling_strategy="SPREAD")(run_job)
         self._keys[task.remote(job, self._threads)] = job.key
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[JobResult]:
         found: list[Any] = []
         while not found:
             found, _ = self._ray.wait(list(self._keys), num_returns=1, timeout=0.5)
         return [self._ended(task) for task in found]
 
-    def _ended(self, task: Any) -> Ended:
+    def _ended(self, task: Any) -> JobResult:
         key, problems = self._keys.pop(task), self._ray.exceptions
         try:
-            ended: Ended = self._ray.get(task)
+            ended: JobResult = self._ray.get(task)
             return ended
         except problems.RayTaskError as error:
-            return Ended(key, str(error).strip().splitlines()[-1])
+            return JobResult(key, str(error).strip().splitlines()[-1])
         except problems.OutOfMemoryError:
-            return Ended(key, "killed because its node ran out of memory")
+            return JobResult(key, "killed because its node ran out of memory")
         except problems.RayError as error:
-            return Ended(key, f"its node was lost ({type(error).__name__})", lost=True)
+            return JobResult(key, f"its node was lost ({type(error).__name__})", lost=True)
 
     def _cancel(self) -> None:
         """Ask what is at work to end, as Ctrl-C does; then with force. A cluster that is gone has ended it already."""
@@ -123,7 +123,7 @@ class Ray:
         with contextlib.suppress(self._ray.exceptions.RayError):
             for task in tasks:
                 self._ray.cancel(task, force=False)
-            _, left = self._ray.wait(tasks, num_returns=len(tasks), timeout=GRACE) if tasks else ([], [])
+            _, left = self._ray.wait(tasks, num_returns=len(tasks), timeout=TERMINATE_TIMEOUT) if tasks else ([], [])
             for task in left:
                 self._ray.cancel(task, force=True)
 

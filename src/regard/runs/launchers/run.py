@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Protocol
 
-from regard.runs.launchers.jobs import Ended, Job
+from regard.runs.launchers.jobs import Job, JobResult
 
 MOST_LOST = 20
 """Machines that may go away under one job before it counts as failed."""
 
 
-class Engine(Protocol):
+class Launcher(Protocol):
     """Where jobs run. As a context it is there for the time of a block; at the block's end no job is at work."""
 
     patience: float
     """Seconds after which what a job has written is seen here."""
 
-    def __enter__(self) -> Engine: ...
+    def __enter__(self) -> Launcher: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -35,13 +35,13 @@ class Engine(Protocol):
         """Begin a job."""
         ...
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[JobResult]:
         """The jobs that have ended since, at least one; waits for it."""
         ...
 
 
 @dataclass(frozen=True)
-class Event:
+class JobEvent:
     """Something that happened to a job: `failed` is followed by another attempt, `given up` is not."""
 
     kind: Literal["started", "finished", "failed", "given up"]
@@ -51,13 +51,13 @@ class Event:
     seconds: float = 0.0
 
 
-def run(
+def run_jobs(
     jobs: Sequence[Job],
-    engine: Engine,
+    engine: Launcher,
     *,
     finished: Callable[[str], bool],
     retries: int = 2,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Callable[[JobEvent], None] = lambda event: None,
 ) -> dict[str, str]:
     """The errors of the jobs that failed for good, by key.
 
@@ -73,7 +73,7 @@ def run(
                 job = waiting.popleft()
                 attempts[job.key] += 1
                 running[job.key] = job, time.monotonic()
-                on_event(Event("started", job.key, attempts[job.key]))
+                on_event(JobEvent("started", job.key, attempts[job.key]))
                 engine.start(job)
             for ended in engine.ended():
                 job, began = running.pop(ended.key)
@@ -87,7 +87,7 @@ def run(
                     waiting.append(job)
                 elif kind == "given up":
                     errors[job.key] = error
-                on_event(Event(kind, job.key, attempts[job.key], error, time.monotonic() - began))
+                on_event(JobEvent(kind, job.key, attempts[job.key], error, time.monotonic() - began))
     return errors
 
 

@@ -1,0 +1,48 @@
+"""How far a run is, and what it has given so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from regard.continual.learner import Learner
+from regard.continual.method import Method
+
+Row = dict[str, Any]
+
+
+FOUND = ("matrix", "cost", "diagnostics", "gate")
+"""The tables that a run gives."""
+
+
+@dataclass(frozen=True)
+class ProgressEvent:
+    """How far a run is: the place of its task, counted from 1, the stage, and the step in it."""
+
+    position: int
+    task: str
+    stage: str
+    step: int
+    steps: int
+    numbers: Mapping[str, float]
+
+
+@dataclass(eq=False)
+class RunState:
+    """What a run gave: rows of the tables that `docs/design.md` describes, and its network as it is at the end.
+
+    `peak`: MiB at the most, of all tasks and what was seen of them; see `peak_memory`.
+    """
+
+    learner: Learner
+    method: Method
+    peak: float = 0.0
+    found: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in FOUND})
+
+    @property
+    def network(self) -> nn.Module:
+        """The network after the last task."""
+        return self.learner.network
