@@ -44,14 +44,14 @@ def call(batch: int, length: int, kind: str) -> AttentionCall:
         value=value,
         scale=WIDTH**-0.5,
         causal=kind == "causal",
-        key_real=real,
-        query_real=real,
+        key_mask=real,
+        query_mask=real,
     )
 
 
 def fused(of: AttentionCall) -> Tensor:
     """The output alone."""
-    mask = None if of.key_real is None else of.key_real[:, None, None, :]
+    mask = None if of.key_mask is None else of.key_mask[:, None, None, :]
     return F.scaled_dot_product_attention(of.query, of.key, of.value, attn_mask=mask, is_causal=of.causal)
 
 
@@ -61,14 +61,14 @@ def eager(of: AttentionCall) -> tuple[Tensor, dict[str, Tensor]]:
     if of.causal:
         length = scores.shape[-1]
         scores.masked_fill_(torch.ones(length, length, dtype=torch.bool).triu_(1), -torch.inf)
-    if of.key_real is not None:
-        scores.masked_fill_(~of.key_real[:, None, None, :], -torch.inf)
+    if of.key_mask is not None:
+        scores.masked_fill_(~of.key_mask[:, None, None, :], -torch.inf)
     weights = scores.softmax(-1)
     del scores
     output = weights @ of.value
     found = {"entropy": torch.special.entr(weights).sum(-1), "first_mass": weights[..., :FIRST].clone()}
-    if of.query_real is not None:
-        weights = weights.mul_(of.query_real[:, None, :, None])
+    if of.query_mask is not None:
+        weights = weights.mul_(of.query_mask[:, None, :, None])
     found["column_mass"] = weights.sum(-2)
     found["column_square"] = weights.square_().sum(-2)
     return output, found

@@ -114,7 +114,9 @@ def regard(case: Case, method: type[Finetune]) -> Take:
     few = Examples(texts=case.examples.texts[:2], labels=case.examples.labels[:2])
     task = Task(name="words", labels=("even", "odd"), train=case.examples, dev=few, test=few)
     stream = Stream(name="words", tasks=(task,), order=(0,), seed=0)
-    budget = TrainingBudget(epochs=2, rate=RATE, batch=case.batch, length=64, warmup=WARMUP, weight_decay=DECAY)
+    budget = TrainingBudget(
+        num_epochs=2, learning_rate=RATE, batch_size=case.batch, length=64, warmup_ratio=WARMUP, weight_decay=DECAY
+    )
 
     def take() -> float:
         ticks: list[float] = []

@@ -245,10 +245,10 @@ def regard(size: Size, length: int, setting: Setting, spec: AttentionSpec | str 
     def take(steps: int) -> list[float]:
         ticks: list[float] = []
         plan = TrainingConfig(
-            steps=steps + 1,
+            max_steps=steps + 1,
             batch_size=len(rows["input_ids"]),
             learning_rate=RATE,
-            schedule="constant",
+            lr_scheduler_type="constant",
             precision="bfloat16" if setting.precision == "bfloat16" else "float32",
             compile=setting.compiled,
         )

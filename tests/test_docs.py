@@ -297,7 +297,7 @@ def test_every_statistic_has_its_section() -> None:
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_a_section_says_what_the_statistic_says_of_itself(name: str) -> None:
-    section, about = sections()[name], STATISTICS[name]().about
+    section, about = sections()[name], STATISTICS[name]().info
     unit = f"in {about.unit}" if about.unit else "no unit"
     default = "Default. " if name in DEFAULT else ""
     assert section.split("\n")[2] == f"**{about.title}**, {unit}. {default}Cost: {cost(name)}."

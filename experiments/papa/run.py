@@ -56,9 +56,9 @@ def runs(task: str, model: str, data: str, work: Path, console: Console) -> Repl
     for part in (sources, elsewhere):
         part.scores["select"] = "lambda"  # with no head dynamic the order does not matter
     parts = (main, others, sources, elsewhere)
-    main.record["cost"]["seconds"] = round(sum(part.record["cost"]["seconds"] for part in parts), 1)
+    main.metadata["cost"]["seconds"] = round(sum(part.metadata["cost"]["seconds"] for part in parts), 1)
     scores = pd.concat([part.scores for part in parts], ignore_index=True)
-    return ReplaceResult(scores, main.heads, main.cost, main.record, main.matrices, main.constants)
+    return ReplaceResult(scores, main.heads, main.cost, main.metadata, main.matrices, main.constants)
 
 
 def _kept(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         found.scores.to_csv(given.out / f"papa-{task}-scores.csv", index=False, float_format="%.6g")
         found.heads.to_csv(given.out / f"papa-{task}-heads.csv", index=False, float_format="%.6g")
         found.cost.to_csv(given.out / f"papa-{task}-cost.csv", index=False, float_format="%.6g")
-        record = json.dumps(_kept(found.record), indent=1, ensure_ascii=False)
+        record = json.dumps(_kept(found.metadata), indent=1, ensure_ascii=False)
         (given.out / f"papa-{task}.json").write_text(record + "\n", encoding="utf-8")
         console.print(found.summary())
     return 0

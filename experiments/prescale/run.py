@@ -60,11 +60,11 @@ TRAIN, EVALUATED, DIAGNOSED = 60, 100, 32
 def budget(stream: str) -> TrainingBudget:
     """What each task is trained with."""
     return TrainingBudget(
-        epochs=3,
-        rate=1e-4,
-        probing_epochs=3,
-        probing_rate=1e-2,
-        batch=16,
+        num_epochs=3,
+        learning_rate=1e-4,
+        num_probing_epochs=3,
+        probing_learning_rate=1e-2,
+        batch_size=16,
         length=64 if stream == "news-series" else 32,
         precision="bfloat16",
     )
@@ -91,7 +91,7 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
         "stream": {"name": stream, "order": list(tasks.order), "record": dict(tasks.record)},
         "row": row,
         "seed": seed,
-        **ran.found,
+        **ran.rows,
         "regard": regard_version(),
         "versions": versions(),
         "seconds": round(time.perf_counter() - began, 1),

@@ -49,7 +49,7 @@ STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 HELD_OUT = 4
 WORK = Path("runs") / "sapt"
 MANY, MANY_ROWS, MANY_LOOKED_AT = 50, 200, 8
-MANY_BUDGET = dataclasses.replace(BUDGET, epochs=2, length=32)
+MANY_BUDGET = dataclasses.replace(BUDGET, num_epochs=2, length=32)
 PUBLISHED = {**STORED, "gate": "published"}
 GATES: dict[str, Row] = {
     "published": ROWS["sapt, gate published"],
@@ -166,11 +166,11 @@ def pair(given: Setting) -> Cases:
 def _of_pair(ran: RunState) -> list[Number]:
     """The scores of both tasks, when learnt and at the end, and how the second's rows are weighed."""
     found: list[Number] = []
-    for row in ran.found["matrix"]:
+    for row in ran.rows["matrix"]:
         for when, after in (("learnt", row["position"]), ("end", 2)):
             if row["setting"] == "til" and row["after_task"] == after:
                 found += number(f"task {row['position']} {when}", row["score"])
-    for one in ran.found["gate"]:
+    for one in ran.rows["gate"]:
         if one["statistic"] == "weight" and one["after_task"] == 2:
             found += number(f"weight of block {one['block']} in task {one['position']}", one["value"])
     return found

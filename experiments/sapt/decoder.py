@@ -16,7 +16,7 @@ from regard.data.text_task import TextPairs, TextTask
 from regard.models.generator import load_generator
 from regard.models.pretrained import Loaded
 
-TAUGHT = dataclasses.replace(BUDGET, length=208, target_length=16, rate=5e-3, epochs=8)
+TAUGHT = dataclasses.replace(BUDGET, length=208, target_length=16, learning_rate=5e-3, num_epochs=8)
 """A model that has read no such texts needs more steps than MiniLM."""
 RECIPE: dict[str, Any] = {"width": 192, "ffn_width": 512, "steps": 1200, "learning_rate": 3e-3}
 RECIPE |= {"length": TAUGHT.length + TAUGHT.target_length}

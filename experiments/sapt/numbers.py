@@ -28,12 +28,12 @@ def numbers(ran: RunState) -> list[Number]:
     for setting in ("cil", "til"):
         for name, measure in names.items():
             found += number(f"{name} {setting}", _measured(ran, setting, measure))
-    return found + gate_numbers(ran) + number("seconds", sum(row["seconds"] for row in ran.found["cost"]))
+    return found + gate_numbers(ran) + number("seconds", sum(row["seconds"] for row in ran.rows["cost"]))
 
 
 def _measured(ran: RunState, setting: Any, measure: Callable[[Any], float | None]) -> float | None:
     order = "-".join(map(str, range(len(ran.learner.stream))))
-    rows = pd.DataFrame([row for row in ran.found["matrix"] if row["setting"] == setting])
+    rows = pd.DataFrame([row for row in ran.rows["matrix"] if row["setting"] == setting])
     if rows.empty:
         return None
     return measure(accuracy_matrix(rows.assign(stream="x", method="x", seed=0, order=order), setting))
@@ -42,7 +42,7 @@ def _measured(ran: RunState, setting: Any, measure: Callable[[Any], float | None
 def gate_numbers(ran: RunState) -> list[Number]:
     """Means over tasks of what a run's gate did, when each was learnt and at the end; `least`: the least of a task."""
     found: list[Number] = []
-    gate = pd.DataFrame(ran.found["gate"])
+    gate = pd.DataFrame(ran.rows["gate"])
     if gate.empty:
         return found
     last = gate["after_task"].max()
@@ -64,11 +64,11 @@ def gate_numbers(ran: RunState) -> list[Number]:
 def by_count(ran: RunState) -> list[Number]:
     """How a run went by the number of tasks that were learnt: seconds a step, AP, own weight and entropy."""
     found: list[Number] = []
-    for row in ran.found["cost"]:
+    for row in ran.rows["cost"]:
         found += number("seconds a step", row["seconds"] / row["steps"], row["position"])
         found += number("seconds in hooks", row["hook_seconds"], row["position"])
     parts = [("ap by tasks", _cells(ran, "cil"))]
-    gate = pd.DataFrame(ran.found["gate"], columns=["after_task", "statistic", "value"])
+    gate = pd.DataFrame(ran.rows["gate"], columns=["after_task", "statistic", "value"])
     parts += [(f"{name} by tasks", gate[gate["statistic"] == name]) for name in ("own_weight", "entropy") if len(gate)]
     for name, rows in parts:
         for after, value in rows.groupby("after_task")["value"].mean().items():
@@ -78,7 +78,7 @@ def by_count(ran: RunState) -> list[Number]:
 
 def _cells(ran: RunState, setting: str) -> pd.DataFrame:
     """The scores after each task, of those that were learnt."""
-    kept = [row for row in ran.found["matrix"] if row["setting"] == setting and row["after_task"] >= row["position"]]
+    kept = [row for row in ran.rows["matrix"] if row["setting"] == setting and row["after_task"] >= row["position"]]
     return pd.DataFrame([{"after_task": row["after_task"], "value": row["score"]} for row in kept])
 
 

@@ -38,7 +38,9 @@ ORDERS = ("3", "4")
 SEEDS = (42, 1, 2)
 TRAIN, EVALUATED, LOOKED_AT = 120, 40, 40
 RANK, ALPHA = 8, 32
-BUDGET = TrainingBudget(epochs=4, rate=2e-3, batch=16, length=72, precision="bfloat16", weight_decay=0.0)
+BUDGET = TrainingBudget(
+    num_epochs=4, learning_rate=2e-3, batch_size=16, length=72, precision="bfloat16", weight_decay=0.0
+)
 SUMMED = 5e-4
 """The rate of methods that add frozen blocks up: at the others' all texts have the same state in the end."""
 STORED = {"stored": 100}
@@ -150,7 +152,7 @@ def learnt(
         settings["pseudo"] = str(Path(data) / settings["pseudo"])
     method = kind(kind.Settings.parsed(settings))
     lora = {"rank": RANK, "alpha": ALPHA} if of.lora else None
-    budget = dataclasses.replace(budget, rate=of.rate or budget.rate)
+    budget = dataclasses.replace(budget, learning_rate=of.rate or budget.learning_rate)
     head: HeadName | None = "labels" if method.head == "linear" and not tasks.text else None
     learner = make_learner(tasks, method, loaded, budget, seed=seed, lora=lora, head=head)
     gate: list[dict[str, Any]] = []
@@ -162,7 +164,7 @@ def learnt(
         learner.stream = dataclasses.replace(tasks, tasks=tasks.tasks[:first], order=tuple(range(first)))
     ran = run_stream(learner, method, on_task=look)
     learner.stream = tasks
-    ran.found["gate"] = gate
+    ran.rows["gate"] = gate
     return ran
 
 
@@ -176,7 +178,7 @@ def made(order: str, row: str, seed: int, loaded: Loaded, data: str, budget: Tra
         "row": row,
         "seed": seed,
         "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.record)},
-        **ran.found,
+        **ran.rows,
         "regard": regard_version(),
         "versions": versions(),
         "seconds": round(time.perf_counter() - began, 1),

@@ -137,8 +137,8 @@ def collected(
             if not record:
                 unchanged = preset_config(BASE).to_dict()
                 base = {field: unchanged[field] for field in ROWS[name]}
-                record = found.record | {"recipe": found.record["recipe"] | base}
-            step, seconds = found.record["emergence"]["step"], found.record["cost"]["seconds"]
+                record = found.metadata | {"recipe": found.metadata["recipe"] | base}
+            step, seconds = found.metadata["emergence"]["step"], found.metadata["cost"]["seconds"]
             ends.append({"row": name, "seed": trial.seed, **found.final, "emergence_step": step, "seconds": seconds})
             histories.append(found.history.dropna(subset=["valid_loss"]))
         if histories:

@@ -40,13 +40,13 @@ def by_hand(c: AttentionCall) -> Tensor:
     queries = c.query.shape[2]
     result = torch.zeros(batch, queries, len(constant.heads), width, dtype=torch.float64)
     for b, n, i in itertools.product(range(batch), range(len(constant.heads)), range(queries)):
-        if c.query_real is not None and not c.query_real[b, i]:
+        if c.query_mask is not None and not c.query_mask[b, i]:
             continue
         row = i + constant.first_query - (0 if constant.query_shift is None else int(constant.query_shift[b]))
         weights = {}
         for j in range(keys):
             column = j + constant.first_key - (0 if constant.key_shift is None else int(constant.key_shift[b]))
-            hidden = c.key_real is not None and not c.key_real[b, j]
+            hidden = c.key_mask is not None and not c.key_mask[b, j]
             if c.keep is not None and not c.keep.expand(batch, 1, -1, -1)[b, 0, i, j]:
                 hidden = True
             size = constant.matrices.shape[-1]
@@ -99,7 +99,7 @@ def test_output_is_the_formula_entry_by_entry(name: str, longer: int) -> None:
         c = repeated(c, longer)
     torch.testing.assert_close(constant_output(c), by_hand(c))
     weights = constant_weights(c)
-    value = c.value.repeat_interleave(c.shares, 1)[:, [1, 3]]
+    value = c.value.repeat_interleave(c.num_key_value_groups, 1)[:, [1, 3]]
     torch.testing.assert_close(torch.einsum("bhqk,bhkd->bqhd", weights, value), by_hand(c))
 
 
@@ -109,9 +109,9 @@ def repeated(c: AttentionCall, times: int) -> AttentionCall:
     keys = {"value": c.value.repeat(1, 1, times, 1), "key": c.key.repeat(1, 1, times, 1)}
     if c.query.shape[2] == KEYS:
         keys["query"] = c.query.repeat(1, 1, times, 1)
-    if c.key_real is not None:
-        keys["key_real"] = torch.cat([c.key_real] + [c.key_real[:, -1:].expand(-1, KEYS)] * (times - 1), 1)
-    if c.query_real is not None:
+    if c.key_mask is not None:
+        keys["key_real"] = torch.cat([c.key_mask] + [c.key_mask[:, -1:].expand(-1, KEYS)] * (times - 1), 1)
+    if c.query_mask is not None:
         keys["query_real"] = keys["key_real"]
     if c.keep is not None:
         keys["keep"] = c.keep.repeat(1, 1, times, times)
@@ -151,7 +151,7 @@ def test_gradients_reach_matrices_gates_and_values() -> None:
 
     def output(value: Tensor, logits: Tensor, kernel: Tensor, query: Tensor) -> Tensor:
         constant = ConstantHeadsInput(matrices=kernel, heads=(1,), gate=logits.sigmoid(), signed=True)
-        c = AttentionCall(query=query, key=key, value=value, scale=0.5, key_real=real, constant=constant)
+        c = AttentionCall(query=query, key=key, value=value, scale=0.5, key_mask=real, constant=constant)
         return attend(c, ReductionRequest())[0]
 
     assert torch.autograd.gradcheck(output, (value, logits, kernel, query))
@@ -165,7 +165,7 @@ def test_what_is_measured_is_what_was_used(gated: bool, padded: bool) -> None:
     c = call(constant=ConstantHeadsInput(matrices=matrices(2), heads=(1, 3), gate=gate))
     real = torch.ones(BATCH, 1, KEYS, 1, dtype=torch.bool)
     if padded:
-        c, real = replace(c, key_real=REAL, query_real=REAL), REAL[:, None, :, None]
+        c, real = replace(c, key_mask=REAL, query_mask=REAL), REAL[:, None, :, None]
     output, found = attend(c, ReductionRequest(names=REDUCTIONS))
     weights = whole_weights(c)
     torch.testing.assert_close((weights @ c.value) * real, output * real)

@@ -81,7 +81,7 @@ def test_one_pass_equals_the_whole_matrix(case: dict[str, object]) -> None:
 @given(case=cases())
 def test_spectral_bound_equals_the_largest_singular_value(case: dict[str, object]) -> None:
     call = AttentionCall(**case)
-    if call.query_real is not None and not call.query_real.any(-1).all():
+    if call.query_mask is not None and not call.query_mask.any(-1).all():
         return
     wanted = ReductionRequest(names=frozenset({"spectral_bound"}), iterations=150)
     assert_same(attend(call, wanted)[1], reference.reduce(call, wanted), 1e-5)

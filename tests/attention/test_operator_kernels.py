@@ -31,8 +31,8 @@ def made(causal: bool, offset: int, padded: str, softcap: float | None, sink: bo
         offset=offset,
         softcap=softcap,
         sink=torch.randn(4, generator=generator) if sink else None,
-        key_real=real if padded else None,
-        query_real=real if padded else None,
+        key_mask=real if padded else None,
+        query_mask=real if padded else None,
         starts=(0, 9) if padded == "left" else None,
     )
 

@@ -173,6 +173,6 @@ def test_whole_sequences_alone_go_in_tiles() -> None:
         value=call.value,
         scale=1.0,
         causal=True,
-        key_real=torch.ones(1, 8, dtype=torch.bool),
+        key_mask=torch.ones(1, 8, dtype=torch.bool),
     )
     assert form_of(padded, operation) == "blockwise"

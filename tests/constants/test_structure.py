@@ -147,7 +147,7 @@ def test_rows_sum_to_one_in_absolute_value_where_they_are_applied(form: Form) ->
     signed = bool((matrices < 0).any())
     assert signed == (form == "low-rank")
     constant = ConstantHeadsInput(matrices=matrices, heads=tuple(range(HEADS)), signed=signed)
-    call = AttentionCall(query=value, key=value, value=value, scale=1.0, key_real=real, constant=constant)
+    call = AttentionCall(query=value, key=value, value=value, scale=1.0, key_mask=real, constant=constant)
     total = constant_weights(call).abs().sum(-1)
     assert bool(((total - 1).abs() < 1e-5)[total > 0].all())
     assert bool((total[0] > 0).all())

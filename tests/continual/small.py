@@ -16,7 +16,14 @@ CLASSES = (("cat", "dog"), ("red", "blue", "green"), ("run", "sit"))
 FILLERS = ("the", "a", "of", "on", ".", ",")
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FILLERS, *(word for task in CLASSES for word in task))
 BUDGET = TrainingBudget(
-    epochs=2, rate=5e-3, probing_epochs=2, probing_rate=5e-2, batch=4, length=10, evaluation_batch=8, warmup=0.1
+    num_epochs=2,
+    learning_rate=5e-3,
+    num_probing_epochs=2,
+    probing_learning_rate=5e-2,
+    batch_size=4,
+    length=10,
+    eval_batch_size=8,
+    warmup_ratio=0.1,
 )
 
 

@@ -45,7 +45,14 @@ WORDS = (
     *(one for task in ANSWERS.values() for one in task),
 )
 BUDGET = TrainingBudget(
-    epochs=2, rate=5e-3, batch=4, length=16, target_length=5, evaluation_batch=8, warmup=0.1, weight_decay=0.0
+    num_epochs=2,
+    learning_rate=5e-3,
+    batch_size=4,
+    length=16,
+    target_length=5,
+    eval_batch_size=8,
+    warmup_ratio=0.1,
+    weight_decay=0.0,
 )
 _HEADS: dict[str, Any] = {"vocab_size": len(WORDS), "pad_token_id": 0, "eos_token_id": 2, "bos_token_id": 3}
 

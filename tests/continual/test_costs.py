@@ -17,7 +17,7 @@ from regard.data.examples import Examples
 from regard.data.stream import Stream
 from tests.continual.small import BUDGET, CLASSES, loaded, stream
 
-ONE = replace(BUDGET, epochs=1, probing_epochs=1)
+ONE = replace(BUDGET, num_epochs=1, num_probing_epochs=1)
 
 
 def equal_lengths() -> Stream:
@@ -42,7 +42,7 @@ def learnt(name: str, of: Stream | None = None, **settings: Any) -> RunState:
 
 
 def flops(ran: RunState) -> list[float]:
-    return [row["flops"] for row in ran.found["cost"]]
+    return [row["flops"] for row in ran.rows["cost"]]
 
 
 def test_a_gradient_of_the_memory_is_counted() -> None:
@@ -61,7 +61,7 @@ def test_counting_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_correction", lambda *_: 0.0)
     for name, found in counted.items():
         plain = learnt(name, stream())
-        assert found.found["matrix"] == plain.found["matrix"]
+        assert found.rows["matrix"] == plain.rows["matrix"]
         for one, other in zip(found.network.parameters(), plain.network.parameters(), strict=True):
             assert one.equal(other)
             assert one.grad is None
@@ -77,10 +77,10 @@ def test_memory_is_of_a_task_until_it_is_learnt(monkeypatch: pytest.MonkeyPatch)
         return float(next(peaks))
 
     class Told(Finetune):
-        def prepare(self, learner: Learner, task: int) -> None:
+        def before_task(self, learner: Learner, task: int) -> None:
             told.append("prepare")
 
-        def finish(self, learner: Learner, task: int) -> None:
+        def after_task(self, learner: Learner, task: int) -> None:
             told.append("finish")
 
     monkeypatch.setattr(running, "peak_memory", peak)
@@ -88,5 +88,5 @@ def test_memory_is_of_a_task_until_it_is_learnt(monkeypatch: pytest.MonkeyPatch)
     method = Told()
     ran = run_stream(make_learner(equal_lengths(), method, loaded(), ONE, seed=1), method)
     assert told == ["reset", "prepare", "finish", "read", "read"] * 2
-    assert [row["peak_memory_mib"] for row in ran.found["cost"]] == [1, 3]
-    assert ran.peak == 4
+    assert [row["peak_memory_mib"] for row in ran.rows["cost"]] == [1, 3]
+    assert ran.peak_memory == 4

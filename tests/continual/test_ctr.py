@@ -263,7 +263,7 @@ def test_an_encoder_on_its_own_is_of_the_latest_task() -> None:
     ids, mask = rows["input_ids"], rows["attention_mask"]
     alone = network.classifier(ids, mask, rows.get("token_type_ids")).logits
     assert torch.equal(alone, network({**rows, "tasks": torch.zeros(3, dtype=torch.long)}))
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     assert torch.equal(network.classifier(ids, mask, rows.get("token_type_ids")).logits, network(rows))
 
 
@@ -305,10 +305,10 @@ def test_settings_that_cannot_be(name: str, value: Any) -> None:
 def test_the_loss_counts_free_neurons_that_are_taken() -> None:
     learner, method = begun(sparsity=0.5)
     network: Any = learner.network.eval()
-    method.prepare(learner, 0)
-    method.finish(learner, 0)
+    method.before_task(learner, 0)
+    method.after_task(learner, 0)
     learner.task = 1
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     rows = {**learner.rows(learner.items(1)[:3], size=4), "slope": torch.full((4,), 2.0)}
     taken = free = 0.0
     for plugin in network.each:
@@ -342,8 +342,8 @@ def test_what_a_run_changes_and_what_not() -> None:
     layer = "plugins.0.specific.layers.0.weight"
     assert torch.equal(first[layer][used], second[layer][used])
     assert not torch.equal(first[layer][~used], second[layer][~used])
-    assert {row["setting"] for row in ran.found["matrix"]} == {"til"}
-    assert set(method.kept.tensors) == {f"{number}.{layer}" for number in range(4) for layer in ("first", "second")}
+    assert {row["setting"] for row in ran.rows["matrix"]} == {"til"}
+    assert set(method.state.tensors) == {f"{number}.{layer}" for number in range(4) for layer in ("first", "second")}
 
 
 def test_a_run_resumed_within_a_task_is_the_unbroken_one(tmp_path: Any) -> None:
@@ -359,7 +359,7 @@ def test_a_run_resumed_within_a_task_is_the_unbroken_one(tmp_path: Any) -> None:
         run_stream(learner, method, folder=tmp_path, checkpoint_every=3, on_progress=stop)
     learner, method = begun()
     again = run_stream(learner, method, folder=tmp_path, checkpoint_every=3, resume=True)
-    assert again.found["matrix"] == whole.found["matrix"]
+    assert again.rows["matrix"] == whole.rows["matrix"]
     for name, value in whole.network.state_dict().items():
         assert torch.equal(value, again.network.state_dict()[name]), name
 
@@ -370,7 +370,7 @@ def test_all_that_is_trained_gets_a_gradient() -> None:
     network = learner.network
     for task in (0, 1):
         learner.task = task
-        method.prepare(learner, task)
+        method.before_task(learner, task)
         network.zero_grad()
         rows = {**learner.rows(learner.items(task)[:4]), "slope": torch.ones(4)}
         method.loss(learner, network.train(), rows).backward()
@@ -379,7 +379,7 @@ def test_all_that_is_trained_gets_a_gradient() -> None:
         trained = {name for name, one in network.named_parameters() if one.requires_grad}
         assert ("plugins.0.sharing.routes.1" in trained) == (task == 1)
         assert ("plugins.0.specific.tasks.0.0" in trained) == (task == 0)
-        method.finish(learner, task)
+        method.after_task(learner, task)
 
 
 def test_it_learns() -> None:
@@ -389,7 +389,9 @@ def test_it_learns() -> None:
         for one in model.model.parameters():
             if one.ndim == 2:
                 one.mul_(20)
-    budget = dataclasses.replace(BUDGET, epochs=EPOCHS, probing_epochs=EPOCHS, probing_rate=3e-2, batch=12)
+    budget = dataclasses.replace(
+        BUDGET, num_epochs=EPOCHS, num_probing_epochs=EPOCHS, probing_learning_rate=3e-2, batch_size=12
+    )
     few = dataclasses.replace(stream(16), tasks=stream(16).tasks[1:2], order=(0,))
     losses: list[list[float]] = []
     for method in (Probe(), Ctr(Settings(neurons=32, middle=8, filters=4, sparsity=0.0, rate=0.0))):

@@ -37,7 +37,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "agem": {"memory": 6, "replay_batch": 3},
     "ewc": {"samples": 4},
 }
-ONE = replace(BUDGET, epochs=1)
+ONE = replace(BUDGET, num_epochs=1)
 CLOCK = ("seconds", "hook_seconds", "examples_per_second", "peak_memory_mib")
 ENOUGH = 90.0
 
@@ -70,8 +70,8 @@ def learnt(name: str) -> RunState:
 
 
 def tables(ran: RunState) -> dict[str, Any]:
-    rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in ran.found["cost"]]
-    return {**ran.found, "cost": rows}
+    rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in ran.rows["cost"]]
+    return {**ran.rows, "cost": rows}
 
 
 def check_same(found: RunState, expected: RunState) -> None:
@@ -79,9 +79,9 @@ def check_same(found: RunState, expected: RunState) -> None:
     assert tables(found) == tables(expected)
     weights = tensors_of(expected.network)
     assert all(torch.equal(one, weights[name]) for name, one in tensors_of(found.network).items())
-    assert found.method.kept.items == expected.method.kept.items
-    for name, one in expected.method.kept.tensors.items():
-        assert torch.equal(one, found.method.kept.tensors[name])
+    assert found.method.state.examples == expected.method.state.examples
+    for name, one in expected.method.state.tensors.items():
+        assert torch.equal(one, found.method.state.tensors[name])
 
 
 # -- scores -----------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_scores_are_those_of_the_answers(kind: Kind) -> None:
     assert (found.cil, found.n) == (None, 8)
     assert score_task(learner, 0, learnt=1) == score_text(learner, first)
     assert score_task(learner, 0, learnt=0, split="dev").n == 6
-    learner.budget = replace(BUDGET, evaluation_batch=3)
+    learner.budget = replace(BUDGET, eval_batch_size=3)
     assert answers(learner, first) == said
 
 
@@ -120,14 +120,16 @@ def test_a_task_outside_the_stream() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrix(name: str) -> None:
-    kind, rows = METHODS[name], learnt(name).found["matrix"]
+    kind, rows = METHODS[name], learnt(name).rows["matrix"]
     assert {row["setting"] for row in rows} == {"til"}
     assert all(0 <= row["score"] <= 100 and row["n"] == 8 for row in rows)
     places = {(row["after_task"], row["position"]) for row in rows}
     assert len(places) == len(rows)
-    first = 3 if kind.evaluated == "end" else 1
+    first = 3 if kind.evaluation_scope == "end" else 1
     expected = {(after, place) for after in range(first, 4) for place in range(1, after + 1)}
-    assert places == expected | ({(after, after + 1) for after in range(3)} if kind.evaluated == "seen" else set())
+    assert places == expected | (
+        {(after, after + 1) for after in range(3)} if kind.evaluation_scope == "seen" else set()
+    )
 
 
 # -- learning ---------------------------------------------------------------------------------------------
@@ -137,9 +139,11 @@ def test_the_matrix(name: str) -> None:
 def test_the_tasks_are_learnt(kind: Kind) -> None:
     """All at once, with no word of which task a prompt is of but its own."""
     method, model = made("joint"), loaded(kind, width=24)
-    learner = make_learner(stream(20), method, model, replace(BUDGET, epochs=11, batch=8, rate=1e-2), seed=1)
+    learner = make_learner(
+        stream(20), method, model, replace(BUDGET, num_epochs=11, batch_size=8, learning_rate=1e-2), seed=1
+    )
     ran = run_stream(learner, method)
-    scores = {row["task"]: row["score"] for row in ran.found["matrix"]}
+    scores = {row["task"]: row["score"] for row in ran.rows["matrix"]}
     assert set(scores) == set(ANSWERS)
     assert min(scores.values()) >= ENOUGH, scores
 
@@ -147,10 +151,12 @@ def test_the_tasks_are_learnt(kind: Kind) -> None:
 def test_what_is_learnt_last_is_known_best() -> None:
     method = made("finetune")
     ran = run_stream(
-        make_learner(stream(12, many=2), method, loaded(width=24), replace(BUDGET, epochs=12, rate=1e-2), seed=1),
+        make_learner(
+            stream(12, many=2), method, loaded(width=24), replace(BUDGET, num_epochs=12, learning_rate=1e-2), seed=1
+        ),
         method,
     )
-    scores = {(row["after_task"], row["position"]): row["score"] for row in ran.found["matrix"]}
+    scores = {(row["after_task"], row["position"]): row["score"] for row in ran.rows["matrix"]}
     assert scores[1, 1] >= ENOUGH
     assert scores[2, 2] >= ENOUGH
     assert scores[0, 1] < ENOUGH / 2
@@ -162,7 +168,7 @@ def test_no_method_is_fine_tuning(name: str) -> None:
     found = []
     for one in ("finetune", name):
         method = made(one)
-        longer = replace(ONE, epochs=4)
+        longer = replace(ONE, num_epochs=4)
         found.append(
             tensors_of(run_stream(make_learner(stream(4, many=2), method, loaded(), longer, seed=1), method).network)
         )
@@ -171,11 +177,11 @@ def test_no_method_is_fine_tuning(name: str) -> None:
 
 def test_a_memory_has_each_answer() -> None:
     ran = learnt("replay")
-    kept = ran.method.kept.items
+    kept = ran.method.state.examples
     assert len(kept) == 6
     said = {cast(Any, ran.learner.stream.tasks[item.task]).train.targets[item.row][0] for item in kept}
     assert len(said) == 6
-    assert ran.found["cost"][-1]["bytes_stored"] == sum(4 * ran.learner.length(item) + 4 for item in kept)
+    assert ran.rows["cost"][-1]["bytes_stored"] == sum(4 * ran.learner.length(item) + 4 for item in kept)
 
 
 @pytest.mark.parametrize("name, kind", [*((name, "t5") for name in NAMES), ("finetune", "llama")])
@@ -184,7 +190,7 @@ def test_micro_batches_do_not_matter(name: str, kind: Kind) -> None:
     for size in (None, 3):
         method = made(name)
         model = loaded(kind, dtype=torch.float64)
-        learner = make_learner(stream(4, many=2), method, model, replace(ONE, micro_batch=size), seed=1)
+        learner = make_learner(stream(4, many=2), method, model, replace(ONE, micro_batch_size=size), seed=1)
         found.append(tensors_of(run_stream(learner, method).network))
     for key, value in found[0].items():
         torch.testing.assert_close(found[1][key], value, rtol=0, atol=1e-9)
@@ -216,7 +222,7 @@ def test_a_run_that_stops_between_tasks_is_resumed_to_the_same(name: str, tmp_pa
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, tmp_path: Path) -> None:
     def kill(told: ProgressEvent) -> None:
-        if (told.position >= 2 or name == "joint") and told.step == 2:
+        if (told.task_index >= 2 or name == "joint") and told.step == 2:
             raise Broken
 
     method = made(name)

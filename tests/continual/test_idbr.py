@@ -186,10 +186,10 @@ def test_the_loss_is_its_formula() -> None:
 
 def run_first(learner: Learner, method: Idbr) -> None:
     """The first task is over, untrained, and the second begins."""
-    method.prepare(learner, 0)
-    method.finish(learner, 0)
+    method.before_task(learner, 0)
+    method.after_task(learner, 0)
     learner.task = 1
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
 
 
 def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
@@ -234,9 +234,9 @@ def test_what_was_noted_is_where_the_spaces_were() -> None:
     learner, method = begun(dropout=0.5)
     run_first(learner, method)
     network: Any = learner.network.eval()
-    assert set(method.places) == {*learner.items(1), *method.kept.items}
+    assert set(method.places) == {*learner.items(1), *method.state.examples}
     with torch.no_grad():
-        for item in (ExampleRef(1, 3), method.kept.items[0]):
+        for item in (ExampleRef(1, 3), method.state.examples[0]):
             assert torch.allclose(network.spaces(learner.rows([item])), method.before[method.places[item]], atol=1e-6)
 
 
@@ -252,33 +252,33 @@ def test_rows_as_they_are_have_the_plain_loss() -> None:
 
 
 def test_it_learns_and_keeps_its_share() -> None:
-    budget = dataclasses.replace(BUDGET, epochs=6, rate=3e-3, batch=8)
+    budget = dataclasses.replace(BUDGET, num_epochs=6, learning_rate=3e-3, batch_size=8)
     method = Idbr(Settings(share=0.1, interval=5, size=16))
     ran = run_stream(make_learner(stream(24), method, loaded(dropout=0.0), budget, seed=1), method)
-    assert [row["examples_kept"] for row in ran.found["cost"]] == [4, 4 + 7, 4 + 7 + 4]
-    assert method.bound == 2000
-    assert [item.task for item in method.kept.items] == [0] * 4 + [1] * 7 + [2] * 4
+    assert [row["examples_kept"] for row in ran.rows["cost"]] == [4, 4 + 7, 4 + 7 + 4]
+    assert method.memory_size == 2000
+    assert [item.task for item in method.state.examples] == [0] * 4 + [1] * 7 + [2] * 4
     # 36 batches of the first task; 54 and 36 of the others, with 1 and 2 steps more for each fifth
-    assert [row["steps"] for row in ran.found["cost"]] == [6 * 6, 6 * 9 + 10, 6 * 6 + 2 * 7]
-    last = [row["score"] for row in ran.found["matrix"] if row["after_task"] == 3 and row["setting"] == "til"]
+    assert [row["steps"] for row in ran.rows["cost"]] == [6 * 6, 6 * 9 + 10, 6 * 6 + 2 * 7]
+    last = [row["score"] for row in ran.rows["matrix"] if row["after_task"] == 3 and row["setting"] == "til"]
     assert sum(last) / 3 > 70
 
 
 def test_the_memory_is_shared_out_among_tasks() -> None:
     learner, method = begun(share=0.9, memory=8)
-    method.prepare(learner, 0)
-    method.finish(learner, 0)
-    assert (len(method.kept.items), method.bound) == (2, 8)
+    method.before_task(learner, 0)
+    method.after_task(learner, 0)
+    assert (len(method.state.examples), method.memory_size) == (2, 8)
     learner, method = begun(memory=2)
     with pytest.raises(UserError, match=r"^memory: expected an example of each of 3 tasks"):
-        method.prepare(learner, 0)
+        method.before_task(learner, 0)
 
 
 def test_without_replay_nothing_is_kept() -> None:
     learner, method = begun(replay=False)
     run_stream(learner, method)
-    assert method.kept.items == []
-    assert method.bound == 0
+    assert method.state.examples == []
+    assert method.memory_size == 0
     batches = method.batches(learner, 2, learner.fine_tuning())
     assert not any(batches.rows(step)["replays"].any() for step in range(batches.steps))
     assert set(method.places) == set(learner.items(2))
@@ -297,7 +297,7 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path: Any) -> None:
         run_stream(learner, method, folder=tmp_path, on_task=stop)
     learner, method = begun(dropout=0.1)
     again = run_stream(learner, method, folder=tmp_path, resume=True)
-    assert again.found["matrix"] == whole.found["matrix"]
+    assert again.rows["matrix"] == whole.rows["matrix"]
     for name, value in whole.network.state_dict().items():
         assert torch.equal(value, again.network.state_dict()[name]), name
 

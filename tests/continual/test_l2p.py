@@ -177,7 +177,7 @@ def test_no_task_is_named_and_usage_makes_no_difference_in_evaluation() -> None:
     inputs = {name: rows[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         before = learner.network_as(L2pNetwork)(inputs)
-        method.finish(learner, 0)
+        method.after_task(learner, 0)
         torch.testing.assert_close(learner.network_as(L2pNetwork)(rows), before)
 
 
@@ -199,7 +199,7 @@ def test_the_loss_is_cross_entropy_and_the_pull_of_the_chosen_keys() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_gradient_does_not_depend_on_how_the_batch_is_split(size: int) -> None:
     learner, method = made()
-    method.kept.tensors["usage"] = torch.tensor([5.0, 1.0, 3.0, 2.0])
+    method.state.tensors["usage"] = torch.tensor([5.0, 1.0, 3.0, 2.0])
     rows, trained = (
         learner.rows(ITEMS[:4], size=5),
         [learner.network_as(L2pNetwork).prompts, learner.network_as(L2pNetwork).keys],
@@ -254,11 +254,11 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(tmp_path: Path) -
     with pytest.raises(InterruptedError):
         run_stream(make_learner(two(), method, bert(), BUDGET, seed=1), method, folder=tmp_path / "run", on_task=stop)
     again = ran(settings, folder=tmp_path / "run")
-    assert again.found["matrix"] == whole.found["matrix"]
+    assert again.rows["matrix"] == whole.rows["matrix"]
     for name, value in whole.network.state_dict().items():
         assert torch.equal(again.network.state_dict()[name], value)
-    assert torch.equal(again.method.kept.tensors["usage"], whole.method.kept.tensors["usage"])
-    assert whole.found["cost"][1]["bytes_stored"] == 4 * 4
+    assert torch.equal(again.method.state.tensors["usage"], whole.method.state.tensors["usage"])
+    assert whole.rows["cost"][1]["bytes_stored"] == 4 * 4
 
 
 def test_the_prompts_that_a_task_chose_are_counted() -> None:
@@ -267,17 +267,17 @@ def test_the_prompts_that_a_task_chose_are_counted() -> None:
     for task in (0, 1):
         before = None if task == 0 else expected / expected.sum()
         away = distances_of(learner, learner.items(task)) * (1 if before is None else before)
-        method.finish(learner, task)
+        method.after_task(learner, task)
         for row in np.argsort(away, axis=1, kind="stable")[:, :3]:
             expected[row] += 1
-        assert method.kept.tensors["usage"].tolist() == expected.tolist()
+        assert method.state.tensors["usage"].tolist() == expected.tolist()
         shares = method.shares()
         assert shares is not None
         assert float(shares.sum()) == pytest.approx(1)
     plain = L2p(SMALL)
-    plain.finish(learner, 0)
+    plain.after_task(learner, 0)
     assert plain.shares() is None
-    assert plain.kept.tensors == {}
+    assert plain.state.tensors == {}
 
 
 def test_prompts_begin_as_embeddings_of_tokens_and_are_drawn_from_the_seed() -> None:
@@ -311,11 +311,11 @@ def test_texts_that_do_not_fit_are_refused_before_anything_is_learnt() -> None:
     learner, method = made(Settings(pool=4, length=3, chosen=3))
     longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
     with pytest.raises(UserError, match=f"at most 7 tokens behind 9 of prompts, got {longest}"):
-        method.prepare(learner, 0)
+        method.before_task(learner, 0)
     learner, method = made(Settings(pool=4, length=9, chosen=3))
     with pytest.raises(UserError, match="length: expected prompts of fewer than 16 tokens together, got 27"):
-        method.prepare(learner, 0)
-    made()[1].prepare(made()[0], 0)
+        method.before_task(learner, 0)
+    made()[1].before_task(made()[0], 0)
 
 
 class Deaf(BertModel):

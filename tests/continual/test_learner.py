@@ -118,13 +118,13 @@ def test_an_epoch_has_each_row_once() -> None:
 def test_stages_have_the_budget_s_rates() -> None:
     one = learner()
     tuning, probing = one.fine_tuning(), one.probing(epochs=7)
-    assert (tuning.epochs, tuning.learning_rate, tuning.trains) == (2, 5e-3, "all")
-    assert (probing.epochs, probing.learning_rate, probing.trains) == (7, 5e-2, "head")
+    assert (tuning.num_epochs, tuning.learning_rate, tuning.trains) == (2, 5e-3, "all")
+    assert (probing.num_epochs, probing.learning_rate, probing.trains) == (7, 5e-2, "head")
 
 
 @pytest.mark.parametrize("steps, expected", [(1, 1), (16, 1), (17, 2), (100, 6)])
 def test_warm_up(steps: int, expected: int) -> None:
-    assert warmup_steps(replace(BUDGET, warmup=0.06), steps) == expected
+    assert warmup_steps(replace(BUDGET, warmup_ratio=0.06), steps) == expected
 
 
 def test_seeds_are_of_names() -> None:

@@ -118,11 +118,13 @@ def test_a_balanced_memory_keeps_the_first_of_each_group() -> None:
 def test_a_memory_that_is_balanced_has_as_many_of_each_class(learner: Learner) -> None:
     kept, settings = MethodState(), memory.Settings(memory=11, store="balanced")
     for task, many in enumerate(([6, 5], [3, 2, 2, 2, 2], [2, 2, 2, 2, 1, 1, 1])):
-        before = set(kept.items)
+        before = set(kept.examples)
         memory.keep(learner, kept, settings, task)
-        labels = Counter((item.task, int(learner.encoded[item.task, "train"].labels[item.row])) for item in kept.items)
+        labels = Counter(
+            (item.task, int(learner.encoded[item.task, "train"].labels[item.row])) for item in kept.examples
+        )
         assert sorted(labels.values(), reverse=True) == many
-        assert all(item.task == task or item in before for item in kept.items)
+        assert all(item.task == task or item in before for item in kept.examples)
 
 
 def test_what_is_kept_depends_on_the_seed_alone(learner: Learner) -> None:
@@ -134,7 +136,7 @@ def test_what_is_kept_depends_on_the_seed_alone(learner: Learner) -> None:
             kept = MethodState()
             for task in range(3):
                 memory.keep(each, kept, memory.Settings(memory=7, store=store), task)
-            assert len(set(kept.items)) == len(kept.items) == 7
+            assert len(set(kept.examples)) == len(kept.examples) == 7
             found.append(kept)
         assert found[0] == found[1] != found[2]
         assert found[0].values == ({"seen": 42} if store == "reservoir" else {})
@@ -184,14 +186,14 @@ def test_batches_beside_a_memory_are_those_of_fine_tuning_and_more(learner: Lear
         assert items_of(rows)[: len(new)] == new
         old = items_of(rows)[len(new) :]
         assert len(old) == 2
-        assert set(old) < set(kept.items)
+        assert set(old) < set(kept.examples)
 
 
 def test_a_small_memory_is_drawn_whole_and_filled_up(learner: Learner) -> None:
     learner.task = 1
     found = memory.beside(learner, kept_of(1, 4), memory.Settings(), 1, learner.fine_tuning())
     rows = found.rows(0)
-    assert found.size == 2 * BUDGET.batch
+    assert found.size == 2 * BUDGET.batch_size
     assert (rows["labels"] == IGNORED).sum() == 2
     assert sorted(items_of(rows)[4:]) == [ExampleRef(0, 1), ExampleRef(0, 4)]
 
@@ -211,7 +213,7 @@ def test_one_batch_of_the_memory_follows_each_interval(interval: int, expected: 
     new = [each for each, kind in zip(batches, kinds, strict=True) if kind == "n"]
     assert new == [items_of(plain.rows(step)) for step in range(plain.steps)]
     assert all(len(each) == 3 for each, kind in zip(batches, kinds, strict=True) if kind == "o")
-    assert found.size == BUDGET.batch
+    assert found.size == BUDGET.batch_size
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def learner_of(method: Method, *, of: Stream | None = None, **options: Any) -> L
 
 
 def outcome(ran: RunState, after: list[dict[str, Tensor]]) -> Outcome:
-    rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in ran.found["cost"]]
-    return Outcome({**ran.found, "cost": rows}, tensors_of(ran.network), ran.method.kept, after)
+    rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in ran.rows["cost"]]
+    return Outcome({**ran.rows, "cost": rows}, tensors_of(ran.network), ran.method.state, after)
 
 
 @cache
@@ -104,7 +104,7 @@ def check_same(found: Outcome, expected: Outcome) -> None:
     assert found.found == expected.found
     assert found.weights.keys() == expected.weights.keys()
     assert all(torch.equal(one, found.weights[name]) for name, one in expected.weights.items())
-    assert found.kept.items == expected.kept.items
+    assert found.kept.examples == expected.kept.examples
     assert found.kept.values == expected.kept.values
     assert found.kept.tensors.keys() == expected.kept.tensors.keys()
     assert all(torch.equal(one, found.kept.tensors[name]) for name, one in expected.kept.tensors.items())
@@ -120,12 +120,12 @@ def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> 
     assert len(places) == len(rows)
     assert all(0 <= row["score"] <= 100 for row in rows)
     assert {row["n"] for row in rows} == {8, 12}
-    first = 3 if kind.evaluated == "end" else 1
+    first = 3 if kind.evaluation_scope == "end" else 1
     settings = ("til", "cil") if kind.incremental else ("til",)
     expected = {
         (after, place, kind_) for after in range(first, 4) for place in range(1, after + 1) for kind_ in settings
     }
-    before = {(after, after + 1, "til") for after in range(3)} if kind.evaluated == "seen" else set()
+    before = {(after, after + 1, "til") for after in range(3)} if kind.evaluation_scope == "seen" else set()
     assert places == expected | before
     scores = {(row["after_task"], row["position"], row["setting"]): row["score"] for row in rows}
     assert all(
@@ -137,12 +137,12 @@ def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> 
 def test_no_more_is_kept_than_is_declared(name: str) -> None:
     found, method = learnt(name), made(name)
     many = [row["examples_kept"] for row in found.found["cost"]]
-    assert all(count <= method.bound for count in many)
-    assert many[-1] == len(found.kept.items) == len(set(found.kept.items))
-    assert all(0 <= item.task < 3 for item in found.kept.items)
+    assert all(count <= method.memory_size for count in many)
+    assert many[-1] == len(found.kept.examples) == len(set(found.kept.examples))
+    assert all(0 <= item.task < 3 for item in found.kept.examples)
     if name in WITH_MEMORY:
-        assert method.bound == WITH_MEMORY[name] == many[-1]
-    if found.kept.items or found.kept.tensors:
+        assert method.memory_size == WITH_MEMORY[name] == many[-1]
+    if found.kept.examples or found.kept.tensors:
         assert found.found["cost"][-1]["bytes_stored"] > 0
 
 
@@ -217,8 +217,8 @@ def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, t
     learner = learner_of(method)
 
     def kill(told: ProgressEvent) -> None:
-        last = method.stages(learner, learner.task)[-1]
-        if told.position >= 2 and told.stage == last.name and told.step == 2:
+        last = method.phases(learner, learner.task)[-1]
+        if told.task_index >= 2 and told.phase == last.name and told.step == 2:
             raise Broken
 
     with pytest.raises(Broken):

@@ -24,7 +24,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from tests.continual.small import BUDGET, loaded, stream
 
-ONE = replace(BUDGET, epochs=1)
+ONE = replace(BUDGET, num_epochs=1)
 
 
 def begun(method: Method, *, budget: Any = ONE) -> Learner:
@@ -45,9 +45,9 @@ def of(name: str, **said: Any) -> Any:
 
 def second_batch(learner: Learner, method: Method) -> Any:
     """The batches of the second task, when the first one's examples are in memory."""
-    method.finish(learner, 0)
+    method.after_task(learner, 0)
     learner.task = 1
-    return method.batches(learner, 1, method.stages(learner, 1)[0])
+    return method.batches(learner, 1, method.phases(learner, 1)[0])
 
 
 # -- replay ---------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_sparse_replay_in_a_short_run_is_fine_tuning() -> None:
     for name, weight in a.network.state_dict().items():
         assert torch.equal(weight, b.network.state_dict()[name])
     often = of("replay", mixing="interval", interval=2)
-    assert run_stream(begun(often), often).found["cost"][1]["steps"] == 7
+    assert run_stream(begun(often), often).rows["cost"][1]["steps"] == 7
 
 
 # -- A-GEM ----------------------------------------------------------------------------------------------
@@ -124,13 +124,13 @@ def test_a_step_on_a_quadratic_does_not_raise_the_memory_s_loss() -> None:
 @pytest.mark.parametrize("micro", [None, 2])
 def test_the_reference_is_the_gradient_of_the_memory_batch_s_mean_loss(micro: int | None) -> None:
     method: AGem = of("agem", memory=7, replay_batch=5)
-    learner = begun(method, budget=replace(ONE, micro_batch=micro))
-    method.finish(learner, 0)
+    learner = begun(method, budget=replace(ONE, micro_batch_size=micro))
+    method.after_task(learner, 0)
     learner.task = 1
-    (stage,) = method.stages(learner, 1)
+    (stage,) = method.phases(learner, 1)
     network = learner.network.train()
     parameters = [one for one in network.parameters() if one.requires_grad]
-    items = memory.drawn(method.kept.items, 5, seed=learner.seed_for("replay", 1), step=3)
+    items = memory.drawn(method.state.examples, 5, seed=learner.seed_for("replay", 1), step=3)
     rows = learner.rows(items)
     reference = torch.autograd.grad(learner.cross_entropy(network(rows), rows) / 5, parameters)
     for one, gradient in zip(parameters, reference, strict=True):
@@ -142,8 +142,8 @@ def test_the_reference_is_the_gradient_of_the_memory_batch_s_mean_loss(micro: in
     square = sum(float(r.square().sum()) for r in reference)
     assert along < 0
     chance = torch.random.get_rng_state()
-    assert stage.correct is not None
-    stage.correct(network, 3)
+    assert stage.transform_gradients is not None
+    stage.transform_gradients(network, 3)
     assert torch.equal(torch.random.get_rng_state(), chance)
     for one, gradient, other in zip(parameters, before, reference, strict=True):
         torch.testing.assert_close(one.grad, gradient - along / square * other, rtol=1e-6, atol=1e-8)
@@ -179,13 +179,13 @@ def test_dark_experience_is_the_sum_of_three_means() -> None:
     batches = second_batch(learner, method)
     short = next(step for step in range(batches.steps) if len(_items(batches.rows(step))) == 8)
     rows = batches.rows(short)
-    kept, stored = method.kept.items, method.kept.tensors["logits"]
+    kept, stored = method.state.examples, method.state.tensors["logits"]
     items = _items(rows)
     new, dark, old = items[:2], items[2:5], items[5:]
     assert ({item.task for item in new}, len(old)) == ({1}, 3)
     for name, drawn in (("logits", dark), ("labels", old)):
         assert drawn == memory.drawn(kept, 3, seed=learner.seed_for("replay", name, 1), step=short)
-    method.kept.tensors["logits"] = stored + 1.0  # the network moved away
+    method.state.tensors["logits"] = stored + 1.0  # the network moved away
     rows, network = batches.rows(short), learner.network
 
     def entropy(items: list[ExampleRef]) -> Tensor:
@@ -202,12 +202,12 @@ def test_dark_experience_is_the_sum_of_three_means() -> None:
 def test_logits_are_those_that_an_example_had_when_its_task_was_learnt() -> None:
     method: DarkExperience = of("der++", memory=8)
     learner = begun(method)
-    method.finish(learner, 0)
-    first = dict(zip(method.kept.items, method.kept.tensors["logits"], strict=True))
+    method.after_task(learner, 0)
+    first = dict(zip(method.state.examples, method.state.tensors["logits"], strict=True))
     with torch.no_grad():
         learner.network.get_parameter("classifier.head.bias").add_(1.0)
-    method.finish(learner, 1)
-    both = dict(zip(method.kept.items, method.kept.tensors["logits"], strict=True))
+    method.after_task(learner, 1)
+    both = dict(zip(method.state.examples, method.state.tensors["logits"], strict=True))
     assert {item.task for item in both} == {0, 1}
     learner.network.eval()
     now = learner.network(learner.rows(list(both))).detach()
@@ -225,7 +225,7 @@ def adapting(**said: Any) -> tuple[MbPA, Learner, AdaptingNetwork]:
     network = learner.network
     assert isinstance(network, AdaptingNetwork)
     for task in (0, 1):
-        method.finish(learner, task)
+        method.after_task(learner, task)
     with torch.no_grad():
         for one in network.classifier.parameters():
             one.add_(torch.randn(one.shape, generator=torch.Generator().manual_seed(one.numel())), alpha=0.01)
@@ -238,10 +238,10 @@ def by_hand(method: MbPA, learner: Learner, network: AdaptingNetwork, item: Exam
     settings = method.settings
     row = learner.rows([item])
     model = copy.deepcopy(network.classifier).eval()
-    keys = [_key(learner, network, other) for other in method.kept.items]
+    keys = [_key(learner, network, other) for other in method.state.examples]
     far = [float((_key(learner, network, item) - key).norm()) for key in keys]
     near = sorted(range(len(far)), key=far.__getitem__)[: settings.neighbours]
-    rows = learner.rows([method.kept.items[number] for number in near])
+    rows = learner.rows([method.state.examples[number] for number in near])
     parameters = [one for name, one in model.named_parameters() if name.startswith(trained)]
     start = [one.detach().clone() for one in parameters]
     descent = torch.optim.SGD(parameters, lr=settings.rate)
@@ -301,8 +301,8 @@ def test_one_step_of_a_head_by_hand(adapt: str) -> None:
 def test_neighbours_have_the_nearest_keys_of_the_first_encoder() -> None:
     method, learner, network = adapting(neighbours=4)
     rows = learner.rows([ExampleRef(0, 1), ExampleRef(2, 5), ExampleRef(1, 3)], split="train")
-    keys = torch.stack([_key(learner, network, item) for item in method.kept.items])
-    torch.testing.assert_close(method.kept.tensors["keys"], keys, rtol=0, atol=1e-12)
+    keys = torch.stack([_key(learner, network, item) for item in method.state.examples])
+    torch.testing.assert_close(method.state.tensors["keys"], keys, rtol=0, atol=1e-12)
     for near, task, row in zip(network.nearest(rows), rows["tasks"].tolist(), rows["rows"].tolist(), strict=True):
         far = (keys - _key(learner, network, ExampleRef(task, row))).norm(dim=1)
         assert near.tolist() == far.argsort()[:4].tolist()

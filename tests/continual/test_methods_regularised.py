@@ -214,7 +214,7 @@ def test_information_is_taken_of_as_many_rows_as_said(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ewc, "fisher", noted)
     learner = precise(Ewc())
     for samples in (4, 4, 100):
-        Ewc(ewc.Settings(samples=samples)).finish(learner, 1)
+        Ewc(ewc.Settings(samples=samples)).after_task(learner, 1)
     assert taken[0] == taken[1] == sorted(set(taken[0]))
     assert len(taken[0]) == 4
     assert taken[2] == learner.items(1)
@@ -250,7 +250,7 @@ def test_one_penalty_is_the_sum_of_those_of_all_tasks() -> None:
     found = method.penalty(learner.network)
     torch.testing.assert_close(found, expected)
     assert_same(gradients(learner, found), gradients(learner, expected), atol=1e-10)
-    assert len(method.kept.tensors) == 2 * len(named)
+    assert len(method.state.tensors) == 2 * len(named)
 
 
 def test_online_information_fades_and_the_centre_is_the_last() -> None:
@@ -270,9 +270,9 @@ def test_online_information_fades_and_the_centre_is_the_last() -> None:
 def test_the_gradient_of_a_step_has_the_penalty_once_however_the_batch_is_split(size: int) -> None:
     method = Ewc(ewc.Settings(strength=7.0))
     learner = precise(method)
-    method.finish(learner, 0)
+    method.after_task(learner, 0)
     move(learner)
-    kept, rows = method.kept.tensors, learner.rows(ITEMS[:4], size=6)
+    kept, rows = method.state.tensors, learner.rows(ITEMS[:4], size=6)
     logits = learner.network(rows)[:4, OWN]
     mean = nn.functional.cross_entropy(logits, rows["labels"][:4] - OWN[0])
     expected = {
@@ -285,7 +285,7 @@ def test_the_gradient_of_a_step_has_the_penalty_once_however_the_batch_is_split(
 def test_there_is_no_penalty_where_the_weights_are_the_tasks_own() -> None:
     method = Ewc()
     learner = precise(method)
-    method.finish(learner, 0)
+    method.after_task(learner, 0)
     assert method.penalty(learner.network) == 0
     move(learner)
     assert method.penalty(learner.network) > 1e-3
@@ -299,7 +299,7 @@ def test_the_first_task_is_fine_tuning_and_so_is_all_without_strength() -> None:
 
 def test_weights_that_the_first_task_depends_on_move_less() -> None:
     start = learnt("ewc", tasks=1)
-    information, before = start.method.kept.tensors, weights(start)
+    information, before = start.method.state.tensors, weights(start)
 
     def moved(strength: float) -> float:
         after = weights(learnt("ewc", strength=strength))
@@ -314,7 +314,7 @@ def test_weights_that_the_first_task_depends_on_move_less() -> None:
 def test_two_numbers_are_kept_for_each_weight_however_many_tasks() -> None:
     ran = learnt("ewc")
     trained = sum(one.numel() for one in ran.network.parameters())
-    assert [row["bytes_stored"] for row in ran.found["cost"]] == [2 * 4 * trained] * 2
+    assert [row["bytes_stored"] for row in ran.rows["cost"]] == [2 * 4 * trained] * 2
 
 
 # -- LwF ------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def at_third_task(**said: Any) -> tuple[Learner, Lwf]:
     method = Lwf(lwf.Settings(**said))
     learner = precise(method)
     learner.task = 2
-    method.prepare(learner, 2)
+    method.before_task(learner, 2)
     move(learner)
     return learner, method
 
@@ -352,7 +352,7 @@ def test_the_loss_is_that_of_the_new_task_and_of_each_old_one() -> None:
     learner.task = 2
     items = learner.items(2)[:4]
     then = [learner.network(learner.rows([item]))[0].tolist() for item in items]
-    method.prepare(learner, 2)
+    method.before_task(learner, 2)
     move(learner)
     expected = 0.0
     for item, before in zip(items, then, strict=True):
@@ -381,7 +381,7 @@ def test_answers_are_those_of_the_network_in_evaluation_before_the_task() -> Non
     method = Lwf()
     learner = make_learner(stream(), method, loaded(dropout=0.5), BUDGET, seed=1)
     learner.network.train()
-    method.prepare(learner, 2)
+    method.before_task(learner, 2)
     learner.network.eval()
     with torch.no_grad():
         expected = torch.cat([learner.network(learner.rows([item])) for item in learner.items(2)])
@@ -401,7 +401,7 @@ def test_old_answers_on_new_texts_change_less() -> None:
         learner = precise(method)
         with torch.no_grad():
             head_of(learner).vectors.mul_(20)
-        method.prepare(learner, 1)
+        method.before_task(learner, 1)
         rows, optimizer = learner.rows(learner.items(1)), torch.optim.Adam(learner.network.parameters(), 5e-3)
         for _ in range(20):
             optimizer.zero_grad()
@@ -417,8 +417,8 @@ def test_old_answers_on_new_texts_change_less() -> None:
 
 def test_the_warm_up_gives_the_vectors_of_old_classes_no_gradient() -> None:
     learner, method = at_third_task(warm_up=True)
-    assert [stage.trains for stage in method.stages(learner, 2)] == ["head", "all"]
-    assert [stage.trains for stage in method.stages(learner, 0)] == ["all"]
+    assert [stage.trains for stage in method.phases(learner, 2)] == ["head", "all"]
+    assert [stage.trains for stage in method.phases(learner, 0)] == ["all"]
     rows, name = learner.rows(learner.items(2)[:4]), "classifier.head.vectors"
     assert gradients(learner, method.loss(learner, learner.network, rows))[name].any(-1).tolist() == [True] * 7
     learner.network.classifier.encoder.requires_grad_(False)
@@ -439,10 +439,10 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: 
     whole = learnt(name, **said)
     stopped(*made(), folder=tmp_path / "run")
     again = run_stream(*made(), folder=tmp_path / "run", resume=True)
-    assert again.found["matrix"] == whole.found["matrix"]
+    assert again.rows["matrix"] == whole.rows["matrix"]
     assert differing(again, whole) == []
-    kept = whole.method.kept.tensors
-    assert_same(again.method.kept.tensors, kept, atol=0)
+    kept = whole.method.state.tensors
+    assert_same(again.method.state.tensors, kept, atol=0)
     assert bool(kept) == (name == "ewc")
 
 

@@ -23,7 +23,7 @@ from regard.errors import UserError
 from tests.continual.small import BUDGET, loaded, stream
 from tests.continual.together import made
 
-ONE = replace(BUDGET, epochs=1, probing_epochs=1)
+ONE = replace(BUDGET, num_epochs=1, num_probing_epochs=1)
 KNOWN = {"separate": [1, 2, 3], "joint": [0, 0, 3]}
 """How many tasks the model knows after each, where that is not all so far; of `separate` the place of the one."""
 NAMES = ("finetune", "probe", "probe-finetune", "prescale", "separate", "joint")

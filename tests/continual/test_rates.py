@@ -27,14 +27,18 @@ def test_the_rate_that_is_said_is_that_of_the_last_stage(name: str) -> None:
     model, budget = (small_text.loaded(), small_text.BUDGET) if text else (loaded(), BUDGET)
     method = made(name)
     learner = make_learner(given, method, model, budget, seed=1)
-    method.prepare(learner, 0)
-    said = method.own_rate(budget)
-    assert method.stages(learner, 0)[-1].learning_rate == (budget.rate if said is None else said.value)
+    method.before_task(learner, 0)
+    said = method.own_learning_rate(budget)
+    assert method.phases(learner, 0)[-1].learning_rate == (budget.learning_rate if said is None else said.value)
 
 
 def test_who_has_a_rate_of_its_own_and_how_it_is_set() -> None:
-    budget = TrainingBudget(rate=1e-4, probing_rate=0.02)
-    found = {name: said.told for name, kind in METHODS.items() if (said := kind().own_rate(budget)) is not None}
+    budget = TrainingBudget(learning_rate=1e-4, probing_learning_rate=0.02)
+    found = {
+        name: said.option_text
+        for name, kind in METHODS.items()
+        if (said := kind().own_learning_rate(budget)) is not None
+    }
     assert found == {
         "probe": "--probing-rate 0.02",
         "l2p": "--set rate=0.03",
@@ -42,11 +46,11 @@ def test_who_has_a_rate_of_its_own_and_how_it_is_set() -> None:
         "progprompt": "--set rate=0.3",
         "lfpt5": "--set rate=0.5",
     }
-    assert Ctr(CtrSettings(rate=0.0)).own_rate(budget) == Probe().own_rate(budget)
+    assert Ctr(CtrSettings(rate=0.0)).own_learning_rate(budget) == Probe().own_learning_rate(budget)
 
 
 @pytest.mark.parametrize("kind", [L2p, Ctr, ProgPrompt, Lfpt5])
 def test_a_rate_that_is_set_is_said(kind: type[L2p]) -> None:
-    found = kind(kind.Settings(rate=0.25)).own_rate(TrainingBudget())
+    found = kind(kind.Settings(rate=0.25)).own_learning_rate(TrainingBudget())
     assert found is not None
-    assert (found.told, found.value) == ("--set rate=0.25", 0.25)
+    assert (found.option_text, found.value) == ("--set rate=0.25", 0.25)

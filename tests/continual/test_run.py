@@ -22,7 +22,7 @@ from regard.data.stream import Stream, Task
 from regard.errors import UserError
 from tests.continual.small import BUDGET, CLASSES, loaded, stream
 
-PAPER = replace(BUDGET, warmup=0.06, epochs=3, rate=1e-2)
+PAPER = replace(BUDGET, warmup_ratio=0.06, num_epochs=3, learning_rate=1e-2)
 OFFSETS = (0, 2, 5, 7)
 """Where the classes of each task begin among those of the stream."""
 
@@ -41,7 +41,7 @@ def exact(name: str = "finetune", *, budget: Any = PAPER, of: Stream | None = No
 
 
 def scores(ran: RunState) -> dict[tuple[int, int, str], float]:
-    return {(row["after_task"], row["position"], row["setting"]): row["score"] for row in ran.found["matrix"]}
+    return {(row["after_task"], row["position"], row["setting"]): row["score"] for row in ran.rows["matrix"]}
 
 
 # -- by hand --------------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ def test_fine_tuning_is_the_plain_loop(by_hand: Any) -> None:
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10, msg=name)
     assert scores(ran) == pytest.approx(matrix, abs=1e-4)
     assert len({round(value) for value in matrix.values()}) > 3, "the scores tell nothing"
-    assert [row["n"] for row in ran.found["matrix"] if row["position"] == 2] == [12] * 5
+    assert [row["n"] for row in ran.rows["matrix"] if row["position"] == 2] == [12] * 5
 
 
 def test_what_a_row_of_the_matrix_says() -> None:
-    ran = run_stream(exact(budget=replace(PAPER, epochs=1)), METHODS["finetune"]())
-    told = {(row["position"], row["task"]) for row in ran.found["matrix"]}
+    ran = run_stream(exact(budget=replace(PAPER, num_epochs=1)), METHODS["finetune"]())
+    told = {(row["position"], row["task"]) for row in ran.rows["matrix"]}
     assert told == {(1, "cat-dog"), (2, "red-blue-green"), (3, "run-sit")}
-    places = [(row["after_task"], row["position"]) for row in ran.found["matrix"] if row["setting"] == "til"]
+    places = [(row["after_task"], row["position"]) for row in ran.rows["matrix"] if row["setting"] == "til"]
     assert places == [(0, 1), (1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3)]
 
 
@@ -163,20 +163,20 @@ def test_what_is_seen_before_a_task_is_the_model_that_learns_it() -> None:
         now, start = tensors_of(learner.network), learner.start
         return [{"statistic": "as at the start", "value": all(torch.equal(now[name], start[name]) for name in now)}]
 
-    found = run_stream(learner, method, diagnose=look).found["diagnostics"]
+    found = run_stream(learner, method, diagnose=look).rows["diagnostics"]
     assert [row["value"] for row in found] == [True, False] * 3
 
 
 def test_joint_learns_at_the_end() -> None:
     ran = run_stream(exact("joint"), METHODS["joint"]())
     assert set(scores(ran)) == {(3, place, setting) for place in (1, 2, 3) for setting in ("til", "cil")}
-    assert [row["steps"] for row in ran.found["cost"]] == [0, 0, 3 * math.ceil(42 / 4)]
-    assert [row["examples_per_second"] is None for row in ran.found["cost"]] == [True, True, False]
+    assert [row["steps"] for row in ran.rows["cost"]] == [0, 0, 3 * math.ceil(42 / 4)]
+    assert [row["examples_per_second"] is None for row in ran.rows["cost"]] == [True, True, False]
 
 
 def test_a_limit_of_steps_is_of_one_task() -> None:
     """It ends in the midst of an epoch, on the batches that there are without it; all tasks at once have none."""
-    budget = replace(PAPER, most_steps={exact().stream.tasks[1].name: 4})
+    budget = replace(PAPER, max_steps={exact().stream.tasks[1].name: 4})
     plain, limited = (exact("finetune", budget=one) for one in (PAPER, budget))
     whole = [math.ceil(len(CLASSES[task]) * 6 / 4) * 3 for task in range(3)]
     assert whole[1] > 4
@@ -186,10 +186,10 @@ def test_a_limit_of_steps_is_of_one_task() -> None:
     for step in range(4):
         assert torch.equal(batches.rows(step)["input_ids"], fewer.rows(step)["input_ids"])
     ran = run_stream(limited, METHODS["finetune"]())
-    assert [row["steps"] for row in ran.found["cost"]] == [whole[0], 4, whole[2]]
-    budget = replace(PAPER, most_steps={exact().stream.tasks[2].name: 4})
+    assert [row["steps"] for row in ran.rows["cost"]] == [whole[0], 4, whole[2]]
+    budget = replace(PAPER, max_steps={exact().stream.tasks[2].name: 4})
     together = run_stream(exact("joint", budget=budget), METHODS["joint"]())
-    assert together.found["cost"][-1]["steps"] == 3 * math.ceil(42 / 4)
+    assert together.rows["cost"][-1]["steps"] == 3 * math.ceil(42 / 4)
 
 
 # -- costs ----------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_what_a_task_costs() -> None:
     learner = exact()
     ran = run_stream(learner, METHODS["finetune"]())
     linear = 2 * (4 * 16 * 16 + 2 * 16 * 32)
-    for task, row in enumerate(ran.found["cost"]):
+    for task, row in enumerate(ran.rows["cost"]):
         learner.task = task
         batches = METHODS["finetune"]().batches(learner, task, learner.fine_tuning())
         tokens = sum(batches.rows(step)["input_ids"].numel() for step in range(batches.steps))
@@ -215,12 +215,14 @@ def test_what_a_task_costs() -> None:
 def test_progress_is_told() -> None:
     told: list[ProgressEvent] = []
     run_stream(
-        exact("probe-finetune", budget=replace(PAPER, epochs=1)), METHODS["probe-finetune"](), on_progress=told.append
+        exact("probe-finetune", budget=replace(PAPER, num_epochs=1)),
+        METHODS["probe-finetune"](),
+        on_progress=told.append,
     )
-    first = [(one.stage, one.step, one.steps) for one in told if one.position == 1]
+    first = [(one.phase, one.step, one.steps) for one in told if one.task_index == 1]
     assert first == [("probing", step, 6) for step in range(1, 7)] + [("fine-tuning", step, 3) for step in (1, 2, 3)]
-    assert {one.task for one in told if one.position == 3} == {"run-sit"}
-    assert all(one.numbers["loss"] >= 0 for one in told)
+    assert {one.task for one in told if one.task_index == 3} == {"run-sit"}
+    assert all(one.metrics["loss"] >= 0 for one in told)
 
 
 def test_columns_that_are_padding_in_all_rows() -> None:
@@ -257,12 +259,12 @@ def unbroken() -> RunState:
 @pytest.mark.parametrize("every", [None, 2])
 def test_a_resumed_run_costs_what_the_unbroken_one_does(every: int | None, unbroken: RunState, tmp_path: Path) -> None:
     """But for the time: steps before it was broken off count as the others."""
-    stopped(tmp_path, lambda told: told.position == 2 and told.step == 8, checkpoint_every=every)
+    stopped(tmp_path, lambda told: told.task_index == 2 and told.step == 8, checkpoint_every=every)
     method = METHODS["finetune"]()
     learner = make_learner(stream(), method, loaded(), BUDGET, seed=1)
     ran = run_stream(learner, method, folder=tmp_path, resume=True, checkpoint_every=every)
-    assert ran.found["matrix"] == unbroken.found["matrix"]
-    for found, expected in zip(ran.found["cost"], unbroken.found["cost"], strict=True):
+    assert ran.rows["matrix"] == unbroken.rows["matrix"]
+    for found, expected in zip(ran.rows["cost"], unbroken.rows["cost"], strict=True):
         assert {name: found[name] for name in ("flops", "steps")} == {
             name: expected[name] for name in ("flops", "steps")
         }
@@ -271,9 +273,9 @@ def test_a_resumed_run_costs_what_the_unbroken_one_does(every: int | None, unbro
 
 def test_a_new_run_takes_nothing_from_the_old_one(tmp_path: Path) -> None:
     """And leaves what is not its own."""
-    stopped(tmp_path, lambda told: told.position == 3, checkpoint_every=1)
+    stopped(tmp_path, lambda told: told.task_index == 3, checkpoint_every=1)
     (tmp_path / "notes.txt").write_text("mine")
-    stopped(tmp_path, lambda told: told.position == 1 and told.step == 2, checkpoint_every=1)
+    stopped(tmp_path, lambda told: told.task_index == 1 and told.step == 2, checkpoint_every=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "task-0001"]
 
 
@@ -281,7 +283,7 @@ def test_a_new_run_takes_nothing_from_the_old_one(tmp_path: Path) -> None:
     "change, told",
     [
         ({"seed": 2}, "seed was 1 and is 2"),
-        ({"budget": replace(BUDGET, epochs=5)}, "budget.epochs was 2 and is 5"),
+        ({"budget": replace(BUDGET, num_epochs=5)}, "budget.epochs was 2 and is 5"),
         ({"stream": stream().ordered((1, 0, 2))}, r"stream.order was \[0, 1, 2\] and is \[1, 0, 2\]"),
         ({"stream": replace(stream(), name="other")}, 'stream.name was "words" and is "other"'),
         ({"method": "joint"}, 'method was "Finetune" and is "Joint"'),
@@ -289,7 +291,7 @@ def test_a_new_run_takes_nothing_from_the_old_one(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_of_other_settings_is_refused(change: dict[str, Any], told: str, tmp_path: Path) -> None:
-    stopped(tmp_path, lambda told: told.position == 2)
+    stopped(tmp_path, lambda told: told.task_index == 2)
     method = METHODS[change.pop("method", "finetune")]()
     said = {"stream": stream(), "method": method, "loaded": loaded(), "budget": BUDGET, "seed": 1} | change
     with pytest.raises(UserError, match=f"resume: expected the settings of the run that was broken off; {told}$"):
@@ -297,7 +299,7 @@ def test_a_run_of_other_settings_is_refused(change: dict[str, Any], told: str, t
 
 
 def test_other_rows_are_another_stream(tmp_path: Path) -> None:
-    stopped(tmp_path, lambda told: told.position == 2)
+    stopped(tmp_path, lambda told: told.task_index == 2)
     first, *others = stream().tasks
     changed = replace(stream(), tasks=(replace(first, sha256={"train": "of others"}), *others))
     method = METHODS["finetune"]()
@@ -315,7 +317,7 @@ def test_other_rows_are_another_stream(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_state_is_told(name: str, content: str | None, tmp_path: Path) -> None:
-    stopped(tmp_path, lambda told: told.position == 2)
+    stopped(tmp_path, lambda told: told.task_index == 2)
     path = tmp_path / "after-0001" / name
     path.unlink() if content is None else path.write_text(content)
     method = METHODS["finetune"]()

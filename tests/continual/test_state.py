@@ -48,8 +48,8 @@ def test_saved_and_restored(tmp_path: Path) -> None:
     kept, found = state.restore_state(tmp_path, 2, other, ABOUT)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in network.state_dict().items())
     assert other.first.weight is other.second.weight
-    assert kept.items == KEPT.items
-    assert all(isinstance(item, ExampleRef) for item in kept.items)
+    assert kept.examples == KEPT.examples
+    assert all(isinstance(item, ExampleRef) for item in kept.examples)
     assert torch.equal(kept.tensors["means"], KEPT.tensors["means"])
     assert kept.values == {"step": 7}
     assert found["matrix"] == [{"score": 50.0}]

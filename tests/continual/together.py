@@ -22,7 +22,7 @@ from regard.training import TrainingConfig, train
 from tests.continual.small import BUDGET, loaded, stream
 from tests.training.small import batch, count, loss, net
 
-ONE = replace(BUDGET, epochs=1, probing_epochs=1)
+ONE = replace(BUDGET, num_epochs=1, num_probing_epochs=1)
 ROWS = 4
 """Of each class in training, of which a batch is too."""
 SMALL: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ def exact(name: str, micro_batch: int | None = None) -> RunState:
     """Two tasks learnt in float64 and without dropout, so that how rows are split shows in no number."""
     method = made(name)
     model = loaded(dropout=0.0, dtype=torch.float64)
-    learner = make_learner(two_tasks(), method, model, replace(ONE, micro_batch=micro_batch), seed=1)
+    learner = make_learner(two_tasks(), method, model, replace(ONE, micro_batch_size=micro_batch), seed=1)
     learner.network.double()
     learner.start = {key: value.clone() for key, value in learner.network.state_dict().items()}
     for module in learner.network.modules():
@@ -73,7 +73,7 @@ def no_flops(*_: Any) -> float:
 
 def kept(ran: RunState) -> dict[str, Any]:
     """What a method remembers, as JSON has it, but for tensors."""
-    return {"items": [list(item) for item in ran.method.kept.items], "matrix": ran.found["matrix"]}
+    return {"items": [list(item) for item in ran.method.state.examples], "matrix": ran.rows["matrix"]}
 
 
 def main(out: Path) -> None:
@@ -81,7 +81,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     running.flops_a_token = no_flops  # type: ignore[assignment]
     train(
-        net(), TrainingConfig(steps=2, batch_size=8), batch=batch, loss=loss, count=count, device="cpu"
+        net(), TrainingConfig(max_steps=2, batch_size=8), batch=batch, loss=loss, count=count, device="cpu"
     )  # the processes meet
     found = {}
     for name in (one for one in METHODS if one not in TEXTS_ALONE):

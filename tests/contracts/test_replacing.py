@@ -86,13 +86,13 @@ def by_hand(model: nn.Module, constants: Constants, heads: tuple[Head, ...]) -> 
         weights, column = operation_weights(call, operation)
         value = operation.extra_value
         read = 0.0 if column is None or value is None else column * value[:, None]
-        output = weights @ call.value.repeat_interleave(call.shares, 1) + read
+        output = weights @ call.value.repeat_interleave(call.num_key_value_groups, 1) + read
         for site, layer, head in heads:
             if (site, layer) == (here[module, 0].site, here[module, 0].layer):
                 keys = call.key.shape[2]
                 own = constants.matrices[site, layer][head, :keys, :keys].to(output.dtype) * visible(call)[:, 0]
                 filled = own / own.sum(-1, keepdim=True).clamp(min=1e-30)
-                output[:, head] = filled @ call.value[:, head // call.shares]
+                output[:, head] = filled @ call.value[:, head // call.num_key_value_groups]
         return output
 
     AttentionInterface.register("by_hand", attention)

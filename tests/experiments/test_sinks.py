@@ -365,7 +365,7 @@ def test_the_record_of_the_experiment_is_of_what_the_rows_change(monkeypatch: py
     ends, curves, left = sinks.collected(["softmax", "one head"], 3, ["text"], Path("work"))
     assert ends[["row", "seed", "seconds"]].to_numpy().tolist() == [["one head", 0, 60.0]]
     assert len(curves) == 1
-    assert left["recipe"]["heads"] == preset_config("pico").heads != one["heads"]
+    assert left["recipe"]["heads"] == preset_config("pico").num_heads != one["heads"]
     assert {"data", "seed"}.isdisjoint(left["recipe"])
     assert left["seeds"] == 3
     assert left["rows"] == {"softmax": {}, "one head": {"heads": 1}}

@@ -160,8 +160,8 @@ def test_the_numbers_are_those_of_one_process(name: str, together: Any, alone: P
     assert shared.matrices.keys() == single.matrices.keys()
     for place, mean in single.matrices.items():
         torch.testing.assert_close(shared.matrices[place], mean, rtol=0, atol=1e-7)
-    assert (shared.record["cost"]["processes"], single.record["cost"]["processes"]) == (2, 1)
-    assert shared.record["data"] == single.record["data"]
+    assert (shared.metadata["cost"]["processes"], single.metadata["cost"]["processes"]) == (2, 1)
+    assert shared.metadata["data"] == single.metadata["data"]
 
 
 def test_a_mistake_is_told_once_and_nobody_waits(together: Any) -> None:
@@ -192,7 +192,7 @@ def test_accelerate_launch(
     assert ended.stdout.count("Written to run") == 1
     assert os.listdir(tmp_path) == ["run"]
     shared, single = MeasureResult.load(tmp_path / "run"), MeasureResult.load(alone / "uneven")
-    assert shared.record["cost"]["processes"] == 2
+    assert shared.metadata["cost"]["processes"] == 2
     tables = [run.table.sort_values(AXES).reset_index(drop=True) for run in (shared, single)]
     pd.testing.assert_frame_equal(*tables, check_exact=False, rtol=1e-9, atol=1e-9)
 

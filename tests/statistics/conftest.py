@@ -118,7 +118,7 @@ def _observe(samples: Sequence[Sample], width: int = 0, dtype: torch.dtype = tor
         causal=first.site.startswith("decoder"),
         length=length,
         keys=keys,
-        tokens=tokens,
+        token_ids=tokens,
         tensors={name: tensor.to(dtype) for name, tensor in tensors.items()},
     )
 

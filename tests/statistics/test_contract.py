@@ -271,9 +271,9 @@ def test_a_statistic_says_what_it_is(new: Callable[[], Statistic]) -> None:
     statistic = new()
     assert STATISTICS[statistic.name] is type(statistic)
     assert statistic.needs
-    assert statistic.about.title
-    assert statistic.about.description
-    assert statistic.about.source
+    assert statistic.info.title
+    assert statistic.info.description
+    assert statistic.info.source
 
 
 def test_every_need_is_something_that_the_tests_supply(seen: Callable[..., list[Observation]]) -> None:

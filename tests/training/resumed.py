@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from regard.training import TrainingConfig, checkpoint, train
 
 PLAN = TrainingConfig(
-    steps=14, batch_size=4, micro_batch=2, learning_rate=0.01, warmup_steps=2, checkpoint_every=4, log_every=1
+    max_steps=14, batch_size=4, micro_batch_size=2, learning_rate=0.01, warmup_steps=2, save_steps=4, logging_steps=1
 )
 
 

@@ -86,7 +86,7 @@ def test_a_killed_run_is_the_unbroken_one(name: str, left: list[str], runs: Any)
 
 # -- in this process ------------------------------------------------------------------------------------
 
-PLAN = TrainingConfig(steps=12, batch_size=8, learning_rate=0.02, log_every=1, checkpoint_every=3, keep=3)
+PLAN = TrainingConfig(max_steps=12, batch_size=8, learning_rate=0.02, logging_steps=1, save_steps=3, save_total_limit=3)
 
 
 def trained(model: nn.Module, folder: Path, plan: TrainingConfig = PLAN, **options: Any) -> TrainResult:
@@ -123,7 +123,7 @@ def same(first: nn.Module, second: nn.Module) -> bool:
 def test_the_last_few_are_kept(stopped: Path, whole: nn.Module) -> None:
     model = net()
     taken: list[int] = []
-    plan = replace(PLAN, keep=1, checkpoint_every=1)
+    plan = replace(PLAN, save_total_limit=1, save_steps=1)
     result = trained(model, stopped, plan, resume=True, batch=lambda step: taken.append(step) or batch(step))
     assert taken == [9, 10, 11]
     assert names(stopped) == ["step-00000012"]
@@ -141,10 +141,10 @@ def test_a_finished_run_is_not_run_again(stopped: Path, whole: nn.Module) -> Non
 
 
 def test_more_steps_at_a_constant_rate(tmp_path: Path) -> None:
-    plan = replace(PLAN, schedule="constant")
+    plan = replace(PLAN, lr_scheduler_type="constant")
     straight, longer = net(), net()
     trained(straight, tmp_path / "straight", plan)
-    trained(longer, tmp_path / "longer", replace(plan, steps=7))
+    trained(longer, tmp_path / "longer", replace(plan, max_steps=7))
     trained(longer, tmp_path / "longer", plan, resume=True)
     assert same(straight, longer)
 
@@ -208,7 +208,7 @@ def test_what_comes_after_a_resumed_step_goes(stopped: Path) -> None:
     shutil.copytree(stopped / "step-00000009", stopped / "step-00000011")
     (stopped / "step-00000011" / "state.json").unlink()
     with pytest.warns(UserWarning, match="step-00000011 is damaged"), pytest.raises(KeyError):
-        trained(net(), stopped, replace(PLAN, checkpoint_every=1), resume=True, batch=lambda step: {9: batch(9)}[step])
+        trained(net(), stopped, replace(PLAN, save_steps=1), resume=True, batch=lambda step: {9: batch(9)}[step])
     assert names(stopped) == ["step-00000006", "step-00000009", "step-00000010"]
 
 
@@ -266,7 +266,7 @@ def test_a_model_can_be_loaded_from_a_checkpoint(tmp_path: Path) -> None:
     trained(
         model,
         tmp_path / "run",
-        replace(PLAN, steps=2),
+        replace(PLAN, max_steps=2),
         batch=lambda step: {"input_ids": torch.arange(8 * 6).reshape(8, 6) % 20},
         loss=of_tokens,
         count=lambda rows: rows["input_ids"][:, 1:].numel(),
@@ -280,4 +280,4 @@ def test_a_model_can_be_loaded_from_a_checkpoint(tmp_path: Path) -> None:
     state = json.loads((tmp_path / "run" / "step-00000002" / "state.json").read_text())
     assert state["versions"].keys() == {"regard", "torch", "accelerate", "python"}
     assert (state["step"], state["items"], state["processes"]) == (2, 80, 1)
-    assert TrainingConfig.from_dict(state["plan"]) == replace(PLAN, steps=2)
+    assert TrainingConfig.from_dict(state["plan"]) == replace(PLAN, max_steps=2)

@@ -30,7 +30,13 @@ def trained(model: nn.Module, plan: TrainingConfig, **options: Any) -> TrainResu
 
 
 PLAN = TrainingConfig(
-    steps=12, batch_size=8, learning_rate=0.02, schedule="cosine", warmup_steps=3, log_every=4, clip=0.5
+    max_steps=12,
+    batch_size=8,
+    learning_rate=0.02,
+    lr_scheduler_type="cosine",
+    warmup_steps=3,
+    logging_steps=4,
+    max_grad_norm=0.5,
 )
 
 
@@ -40,7 +46,7 @@ def by_hand(model: nn.Module, plan: TrainingConfig, rate: Callable[[int], float]
         model.parameters(), betas=plan.betas, eps=plan.adam_epsilon, weight_decay=plan.weight_decay, fused=False
     )
     found = []
-    for step in range(plan.steps):
+    for step in range(plan.max_steps):
         optimizer.param_groups[0]["lr"] = rate(step + 1)
         rows = batch(step)
         mean = loss(model, rows) / count(rows)
@@ -49,7 +55,7 @@ def by_hand(model: nn.Module, plan: TrainingConfig, rate: Callable[[int], float]
         norm = math.sqrt(sum(float(one.grad.square().sum()) for one in model.parameters() if one.grad is not None))
         for one in model.parameters():
             assert one.grad is not None
-            one.grad *= min(1.0, plan.clip / (norm + 1e-6)) if plan.clip else 1.0
+            one.grad *= min(1.0, plan.max_grad_norm / (norm + 1e-6)) if plan.max_grad_norm else 1.0
         optimizer.step()
         found.append((float(mean.detach()), norm))
     return found
@@ -94,7 +100,7 @@ def test_parameters_may_have_rates_of_their_own() -> None:
 
 def test_gradients_may_be_corrected() -> None:
     """That of the whole batch, before it is clipped, in whatever micro-batches it was computed."""
-    plan = replace(PLAN, clip=None, micro_batch=3)
+    plan = replace(PLAN, max_grad_norm=None, micro_batch_size=3)
     steps, means = list[int](), list[Tensor]()
 
     def correct(model: nn.Module, step: int) -> None:
@@ -108,14 +114,14 @@ def test_gradients_may_be_corrected() -> None:
 
     model, plain = net(), net()
     expected = torch.autograd.grad(loss(plain, batch(0)) / count(batch(0)), plain.out.weight)[0]
-    result = trained(model, replace(plan, log_every=1), correct=correct)
+    result = trained(model, replace(plan, logging_steps=1), correct=correct)
     assert steps == list(range(12))
     torch.testing.assert_close(means[0], expected, rtol=0, atol=1e-12)
-    untouched = trained(plain, replace(plan, log_every=1))
+    untouched = trained(plain, replace(plan, logging_steps=1))
     first, before = result.history[0]["gradient_norm"], untouched.history[0]["gradient_norm"]
     assert first == pytest.approx(2 * before, rel=1e-12)
     assert result.history[-1]["loss"] > result.history[0]["loss"], "it climbs"
-    bounded = trained(net(), replace(PLAN, clip=1e-9, log_every=1), correct=correct)
+    bounded = trained(net(), replace(PLAN, max_grad_norm=1e-9, logging_steps=1), correct=correct)
     assert bounded.history[0]["gradient_norm"] == pytest.approx(first, rel=1e-12)
 
 
@@ -123,7 +129,7 @@ def test_gradients_may_be_corrected() -> None:
 def test_micro_batches_do_not_matter(size: int) -> None:
     whole, split = net(), net()
     first = trained(whole, PLAN)
-    second = trained(split, replace(PLAN, micro_batch=size))
+    second = trained(split, replace(PLAN, micro_batch_size=size))
     for one, other in zip(whole.parameters(), split.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     assert [row["loss"] for row in first.history] == pytest.approx([row["loss"] for row in second.history], rel=1e-12)
@@ -159,7 +165,7 @@ class Drawing:
 
 
 def test_watchers() -> None:
-    plan, watcher, again = replace(PLAN, steps=8), Drawing(), Drawing()
+    plan, watcher, again = replace(PLAN, max_steps=8), Drawing(), Drawing()
     model = net()
     before = float(next(model.parameters()).sum().detach())
     history = trained(model, plan, watchers=[watcher, again]).history
@@ -197,7 +203,7 @@ def test_progress(monkeypatch: pytest.MonkeyPatch) -> None:
                 time.perf_counter()
             return {}
 
-    plan = replace(PLAN, steps=30)
+    plan = replace(PLAN, max_steps=30)
     result = trained(net(), plan, watchers=[Slow()], on_progress=lambda *numbers: told.append(numbers))
     counts = [count(batch(step)) for step in range(30)]
     assert [(step, steps) for step, steps, _ in told] == [(step, 30) for step in range(1, 31)]
@@ -220,7 +226,7 @@ def test_a_loss_that_is_no_number(value: float, size: int | None, tmp_path: Path
         return rows
 
     model, clean = net(), net()
-    plan = replace(PLAN, checkpoint_every=2, micro_batch=size)
+    plan = replace(PLAN, save_steps=2, micro_batch_size=size)
     with pytest.raises(UserError) as raised:
         trained(model, plan, batch=poisoned, folder=tmp_path)
     assert str(raised.value) == (
@@ -228,7 +234,7 @@ def test_a_loss_that_is_no_number(value: float, size: int | None, tmp_path: Path
         f"6 (tokens 60 61 62 63 64 65 66 67 …); the last good checkpoint is {tmp_path / 'step-00000004'}"
     )
     with pytest.raises(KeyError):
-        trained(clean, replace(plan, checkpoint_every=None), batch=lambda step: {0: batch(step)}[step // 5])
+        trained(clean, replace(plan, save_steps=None), batch=lambda step: {0: batch(step)}[step // 5])
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), clean.parameters(), strict=True))
 
 
@@ -438,7 +444,7 @@ def test_processes_that_see_other_checkpoints_do_not_train(
     other: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each would begin where it sees the last one: losses of different steps would be added up."""
-    plan = replace(PLAN, steps=4)
+    plan = replace(PLAN, max_steps=4)
     trained(net(), plan, folder=tmp_path)
     monkeypatch.setattr(placement.Placement, "least_and_most", lambda _, step: (min(step, other), max(step, other)))
     low, high = sorted((other, 4))

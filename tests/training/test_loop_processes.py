@@ -19,7 +19,7 @@ from tests.training.small import batch, count, loss, net
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-PLAN = TrainingConfig(steps=9, batch_size=8, learning_rate=0.02, warmup_steps=2, log_every=1, clip=0.5)
+PLAN = TrainingConfig(max_steps=9, batch_size=8, learning_rate=0.02, warmup_steps=2, logging_steps=1, max_grad_norm=0.5)
 CLOCK = ("seconds", "items_per_second")
 
 

@@ -14,7 +14,7 @@ from regard.errors import UserError
 from regard.training.plan import FREE, TrainingConfig
 from regard.training.schedule import adamw, learning_rate, set_rate
 
-PLAN = TrainingConfig(steps=100, batch_size=8, learning_rate=0.5, warmup_steps=10)
+PLAN = TrainingConfig(max_steps=100, batch_size=8, learning_rate=0.5, warmup_steps=10)
 
 
 @pytest.mark.parametrize(
@@ -62,21 +62,28 @@ def test_rates_by_hand() -> None:
     assert rates[54] == pytest.approx((0.5 + 0.05) / 2, rel=1e-12)  # halfway between step 10 and step 100
     assert rates[32] == pytest.approx(0.05 + 0.45 * (1 + math.cos(math.pi * 23 / 90)) / 2, rel=1e-12)
     assert rates[-1] == pytest.approx(0.05, rel=1e-12)
-    constant = replace(PLAN, schedule="constant")
+    constant = replace(PLAN, lr_scheduler_type="constant")
     assert [learning_rate(constant, step) for step in (5, 10, 11, 100)] == [0.25, 0.5, 0.5, 0.5]
     assert learning_rate(replace(PLAN, warmup_steps=100), 100) == 0.5
-    linear = [learning_rate(replace(PLAN, schedule="linear", final_rate=0.0), step) for step in range(1, 101)]
+    linear = [
+        learning_rate(replace(PLAN, lr_scheduler_type="linear", final_lr_ratio=0.0), step) for step in range(1, 101)
+    ]
     assert linear[:10] == rates[:10]
     assert linear[10:] == pytest.approx([0.5 * (100 - step) / 90 for step in range(11, 101)], rel=1e-12)
     assert linear[-1] == 0.0
-    assert learning_rate(replace(PLAN, schedule="linear"), 55) == pytest.approx((0.5 + 0.05) / 2, rel=1e-12)
+    assert learning_rate(replace(PLAN, lr_scheduler_type="linear"), 55) == pytest.approx((0.5 + 0.05) / 2, rel=1e-12)
 
 
 @given(st.integers(1, 60), st.integers(0, 60), st.floats(0, 1), st.sampled_from(["constant", "cosine", "linear"]))
 def test_rates_grow_and_then_fall(steps: int, warmup: int, final: float, schedule: Any) -> None:
     warmup = min(warmup, steps)
     plan = TrainingConfig(
-        steps=steps, batch_size=1, warmup_steps=warmup, final_rate=final, schedule=schedule, learning_rate=1
+        max_steps=steps,
+        batch_size=1,
+        warmup_steps=warmup,
+        final_lr_ratio=final,
+        lr_scheduler_type=schedule,
+        learning_rate=1,
     )
     rates = [learning_rate(plan, step) for step in range(1, steps + 1)]
     assert rates[:warmup] == sorted(rates[:warmup])
@@ -139,8 +146,8 @@ def test_fields_that_may_not(field: str, value: Any) -> None:
 
 
 def test_more_steps_at_a_constant_rate() -> None:
-    plan = replace(PLAN, schedule="constant")
+    plan = replace(PLAN, lr_scheduler_type="constant")
     for steps in (200, 60):
-        replace(plan, steps=steps).check_resumes(plan.to_dict(), 50)
+        replace(plan, max_steps=steps).check_resumes(plan.to_dict(), 50)
     with pytest.raises(UserError, match="steps: the run in this folder has 100, got 49"):
-        replace(plan, steps=49).check_resumes(plan.to_dict(), 50)
+        replace(plan, max_steps=49).check_resumes(plan.to_dict(), 50)

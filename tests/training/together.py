@@ -19,14 +19,14 @@ from regard.training import TrainingConfig, checkpoint, full_weights, train
 from tests.training.small import Net, batch, count, loss, net
 
 PLAN = TrainingConfig(
-    steps=9, batch_size=8, learning_rate=0.02, warmup_steps=2, log_every=1, clip=0.5, checkpoint_every=4
+    max_steps=9, batch_size=8, learning_rate=0.02, warmup_steps=2, logging_steps=1, max_grad_norm=0.5, save_steps=4
 )
 PLANS = {
     "whole": PLAN,
-    "micro-batches": replace(PLAN, micro_batch=1),
-    "uneven": replace(PLAN, batch_size=5, micro_batch=2),
+    "micro-batches": replace(PLAN, micro_batch_size=1),
+    "uneven": replace(PLAN, batch_size=5, micro_batch_size=2),
     "sharded": PLAN,
-    "sharded in micro-batches": replace(PLAN, micro_batch=1),
+    "sharded in micro-batches": replace(PLAN, micro_batch_size=1),
 }
 STOPPED = 6
 OWN = ("resumed whole", "seen by one")
@@ -89,7 +89,7 @@ def told(do: Callable[[], object]) -> str:
 def main(out: Path) -> None:
     """Train as each plan says, and then go wrong in several ways; the numbers of this process go to `out`."""
     torch.set_num_threads(1)
-    train(net(), replace(PLAN, steps=2), batch=batch, loss=loss, count=count, device="cpu")  # the processes meet
+    train(net(), replace(PLAN, max_steps=2), batch=batch, loss=loss, count=count, device="cpu")  # the processes meet
     rank = dist.get_rank()
     found: dict[str, Any] = {}
     for name, plan in PLANS.items():

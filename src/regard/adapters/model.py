@@ -77,7 +77,7 @@ class AdapterModel(nn.Module):
         self.model: Any = model
         self.attention = attention.to(embedded.device)
         self.attention.open(None)
-        self.opened: str | None = None
+        self.active_adapter: str | None = None
         self.merged: list[MergedAdapter] = []
         self.added = 0
         self.base_sha256: str | None = None
@@ -87,16 +87,16 @@ class AdapterModel(nn.Module):
     # -- blocks -----------------------------------------------------------------------------------------
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def adapter_names(self) -> tuple[str, ...]:
         """The names of the blocks, in the order of the weights."""
         return tuple(self._lineages)
 
     @property
-    def lineages(self) -> dict[str, dict[str, Any]]:
+    def provenance(self) -> dict[str, dict[str, Any]]:
         """What is told of each block: what it was given with `add`, and `order`, its number among all ever added."""
         return {name: dict(told) for name, told in self._lineages.items()}
 
-    def add(self, name: str, lineage: Mapping[str, Any] | None = None) -> int:
+    def add_adapter(self, name: str, lineage: Mapping[str, Any] | None = None) -> int:
         """The number of a new block. It, its key and the shared projection are trained, all that is older is frozen.
 
         The block adds nothing yet. `lineage`: what is to be told of it (task, data and their hashes), kept with it.
@@ -104,28 +104,28 @@ class AdapterModel(nn.Module):
         if not isinstance(name, str) or not name:
             raise UserError(f"name: expected a text, got {name!r}")
         if name in self._lineages:
-            raise UserError(f"name: expected a new one, got {name!r}; the blocks are {', '.join(self.names)}")
+            raise UserError(f"name: expected a new one, got {name!r}; the blocks are {', '.join(self.adapter_names)}")
         told = {"order": self.added, **_told(lineage)}
-        number = len(self.names)
+        number = len(self.adapter_names)
         self.pool.reserve(number + 1)
         self.attention.use(number + 1)
         self._lineages[name] = told
         self.added += 1
         self._routing.changed()
-        self.open(name)
+        self.set_adapter(name)
         return number
 
-    def number(self, name: str) -> int:
+    def index_of(self, name: str) -> int:
         """The place of a block among the weights. Raises UserError for an unknown name."""
         if name not in self._lineages:
-            raise UserError(f"name: expected one of {', '.join(self.names) or 'no block yet'}, got {name!r}")
-        return self.names.index(name)
+            raise UserError(f"name: expected one of {', '.join(self.adapter_names) or 'no block yet'}, got {name!r}")
+        return self.adapter_names.index(name)
 
-    def remove(self, name: str) -> None:
+    def delete_adapter(self, name: str) -> None:
         """Take a block and its key away: the others are mixed as if it had never been there."""
-        number = self.number(name)
-        if self.opened == name:
-            self.close()
+        number = self.index_of(name)
+        if self.active_adapter == name:
+            self.freeze()
         self.pool.drop(number)
         self.attention.drop(number)
         self._reseed(1)
@@ -149,7 +149,7 @@ class AdapterModel(nn.Module):
         self.added = added
         self._reseed(added - len(blocks))
         self._routing.changed()
-        self.close()
+        self.freeze()
         if isinstance(self.pool, PromptAdapterPool):
             self.pool.prompts.folded.fill_(True)
 
@@ -158,18 +158,18 @@ class AdapterModel(nn.Module):
         for one in (*self.pool.blocks, self.attention):
             one.seed += 1_000_003 * removed
 
-    def open(self, name: str) -> None:
+    def set_adapter(self, name: str) -> None:
         """Let a block be trained, with its key and the shared projection, and no other."""
-        number = self.number(name)
+        number = self.index_of(name)
         self.pool.open(number)
         self.attention.open(number)
-        self.opened = name
+        self.active_adapter = name
 
-    def close(self) -> None:
+    def freeze(self) -> None:
         """Freeze everything."""
         self.pool.open()
         self.attention.open(None)
-        self.opened = None
+        self.active_adapter = None
 
     def unload(self) -> PreTrainedModel:
         """The model, still frozen, with its own layers (blocks that were merged are in them), and without any block."""
@@ -193,11 +193,11 @@ class AdapterModel(nn.Module):
         if input_ids is not None:
             inputs["input_ids"] = input_ids
             inputs.setdefault("attention_mask", self._padding(input_ids))
-        if not self.names or (self._routing.two_parts and inputs.get("encoder_outputs") is not None):
+        if not self.adapter_names or (self._routing.two_parts and inputs.get("encoder_outputs") is not None):
             return self.model.generate(**inputs)
         with torch.no_grad():
-            weights = self.weights(prompt_mask=prompt_mask, **inputs)
-        with self.given(weights):
+            weights = self.routing_weights(prompt_mask=prompt_mask, **inputs)
+        with self.use_weights(weights):
             return self.model.generate(**inputs)
 
     def _padding(self, tokens: Tensor) -> Tensor:
@@ -207,27 +207,27 @@ class AdapterModel(nn.Module):
         pad = None if found.pad_token_id in ends else found.pad_token_id
         return torch.ones_like(tokens) if pad is None else tokens.ne(pad).long()
 
-    def weights(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
+    def routing_weights(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
         """How much of each block a batch gets, (row, block), from the attention; they sum to 1."""
         return self._routing.weights(inputs, prompt_mask)
 
-    def vectors(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
+    def query_vectors(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
         """The query vectors e of a batch, (row, width)."""
         return self._routing.vectors(inputs, prompt_mask)
 
-    def given(self, weights: Tensor | None) -> AbstractContextManager[None]:
+    def use_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
         """While it lasts the blocks are mixed with these weights, (row, block) or (block,); None: with no block."""
-        if weights is not None and (weights.dim() not in (1, 2) or weights.shape[-1] != len(self.names)):
-            shape = f"(row, {len(self.names)}) or ({len(self.names)},)"
+        if weights is not None and (weights.dim() not in (1, 2) or weights.shape[-1] != len(self.adapter_names)):
+            shape = f"(row, {len(self.adapter_names)}) or ({len(self.adapter_names)},)"
             raise UserError(f"weights: expected a shape {shape}, got {tuple(weights.shape)}")
         return self._routing.forcing(None if weights is None else weights.to(self.attention.down.device))
 
-    def forced(self, name: str) -> AbstractContextManager[None]:
+    def use_only(self, name: str) -> AbstractContextManager[None]:
         """While it lasts one block is used alone, with the weight 1."""
-        number = self.number(name)
-        alone = torch.zeros(len(self.names), device=self.attention.down.device)
+        number = self.index_of(name)
+        alone = torch.zeros(len(self.adapter_names), device=self.attention.down.device)
         alone[number] = 1
-        return self.given(alone)
+        return self.use_weights(alone)
 
 
 def _told(lineage: Mapping[str, Any] | None) -> dict[str, Any]:

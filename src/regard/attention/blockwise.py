@@ -115,7 +115,7 @@ def _seen(call: AttentionCall, rows: slice) -> slice:
     first, last = 0, keys
     if window is not None and not prefix:
         first = rows.start + call.offset - window + 1
-    if call.causal and (not prefix or call.key_real is None):
+    if call.causal and (not prefix or call.key_mask is None):
         last = max(rows.stop + call.offset, prefix)
     last = min(max(last, 1), keys)
     return slice(min(max(first, 0), max(last - 1, 0)), last)
@@ -130,10 +130,10 @@ def _cut(call: AttentionCall, rows: slice, seen: slice) -> AttentionCall:
         if tensor is not None:
             tensor = tensor if tensor.shape[2] == 1 else tensor[:, :, rows]
             parts[name] = tensor if tensor.shape[3] == 1 else tensor[..., seen]
-    if call.query_real is not None:
-        parts["query_real"] = call.query_real[:, rows]
-    if call.key_real is not None:
-        parts["key_real"] = call.key_real[:, seen]
+    if call.query_mask is not None:
+        parts["query_real"] = call.query_mask[:, rows]
+    if call.key_mask is not None:
+        parts["key_real"] = call.key_mask[:, seen]
     if seen.start:
         parts["starts"] = tuple(start - seen.start for start in call.starts or (0,) * call.query.shape[0])
     return replace(call, **parts)

@@ -129,8 +129,8 @@ class AttentionCall:
     """For all heads, or, where some are constant, for the others alone."""
     softcap: float | None = None
     sink: Float[Tensor, " head"] | None = None
-    query_real: Bool[Tensor, "batch query"] | None = None
-    key_real: Bool[Tensor, "batch key"] | None = None
+    query_mask: Bool[Tensor, "batch query"] | None = None
+    key_mask: Bool[Tensor, "batch key"] | None = None
     starts: tuple[int, ...] | None = None
     """Where each sample's first real key stands, for `first_mass`: 0 if None, negative if a cache has dropped it."""
     dropout: float = 0.0
@@ -140,7 +140,7 @@ class AttentionCall:
     """What is computed in the place of softmax attention."""
 
     @property
-    def shares(self) -> int:
+    def num_key_value_groups(self) -> int:
         """Query heads per key/value head."""
         return self.query.shape[1] // self.key.shape[1]
 
@@ -170,7 +170,7 @@ class AttentionCall:
     def of_heads(self, heads: Sequence[int]) -> AttentionCall:
         """The call of some heads alone, each with its own keys and values."""
         chosen = run(heads)
-        groups = run([head // self.shares for head in heads])
+        groups = run([head // self.num_key_value_groups for head in heads])
         parts: dict[str, Any] = {"query": self.query[:, chosen], "constant": None}
         parts |= {"key": self.key[:, groups], "value": self.value[:, groups]}
         for name in ("keep", "bias"):
@@ -194,8 +194,8 @@ def visible(call: AttentionCall) -> Tensor:
         see = _reach(call, call.operation, see)
     if call.keep is not None:
         see = see & call.keep
-    if call.key_real is not None:
-        see = see & call.key_real[:, None, None, :]
+    if call.key_mask is not None:
+        see = see & call.key_mask[:, None, None, :]
     return see
 
 
@@ -206,8 +206,8 @@ def _reach(call: AttentionCall, operation: Operation, see: Tensor) -> Tensor:
         see = see & (gap < operation.window)
     if operation.prefix:
         first = torch.arange(call.key.shape[2], device=see.device)[None]
-        if call.key_real is not None:
-            first = first - call.key_real.int().argmax(-1, keepdim=True)
+        if call.key_mask is not None:
+            first = first - call.key_mask.int().argmax(-1, keepdim=True)
         see = see | (first < operation.prefix)[:, None, None, :]
     return see
 

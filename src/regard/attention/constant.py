@@ -25,8 +25,8 @@ def constant_weights(call: AttentionCall) -> Float[Tensor, "batch constant query
     see = visible(call)
     if see.shape[1] > 1:
         see = see[:, list(constant.heads)]
-    if call.query_real is not None:
-        see = see & call.query_real[:, None, :, None]
+    if call.query_mask is not None:
+        see = see & call.query_mask[:, None, :, None]
     matrix = _aligned(call, constant) * see
     total = matrix.abs().sum(-1, keepdim=True)
     return (matrix / total.masked_fill(total == 0, 1)).expand(len(call.value), -1, -1, -1)
@@ -51,7 +51,7 @@ def _constant(call: AttentionCall) -> ConstantHeadsInput:
 
 def _value(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:
     """The values of the constant heads, (batch, constant, key, width)."""
-    shares = call.shares
+    shares = call.num_key_value_groups
     groups = [head // shares for head in constant.heads]
     if groups == list(range(call.value.shape[1])):
         return call.value
@@ -100,12 +100,12 @@ def _moved(call: AttentionCall, constant: ConstantHeadsInput, value: Tensor) -> 
         _positions(0, count, None if shift is None else -shift, call)
         for count, shift in ((queries, constant.query_shift), (keys, constant.key_shift))
     )
-    real = call.key_real if call.key_real is not None else torch.ones_like(key, dtype=torch.bool)
-    here = call.query_real
+    real = call.key_mask if call.key_mask is not None else torch.ones_like(key, dtype=torch.bool)
+    here = call.query_mask
     moved = replace(
         call,
-        key_real=real[sample, key % keys] & (key < keys),
-        query_real=None if here is None else here[sample, query % queries],
+        key_mask=real[sample, key % keys] & (key < keys),
+        query_mask=None if here is None else here[sample, query % queries],
     )
     first = value.transpose(1, 2)[sample, key % keys].transpose(1, 2)
     output = _product(moved, _crop(call, constant), first, constant)
@@ -116,7 +116,7 @@ def _product(call: AttentionCall, matrices: Tensor, value: Tensor, constant: Con
     """C·V for the whole batch: one product per head, of C with the values of all samples side by side."""
     batch, heads, _, width = value.shape
     queries = matrices.shape[1]
-    product = torch.bmm(matrices, _side_by_side(value, call.key_real))
+    product = torch.bmm(matrices, _side_by_side(value, call.key_mask))
     found = product.view(heads, queries, batch, width).permute(2, 1, 0, 3)
     share = _share(call, matrices, constant)
     if share is None:
@@ -138,15 +138,15 @@ def _side_by_side(value: Tensor, real: Tensor | None) -> Tensor:
 def _share(call: AttentionCall, matrices: Tensor, constant: ConstantHeadsInput) -> Tensor | None:
     """What each row is to be multiplied by, (1 or batch, query, constant, 1); None where that is one everywhere."""
     share = None
-    if call.key_real is not None or not constant.normalised:
+    if call.key_mask is not None or not constant.normalised:
         absolute = matrices.abs() if constant.signed else matrices
-        if call.key_real is None:
+        if call.key_mask is None:
             total = absolute.sum(-1)[..., None]
         else:
             heads, queries, keys = matrices.shape
-            total = (absolute.reshape(-1, keys) @ call.key_real.mT.to(matrices.dtype)).view(heads, queries, -1)
+            total = (absolute.reshape(-1, keys) @ call.key_mask.mT.to(matrices.dtype)).view(heads, queries, -1)
         share = total.masked_fill(total == 0, 1).reciprocal().permute(2, 1, 0)[..., None]
-    if call.query_real is not None:
-        real = call.query_real[:, :, None, None].to(matrices.dtype)
+    if call.query_mask is not None:
+        real = call.query_mask[:, :, None, None].to(matrices.dtype)
         share = real if share is None else share * real
     return share

@@ -45,7 +45,7 @@ def flex(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head
         score_mod=_score(operation),
         block_mask=_mask(call.query.shape[2], operation.window, operation.prefix, call.query.device),
         scale=call.scale,
-        enable_gqa=call.shares > 1,
+        enable_gqa=call.num_key_value_groups > 1,
         return_aux=AuxRequest(lse=True),
     )
     if operation.weighting != "softmax":

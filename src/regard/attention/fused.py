@@ -92,7 +92,7 @@ def column_score(call: AttentionCall, operation: Operation) -> Float[Tensor, "ba
 
 def _plain(call: AttentionCall) -> Tensor:
     return scaled_dot_product_attention(
-        call.query, call.key, call.value, is_causal=True, scale=call.scale, enable_gqa=call.shares > 1
+        call.query, call.key, call.value, is_causal=True, scale=call.scale, enable_gqa=call.num_key_value_groups > 1
     )
 
 
@@ -178,7 +178,7 @@ FLASH = _flash()
 
 def _same_for_groups(call: AttentionCall, operation: Operation) -> bool:
     """Whether heads that share their keys share the column as well."""
-    return call.shares == 1 or all(
+    return call.num_key_value_groups == 1 or all(
         tensor is None or len(tensor) == 1 for tensor in (operation.extra_key, operation.extra_value)
     )
 
@@ -313,5 +313,5 @@ def _band(queries: int, before: int, window: int, device: torch.device) -> Tenso
 
 def _masked(call: AttentionCall, mask: Tensor) -> Tensor:
     return scaled_dot_product_attention(
-        call.query, call.key, call.value, attn_mask=mask, scale=call.scale, enable_gqa=call.shares > 1
+        call.query, call.key, call.value, attn_mask=mask, scale=call.scale, enable_gqa=call.num_key_value_groups > 1
     )

@@ -134,7 +134,7 @@ class _Columns:
         if "weights" in all_names:
             self.found["weights"] = call.query.new_zeros(heads, queries, keys)
             self.whole = reference_matrix(call)
-        self.real = None if call.query_real is None else call.query_real.to(call.query.dtype)[:, None, None]
+        self.real = None if call.query_mask is None else call.query_mask.to(call.query.dtype)[:, None, None]
 
     def add(self, tile: Tile, inverse: Tensor) -> None:
         if not self.found:

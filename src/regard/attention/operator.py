@@ -125,7 +125,7 @@ def form_of(call: AttentionCall, operation: Operation) -> str:
 def _unbroken(call: AttentionCall) -> bool:
     """Whether a call is a sequence from its first token to its last, causal, with nothing that hides or shifts more."""
     queries, keys = call.query.shape[2], call.key.shape[2]
-    masked = call.keep is not None or call.bias is not None or call.key_real is not None or call.softcap is not None
+    masked = call.keep is not None or call.bias is not None or call.key_mask is not None or call.softcap is not None
     return call.causal and call.offset == 0 and queries == keys > 1 and not masked and not call.dropout
 
 
@@ -198,18 +198,18 @@ def _fused(call: AttentionCall) -> Tensor:
         dropout_p=call.dropout,
         is_causal=simple,
         scale=call.scale,
-        enable_gqa=call.shares > 1,
+        enable_gqa=call.num_key_value_groups > 1,
     )
 
 
 def _mask(call: AttentionCall) -> Tensor | None:
     """Everything that hides or shifts a score, as one mask for the fused call; None where causality is all there is."""
     see = call.keep
-    if call.key_real is not None:
-        padding = call.key_real[:, None, None, :]
+    if call.key_mask is not None:
+        padding = call.key_mask[:, None, None, :]
         see = padding if see is None else see & padding
     if call.causal and (see is not None or call.bias is not None):
-        future = visible(replace(call, keep=None, key_real=None))
+        future = visible(replace(call, keep=None, key_mask=None))
         see = future if see is None else see & future
     if call.bias is None:
         return see
@@ -242,11 +242,11 @@ FUSED_CPU = _fused_cpu()
 def _with_lse(call: AttentionCall, wanted: ReductionRequest) -> tuple[Tensor, dict[str, Tensor]]:
     assert FUSED_CPU is not None
     padding = None
-    if call.key_real is not None:
-        padding = call.query.new_zeros(call.key_real.shape).masked_fill_(~call.key_real, -torch.inf)[:, None, None, :]
+    if call.key_mask is not None:
+        padding = call.query.new_zeros(call.key_mask.shape).masked_fill_(~call.key_mask, -torch.inf)[:, None, None, :]
     output, lse = FUSED_CPU(call.query, call.key, call.value, 0.0, call.causal, attn_mask=padding, scale=call.scale)
-    if call.key_real is not None:
-        lse = lse.masked_fill(_blind(call, call.key_real), -torch.inf)
+    if call.key_mask is not None:
+        lse = lse.masked_fill(_blind(call, call.key_mask), -torch.inf)
     found = {"lse": lse} if "lse" in wanted.names else {}
     if "first_mass" in wanted.names:
         found["first_mass"] = _first_mass(call, lse, wanted.first)
@@ -268,14 +268,14 @@ def _first_mass(call: AttentionCall, lse: Tensor, first: int) -> Tensor:
     Computed with the keys as rows, in base 2: half the time of the more obvious order.
     """
     key, where = _first_keys(call, first)
-    key = key.repeat_interleave(call.shares, 1) if call.shares > 1 else key
+    key = key.repeat_interleave(call.num_key_value_groups, 1) if call.num_key_value_groups > 1 else key
     mass = lse.new_empty(*lse.shape[:2], first, lse.shape[2])
     for q, k, row, out in zip(call.query.mT, key, lse[:, :, None], mass, strict=True):
         torch.baddbmm(row, k.to(lse.dtype), q.to(lse.dtype), beta=-LOG2_E, alpha=call.scale * LOG2_E, out=out)
     mass = mass.exp2_().mT
     keys = call.key.shape[2]
-    if call.key_real is not None:
-        real = call.key_real.gather(1, where.clamp(0, keys - 1).expand(lse.shape[0], -1))
+    if call.key_mask is not None:
+        real = call.key_mask.gather(1, where.clamp(0, keys - 1).expand(lse.shape[0], -1))
         mass.masked_fill_(~(real[:, None, None] & (lse != -torch.inf)[..., None]), 0.0)
     if call.starts or first > keys:
         mass.masked_fill_(((where < 0) | (where >= keys))[:, None, None], 0.0)
@@ -318,7 +318,7 @@ def _by_kernels(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tens
         "scale": call.scale,
         "causal": call.causal,
         "offset": call.offset,
-        "key_real": call.key_real,
+        "key_real": call.key_mask,
         "softcap": call.softcap,
     }
     names = wanted.names
@@ -331,7 +331,7 @@ def _by_kernels(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tens
         found["first_mass"] = _first_mass(call, lse, wanted.first)
     if names & PER_KEY:
         mass, square = kernels.column_statistics(
-            call.query, call.key, rows.lse, query_real=call.query_real, square="column_square" in names, **shared
+            call.query, call.key, rows.lse, query_real=call.query_mask, square="column_square" in names, **shared
         )
         found |= {"column_mass": mass, "column_square": square}
     return {name: tensor for name, tensor in found.items() if name in names and tensor is not None}

@@ -27,7 +27,7 @@ def scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
 
 def all_scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     """The logits of every pair, also of those that may not meet."""
-    key = call.key.repeat_interleave(call.shares, dim=1)
+    key = call.key.repeat_interleave(call.num_key_value_groups, dim=1)
     result = call.query @ key.mT * call.scale
     if call.softcap is not None:
         result = torch.tanh(result / call.softcap) * call.softcap
@@ -90,7 +90,9 @@ def mixed_weights(
 def operate(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """The output of an operation, with the dropout of the call."""
     matrix, column = mixed_weights(call, operation)
-    result = torch.nn.functional.dropout(matrix, call.dropout) @ call.value.repeat_interleave(call.shares, dim=1)
+    result = torch.nn.functional.dropout(matrix, call.dropout) @ call.value.repeat_interleave(
+        call.num_key_value_groups, dim=1
+    )
     if operation.extra_value is None:
         return result
     value = operation.extra_value.to(result.dtype)[:, None]
@@ -146,7 +148,7 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]
     if call.operation is not None:
         return operate(call, call.operation)
     matrix = torch.nn.functional.dropout(weights(call), call.dropout)
-    return matrix @ call.value.repeat_interleave(call.shares, dim=1)
+    return matrix @ call.value.repeat_interleave(call.num_key_value_groups, dim=1)
 
 
 def spectral_bound(matrix: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead"]:
@@ -159,7 +161,7 @@ def reference_matrix(call: AttentionCall) -> Bool[Tensor, " batch"]:
     """Which samples of the batch have no padding, so that their matrices may be averaged entry by entry."""
     batch = call.query.shape[0]
     result = torch.ones(batch, dtype=torch.bool, device=call.query.device)
-    for real in (call.query_real, call.key_real):
+    for real in (call.query_mask, call.key_mask):
         if real is not None:
             result = result & real.all(-1)
     return result
@@ -189,7 +191,7 @@ def reduce(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
     Its `row_sum` is of the weights themselves; its `lse`, but that of softmax, the logarithm of the sum of their sizes.
     """
     a, missing = distribution(call)
-    real = call.query_real[:, None, :] if call.query_real is not None else a.new_ones(1, 1, 1, dtype=torch.bool)
+    real = call.query_mask[:, None, :] if call.query_mask is not None else a.new_ones(1, 1, 1, dtype=torch.bool)
     counted = a * real[..., None]
     keys = torch.arange(a.shape[-1], device=a.device)
     queries = torch.arange(a.shape[-2], device=a.device)[:, None] + call.offset
@@ -222,6 +224,6 @@ def _first_mass(call: AttentionCall, a: Tensor, first: int) -> Tensor:
 def _spectral_by_sample(call: AttentionCall, a: Tensor) -> Tensor:
     bounds = []
     for b, matrix in enumerate(a):
-        rows = slice(None) if call.query_real is None else call.query_real[b]
+        rows = slice(None) if call.query_mask is None else call.query_mask[b]
         bounds.append(spectral_bound(matrix[:, rows]))
     return torch.stack(bounds)

@@ -45,7 +45,7 @@ def spectral_bound(call: AttentionCall, iterations: int) -> Float[Tensor, "batch
 def _multiply(call: AttentionCall, vector: Tensor) -> Tensor:
     """Aᵀ(I − 11ᵀ/n)A x for one x per sample and head, in one pass: Aᵀ(Ax) − (Aᵀ1)·mean(Ax)."""
     batch, heads, queries, _ = call.query.shape
-    real = call.query_real if call.query_real is not None else call.query.new_ones(batch, queries, dtype=torch.bool)
+    real = call.query_mask if call.query_mask is not None else call.query.new_ones(batch, queries, dtype=torch.bool)
     real = real.to(call.query.dtype)
     total = call.query.new_zeros(batch, heads)
     product, mass = torch.zeros_like(vector), torch.zeros_like(vector)

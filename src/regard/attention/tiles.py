@@ -64,13 +64,13 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
     groups, keys = call.key.shape[1:3]
     rows = _rows(call)
     samples, together = _together(call, rows)
-    scratch = call.query.new_empty(2, samples * together * call.shares * rows * keys)
+    scratch = call.query.new_empty(2, samples * together * call.num_key_value_groups * rows * keys)
     masks = _Masks(call, rows)
-    query = call.query.unflatten(1, (groups, call.shares))
+    query = call.query.unflatten(1, (groups, call.num_key_value_groups))
     for sample in _slices(batch, samples):
         last = max(masks.reach[sample])
         for group in _slices(groups, together):
-            head = slice(group.start * call.shares, group.stop * call.shares)
+            head = slice(group.start * call.num_key_value_groups, group.stop * call.num_key_value_groups)
             key, value = (_near(t[sample, group, :last], queries // rows) for t in (call.key, call.value))
             for row in _slices(queries, rows):
                 end = max(1, min(last, call.offset + row.stop)) if call.causal else last
@@ -97,7 +97,7 @@ def _together(call: AttentionCall, rows: int) -> tuple[int, int]:
     """How many samples, and how many key/value heads of each, make a tile of about the wanted size."""
     batch, groups, keys, _ = call.key.shape
     budget = BYTES.get(call.query.device.type, BYTES["cpu"])
-    heads = max(1, budget // (call.query.element_size() * rows * keys * call.shares))
+    heads = max(1, budget // (call.query.element_size() * rows * keys * call.num_key_value_groups))
     return (min(batch, heads // groups), groups) if heads >= groups else (1, heads)
 
 
@@ -131,7 +131,7 @@ def _exponentiate(call: AttentionCall, head: slice, raw: Tensor, exps: Tensor) -
 
 def rows_may_be_blind(call: AttentionCall) -> bool:
     """Whether some query may see no key at all."""
-    return call.keep is not None or call.bias is not None or call.key_real is not None or call.offset < 0
+    return call.keep is not None or call.bias is not None or call.key_mask is not None or call.offset < 0
 
 
 class _Masks:
@@ -146,10 +146,10 @@ class _Masks:
         """How many keys of each sample there are up to its last real one, at least one."""
         self.padded: list[bool] = []
         """Which samples have padding before that."""
-        if call.key_real is not None:
-            reach = (call.key_real * torch.arange(1, keys + 1, device=call.key.device)).amax(-1).clamp_(min=1)
-            self.reach, self.padded = reach.tolist(), (call.key_real.sum(-1) < reach).tolist()
-            self.padding = call.query.new_zeros(call.key_real.shape).masked_fill_(~call.key_real, HIDDEN)[:, None, None]
+        if call.key_mask is not None:
+            reach = (call.key_mask * torch.arange(1, keys + 1, device=call.key.device)).amax(-1).clamp_(min=1)
+            self.reach, self.padded = reach.tolist(), (call.key_mask.sum(-1) < reach).tolist()
+            self.padding = call.query.new_zeros(call.key_mask.shape).masked_fill_(~call.key_mask, HIDDEN)[:, None, None]
 
     def apply(self, raw: Tensor, sample: slice, head: slice, row: slice) -> None:
         call, end = self.call, raw.shape[-1]

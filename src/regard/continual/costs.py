@@ -102,13 +102,13 @@ def flops_a_token(learner: Learner, method: Method, batches: Batches) -> float:
 
 def flops_a_correction(learner: Learner, method: Method, batches: Batches, stage: TrainingPhase) -> float:
     """Floating-point operations of what a stage does to the gradient of a step (`Stage.correct`), at its first step."""
-    if stage.correct is None:
+    if stage.transform_gradients is None:
         return 0.0
     learner.network.train()
     with torch.random.fork_rng(devices=[]):
         method.loss(learner, learner.network, _first_rows(learner, batches)).backward()
         with FlopCounterMode(display=False) as counter:
-            stage.correct(learner.network, 0)
+            stage.transform_gradients(learner.network, 0)
     learner.network.zero_grad(set_to_none=True)
     return float(counter.get_total_flops())
 
@@ -127,7 +127,7 @@ def seconds_of(hook: Callable[[Learner, int], None], learner: Learner, task: int
 
 def memory_cost(learner: Learner, method: Method) -> Row:
     """What the method keeps beside the network: bytes, and examples."""
-    kept = method.kept
+    kept = method.state
     tensors = sum(value.numel() * value.element_size() for value in kept.tensors.values())
-    texts = sum(4 * learner.length(item) + 4 for item in kept.items)
-    return {"bytes_stored": tensors + texts, "examples_kept": len(kept.items)}
+    texts = sum(4 * learner.length(item) + 4 for item in kept.examples)
+    return {"bytes_stored": tensors + texts, "examples_kept": len(kept.examples)}

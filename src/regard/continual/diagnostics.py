@@ -122,7 +122,7 @@ class _Means(Average):
     def __init__(self, name: str, statistic: PerLayer, *, by_layer: bool = True) -> None:
         super().__init__()
         self.name, self.statistic, self.by_layer = name, statistic, by_layer
-        self.about, self.needs = statistic.about, statistic.needs
+        self.info, self.needs = statistic.info, statistic.needs
 
     def sampled(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         """The means of the samples; the embeddings are no layer."""
@@ -151,7 +151,7 @@ class _SinkDegree(PerLayer):
     """d of the strongest columns of each head, from that of all columns."""
 
     name = "sink_degree"
-    about, needs = ColumnMass.about, ColumnMass.needs
+    about, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, top: int) -> None:
         super().__init__()
@@ -170,17 +170,17 @@ class _TokenDegrees(PerLayer):
     """The mean d of each known token in a sample, over its places and heads; at the token's place among the known."""
 
     name = "sink_degrees"
-    about, needs = ColumnMass.about, ColumnMass.needs
+    about, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, known: Tensor) -> None:
         super().__init__()
         self.known, self.degrees = known, ColumnMass()
 
     def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
-        assert layer.tokens is not None
+        assert layer.token_ids is not None
         for _, degree, present in self.degrees.of_layer(layer):
             assert present is not None
-            at = torch.searchsorted(self.known.to(degree.device), layer.tokens[:, : present.shape[1]].contiguous())
+            at = torch.searchsorted(self.known.to(degree.device), layer.token_ids[:, : present.shape[1]].contiguous())
             at = at.clamp(max=len(self.known) - 1)
             mean = degree.double().mean(1).masked_fill(~present, 0.0)
             sums = mean.new_zeros(len(mean), len(self.known)).scatter_add_(1, at, mean)

@@ -82,7 +82,7 @@ def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tup
         ("own_weight", own + 1, mean[own]),
         ("entropy", None, entropy),
     ]
-    target = method.kept.tensors.get(f"{TARGET}{own}")
+    target = method.state.tensors.get(f"{TARGET}{own}")
     if target is not None:
         told.append(("reflection", None, float(divergence(target.to(scores), scores))))
     return told

@@ -51,7 +51,7 @@ def _part(learner: TextLearner, task: TextTask, split: Split) -> tuple[EncodedTe
 def _written(learner: TextLearner, part: EncodedTexts, order: Tensor, number: int) -> Iterator[tuple[int, str]]:
     """Rows of a split in that order, each with the answer that the network writes."""
     with learner.evaluating() as network, torch.no_grad():
-        for rows in order.split(learner.budget.evaluation_batch):
+        for rows in order.split(learner.budget.eval_batch_size):
             given = {name: value.to(learner.device) for name, value in _rows(learner, part, rows, number).items()}
             found = cast(Any, network).generate(given, learner.budget.target_length)
             yield from zip(rows.tolist(), decode_answers(learner, found), strict=True)

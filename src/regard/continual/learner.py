@@ -63,12 +63,16 @@ class Learner:
 
     def fine_tuning(self, **changes: Any) -> TrainingPhase:
         """The stage that trains everything, with the budget's epochs and rate."""
-        said = {"name": "fine-tuning", "epochs": self.budget.epochs, "learning_rate": self.budget.rate}
+        said = {"name": "fine-tuning", "epochs": self.budget.num_epochs, "learning_rate": self.budget.learning_rate}
         return TrainingPhase(**{**said, **changes})
 
     def probing(self, **changes: Any) -> TrainingPhase:
         """The stage that trains the head alone."""
-        said = {"name": "probing", "epochs": self.budget.probing_epochs, "learning_rate": self.budget.probing_rate}
+        said = {
+            "name": "probing",
+            "epochs": self.budget.num_probing_epochs,
+            "learning_rate": self.budget.probing_learning_rate,
+        }
         return TrainingPhase(**{**said, "trains": "head", **changes})
 
     def epochs(
@@ -76,7 +80,9 @@ class Learner:
     ) -> Batches:
         """Each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
         make, drawn = rows or self.rows, self.drawn(items, stage)
-        return Batches(drawn.steps, self.budget.batch, lambda step: make(drawn.at(step), size=self.budget.batch))
+        return Batches(
+            drawn.steps, self.budget.batch_size, lambda step: make(drawn.at(step), size=self.budget.batch_size)
+        )
 
     def drawn(
         self, items: Sequence[ExampleRef], stage: TrainingPhase, *, lengths: Sequence[int] | None = None
@@ -85,10 +91,10 @@ class Learner:
         return Epochs(
             items,
             [self.length(item) for item in items] if lengths is None else lengths,
-            size=self.budget.batch,
-            epochs=stage.epochs,
+            size=self.budget.batch_size,
+            epochs=stage.num_epochs,
             seed=self.seed_for("batches", self.task, stage.name),
-            most=self.budget.most_steps.get(self.stream.tasks[self.task].name) if stage.limited else None,
+            most=self.budget.max_steps.get(self.stream.tasks[self.task].name) if stage.respects_max_steps else None,
         )
 
     # -- rows -------------------------------------------------------------------------------------------
@@ -204,7 +210,7 @@ class Learner:
         self, items: Iterable[ExampleRef], split: Split = "train", *, size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """All of some examples in batches on the device, in their order."""
-        every, many = list(items), size or self.budget.evaluation_batch
+        every, many = list(items), size or self.budget.eval_batch_size
         for start in range(0, len(every), many):
             rows = self.rows(every[start : start + many], split=split)
             yield {name: value.to(self.device) for name, value in rows.items()}

@@ -50,13 +50,15 @@ def keep(learner: Learner, kept: MethodState, settings: Settings, task: int) -> 
     random = np.random.default_rng(learner.seed_for("memory", task))
     if settings.store == "reservoir":
         seen = kept.values.get("seen", 0)
-        kept.items = reservoir(
-            kept.items, arriving, seen=seen, capacity=settings.memory, draw=lambda below: int(random.integers(below))
+        kept.examples = reservoir(
+            kept.examples, arriving, seen=seen, capacity=settings.memory, draw=lambda below: int(random.integers(below))
         )
         kept.values["seen"] = seen + len(arriving)
     else:
         mixed = [arriving[number] for number in random.permutation(len(arriving))]
-        kept.items = balanced([*kept.items, *mixed], capacity=settings.memory, group=lambda item: _class(learner, item))
+        kept.examples = balanced(
+            [*kept.examples, *mixed], capacity=settings.memory, group=lambda item: _class(learner, item)
+        )
 
 
 def _class(learner: Learner, item: ExampleRef) -> tuple[int, int]:
@@ -115,14 +117,14 @@ class Remembering(method.Method):
     Settings = Settings
 
     @property
-    def bound(self) -> int:
+    def memory_size(self) -> int:
         """The size of the memory."""
         size: int = self.settings.memory
         return size
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task."""
-        keep(learner, self.kept, self.settings, task)
+        keep(learner, self.state, self.settings, task)
 
 
 # -- what is drawn --------------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ def drawn(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> l
 
 def replayed(learner: Learner, settings: Settings) -> int:
     """How many examples are drawn at a step."""
-    return settings.replay_batch or learner.budget.batch
+    return settings.replay_batch or learner.budget.batch_size
 
 
 def arriving(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
@@ -147,7 +149,7 @@ def arriving(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
 def beside(learner: Learner, kept: MethodState, settings: Settings, task: int, stage: TrainingPhase) -> Batches:
     """The task's batches, each with examples of the memory beside it (arXiv 1902.10486)."""
     new, count, seed = arriving(learner, task, stage), replayed(learner, settings), learner.seed_for("replay", task)
-    items, size = list(kept.items), learner.budget.batch + count
+    items, size = list(kept.examples), learner.budget.batch_size + count
 
     def rows(step: int) -> Rows:
         return learner.rows([*new.at(step), *drawn(items, count, seed=seed, step=step)], size=size)
@@ -160,7 +162,7 @@ def interleaved(
 ) -> Batches:
     """The task's batches, and after each `interval` of them one of the memory alone (arXiv 1906.01076)."""
     new, count, seed = arriving(learner, task, stage), replayed(learner, settings), learner.seed_for("replay", task)
-    items, size = list(kept.items), max(learner.budget.batch, count)
+    items, size = list(kept.examples), max(learner.budget.batch_size, count)
 
     def rows(step: int) -> Rows:
         done, place = divmod(step, interval + 1)

@@ -81,7 +81,7 @@ class MethodState:
     `items` are training examples, `values` what JSON can hold. All of it is counted as `bytes_stored` in a run's costs.
     """
 
-    items: list[ExampleRef] = field(default_factory=list)
+    examples: list[ExampleRef] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
 
@@ -106,14 +106,14 @@ class Method:
 
     Settings: ClassVar[type[AnySettings]] = Settings
     Network: ClassVar[type[Network]] = Network
-    evaluated: ClassVar[Evaluated] = "seen"
+    evaluation_scope: ClassVar[Evaluated] = "seen"
     incremental: ClassVar[bool] = True
     texts: ClassVar[bool] = False
-    among: ClassVar[LossClasses | None] = None
+    loss_classes: ClassVar[LossClasses | None] = None
 
     def __init__(self, settings: AnySettings | None = None) -> None:
         self.settings: Any = self.Settings() if settings is None else settings
-        self.kept = MethodState()
+        self.state = MethodState()
 
     @property
     def head(self) -> HeadName:
@@ -121,20 +121,20 @@ class Method:
         return "linear"
 
     @property
-    def bound(self) -> int:
+    def memory_size(self) -> int:
         """The largest number of training examples that it keeps."""
         return 0
 
-    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate | None:
+    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate | None:
         """The rate of its last stage where that is not the budget's `rate`, and what sets it; None where it is."""
         return None
 
     # -- hooks ------------------------------------------------------------------------------------------
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Called before a task is trained."""
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """What a task's training consists of."""
         return (learner.fine_tuning(),)
 
@@ -146,7 +146,7 @@ class Method:
         """The sum of the losses of some rows: cross-entropy over the classes of each row's task."""
         return learner.cross_entropy(network(rows), rows)
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Called after a task is trained, before it is scored."""
 
     def written(self, task: int) -> tuple[str, ...] | None:

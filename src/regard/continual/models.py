@@ -142,7 +142,7 @@ def _classifier(loaded: Loaded, about: Mapping[str, Any]) -> Classifier:
 
 def _known(tasks: list[dict[str, Any]], learnt: int, name: str) -> list[dict[str, Any]]:
     """The tasks that a model has been trained on when `learnt` have come: models of their own on the last of them."""
-    evaluated = method_named(name).evaluated
+    evaluated = method_named(name).evaluation_scope
     if evaluated == "end":
         return tasks if learnt == len(tasks) else []
     return tasks[learnt - 1 : learnt] if evaluated == "own" else tasks[:learnt]

@@ -86,7 +86,7 @@ def make_learner(
     network = method.Network(classifier, tasks=len(stream), settings=method.settings, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     learner = Learner(stream, network, budget, loaded.tokenizer, seed, start, encoded, loaded.model.device)
-    learner.among = method.among or ("seen" if wanted == "labels" else "task")
+    learner.among = method.loss_classes or ("seen" if wanted == "labels" else "task")
     return learner
 
 
@@ -122,16 +122,16 @@ def run_stream(
     for task in range(learnt, len(learner.stream)):
         learner.task = task
         reset_peak(learner.device)
-        taken = seconds_of(method.prepare, learner, task)
+        taken = seconds_of(method.before_task, learner, task)
         _before(ran, diagnose)
         cost = _train(ran, place, resume, checkpoint_every, on_progress)
-        taken += seconds_of(method.finish, learner, task)
+        taken += seconds_of(method.after_task, learner, task)
         _check_bound(method)
         cost |= {"hook_seconds": taken + cost["hook_seconds"], "peak_memory_mib": peak_memory(learner.device)}
-        ran.found["cost"].append({**cost, **memory_cost(learner, method)})
+        ran.rows["cost"].append({**cost, **memory_cost(learner, method)})
         _after(ran, diagnose)
         _add_gate(ran, gated)
-        ran.peak = max(ran.peak, peak_memory(learner.device))
+        ran.peak_memory = max(ran.peak_memory, peak_memory(learner.device))
         if on_task is not None:
             on_task(learner, task + 1)
         if place is not None:
@@ -194,8 +194,8 @@ def _resumed(ran: RunState, place: Path, about: Mapping[str, Any]) -> int:
     learnt = state.latest(place, len(ran.learner.stream))
     if not learnt:
         return 0
-    ran.method.kept, found = state.restore_state(place, learnt, ran.learner.network, about)
-    ran.found = {name: found.get(name, []) for name in ran.found}
+    ran.method.state, found = state.restore_state(place, learnt, ran.learner.network, about)
+    ran.rows = {name: found.get(name, []) for name in ran.rows}
     return learnt
 
 
@@ -204,7 +204,7 @@ def _keep(ran: RunState, place: Path, about: Mapping[str, Any]) -> None:
     with processes.raise_on_all_ranks():
         if _first():
             learnt = ran.learner.task + 1
-            state.save(place, learnt, ran.learner.network, ran.method.kept, {**ran.found, "about": about})
+            state.save(place, learnt, ran.learner.network, ran.method.state, {**ran.rows, "about": about})
             shutil.rmtree(_stages(place, ran.learner.task), ignore_errors=True)
 
 
@@ -224,7 +224,7 @@ def _train(
 ) -> Row:
     """Every stage of the task at hand; what it cost."""
     learner, method, spent = ran.learner, ran.method, TaskCost()
-    for number, stage in enumerate(method.stages(learner, learner.task)):
+    for number, stage in enumerate(method.phases(learner, learner.task)):
         began = time.perf_counter()
         batches = method.batches(learner, learner.task, stage)
         spent.hooks += time.perf_counter() - began
@@ -242,8 +242,8 @@ def _train(
                 folder=None if place is None or every is None else _stages(place, learner.task) / f"stage-{number}",
                 resume=resume and every is not None,
                 on_progress=_telling(learner, stage, on_progress),
-                correct=stage.correct,
-                times=stage.times,
+                correct=stage.transform_gradients,
+                times=stage.lr_multipliers,
                 device="cpu" if learner.device.type == "cpu" else None,
             )
         spent.add(trained, batches, a_token=a_token, a_step=a_step)
@@ -254,23 +254,23 @@ def _plan(learner: Learner, stage: TrainingPhase, batches: Batches, every: int |
     """How a stage is trained: a new AdamW and a schedule of its own (arXiv 2410.05648: a linear one)."""
     budget = learner.budget
     return TrainingConfig(
-        steps=batches.steps,
+        max_steps=batches.steps,
         batch_size=batches.size,
-        micro_batch=budget.micro_batch,
+        micro_batch_size=budget.micro_batch_size,
         learning_rate=stage.learning_rate,
-        schedule=budget.schedule,  # type: ignore[arg-type]  # checked by the plan
+        lr_scheduler_type=budget.lr_scheduler_type,  # type: ignore[arg-type]  # checked by the plan
         warmup_steps=warmup_steps(budget, batches.steps),
-        final_rate=0.0,
+        final_lr_ratio=0.0,
         weight_decay=budget.weight_decay,
         decay="matrices",
         betas=(0.9, 0.999),
         adam_epsilon=1e-6,
-        clip=budget.clip,
+        max_grad_norm=budget.max_grad_norm,
         precision=budget.precision,  # type: ignore[arg-type]  # checked by the plan
         seed=learner.seed_for("stage", learner.task, stage.name) % 2**31,
-        checkpoint_every=every,
-        keep=1,
-        log_every=batches.steps,
+        save_steps=every,
+        save_total_limit=1,
+        logging_steps=batches.steps,
     )
 
 
@@ -323,7 +323,7 @@ def _place(learner: Learner, task: int) -> Row:
 def _before(ran: RunState, diagnose: Diagnose | None) -> None:
     """What is seen before the task at hand is learnt: its score without, and the diagnostics."""
     learner, task = ran.learner, ran.learner.task
-    if ran.method.evaluated == "seen":
+    if ran.method.evaluation_scope == "seen":
         _add_score(ran, task, score_task(learner, task, learnt=task), learnt=task, cil=False)
     _add_diagnostics(ran, diagnose, learnt=task)
 
@@ -332,18 +332,18 @@ def _after(ran: RunState, diagnose: Diagnose | None) -> None:
     """The scores and diagnostics after the task at hand."""
     learner, task, method = ran.learner, ran.learner.task, ran.method
     learnt = task + 1
-    if method.evaluated == "end" and learnt < len(learner.stream):
+    if method.evaluation_scope == "end" and learnt < len(learner.stream):
         return
-    kept = [row for row in ran.found["matrix"] if row["after_task"] == task and method.evaluated == "own"]
-    ran.found["matrix"] += [{**row, "after_task": learnt} for row in kept]
-    for other in (task,) if method.evaluated == "own" else range(learnt):
+    kept = [row for row in ran.rows["matrix"] if row["after_task"] == task and method.evaluation_scope == "own"]
+    ran.rows["matrix"] += [{**row, "after_task": learnt} for row in kept]
+    for other in (task,) if method.evaluation_scope == "own" else range(learnt):
         _add_score(ran, other, score_task(learner, other, learnt=learnt), learnt=learnt, cil=method.incremental)
     _add_diagnostics(ran, diagnose, learnt=learnt)
 
 
 def _add_score(ran: RunState, task: int, found: Score, *, learnt: int, cil: bool) -> None:
     values = {"til": found.til, **({"cil": found.cil} if cil and found.cil is not None else {})}
-    ran.found["matrix"] += [
+    ran.rows["matrix"] += [
         {"after_task": learnt, **_place(ran.learner, task), "setting": setting, "score": value, "n": found.n}
         for setting, value in values.items()
     ]
@@ -352,7 +352,7 @@ def _add_score(ran: RunState, task: int, found: Score, *, learnt: int, cil: bool
 def _add_diagnostics(ran: RunState, diagnose: Diagnose | None, *, learnt: int) -> None:
     if diagnose is not None:
         task = ran.learner.task
-        ran.found["diagnostics"] += [
+        ran.rows["diagnostics"] += [
             {"after_task": learnt, **_place(ran.learner, task), **row} for row in diagnose(ran.learner, task)
         ]
 
@@ -368,9 +368,11 @@ def _add_gate(ran: RunState, rows: int) -> None:
         told = {"after_task": learnt, **_place(learner, learner.task)}
         each = score_rows(learner, learner.task, learnt)
         found += [{**told, "statistic": name, "block": block, "value": value} for name, block, value in each]
-    ran.found["gate"] += found
+    ran.rows["gate"] += found
 
 
 def _check_bound(method: Method) -> None:
     """A method that keeps more than it says has a mistake."""
-    assert len(method.kept.items) <= method.bound, f"{len(method.kept.items)} examples kept, {method.bound} declared"
+    assert len(method.state.examples) <= method.memory_size, (
+        f"{len(method.state.examples)} examples kept, {method.memory_size} declared"
+    )

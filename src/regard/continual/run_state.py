@@ -22,12 +22,12 @@ FOUND = ("matrix", "cost", "diagnostics", "gate")
 class ProgressEvent:
     """How far a run is: the place of its task, counted from 1, the stage, and the step in it."""
 
-    position: int
+    task_index: int
     task: str
-    stage: str
+    phase: str
     step: int
     steps: int
-    numbers: Mapping[str, float]
+    metrics: Mapping[str, float]
 
 
 @dataclass(eq=False)
@@ -39,8 +39,8 @@ class RunState:
 
     learner: Learner
     method: Method
-    peak: float = 0.0
-    found: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in FOUND})
+    peak_memory: float = 0.0
+    rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in FOUND})
 
     @property
     def network(self) -> nn.Module:

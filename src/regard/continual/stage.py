@@ -21,21 +21,21 @@ class TrainingBudget:
     limit); of tasks that are not named, as many as the epochs come to. See the section on training of prescale's paper.
     """
 
-    epochs: int = 3
-    rate: float = 2e-5
-    probing_epochs: int = 3
-    probing_rate: float = 1e-3
-    batch: int = 32
-    micro_batch: int | None = None
+    num_epochs: int = 3
+    learning_rate: float = 2e-5
+    num_probing_epochs: int = 3
+    probing_learning_rate: float = 1e-3
+    batch_size: int = 32
+    micro_batch_size: int | None = None
     length: int = 128
     target_length: int = 50
-    schedule: str = "linear"
-    warmup: float = 0.06
+    lr_scheduler_type: str = "linear"
+    warmup_ratio: float = 0.06
     weight_decay: float = 0.01
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
     precision: str = "float32"
-    evaluation_batch: int = 64
-    most_steps: Mapping[str, int] = field(default_factory=dict)
+    eval_batch_size: int = 64
+    max_steps: Mapping[str, int] = field(default_factory=dict)
 
 
 class MethodLearningRate(NamedTuple):
@@ -45,7 +45,7 @@ class MethodLearningRate(NamedTuple):
     value: float
 
     @property
-    def told(self) -> str:
+    def option_text(self) -> str:
         """The option with its value, as in "--set rate=0.3"."""
         return f"{self.option}{self.value:g}"
 
@@ -57,12 +57,12 @@ def rate_from_setting(value: float) -> MethodLearningRate:
 
 def probing_rate(budget: TrainingBudget) -> MethodLearningRate:
     """The rate of stages that train the head alone."""
-    return MethodLearningRate("--probing-rate ", budget.probing_rate)
+    return MethodLearningRate("--probing-rate ", budget.probing_learning_rate)
 
 
 def warmup_steps(budget: TrainingBudget, steps: int) -> int:
     """Steps of linear warm-up of a stage."""
-    return math.ceil(budget.warmup * steps)
+    return math.ceil(budget.warmup_ratio * steps)
 
 
 TrainedPart = Literal["head", "all"]
@@ -79,9 +79,9 @@ class TrainingPhase:
     """
 
     name: str
-    epochs: int
+    num_epochs: int
     learning_rate: float
     trains: TrainedPart = "all"
-    limited: bool = True
-    correct: Callable[[nn.Module, int], None] | None = None
-    times: Mapping[str, float] = field(default_factory=dict)
+    respects_max_steps: bool = True
+    transform_gradients: Callable[[nn.Module, int], None] | None = None
+    lr_multipliers: Mapping[str, float] = field(default_factory=dict)

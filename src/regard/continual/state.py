@@ -35,7 +35,12 @@ def save(folder: Path, learnt: int, network: nn.Module, kept: MethodState, found
         save_file(tensors_of(network), place / NETWORK)
         save_file({name: value.detach().cpu().contiguous() for name, value in kept.tensors.items()}, place / KEPT)
         trained = [name for name, one in network.named_parameters() if one.requires_grad]
-        said = {"format": FORMAT, "items": [list(item) for item in kept.items], "values": kept.values, "found": found}
+        said = {
+            "format": FORMAT,
+            "items": [list(item) for item in kept.examples],
+            "values": kept.values,
+            "found": found,
+        }
         said["trained"] = trained
         (place / STATE).write_text(json.dumps(said), encoding="utf-8")
     for earlier in range(learnt):

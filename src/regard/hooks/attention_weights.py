@@ -35,7 +35,7 @@ class CapturedWeights:
 
     def slopes(self, gradient: Tensor) -> Tensor:
         """The gradient in the weights, (batch, head, query, key), of what has this gradient in the output."""
-        return gradient @ self.call.value.detach().repeat_interleave(self.call.shares, dim=1).mT
+        return gradient @ self.call.value.detach().repeat_interleave(self.call.num_key_value_groups, dim=1).mT
 
 
 @contextmanager

@@ -196,7 +196,7 @@ class _Sums:
         self._place = self.places[module, use]
         forward = self._forward[self._place.stack.path]
         queries = call.query.shape[2]
-        return replace(call, query_real=forward.real_queries(queries)), ReductionRequest()
+        return replace(call, query_mask=forward.real_queries(queries)), ReductionRequest()
 
     @torch.no_grad()
     def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
@@ -217,8 +217,8 @@ class _Sums:
         for first in range(0, batch, step):
             part = _rows(whole, slice(first, first + step))
             weights = reference.weights(part)
-            if part.query_real is not None:
-                weights = weights * part.query_real[:, None, :, None]
+            if part.query_mask is not None:
+                weights = weights * part.query_mask[:, None, :, None]
             self.sums[key][:, :queries, :keys] += weights.sum(0).double().cpu()
             self.squares[key] += weights.double().square().sum((0, 2, 3)).cpu()
         if place.layer == 0:
@@ -227,7 +227,7 @@ class _Sums:
     def _count(self, place: AttentionLayer, call: AttentionCall, keys: int) -> None:
         batch, _, queries, _ = call.query.shape
         forward = self._forward[place.stack.path]
-        own = torch.ones(batch, queries) if call.query_real is None else call.query_real.cpu().float()
+        own = torch.ones(batch, queries) if call.query_mask is None else call.query_mask.cpu().float()
         real = forward.encoder_real if place.site.startswith("cross") else forward.real
         other = torch.ones(batch, keys) if real is None else real.cpu().float()
         count = self.counts.setdefault(place.site, torch.zeros(self.length, self.length, dtype=torch.int64))

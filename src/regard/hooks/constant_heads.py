@@ -76,8 +76,8 @@ class ConstantHeads(nn.Module):
         if self.causal and matrix.requires_grad:
             matrix = matrix.tril()  # what training puts there would be seen
         call = self._simplified(call, real)
-        if forward is not None and call.query_real is None:
-            call = replace(call, query_real=forward.real_queries(queries))
+        if forward is not None and call.query_mask is None:
+            call = replace(call, query_mask=forward.real_queries(queries))
         normalised = not first_key and self.gate is None and not matrix.requires_grad
         normalised = normalised and (self.causal or matrix.shape[-1] <= keys)
         constant = ConstantHeadsInput(
@@ -121,7 +121,7 @@ class ConstantHeads(nn.Module):
             mask[address] = bool((whole == rows).all()) or bool((whole == both).all())
         if not mask[address]:
             return call
-        return replace(call, keep=None, key_real=None if real is None else seen)
+        return replace(call, keep=None, key_mask=None if real is None else seen)
 
 
 def _shift(real: Tensor | None) -> Tensor | None:

@@ -204,7 +204,7 @@ class Watch:
             forward.embeddings = None
         if not self._watched(number):
             return None
-        call = replace(call, query_real=forward.real_queries(call.query.shape[2]))
+        call = replace(call, query_mask=forward.real_queries(call.query.shape[2]))
         if what == "cross":
             return replace(call, starts=_starts(forward.encoder_real, call, 0)), self._wanted
         dropped = sequences.first_key(call)

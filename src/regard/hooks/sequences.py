@@ -139,7 +139,7 @@ class Sequences:
                     causal=kind == "self" and self.role == "decoder",
                     length=queries.length,
                     keys=keys.length,
-                    tokens=None if ids is None else keys.tokens(ids.to(device)),
+                    token_ids=None if ids is None else keys.tokens(ids.to(device)),
                     virtual_key=layer.virtual_key,
                     tensors=tensors,
                 )

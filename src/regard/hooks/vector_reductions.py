@@ -38,14 +38,16 @@ def value_norm(seen: AttentionIO) -> Float[Tensor, "batch group key"]:
 def cosine_sum(seen: AttentionIO) -> Float[Tensor, "batch head key"]:
     """Σ cos(q_i, k_j) over the real queries i that may see key j."""
     call = seen.call
-    direction = torch.nn.functional.normalize(to_acc_dtype(call.key), dim=-1).repeat_interleave(call.shares, 1)
+    direction = torch.nn.functional.normalize(to_acc_dtype(call.key), dim=-1).repeat_interleave(
+        call.num_key_value_groups, 1
+    )
     return (visible_sums(torch.nn.functional.normalize(to_acc_dtype(call.query), dim=-1), call) * direction).sum(-1)
 
 
 def norm_sum(seen: AttentionIO) -> Float[Tensor, "batch head key"]:
     """Σ |q_i||k_j| over the real queries i that may see key j."""
     call = seen.call
-    norms = key_norm(seen).repeat_interleave(call.shares, 1)
+    norms = key_norm(seen).repeat_interleave(call.num_key_value_groups, 1)
     return visible_sums(to_acc_dtype(call.query).norm(dim=-1, keepdim=True), call)[..., 0] * norms
 
 
@@ -59,15 +61,15 @@ def early_count(call: AttentionCall) -> Float[Tensor, "batch one key"]:
     count = to_acc_dtype(call.query).new_zeros(len(call.query), 1, call.key.shape[2])
     for part, keys in blocks(call):
         early = (visible(part) & (relative_positions(part) < 0)).any(1, keepdim=True).expand(len(count), -1, -1, -1)
-        if part.query_real is not None:
-            early = early & part.query_real[:, None, :, None]
+        if part.query_mask is not None:
+            early = early & part.query_mask[:, None, :, None]
         count[..., keys] += early.sum(2)
     return count
 
 
 def value_output_norm(seen: AttentionIO) -> Float[Tensor, "batch head key"]:
     """‖W_O v_j‖ of every value through its head's part of the output projection."""
-    value = seen.call.value.repeat_interleave(seen.call.shares, 1)
+    value = seen.call.value.repeat_interleave(seen.call.num_key_value_groups, 1)
     return _projected_norm(value, seen.projection())
 
 
@@ -105,8 +107,8 @@ def visible_sums(
     values: Float[Tensor, "batch head query width"], call: AttentionCall
 ) -> Float[Tensor, "batch head key width"]:
     """Sum of `values` over the real queries that may see each key, padding of keys apart."""
-    if call.query_real is not None:
-        values = values * call.query_real[:, None, :, None]
+    if call.query_mask is not None:
+        values = values * call.query_mask[:, None, :, None]
     keys = call.key.shape[2]
     if call.keep is not None or (call.operation is not None and call.operation.reaches):
         return _masked_sums(values, visible(call), keys)

@@ -179,7 +179,7 @@ class RegardAttention(nn.Module):
             offset=around.offset,
             keep=around.keep,
             bias=around.bias,
-            key_real=around.key_real,
+            key_mask=around.key_real,
             sink=sink,
             operation=operation,
         )

@@ -31,7 +31,7 @@ class InputDependence(Statistic):
     """
 
     name = "input_dependence"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Input dependence",
         unit="",
         description="Share of a head's squared weights that its average over samples does not explain.",

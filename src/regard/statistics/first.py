@@ -25,7 +25,7 @@ class TokenFirst(Average):
     def __init__(self, statistic: Average, tokens: int) -> None:
         super().__init__()
         self.statistic, self.tokens = statistic, tokens
-        self.name, self.about, self.needs = statistic.name, statistic.about, statistic.needs
+        self.name, self.info, self.needs = statistic.name, statistic.info, statistic.needs
 
     def sampled(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
         """What is known of each sample, without what stands in front."""
@@ -38,14 +38,14 @@ class TokenFirst(Average):
         cut = {"hidden_norm": lambda tensor: tensor[:, front:]}
         cut |= dict.fromkeys(("column_mass", "early_count"), lambda tensor: tensor[..., front:])
         tensors = {name: cut[name](tensor) for name, tensor in layer.tensors.items() if name in cut}
-        return replace(layer, length=layer.length - front, keys=layer.keys - front, tokens=None, tensors=tensors)
+        return replace(layer, length=layer.length - front, keys=layer.keys - front, token_ids=None, tensors=tensors)
 
 
 class FirstAlpha(PerLayer):
     """α_1 of each head, from the column that the sink rate needs anyway."""
 
     name = "alpha"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="α_1",
         unit="",
         description="Attention to the first token, averaged over all queries.",
@@ -70,7 +70,7 @@ class VirtualSink(PerLayer):
     """
 
     name = "virtual_alpha"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Virtual sink",
         unit="",
         description="Attention that goes to no given token, averaged over queries; and how often it is more than ε.",

@@ -41,7 +41,7 @@ class KeyNorm(Norm):
     """‖k‖ after positions are applied; one row per key/value head."""
 
     name = reduction = "key_norm"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Key norm",
         unit="",
         description="L2 norm of keys (after RoPE) by position and key/value head; "
@@ -55,7 +55,7 @@ class ValueNorm(Norm):
     """‖v‖; one row per key/value head."""
 
     name = reduction = "value_norm"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Value norm",
         unit="",
         description="L2 norm of values by position and key/value head; ratio: first token over the mean of the rest.",
@@ -69,7 +69,7 @@ class HiddenNorm(Norm):
 
     name = reduction = "hidden_norm"
     axes = ("position",)
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Hidden norm",
         unit="",
         description="L2 norm of hidden states by position; ratio: first token over the mean of the rest.",
@@ -95,7 +95,7 @@ class QKCosine(PerPair):
 
     name = "qk_cosine"
     reduction = "cosine_sum"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Query–key cosine",
         unit="",
         description="cos(q_i, k_j), mean over the queries that may see key j.",
@@ -109,7 +109,7 @@ class QKNorm(PerPair):
 
     name = "qk_norm"
     reduction = "norm_sum"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Query–key norm product",
         unit="",
         description="|q_i||k_j|, mean over the queries that may see key j.",
@@ -122,7 +122,7 @@ class ValueWeightedMass(PerLayer):
     """Attention times what it carries: a sink with empty values weighs nothing here."""
 
     name = "value_weighted_mass"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Value-weighted mass",
         unit="",
         description="d_j·‖W_O v_j‖: attention a position receives, times the norm of its value through W_O.",

@@ -34,7 +34,7 @@ class OverSmoothing(PerLayer):
     """How alike the tokens of a sample have become."""
 
     name = "over_smoothing"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Over-smoothing",
         unit="",
         description="Mean cosine between the hidden states of different tokens of a sample.",
@@ -50,7 +50,7 @@ class MatrixEntropy(PerLayer):
     """How many directions the tokens of a sample spread over."""
 
     name = "matrix_entropy"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Matrix entropy",
         unit="nats",
         description="Von Neumann entropy of the trace-normalised Gram matrix of a sample's unit hidden states.",
@@ -68,7 +68,7 @@ class MassiveActivations(PerLayer):
     """The largest magnitudes among a layer's activations against the usual one."""
 
     name = "massive_activations"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Massive activations",
         unit="",
         description="The three largest |activations| of a sample's hidden states, and the median.",
@@ -93,7 +93,7 @@ class SpectralBound(PerLayer):
     """How much of the differences between tokens a head can let through."""
 
     name = "spectral_bound"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Spectral bound",
         unit="",
         description="λ_max of Aᵀ(I − 11ᵀ/n)A: dist(AH) ≤ √λ_max · dist(H).",

@@ -26,7 +26,7 @@ class Observation:
     """Real queries of each sample."""
     keys: Int[Tensor, " sample"]
     """Real keys of each sample; equal to `length` but in cross-attention."""
-    tokens: Int[Tensor, "sample key"] | None = None
+    token_ids: Int[Tensor, "sample key"] | None = None
     """Token ids of the keys."""
     virtual_key: bool = False
     """Whether what goes to no token goes to a learned key, which has a query of its own in the matrix."""

@@ -34,7 +34,7 @@ class Entropy(PerQuery):
     """How many keys a query divides its attention among, in nats."""
 
     name = reduction = "entropy"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Entropy",
         unit="nats",
         description="−Σ_j A_ij log A_ij of a query's weights; log n if they are uniform over n keys. A virtual sink "
@@ -48,7 +48,7 @@ class Distance(PerQuery):
     """How far away a query looks, in tokens."""
 
     name = reduction = "distance"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Attended distance",
         unit="tokens",
         description="Σ_j A_ij |i − j|: mean distance of the attended keys from the query.",
@@ -65,7 +65,7 @@ class RowSum(PerQuery):
     """How much attention a query gives to tokens at all."""
 
     name = reduction = "row_sum"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Row sum",
         unit="",
         description="Σ_j A_ij over the tokens: 1 for a softmax, less where a virtual sink takes part of it.",
@@ -78,7 +78,7 @@ class VirtualSinkMass(PerQuery):
     """How much attention goes to no token."""
 
     name = reduction = "virtual_sink_mass"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Virtual-sink mass",
         unit="",
         description="1 − Σ_j A_ij: what a learned sink logit, an off-by-one softmax or a K/V bias takes.",
@@ -92,7 +92,7 @@ class HeadOutputNorm(PerQuery):
 
     name = "head_output_norm"
     reduction = "output_norm"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Head output norm",
         unit="",
         description="‖W_O o_i‖ of each head's output, mean over queries.",

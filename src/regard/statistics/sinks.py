@@ -71,7 +71,7 @@ class SinkRate(Average):
     """Sink_k^ε of every position k and several ε: per head, and over all layers and heads of a sample."""
 
     name = "sink_rate"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Sink rate",
         unit="%",
         description="Share of samples in which the position receives more than ε of the attention of the queries "
@@ -115,7 +115,7 @@ class ColumnMass(PerLayer):
     """d_i, the average outer degree of every key."""
 
     name = "column_mass"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Column mass",
         unit="",
         description="Average outer degree d_i: attention that a position receives, averaged over all queries.",
@@ -133,7 +133,7 @@ class FirstMass(PerLayer):
     """α_k of the first few keys alone, which costs as many products a query as there are keys asked for."""
 
     name = "first_mass"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="First-token mass",
         unit="",
         description="Attention to the first tokens, averaged over the queries that may see them.",
@@ -158,7 +158,7 @@ class SinkDeviation(PerLayer):
     """How unevenly queries attend to the sinks of a head."""
 
     name = "sink_deviation"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Sink deviation",
         unit="",
         description="Δ of the strongest column(s): 0 if all queries attend to it alike.",
@@ -187,7 +187,7 @@ class CommonSinkRatio(Statistic):
     """
 
     name = "common_sink_ratio"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Common-sink ratio",
         unit="%",
         description="Share of the strongest columns (one per head and sample) that are common tokens.",
@@ -209,7 +209,7 @@ class CommonSinkRatio(Statistic):
             return
         counted = set()
         for layer in layers:
-            if layer.tokens is None or "column_mass" not in layer.tensors:
+            if layer.token_ids is None or "column_mass" not in layer.tensors:
                 continue
             mass = layer.tensors["column_mass"]
             real = layer.attended(mass.shape[-1])
@@ -219,7 +219,7 @@ class CommonSinkRatio(Statistic):
             if layer.site not in counted:
                 counted.add(layer.site)
                 self._samples[layer.site] += int(real.any(-1).sum())
-                for ids, mask in zip(layer.tokens, real, strict=True):
+                for ids, mask in zip(layer.token_ids, real, strict=True):
                     self._documents.setdefault(layer.site, Counter()).update(set(ids[: len(mask)][mask].tolist()))
 
     def merge(self, other: CommonSinkRatio) -> None:
@@ -279,7 +279,7 @@ class KnownCommonSinkRatio(PerLayer):
     """The common-sink ratio for a known set of common tokens."""
 
     name = CommonSinkRatio.name
-    about = CommonSinkRatio.about
+    info = CommonSinkRatio.info
     needs = CommonSinkRatio.needs
 
     def __init__(self, common: frozenset[int], top: int) -> None:
@@ -287,7 +287,7 @@ class KnownCommonSinkRatio(PerLayer):
         self.common, self.top = torch.tensor(sorted(common), dtype=torch.long), top
 
     def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
-        if layer.tokens is None:
+        if layer.token_ids is None:
             return
         mass = layer.tensors["column_mass"]
         real = layer.attended(mass.shape[-1])
@@ -302,7 +302,7 @@ class SinkTokens(Statistic):
     """Where the strongest column of each head stands, on which token, and how often."""
 
     name = "sink_tokens"
-    about = StatisticInfo(
+    info = StatisticInfo(
         title="Sink tokens",
         unit="%",
         description="Share of samples in which the head's strongest column stands at the position; with its tokens.",
@@ -323,7 +323,7 @@ class SinkTokens(Statistic):
             mass = layer.tensors["column_mass"]
             real = layer.attended(mass.shape[-1])
             at = topk_keys(mass, real, 1)
-            token = _token_of(layer, at) if layer.tokens is not None else torch.full_like(at, -1)
+            token = _token_of(layer, at) if layer.token_ids is not None else torch.full_like(at, -1)
             heads = torch.arange(at.shape[1], device=at.device)[None, :, None].expand_as(at)
             triples = torch.stack([heads, at, token], -1)[real.any(-1)].flatten(0, -2)
             place = (layer.site, layer.layer)
@@ -384,8 +384,8 @@ class SinkTokens(Statistic):
 
 def _token_of(layer: Observation, at: Tensor) -> Tensor:
     """Token ids at key positions (sample, head, top)."""
-    assert layer.tokens is not None
-    return layer.tokens[:, None].expand(-1, at.shape[1], -1).gather(-1, at)
+    assert layer.token_ids is not None
+    return layer.token_ids[:, None].expand(-1, at.shape[1], -1).gather(-1, at)
 
 
 def _pairs(counts: Counter[int]) -> Tensor:

@@ -66,7 +66,7 @@ class Statistic(ABC):
     """
 
     name: str
-    about: StatisticInfo
+    info: StatisticInfo
     needs: frozenset[str]
 
     @abstractmethod

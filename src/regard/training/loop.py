@@ -166,7 +166,7 @@ def _take_steps(run: _Run, progress: _Progress) -> None:
     run.placed.optimizer.zero_grad(set_to_none=True)
     try:
         _record(run, progress)
-        while progress.step < run.plan.steps:
+        while progress.step < run.plan.max_steps:
             _take_step(run, progress)
             _report(run, progress)
             _record(run, progress)
@@ -197,8 +197,8 @@ def _take_step(run: _Run, progress: _Progress) -> None:
     length = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     _check_finite(run, rows, progress.step, mean, length)
     with _interrupts_held():
-        if run.plan.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(placed.trained, run.plan.clip, norm)
+        if run.plan.max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(placed.trained, run.plan.max_grad_norm, norm)
         placed.optimizer.step()
         placed.optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - started
@@ -227,7 +227,7 @@ def _add_gradients(run: _Run, rows: Rows, counted: int, step: int) -> Tensor:
     """
     placed = run.placed
     summed = torch.zeros((), device=placed.device)
-    pieces = micro_batches(placed.share(rows), run.plan.micro_batch)
+    pieces = micro_batches(placed.share(rows), run.plan.micro_batch_size)
     seed_step(placed.device, run.plan.seed, step, placed.rank)
     for piece in pieces:
         with placed.accumulating(last=piece == pieces[-1]):
@@ -297,9 +297,9 @@ def _told_row(rows: Rows, row: int) -> str:
 
 def _record(run: _Run, progress: _Progress) -> None:
     """The row of this step, if one is due and it is not there yet, as it is after a run was resumed."""
-    last = progress.step == run.plan.steps
+    last = progress.step == run.plan.max_steps
     due = [watcher for watcher in run.watchers if watcher.due(progress.step, last)]
-    logged = progress.step > 0 and (last or progress.step % run.plan.log_every == 0)
+    logged = progress.step > 0 and (last or progress.step % run.plan.logging_steps == 0)
     if progress.recorded or not (due or logged):
         return
     row: Row = {"step": progress.step, "items": progress.items, **progress.numbers, "seconds": progress.seconds}
@@ -324,8 +324,11 @@ def _watched(run: _Run, watcher: Monitor, step: int) -> dict[str, float]:
 
 def _report(run: _Run, progress: _Progress) -> None:
     if run.on_progress is not None and run.placed.first:
-        speed = {"items_per_second": progress.items_per_second, "seconds_left": progress.seconds_left(run.plan.steps)}
-        run.on_progress(progress.step, run.plan.steps, {**progress.numbers, **speed})
+        speed = {
+            "items_per_second": progress.items_per_second,
+            "seconds_left": progress.seconds_left(run.plan.max_steps),
+        }
+        run.on_progress(progress.step, run.plan.max_steps, {**progress.numbers, **speed})
 
 
 @contextlib.contextmanager
@@ -347,8 +350,8 @@ def _tracked(run: _Run) -> Iterator[None]:
 
 
 def _checkpoint_due(run: _Run, progress: _Progress) -> bool:
-    every = run.plan.checkpoint_every
-    return progress.step == run.plan.steps or (every is not None and progress.step % every == 0)
+    every = run.plan.save_steps
+    return progress.step == run.plan.max_steps or (every is not None and progress.step % every == 0)
 
 
 def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
@@ -361,7 +364,7 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
         state = {**progress.state, "plan": run.plan.to_dict(), "processes": placed.processes}
         try:
             with _interrupts_held():
-                checkpoint.save(run.folder, weights, state, keep=run.plan.keep)
+                checkpoint.save(run.folder, weights, state, keep=run.plan.save_total_limit)
                 progress.saved = progress.step
         except UserError as caught:
             error = caught

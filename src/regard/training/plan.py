@@ -43,24 +43,24 @@ class TrainingConfig:
     checkpoints stay. `trackers`: names that Accelerate knows.
     """
 
-    steps: int
+    max_steps: int
     batch_size: int
-    micro_batch: int | None = None
+    micro_batch_size: int | None = None
     learning_rate: float = 1e-3
-    schedule: ScheduleName = "cosine"
+    lr_scheduler_type: ScheduleName = "cosine"
     warmup_steps: int = 0
-    final_rate: float = 0.1
+    final_lr_ratio: float = 0.1
     weight_decay: float = 0.1
     decay: Decay = "all"
     betas: tuple[float, float] = (0.9, 0.95)
     adam_epsilon: float = 1e-8
-    clip: float | None = 1.0
+    max_grad_norm: float | None = 1.0
     precision: Precision = "float32"
     compile: bool = False
     seed: int = 0
-    checkpoint_every: int | None = None
-    keep: int = 2
-    log_every: int = 10
+    save_steps: int | None = None
+    save_total_limit: int = 2
+    logging_steps: int = 10
     trackers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -79,13 +79,13 @@ class TrainingConfig:
         self._check_range("learning_rate", self.learning_rate, above=0)
         self._check_range("adam_epsilon", self.adam_epsilon, above=0)
         self._check_range("weight_decay", self.weight_decay, least=0)
-        self._check_range("final_rate", self.final_rate, least=0, most=1)
+        self._check_range("final_rate", self.final_lr_ratio, least=0, most=1)
         for beta in self.betas:
             self._check_range("betas", beta, least=0, below=1)
-        if self.clip is not None:
-            self._check_range("clip", self.clip, above=0)
-        if self.warmup_steps > self.steps:
-            raise UserError(f"warmup_steps: expected at most steps ({self.steps}), got {self.warmup_steps}")
+        if self.max_grad_norm is not None:
+            self._check_range("clip", self.max_grad_norm, above=0)
+        if self.warmup_steps > self.max_steps:
+            raise UserError(f"warmup_steps: expected at most steps ({self.max_steps}), got {self.warmup_steps}")
         if not isinstance(self.compile, bool):
             raise UserError(f"compile: expected True or False, got {self.compile!r}")
 
@@ -132,7 +132,7 @@ class TrainingConfig:
         """
         for name, now in self.to_dict().items():
             then = saved.get(name)
-            grows = name == "steps" and self.schedule == "constant" and self.steps >= step
+            grows = name == "steps" and self.lr_scheduler_type == "constant" and self.max_steps >= step
             if now != then and name not in FREE and not grows:
                 raise UserError(
                     f"{name}: the run in this folder has {then!r}, got {now!r}; to resume, expected the same "

@@ -23,12 +23,12 @@ def learning_rate(plan: TrainingConfig, step: int) -> float:
     """
     if step <= plan.warmup_steps:
         return plan.learning_rate * step / plan.warmup_steps
-    if plan.schedule == "constant":
+    if plan.lr_scheduler_type == "constant":
         return plan.learning_rate
-    passed = (step - plan.warmup_steps) / (plan.steps - plan.warmup_steps)
+    passed = (step - plan.warmup_steps) / (plan.max_steps - plan.warmup_steps)
     passed = min(passed, 1.0)
-    share = 1 - passed if plan.schedule == "linear" else (1 + math.cos(math.pi * passed)) / 2
-    return plan.learning_rate * (plan.final_rate + (1 - plan.final_rate) * share)
+    share = 1 - passed if plan.lr_scheduler_type == "linear" else (1 + math.cos(math.pi * passed)) / 2
+    return plan.learning_rate * (plan.final_lr_ratio + (1 - plan.final_lr_ratio) * share)
 
 
 def adamw(model: nn.Module, plan: TrainingConfig, times: Mapping[str, float] | None = None) -> torch.optim.AdamW:

@@ -65,7 +65,7 @@ def exact(work: str | Path) -> LearnResult:
 def killed(of: str, work: str, out: str, when: str) -> None:
     def look(told: Progress) -> None:
         one = told.told
-        if when == f"{told.method}:{one.position}:{one.stage}:{one.step}":
+        if when == f"{told.method}:{one.task_index}:{one.phase}:{one.step}":
             os.kill(os.getpid(), signal.SIGKILL)
 
     compared(work, resume=True, on_progress=look, **COMPARED[of]).save(out)
@@ -102,7 +102,7 @@ def compared_again(out: Path) -> list[float]:
     made = classifier.make_head
     found = compared(out / "work", model=loaded(dropout=0.0, dtype=torch.float64), resume=True)
     assert classifier.make_head is made
-    return [float(score) for score in found.matrix["score"]]
+    return [float(score) for score in found.accuracy_matrix["score"]]
 
 
 if __name__ == "__main__":

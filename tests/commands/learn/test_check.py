@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> Callable[..., Path]:
         scores = learned.matrix(methods, tasks=tasks)
         tables = learned.tables(scores)
         named = {name: tables[name] for name in ("matrix", "cost", "diagnostics", "interference")}
-        return LearnResult(**named, record=learned.record()).save(tmp_path / "run")
+        return LearnResult(**named, metadata=learned.record()).save(tmp_path / "run")
 
     return write
 

@@ -56,12 +56,12 @@ def test_a_run_writes_its_folder_and_says_so(regard: Regard, line: tuple[Any, ..
     assert "report.html" in ended.out
     assert not (tmp_path / "run.work").exists()
     found = LearnResult.load(tmp_path / "run")
-    assert found.record["command"].startswith("regard learn ")
-    assert found.record["command"].endswith("--order 2-0-1 --set scaling=uniform --out run")
-    told = [(run["method"], run["seed"], run["order"]) for run in found.record["runs"]]
+    assert found.metadata["command"].startswith("regard learn ")
+    assert found.metadata["command"].endswith("--order 2-0-1 --set scaling=uniform --out run")
+    told = [(run["method"], run["seed"], run["order"]) for run in found.metadata["runs"]]
     methods = ("finetune", "prescale scaling=uniform")
     assert told == [(method, seed, "2-0-1") for seed in (39, 123) for method in methods]
-    assert set(found.matrix["method"]) == set(methods)
+    assert set(found.accuracy_matrix["method"]) == set(methods)
     assert found.models is not None
     assert len(list(found.models.iterdir())) == 4
 
@@ -141,7 +141,7 @@ def test_it_stands_above_the_progress_on_a_terminal() -> None:
     for run in (1, 2):
         tell(Progress("finetune", run, run, 2, 2, ProgressEvent(1, "imdb", PROTOCOLS, 0, 0, DIFFERENCE)))
         tell(progress(run, 1, TASK_END))
-    assert [told.told.stage for told in shown] == [TASK_END, TASK_END]
+    assert [told.told.phase for told in shown] == [TASK_END, TASK_END]
     assert console.file.getvalue().count("11 of dev") == 1  # type: ignore[attr-defined]
     assert len(console.file.getvalue().splitlines()) == 3  # type: ignore[attr-defined]
 
@@ -174,7 +174,7 @@ def test_a_run_folder_is_a_course_with_its_seeds(regard: Regard, line: tuple[Any
     one, two = (record(tmp_path / name) for name in ("one", "two"))
     assert [(run["method"], run["seed"]) for run in two["runs"]] == [("finetune", 39), ("finetune", 123)]
     assert {name for name in one["course"] if one["course"][name] != two["course"][name]} == {"method"}
-    first, second = (LearnResult.load(tmp_path / name).matrix for name in ("one", "two"))
+    first, second = (LearnResult.load(tmp_path / name).accuracy_matrix for name in ("one", "two"))
     kept = first[first["method"] == "finetune"].reset_index(drop=True)
     pd.testing.assert_frame_equal(kept, second)
 
@@ -184,7 +184,12 @@ def test_another_scale_gives_what_it_has_to_a_course_from_a_file(tmp_path: Path)
     given = argparse.Namespace(config=tmp_path / "course.json", stream=None, seeds="7", course_scale="paper")
     course, seeds = command.given_course(given)
     assert seeds == [7]
-    assert (course.stream, course.epochs, course.rows, course.learning_rate) == ("ag-split", 2, None, 2e-5)
+    assert (course.stream, course.num_epochs, course.samples_per_class, course.learning_rate) == (
+        "ag-split",
+        2,
+        None,
+        2e-5,
+    )
 
 
 # -- interrupted --------------------------------------------------------------------------------------------------
@@ -196,7 +201,7 @@ def stopping(number: signal.Signals, run: int, position: int) -> Any:
     @contextmanager
     def progress() -> Iterator[Callable[[Progress], None]]:
         def tell(told: Progress) -> None:
-            if (told.run, told.told.position) == (run, position) and told.told.stage != TASK_END:
+            if (told.run, told.told.task_index) == (run, position) and told.told.phase != TASK_END:
                 os.kill(os.getpid(), number)
 
         yield tell
@@ -249,7 +254,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
     assert not (tmp_path / "run.work").exists()
     assert regard(*line, "--overwrite", "--out", "whole").code == 0
     resumed, whole = (LearnResult.load(tmp_path / name) for name in ("run", "whole"))
-    pd.testing.assert_frame_equal(resumed.matrix, whole.matrix)
+    pd.testing.assert_frame_equal(resumed.accuracy_matrix, whole.accuracy_matrix)
     assert resumed.models is not None
     assert len(list(resumed.models.glob("*/after-*.safetensors"))) == 6
 

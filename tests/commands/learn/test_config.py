@@ -26,16 +26,21 @@ from regard.errors import UserError
 def test_a_scale_says_what_is_not_said(scale: str) -> None:
     course = LearnConfig(scale=scale)
     assert {name: getattr(course, name) for name in SCALES[scale]} == SCALES[scale]
-    other = LearnConfig(scale=scale, epochs=9, length=20)
-    assert (other.epochs, other.length, other.batch) == (9, 20, SCALES[scale]["batch"])
+    other = LearnConfig(scale=scale, num_epochs=9, length=20)
+    assert (other.num_epochs, other.length, other.batch_size) == (9, 20, SCALES[scale]["batch"])
 
 
 def test_the_published_settings() -> None:
     """Of arXiv 2410.05648: BERT 3 epochs at 2e-5, RoBERTa 5 at 1e-5, the head alone 3 at 1e-3, batches of 32."""
     for scale, epochs, rate in (("paper", 3, 2e-5), ("paper-roberta", 5, 1e-5)):
         budget = LearnConfig(scale=scale).budget()
-        assert (budget.epochs, budget.rate, budget.probing_epochs, budget.probing_rate) == (epochs, rate, 3, 1e-3)
-        assert (budget.batch, budget.length, budget.warmup, budget.weight_decay, budget.clip) == (
+        assert (budget.num_epochs, budget.learning_rate, budget.num_probing_epochs, budget.probing_learning_rate) == (
+            epochs,
+            rate,
+            3,
+            1e-3,
+        )
+        assert (budget.batch_size, budget.length, budget.warmup_ratio, budget.weight_decay, budget.max_grad_norm) == (
             32,
             128,
             0.06,
@@ -58,23 +63,28 @@ def test_the_published_settings_of_shared_attention(scale: str, epochs: int, rat
     """Of arXiv 2401.08295: batches of 32, a constant rate without warm-up, no decay, bfloat16, 50 tokens of answer."""
     course = LearnConfig(scale=scale)
     budget = course.budget()
-    assert (budget.epochs, budget.rate, budget.length, budget.batch) == (epochs, rate, length, 32)
-    assert (budget.warmup, budget.weight_decay, budget.clip, budget.precision) == (0, 0, 1, "bfloat16")
-    assert (course.schedule, course.target_length, course.rows, SAPT_SEED) == ("constant", 50, None, 42)
+    assert (budget.num_epochs, budget.learning_rate, budget.length, budget.batch_size) == (epochs, rate, length, 32)
+    assert (budget.warmup_ratio, budget.weight_decay, budget.max_grad_norm, budget.precision) == (0, 0, 1, "bfloat16")
+    assert (course.lr_scheduler_type, course.target_length, course.samples_per_class, SAPT_SEED) == (
+        "constant",
+        50,
+        None,
+        42,
+    )
 
 
 def test_steps_are_limited_by_task() -> None:
     """LLaMA-2's long sequence in arXiv 2401.08295 has six tasks with a limit of their own; no other scale has one."""
-    limited = {scale: LearnConfig(scale=scale).budget().most_steps for scale in SCALES}
+    limited = {scale: LearnConfig(scale=scale).budget().max_steps for scale in SCALES}
     published = {"cb": 100, "copa": 200, "boolq": 500, "imdb": 250, "dbpedia": 200, "multirc": 500}
     assert limited.pop("sapt-llama-long") == published
     assert set(map(len, limited.values())) == {0}
-    assert LearnConfig(scale="sapt-llama-long", most_steps=("none",)).limits == {}
-    own = LearnConfig(most_steps=("json=3",))
-    assert own.budget().most_steps == {"json": 3}
-    assert LearnConfig.from_dict(json.loads(json.dumps(own.said()))) == own
+    assert LearnConfig(scale="sapt-llama-long", max_steps=("none",)).step_limits == {}
+    own = LearnConfig(max_steps=("json=3",))
+    assert own.budget().max_steps == {"json": 3}
+    assert LearnConfig.from_dict(json.loads(json.dumps(own.explicit_fields()))) == own
     assert (
-        LearnConfig.from_dict(json.loads(json.dumps(LearnConfig(scale="sapt-llama-long").to_dict()))).limits
+        LearnConfig.from_dict(json.loads(json.dumps(LearnConfig(scale="sapt-llama-long").to_dict()))).step_limits
         == published
     )
 
@@ -83,41 +93,50 @@ def test_limited_tasks_are_of_the_stream() -> None:
     """Those of a scale need not be: a folder may lack some of them."""
     stream = LearnConfig().read()
     LearnConfig(scale="sapt-llama-long").check_tasks(stream)
-    LearnConfig(most_steps=(f"{stream.tasks[0].name}=3",)).check_tasks(stream)
+    LearnConfig(max_steps=(f"{stream.tasks[0].name}=3",)).check_tasks(stream)
     with pytest.raises(UserError, match=r"most-steps: expected tasks of stdlib-split \(.*\), got 'cb'"):
-        LearnConfig(most_steps=("cb=3",)).check_tasks(stream)
+        LearnConfig(max_steps=("cb=3",)).check_tasks(stream)
 
 
 def test_every_scale_says_the_same_fields() -> None:
     """So that no field of one is left over where another is asked for."""
     fields = [set(scale) for scale in SCALES.values()]
     assert all(one == fields[0] for one in fields)
-    assert LearnConfig(scale="sapt-t5-long").with_(scale="paper") == LearnConfig(scale="paper")
-    assert LearnConfig(scale="sapt-t5-long", warmup=0.5).with_(scale="paper") == LearnConfig(scale="paper", warmup=0.5)
+    assert LearnConfig(scale="sapt-t5-long").replace(scale="paper") == LearnConfig(scale="paper")
+    assert LearnConfig(scale="sapt-t5-long", warmup_ratio=0.5).replace(scale="paper") == LearnConfig(
+        scale="paper", warmup_ratio=0.5
+    )
 
 
 def test_the_budget_is_what_the_course_says() -> None:
-    course = LearnConfig(epochs=7, batch=5, micro_batch=2, probing_epochs=1, probing_rate=0.5, precision="bfloat16")
-    course = course.with_(schedule="constant", warmup=0, weight_decay=0.5)
+    course = LearnConfig(
+        num_epochs=7,
+        batch_size=5,
+        micro_batch_size=2,
+        num_probing_epochs=1,
+        probing_learning_rate=0.5,
+        precision="bfloat16",
+    )
+    course = course.replace(schedule="constant", warmup=0, weight_decay=0.5)
     budget = course.budget(0.25)
-    assert (budget.warmup, budget.weight_decay) == (0, 0.5)
+    assert (budget.warmup_ratio, budget.weight_decay) == (0, 0.5)
     for name in ("schedule", "target_length"):
         if hasattr(TrainingBudget, name):
             assert getattr(budget, name) == getattr(course, name)
-    assert (budget.epochs, budget.batch, budget.micro_batch, budget.rate) == (7, 5, 2, 0.25)
-    assert (budget.probing_epochs, budget.probing_rate, budget.precision) == (1, 0.5, "bfloat16")
+    assert (budget.num_epochs, budget.batch_size, budget.micro_batch_size, budget.learning_rate) == (7, 5, 2, 0.25)
+    assert (budget.num_probing_epochs, budget.probing_learning_rate, budget.precision) == (1, 0.5, "bfloat16")
 
 
 def test_rates() -> None:
-    assert LearnConfig(learning_rate=0.5).rates == (0.5,)
-    assert LearnConfig(search="1e-4, 3e-4").rates == (1e-4, 3e-4)
+    assert LearnConfig(learning_rate=0.5).learning_rates == (0.5,)
+    assert LearnConfig(search_learning_rates="1e-4, 3e-4").learning_rates == (1e-4, 3e-4)
     for wrong in ("fast", "1e-4,", "0,1", "-1e-4", "nan", "inf", "1e-4,nan"):
         with pytest.raises(UserError, match="search: expected learning rates"):
-            LearnConfig(search=wrong)
+            LearnConfig(search_learning_rates=wrong)
 
 
 def test_several_methods_with_one_budget() -> None:
-    course = LearnConfig(method="finetune, prescale", set=("scaling=uniform",), epochs=4)
+    course = LearnConfig(method="finetune, prescale", set=("scaling=uniform",), num_epochs=4)
     first, second = split_methods(course)
     assert (first.method, first.set, first.label) == ("finetune", (), "finetune")
     assert (second.method, second.set, second.label) == ("prescale", ("scaling=uniform",), "prescale scaling=uniform")
@@ -206,8 +225,10 @@ def test_values_that_cannot_be(said: dict[str, Any], told: str) -> None:
 
 
 def test_to_a_file_and_back(tmp_path: Path) -> None:
-    course = LearnConfig(method="prescale", set=("share=0.2",), lora=4, search="1e-4,1e-3", scale="paper")
-    course = course.with_(head="labels", form="labels", missing="skip", instructions=True, schedule="constant")
+    course = LearnConfig(
+        method="prescale", set=("share=0.2",), lora_rank=4, search_learning_rates="1e-4,1e-3", scale="paper"
+    )
+    course = course.replace(head="labels", form="labels", missing="skip", instructions=True, schedule="constant")
     path = tmp_path / "course.json"
     path.write_text(json.dumps(course.to_dict()))
     assert LearnConfig.from_file(path) == course
@@ -253,7 +274,7 @@ def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(streams, "read_stream", lambda *_, **options: told.append(options))
     LearnConfig(order="3").read()
-    LearnConfig(form="text", missing="skip", instructions=True).read()
+    LearnConfig(task_type="text", missing_tasks="skip", instructions=True).read()
     shared = {"rows": 60, "eval_rows": 100, "seed": 508, "protocol": "clean"}
     assert told == [
         {**shared, "order": "3", "form": None, "missing": "refuse", "instructions": False},

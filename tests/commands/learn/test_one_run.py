@@ -68,14 +68,16 @@ def test_the_table_of_gates(gated: LearnResult) -> None:
 def test_what_the_gate_routes_is_what_the_matrix_has(gated: LearnResult) -> None:
     keys = ["after_task", "position", "task"]
     routed = gated.gate[gated.gate["statistic"] == "routed_score"].set_index(keys)["value"]
-    scores = gated.matrix[(gated.matrix["method"] == "sapt rank=2 ahead=20") & (gated.matrix["setting"] == "til")]
+    scores = gated.accuracy_matrix[
+        (gated.accuracy_matrix["method"] == "sapt rank=2 ahead=20") & (gated.accuracy_matrix["setting"] == "til")
+    ]
     assert routed.to_dict() == {key: scores.set_index(keys)["score"][key] for key in routed.index}
 
 
 def test_nothing_is_looked_at_where_nothing_is_diagnosed() -> None:
     found = learn(stream(), "sapt", loaded(), **{**SAPT, "diagnosed": 0})
     assert found.gate.empty
-    assert found.record["runs"][0]["warnings"] == []
+    assert found.metadata["runs"][0]["warnings"] == []
 
 
 def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult, tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult
         pass
 
     def stop(told: Progress) -> None:
-        if (told.told.position, told.told.stage) == (3, "fine-tuning"):
+        if (told.told.task_index, told.told.phase) == (3, "fine-tuning"):
             raise Broken
 
     given: dict[str, Any] = {**SAPT, "work": tmp_path}
@@ -91,7 +93,7 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult
         learn(stream(), "sapt", loaded(), on_progress=stop, **given)
     told: list[Progress] = []
     found = learn(stream(), "sapt", loaded(), resume=True, on_progress=told.append, **given)
-    assert [one.told.position for one in told if one.told.stage == TASK_END] == [3]
+    assert [one.told.task_index for one in told if one.told.phase == TASK_END] == [3]
     pd.testing.assert_frame_equal(found.gate, gated.gate, check_exact=True)
     found.save(tmp_path / "out")
     pd.testing.assert_frame_equal(LearnResult.load(tmp_path / "out").gate, gated.gate, check_exact=True)
@@ -102,7 +104,7 @@ def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
         pass
 
     def stop(told: Progress) -> None:
-        if (told.told.position, told.told.stage) == (2, TASK_END):
+        if (told.told.task_index, told.told.phase) == (2, TASK_END):
             raise Broken
 
     given: dict[str, Any] = {**SAPT, "diagnosed": 0, "work": tmp_path}
@@ -110,7 +112,7 @@ def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
         learn(stream(), "sapt", loaded(), on_progress=stop, **given)
     told: list[Progress] = []
     learn(stream(), "sapt", loaded(), resume=True, on_progress=told.append, **given)
-    assert {one.told.position for one in told} == {3}
+    assert {one.told.task_index for one in told} == {3}
 
 
 def test_the_diagnostics_are_of_a_model_with_its_blocks(gated: LearnResult) -> None:
@@ -216,7 +218,7 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
 
 def test_the_blocks_of_tasks_are_in_the_record(gated: LearnResult) -> None:
     names = [task.name for task in stream().tasks]
-    of_run = {run["method"]: run.get("blocks") for run in gated.record["runs"]}
+    of_run = {run["method"]: run.get("blocks") for run in gated.metadata["runs"]}
     assert of_run == {"sapt rank=2 ahead=20": dict(zip(names, (1, 2, 3), strict=True)), "finetune": None}
 
 
@@ -232,13 +234,13 @@ def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(SharedAttention, "scores", scores)
     found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": ("rank=2", "gate=published")})
-    warnings = [one for one in found.record["runs"][0]["warnings"] if one.startswith("gate:")]
+    warnings = [one for one in found.metadata["runs"][0]["warnings"] if one.startswith("gate:")]
     assert [one.split(" got ")[0] for one in warnings[:-1]] == [
         "gate: the block of red-blue-green",
         "gate: the block of run-sit",
     ]
     assert warnings[-1].startswith("gate: tasks give their own blocks 0.3")
-    assert json.loads(json.dumps(found.record)) == found.record
+    assert json.loads(json.dumps(found.metadata)) == found.metadata
 
 
 # -- heads ------------------------------------------------------------------------------------------------
@@ -246,12 +248,12 @@ def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_head_of_the_labels_words_is_not_trained(gated: LearnResult) -> None:
     """A linear one has a vector of 16 and a bias for each of seven classes."""
-    assert gated.record["course"]["head"] == "labels"
+    assert gated.metadata["course"]["head"] == "labels"
     fields: dict[str, Any] = {**FIELDS, "seeds": [1], "diagnosed": 0}
     plain, ours = (learn(stream(), "finetune", loaded(), head=head, **fields) for head in (None, "labels"))
-    scores = gated.matrix[gated.matrix["method"] == "finetune"]["score"]
-    assert ours.matrix["score"].tolist() == scores.tolist() != plain.matrix["score"].tolist()
-    assert plain.record["model"]["parameters"] - ours.record["model"]["parameters"] == 7 * 17
+    scores = gated.accuracy_matrix[gated.accuracy_matrix["method"] == "finetune"]["score"]
+    assert ours.accuracy_matrix["score"].tolist() == scores.tolist() != plain.accuracy_matrix["score"].tolist()
+    assert plain.metadata["model"]["parameters"] - ours.metadata["model"]["parameters"] == 7 * 17
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,7 @@ def test_methods_that_need_a_head_to_train(method: str, said: dict[str, Any], to
 def test_others_learn_with_the_words_of_labels(method: str) -> None:
     small = {"l2p": ("pool=3", "length=1", "chosen=2"), "mbpa++": ("memory=6", "neighbours=2", "steps=1")}[method]
     found = learn(stream(4), method, loaded(), **{**FIELDS, "head": "labels", "diagnosed": 0, "set": small})
-    assert len(found.matrix) > 0
+    assert len(found.accuracy_matrix) > 0
 
 
 def test_a_head_that_another_run_had_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -291,7 +293,7 @@ def test_the_schedule_of_a_course_is_that_of_training() -> None:
     learner = make_learner(stream(4), method, loaded(), budget, seed=1)
     stage = learner.fine_tuning()
     plan = running._plan(learner, stage, learner.epochs(learner.items(0), stage), None)
-    assert (plan.schedule, plan.warmup_steps, plan.weight_decay) == ("constant", plan.steps / 2, 0.25)
+    assert (plan.lr_scheduler_type, plan.warmup_steps, plan.weight_decay) == ("constant", plan.max_steps / 2, 0.25)
 
 
 # -- from text to text --------------------------------------------------------------------------------------
@@ -337,13 +339,15 @@ def line(folder: Path, *more: Any) -> list[str]:
 def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
     assert main(line(instructed, "--method", "sapt,separate", "--set", "rank=2", "ahead=20")) == 0
     found = LearnResult.load(instructed / "run")
-    assert {*found.matrix["setting"]} == {"til"}
-    assert [one["metric"] for one in found.record["stream"]["tasks"]] == ["rouge-l"] * 2
+    assert {*found.accuracy_matrix["setting"]} == {"til"}
+    assert [one["metric"] for one in found.metadata["stream"]["tasks"]] == ["rouge-l"] * 2
     assert set(found.gate["after_task"]) == {1, 2}
     assert {*found.diagnostics["statistic"]} >= {"sink_deviation", "over_smoothing"}
     assert set(found.interference["after_task"]) >= {2}
     zero = found.metrics[(found.metrics["metric"] == "zero_shot") & found.metrics["method"].str.startswith("sapt")]
-    before = found.matrix[(found.matrix["after_task"] == 1) & (found.matrix["position"] == 2)]
+    before = found.accuracy_matrix[
+        (found.accuracy_matrix["after_task"] == 1) & (found.accuracy_matrix["position"] == 2)
+    ]
     assert zero["value"].tolist() == before["score"].tolist(), "nothing is taken off for guessing"
 
 
@@ -372,4 +376,4 @@ def test_a_stream_that_is_given_has_its_form(said: dict[str, Any]) -> None:
 def test_a_given_model_learns_a_given_stream_of_answers() -> None:
     given: dict[str, Any] = {"epochs": 1, "batch": 4, "length": 16, "target_length": 5, "diagnosed": 0}
     found = learn(small_text.stream(4, 2), "separate", small_text.loaded(), **given)
-    assert len(found.matrix) == 3
+    assert len(found.accuracy_matrix) == 3

@@ -23,7 +23,9 @@ def found() -> LearnResult:
 
 
 def test_metrics_are_of_the_matrix(found: LearnResult) -> None:
-    last = found.matrix[(found.matrix["after_task"] == 3) & (found.matrix["setting"] == "til")]
+    last = found.accuracy_matrix[
+        (found.accuracy_matrix["after_task"] == 3) & (found.accuracy_matrix["setting"] == "til")
+    ]
     by_hand = last.groupby(["method", "seed"])["score"].mean()
     ap = found.metrics[(found.metrics["metric"] == "ap") & (found.metrics["setting"] == "til")]
     assert {(one.method, one.seed): one.value for one in ap.itertuples()} == pytest.approx(by_hand.to_dict())
@@ -55,7 +57,7 @@ def test_the_folder_of_a_version_without_gates_is_loaded(found: LearnResult, tmp
     back = LearnResult.load(folder)
     assert tuple(back.gate) == COLUMNS["gate"]
     assert back.gate.empty
-    assert back.matrix.equals(found.matrix)
+    assert back.accuracy_matrix.equals(found.accuracy_matrix)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_it_scores_what_the_matrix_says(method: str, task: Any, run: Path, tmp_p
     assert [one["name"] for one in lineage["tasks"]] == ["cat-dog", "red-blue-green", "run-sit"][:learnt]
     assert lineage["base"] == "tiny"
     assert model.config.classes == list(stream().classes)
-    matrix = LearnResult.load(run).matrix
+    matrix = LearnResult.load(run).accuracy_matrix
     for place in range(learnt):
         test, own = stream().tasks[place].test, list(stream().class_numbers(place))
         texts = [text for (text,) in test.texts]

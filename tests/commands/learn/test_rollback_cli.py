@@ -50,7 +50,7 @@ def score(folder: Path, task: str) -> float:
 
 @pytest.mark.parametrize("method", ["finetune", "prescale"])
 def test_the_model_scores_as_it_did_then(method: str, learnt: Path, regard: Regard, tmp_path: Path) -> None:
-    matrix = LearnResult.load(learnt).matrix
+    matrix = LearnResult.load(learnt).accuracy_matrix
     for place, name in enumerate(ORDER, start=1):
         ended = regard("rollback", learnt, name, "--method", method, "--out", f"m{place}")
         assert ended.code == 0, ended.err

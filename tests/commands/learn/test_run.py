@@ -78,14 +78,14 @@ def test_the_matrix_is_that_of_each_run(whole: LearnResult) -> None:
     for name in METHODS:
         method = KNOWN[name]()
         ran = run_stream(make_learner(stream(), method, loaded(), course.budget(), seed=1), method)
-        found = whole.matrix[whole.matrix["method"] == name]
-        expected = pd.DataFrame(ran.found["matrix"])
+        found = whole.accuracy_matrix[whole.accuracy_matrix["method"] == name]
+        expected = pd.DataFrame(ran.rows["matrix"])
         for column in ("after_task", "position", "task", "setting", "score", "n"):
             assert found[column].tolist() == expected[column].tolist()
 
 
 def test_the_record(whole: LearnResult) -> None:
-    record = whole.record
+    record = whole.metadata
     assert record["verb"] == "learn"
     assert [(one["method"], one["seed"], one["order"]) for one in record["runs"]] == [
         ("finetune", 1, "0-1-2"),
@@ -106,7 +106,7 @@ def test_saved_and_loaded(whole: LearnResult, tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == names
     back = LearnResult.load(folder)
     check_same(back, whole)
-    assert back.record == whole.record
+    assert back.metadata == whole.metadata
     assert back.models == folder / "models"
     assert {path.name for path in (folder / "models").iterdir()} == {"finetune-1", "prescale-1"}
     assert repr(back).startswith("Learning(words: finetune ")
@@ -133,23 +133,23 @@ def test_progress_is_told(tmp_path: Path) -> None:
         ("probe", 2, 3, 4),
         ("joint", 2, 4, 4),
     ]
-    done = [one.told.position for one in told if one.told.stage == TASK_END and one.run == 1]
+    done = [one.told.task_index for one in told if one.told.phase == TASK_END and one.run == 1]
     assert done == [1, 2, 3]
 
 
 def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
     fields = {**FIELDS, "diagnosed": 0, "search": "1e-9,5e-3", "epochs": 12}
     found = learn(stream(), ["finetune", "probe"], loaded(), seeds=[1, 2], **fields)
-    first, second, third, fourth = found.record["runs"]
+    first, second, third, fourth = found.metadata["runs"]
     assert [one["learning_rate"] for one in first["search"]] == [1e-9, 5e-3]
     best = max(first["search"], key=lambda one: one["score"])
     assert first["learning_rate"] == best["learning_rate"] == 5e-3
     assert (third["method"], third["learning_rate"]) == ("finetune", 5e-3)
     for probed in (second, fourth):
         assert (probed["method"], probed["search"]) == ("probe", [])
-        assert probed["learning_rate"] == found.record["course"]["probing_rate"] == 1e-2
+        assert probed["learning_rate"] == found.metadata["course"]["probing_rate"] == 1e-2
     told = "search: 1e-9,5e-3 was not used, probe is trained at a rate of its own: --probing-rate 0.01"
-    said = [[line for line in run["warnings"] if line.startswith("search")] for run in found.record["runs"]]
+    said = [[line for line in run["warnings"] if line.startswith("search")] for run in found.metadata["runs"]]
     assert said == [[], [told], [], []], "once for all seeds"
 
 
@@ -157,13 +157,13 @@ def test_a_learning_rate_that_is_given_to_a_method_with_its_own() -> None:
     """It is trained as without, and says so; that of the scale is not spoken of."""
     fields = {**FIELDS, "diagnosed": 0, "set": ("length=1", "rate=0.01")}
     found = learn(stream(), "progprompt", loaded(), **fields)
-    (run,) = found.record["runs"]
+    (run,) = found.metadata["runs"]
     assert run["learning_rate"] == 0.01
     told = "learning-rate: 0.005 was not used, progprompt is trained at a rate of its own: --set rate=0.01"
     assert told in run["warnings"]
     plain = learn(stream(), "progprompt", loaded(), **{**fields, "learning_rate": 1e-4})
-    assert plain.matrix["score"].tolist() == found.matrix["score"].tolist()
-    assert not any(line.startswith("learning-rate") for line in plain.record["runs"][0]["warnings"])
+    assert plain.accuracy_matrix["score"].tolist() == found.accuracy_matrix["score"].tolist()
+    assert not any(line.startswith("learning-rate") for line in plain.metadata["runs"][0]["warnings"])
 
 
 def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
@@ -179,9 +179,9 @@ def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
         ({"order": "paper"}, {1: "0-1-2", 3: "0-1-2"}),
     ):
         found = learn(turned, "probe", loaded(), seeds=[1, 3], **fields, **said)
-        assert {run["seed"]: run["order"] for run in found.record["runs"]} == orders
-        assert found.record["course"]["order"] == (said.get("order") or "given")
-        names = {run["seed"]: run["tasks"] for run in found.record["runs"]}
+        assert {run["seed"]: run["order"] for run in found.metadata["runs"]} == orders
+        assert found.metadata["course"]["order"] == (said.get("order") or "given")
+        names = {run["seed"]: run["tasks"] for run in found.metadata["runs"]}
         published = [task.name for task in stream().tasks]
         assert names == {seed: [published[int(one)] for one in order.split("-")] for seed, order in orders.items()}
 
@@ -233,7 +233,7 @@ def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, unbroke
     assert found.models is not None
     assert whole.models is not None
     files = sorted(path.relative_to(whole.models) for path in whole.models.rglob("*.safetensors"))
-    assert len(files) == 3 * found.matrix["method"].nunique()
+    assert len(files) == 3 * found.accuracy_matrix["method"].nunique()
     for file in files:
         mine, theirs = load_file(found.models / file), load_file(whole.models / file)
         assert mine.keys() == theirs.keys()
@@ -248,7 +248,9 @@ def test_a_finished_comparison_is_not_run_again(tmp_path: Path) -> None:
         stream(), ["probe", "joint"], loaded(), seeds=[1], work=tmp_path, resume=True, on_progress=told.append, **fields
     )
     assert {one.method for one in told} == {"joint"}
-    pd.testing.assert_frame_equal(again.matrix[again.matrix["method"] == "probe"], first.matrix)
+    pd.testing.assert_frame_equal(
+        again.accuracy_matrix[again.accuracy_matrix["method"] == "probe"], first.accuracy_matrix
+    )
     assert again.cost["seconds"].tolist()[:3] == first.cost["seconds"].tolist()
 
 
@@ -293,7 +295,7 @@ def given_stream(rows: int = 6, *, text: Any = "a cat", dev_is_test: bool = Fals
 def test_a_stream_without_hashes_is_known_by_its_rows(tmp_path: Path) -> None:
     fields = {**FIELDS, "diagnosed": 0}
     found = learn(given_stream(), "probe", loaded(), seeds=[1], work=tmp_path, **fields)
-    hashes = [one["sha256"] for one in found.record["stream"]["tasks"]]
+    hashes = [one["sha256"] for one in found.metadata["stream"]["tasks"]]
     assert all(set(one) == {"train", "dev", "test"} for one in hashes)
     learn(given_stream(), "probe", loaded(), seeds=[1], work=tmp_path, resume=True, **fields)
     with pytest.raises(UserError, match=r"resume: .*; tasks.cat-dog.train was "):
@@ -350,8 +352,8 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     for rank in (0, 1):
         found = LearnResult.load(tmp_path / f"run-{rank}")
         check_same(found, alone, check_exact=False, rtol=1e-9, atol=1e-9)
-        assert found.record["cost"]["processes"] == 2
-        assert json.loads((tmp_path / f"again-{rank}.json").read_text()) == alone.matrix["score"].tolist()
+        assert found.metadata["cost"]["processes"] == 2
+        assert json.loads((tmp_path / f"again-{rank}.json").read_text()) == alone.accuracy_matrix["score"].tolist()
         assert (
             (tmp_path / f"refused-{rank}").read_text().startswith("resume: expected the settings of the run that was")
         )

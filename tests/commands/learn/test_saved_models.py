@@ -113,7 +113,7 @@ def test_learning_begins_from_it(
     folder = written / name
     options = {**FIELDS, **({"lora": lora} if lora else {})}
     found = learn(small.stream(), "finetune", str(folder), work=tmp_path / "work", **options)
-    assert found.record["model"]["name"] == str(folder)
+    assert found.metadata["model"]["name"] == str(folder)
     found.save(tmp_path / "run")
     out = rollback(tmp_path / "run", 1, tmp_path / "again")
     lineage = json.loads((out / "config.json").read_text())["lineage"]

@@ -48,8 +48,8 @@ def test_standard_input(tiny: Tiny, documents: list[str], apart: Regard, regard:
     assert regard(*arguments, "--text", "text.txt", "--out", "read").code == 0
     piped, read = (MeasureResult.load(tmp_path / name) for name in ("piped", "read"))
     pd.testing.assert_frame_equal(piped.table, read.table, rtol=1e-6)
-    assert piped.record["data"]["source"] == "standard input"
-    assert piped.record["data"]["sha256"] == read.record["data"]["sha256"]
+    assert piped.metadata["data"]["source"] == "standard input"
+    assert piped.metadata["data"]["sha256"] == read.metadata["data"]["sha256"]
 
 
 def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
     ended = regard("measure", tiny("llama"), *(word for pair in options.items() for word in pair))
     assert (ended.code, ended.err) == (0, "")
     found = MeasureResult.load(tmp_path / "run")
-    assert found.record["settings"] == {
+    assert found.metadata["settings"] == {
         "statistics": ["sink_rate", "entropy"],
         "input": "random",
         "bos": "drop",
@@ -81,7 +81,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
         "batch_size": 2,
         "seed": 9,
     }
-    assert found.record["model"]["dtype"] == "bfloat16"
+    assert found.metadata["model"]["dtype"] == "bfloat16"
     assert set(found.table["statistic"]) == {"sink_rate", "entropy"}
 
 
@@ -105,7 +105,7 @@ def test_random_weights_need_none(tiny: Tiny, text_file: Path, regard: Regard, t
             (bare / file.name).write_bytes(file.read_bytes())
     few = (*FEW, "--text", text_file, "--statistics", "column_mass")
     assert regard("measure", bare, *few, "--random-weights", "--out", "random").code == 0
-    assert MeasureResult.load(tmp_path / "random").record["model"]["sha256"] is None
+    assert MeasureResult.load(tmp_path / "random").metadata["model"]["sha256"] is None
 
 
 def test_overwriting_when_asked(tiny: Tiny, text_file: Path, regard: Regard, tmp_path: Path) -> None:

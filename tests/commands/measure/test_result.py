@@ -49,7 +49,7 @@ def test_what_is_saved_comes_back(run: MeasureResult, other: MeasureResult, tmp_
         assert folder == tmp_path / "runs" / name
         found = MeasureResult.load(folder)
         pd.testing.assert_frame_equal(found.table, saved.table)
-        assert found.record == saved.record
+        assert found.metadata == saved.metadata
         assert found.matrices.keys() == saved.matrices.keys()
         assert all(torch.equal(found.matrices[key], saved.matrices[key]) for key in saved.matrices)
     assert sorted(contents(tmp_path / "runs" / "run")) == FILES
@@ -87,7 +87,7 @@ def test_a_table_of_no_rows_has_its_columns_and_kinds() -> None:
 def test_the_page_holds_the_numbers(other: MeasureResult, tmp_path: Path) -> None:
     page = (other.save(tmp_path / "run") / "report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") or page.startswith("<!DOCTYPE html>")
-    assert other.record["model"]["sha256"] in page
+    assert other.metadata["model"]["sha256"] in page
     assert "5 samples of 24 tokens" in page
     rate = other.frame("sink_rate", layer=None)
     best = rate.loc[rate["value"].idxmax()]
@@ -210,7 +210,7 @@ def test_overwriting_replaces_the_whole_run(run: MeasureResult, other: MeasureRe
     other.save(tmp_path / "run", overwrite=True)
     assert sorted(contents(tmp_path / "run")) == ["report.html", "results.json", "statistics.parquet"]
     assert os.listdir(tmp_path) == ["run"]
-    assert MeasureResult.load(tmp_path / "run").record == other.record
+    assert MeasureResult.load(tmp_path / "run").metadata == other.metadata
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
@@ -235,7 +235,7 @@ def test_a_link_to_a_folder_stays_a_link(run: MeasureResult, other: MeasureResul
     (tmp_path / "latest").symlink_to("run")
     other.save(tmp_path / "latest", overwrite=True)
     assert (tmp_path / "latest").is_symlink()
-    assert MeasureResult.load(tmp_path / "run").record == other.record
+    assert MeasureResult.load(tmp_path / "run").metadata == other.metadata
 
 
 @pytest.mark.parametrize("overwrite", [True, False])
@@ -384,7 +384,7 @@ def test_runs_side_by_side(run: MeasureResult, other: MeasureResult) -> None:
 
 def test_a_number_that_is_none_is_not_written_into_the_record(run: MeasureResult, tmp_path: Path) -> None:
     """NaN is no JSON: a record that holds one is a mistake of ours, and nothing is left of it."""
-    broken = MeasureResult(run.table, {**run.record, "cost": {"seconds": float("nan")}})
+    broken = MeasureResult(run.table, {**run.metadata, "cost": {"seconds": float("nan")}})
     with pytest.raises(ValueError, match="Out of range float"):
         broken.save(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []

@@ -186,7 +186,7 @@ def test_the_numbers_do_not_depend_on_the_batch_size(kind: str, tiny: Tiny, docu
         assert_same(one, other, 1e-6)
         assert one.tokens is not None
         pd.testing.assert_frame_equal(one.tokens, other.tokens)
-        assert other.record["cost"]["batch_size"] == rows
+        assert other.metadata["cost"]["batch_size"] == rows
 
 
 def test_a_seed_gives_the_same_numbers_and_another_others(tiny: Tiny, documents: list[str]) -> None:
@@ -202,7 +202,7 @@ def test_some_layers_only(tiny: Tiny, documents: list[str]) -> None:
     whole = measured(tiny("llama"), documents, statistics="all")
     some = measured(tiny("llama"), documents, statistics="all", layers=[2, 0, 2])
     assert set(some.table["layer"].dropna()) - {-1} == {0, 2}
-    assert some.record["settings"]["layers"] == [2, 0]
+    assert some.metadata["settings"]["layers"] == [2, 0]
 
     def of_layers(found: MeasureResult) -> pd.DataFrame:
         table = found.table[found.table["layer"].isin([0, 2])]
@@ -216,7 +216,7 @@ def test_some_layers_only(tiny: Tiny, documents: list[str]) -> None:
 
 def test_several_thresholds(tiny: Tiny, documents: list[str]) -> None:
     several = measured(tiny("bert"), documents, statistics="sink_rate", epsilon=[0.2, 0.05, 0.2])
-    assert several.record["settings"]["epsilon"] == [0.2, 0.05]
+    assert several.metadata["settings"]["epsilon"] == [0.2, 0.05]
     for epsilon in (0.2, 0.05):
         alone = measured(tiny("bert"), documents, statistics="sink_rate", epsilon=epsilon)
         pd.testing.assert_frame_equal(several.frame("sink_rate", epsilon=epsilon), alone.table)
@@ -236,8 +236,8 @@ def test_a_model_and_its_tokenizer_as_the_user_holds_them(tiny: Tiny, documents:
     assert [module.training for module in model.modules()] == before
     assert (model.config._attn_implementation, len(model._forward_hooks)) == (implementation, hooks)
     assert torch.is_grad_enabled()
-    assert found.record["model"]["sha256"] is None
-    assert found.record["data"]["source"] == "given in Python"
+    assert found.metadata["model"]["sha256"] is None
+    assert found.metadata["data"]["source"] == "given in Python"
 
 
 def test_progress_is_told_after_each_batch(tiny: Tiny, documents: list[str]) -> None:
@@ -251,7 +251,7 @@ def test_progress_is_told_after_each_batch(tiny: Tiny, documents: list[str]) -> 
 
 def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list[str]) -> None:
     found = measured(tiny("llama"), documents, statistics="sink_rate,massive_activations", dtype="float32", seed=2)
-    record = found.record
+    record = found.metadata
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert set(record) == {
         *("regard", "verb", "created", "model", "data", "settings", "versions", "cost", "statistics")
@@ -292,12 +292,12 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
 
 
 def test_the_record_of_tokens_that_are_no_text(tiny: Tiny, documents: list[str]) -> None:
-    of = measured(tiny("llama"), documents, input="random").record["data"]
+    of = measured(tiny("llama"), documents, input="random").metadata["data"]
     assert (of["source"], of["sha256"], of["documents"]) == ("random tokens", None, 0)
 
 
 def test_short_documents_are_counted(tiny: Tiny, documents: list[str]) -> None:
-    of = measured(tiny("llama"), ["w1 w2", *documents[:3], "w3"], samples=9).record["data"]
+    of = measured(tiny("llama"), ["w1 w2", *documents[:3], "w3"], samples=9).metadata["data"]
     assert (of["documents"], of["too_short"]) == (5, 2)
 
 
@@ -313,8 +313,8 @@ def test_the_embedded_model_on_the_default_text() -> None:
     assert found.frame("entropy", position=None)["value"].between(0, 3.4658).all()
     rate = found.frame("sink_rate", layer=None)
     assert rate.loc[rate["value"].idxmax(), "position"] == 0
-    assert found.record["model"]["sha256"].startswith("53aa51172d14")
-    assert "documentation of Python" in found.record["data"]["source"]
+    assert found.metadata["model"]["sha256"].startswith("53aa51172d14")
+    assert "documentation of Python" in found.metadata["data"]["source"]
 
 
 # -- mistakes of the user -------------------------------------------------------------------------------
@@ -444,9 +444,9 @@ def test_too_little_memory_is_the_batch_size(tiny: Tiny, documents: list[str], m
 
 
 def test_settings_choose_a_batch_of_about_as_many_tokens_whatever_the_length() -> None:
-    assert [MeasureConfig(length=length, samples=500).rows for length in (64, 512, 4096, 9000)] == [64, 8, 1, 1]
-    assert MeasureConfig(samples=3).rows == 3
-    assert MeasureConfig(batch_size=7).rows == 7
+    assert [MeasureConfig(length=length, samples=500).batch_rows for length in (64, 512, 4096, 9000)] == [64, 8, 1, 1]
+    assert MeasureConfig(samples=3).batch_rows == 3
+    assert MeasureConfig(batch_size=7).batch_rows == 7
 
 
 def test_a_statistic_of_ones_own_is_measured_as_it_is_set_up_and_left_alone(tiny: Tiny, documents: list[str]) -> None:
@@ -456,8 +456,8 @@ def test_a_statistic_of_ones_own_is_measured_as_it_is_set_up_and_left_alone(tiny
     assert set(found.table["statistic"]) == {"sink_rate", "entropy"}
     assert set(found.frame("sink_rate")["epsilon"]) == {0.1}
     assert found.frame("sink_rate")["position"].max() == 12 - 3
-    assert found.record["settings"]["statistics"] == ["sink_rate", "entropy"]
-    json.dumps(found.record)
+    assert found.metadata["settings"]["statistics"] == ["sink_rate", "entropy"]
+    json.dumps(found.metadata)
 
 
 def test_a_name_stands_for_all_that_it_tells(tiny: Tiny, documents: list[str]) -> None:

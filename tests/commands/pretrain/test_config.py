@@ -19,14 +19,16 @@ def test_every_named_recipe_can_be_made(name: str) -> None:
 
 def test_the_paper_s_models_are_those_of_its_table() -> None:
     sizes = {
-        name: (one.layers, one.width, one.heads, one.ffn_width) for name in PRESETS if (one := preset_config(name))
+        name: (one.num_layers, one.hidden_size, one.num_heads, one.intermediate_size)
+        for name in PRESETS
+        if (one := preset_config(name))
     }
     assert sizes["60m"] == (10, 768, 8, 1536)
     assert sizes["1b"] == (22, 2048, 16, 5632)
     assert sizes["1m"] == (2, 256, 8, 512)
     sixty = preset_config("60m")
-    assert (sixty.learning_rate, sixty.batch, sixty.length, sixty.steps) == (4e-4, 512, 2048, 20_000)
-    assert (sixty.weight_decay, sixty.decay, sixty.clip, sixty.warmup, sixty.schedule) == (
+    assert (sixty.learning_rate, sixty.batch_size, sixty.length, sixty.max_steps) == (4e-4, 512, 2048, 20_000)
+    assert (sixty.weight_decay, sixty.decay, sixty.max_grad_norm, sixty.warmup_steps, sixty.lr_scheduler_type) == (
         0.1,
         "all",
         1,
@@ -128,4 +130,4 @@ def test_text_that_states_no_value_is_refused(name: str, text: str) -> None:
 
 
 def test_the_watched_length_is_at_most_the_length() -> None:
-    assert preset_config("nano", length=32).watch_length == 32
+    assert preset_config("nano", length=32).sink_length == 32

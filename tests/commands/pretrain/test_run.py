@@ -79,7 +79,7 @@ def test_a_run_tells_its_losses_and_sinks(finished: PretrainResult) -> None:
 
 
 def test_the_record_says_what_was_done(finished: PretrainResult, small: PretrainConfig) -> None:
-    record = finished.record
+    record = finished.metadata
     assert PretrainConfig.from_dict(record["recipe"]) == small
     own = sum(p.numel() for p in finished.model.parameters())
     assert record["model"]["parameters"] == own
@@ -96,7 +96,7 @@ def test_a_folder_holds_model_tables_and_page_and_is_read_again(finished: Pretra
     again = PretrainResult.load(tmp_path / "run")
     pd.testing.assert_frame_equal(again.history, finished.history)
     pd.testing.assert_frame_equal(again.sinks, finished.sinks)
-    assert again.record == json.loads(json.dumps(finished.record))
+    assert again.metadata == json.loads(json.dumps(finished.metadata))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     ids = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")("the sum of keys", return_tensors="pt").input_ids
     torch.testing.assert_close(model(ids).logits, finished.model(ids).logits)
@@ -114,7 +114,7 @@ def _equal(one: PretrainResult, other: PretrainResult) -> None:
     timed = ["seconds", "tokens_per_second"]
     pd.testing.assert_frame_equal(one.history.drop(columns=timed), other.history.drop(columns=timed), check_exact=True)
     pd.testing.assert_frame_equal(one.sinks, other.sinks, check_exact=True)
-    assert one.record["model"]["sha256"] == other.record["model"]["sha256"]
+    assert one.metadata["model"]["sha256"] == other.metadata["model"]["sha256"]
 
 
 def test_the_same_recipe_gives_the_same_numbers(finished: PretrainResult, small: PretrainConfig, cache: Path) -> None:
@@ -175,7 +175,7 @@ def text(small: PretrainConfig, cache: Path) -> Text:
 
 def test_a_batch_is_text_and_predicts_it(text: Text, small: PretrainConfig) -> None:
     rows = text.batches(small)(3)
-    torch.testing.assert_close(rows["input_ids"], BatchSampler(text.corpus, small.batch, small.seed).rows(3))
+    torch.testing.assert_close(rows["input_ids"], BatchSampler(text.corpus, small.batch_size, small.seed).rows(3))
     torch.testing.assert_close(rows["labels"], rows["input_ids"])
     assert _count(rows) == 4 * 15
 
@@ -279,7 +279,7 @@ def test_two_processes_train_the_model_of_one(
         one, two = (run.history[name].dropna().to_numpy() for run in (finished, together))
         assert two == pytest.approx(one, rel=1e-4), name
     assert list(together.history["tokens"]) == list(finished.history["tokens"])
-    assert together.record["cost"]["processes"] == 2
+    assert together.metadata["cost"]["processes"] == 2
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     ids = torch.arange(10)[None]
     torch.testing.assert_close(model(ids).logits, finished.model(ids).logits, atol=1e-4, rtol=1e-4)

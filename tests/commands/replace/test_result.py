@@ -54,7 +54,7 @@ def test_what_is_saved_comes_back(saved: Path) -> None:
     pd.testing.assert_frame_equal(found.scores, run.scores)
     pd.testing.assert_frame_equal(found.heads, run.heads)
     pd.testing.assert_frame_equal(found.cost, run.cost)
-    assert found.record == run.record
+    assert found.metadata == run.metadata
     assert found.constants == run.constants
     assert found.matrices.keys() == run.matrices.keys()
     assert all(torch.equal(found.matrices[place], run.matrices[place]) for place in run.matrices)
@@ -70,7 +70,7 @@ def test_the_columns_are_those_of_the_design(saved: Path) -> None:
 def test_the_order_is_written_most_dynamic_first(tmp_path: Path) -> None:
     run = made()
     shuffled = run.heads.sample(frac=1, random_state=0).assign(value=[np.nan, *range(5)], pattern=None)
-    folder = ReplaceResult(run.scores, shuffled, run.cost, run.record).save(tmp_path / "run")
+    folder = ReplaceResult(run.scores, shuffled, run.cost, run.metadata).save(tmp_path / "run")
     told = json.loads((folder / "heads.json").read_text(encoding="utf-8"))
     assert told["select"] == "lambda"
     ordered = shuffled.sort_values("rank")
@@ -87,7 +87,7 @@ def test_the_order_is_written_most_dynamic_first(tmp_path: Path) -> None:
 def test_the_page_holds_the_numbers(saved: Path) -> None:
     page = (saved / "report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
-    assert made().record["model"]["sha256"] in page
+    assert made().metadata["model"]["sha256"] in page
 
 
 # -- whole or not at all

@@ -85,8 +85,8 @@ def test_the_run_is_written_and_read_again(tiny: Tiny, reviews: Path, tmp_path: 
     pd.testing.assert_frame_equal(again.scores, found.scores)
     constants = Constants.load(tmp_path / "run" / "constants.safetensors")
     assert constants.origin.layout == "paper"
-    assert constants.origin.separators == tuple(found.record["settings"]["separators"])
-    assert found.record["data"]["train"] == 24
+    assert constants.origin.separators == tuple(found.metadata["settings"]["separators"])
+    assert found.metadata["data"]["train"] == 24
     assert (found.cost["flops"].diff().dropna() < 0).all(), "fewer dynamic heads, less to compute"
 
 

@@ -108,10 +108,10 @@ def test_all_trials_are_run_once_and_compared(tmp_path: Path) -> None:
     assert list(table["valid_loss"]) == list(table["rate"] + table["seed"])
     assert len(table) == 8
     assert (tmp_path / "report.html").read_text() == "<p>8 of 8 with 8</p>"
-    assert found.record == told_state(tmp_path)
-    assert (found.record["vary"], found.record["seeds"]) == (vary, [0, 7])
-    assert found.record["settings"]["width"] == 4
-    assert {(one["state"], one["attempts"], one["error"]) for one in found.record["trials"]} == {("finished", 1, "")}
+    assert found.metadata == told_state(tmp_path)
+    assert (found.metadata["vary"], found.metadata["seeds"]) == (vary, [0, 7])
+    assert found.metadata["settings"]["width"] == 4
+    assert {(one["state"], one["attempts"], one["error"]) for one in found.metadata["trials"]} == {("finished", 1, "")}
     assert sorted(told.finished for told in events if told.event.kind == "finished") == list(range(1, 9))
 
 
@@ -127,19 +127,19 @@ def test_the_same_sweep_again_runs_nothing(tmp_path: Path) -> None:
 def test_another_sweep_in_the_folder_adds_its_trials_and_takes_up_equal_ones(tmp_path: Path) -> None:
     swept(tmp_path, {"name": ["softmax", "elu"]}, seeds=2)
     found = swept(tmp_path, {"rate": [0.0, 1.0]}, seeds=1, settings={"width": 8, "name": "elu"})
-    assert found.record["vary"] == {"name": ["softmax", "elu"], "rate": [0.0, 1.0], "width": [None, 8]}
+    assert found.metadata["vary"] == {"name": ["softmax", "elu"], "rate": [0.0, 1.0], "width": [None, 8]}
     again = swept(tmp_path, {"name": ["elu", "sigmoid"]}, seeds=[1])
     assert set(counted(tmp_path, "begun").values()) == {1}
     assert len(again.table) == 4 + 2 + 1
     assert again.table["width"].isna().sum() == 5
-    assert again.record["trials"][1]["values"] == {"name": "softmax", "rate": 0.0, "width": None}
+    assert again.metadata["trials"][1]["values"] == {"name": "softmax", "rate": 0.0, "width": None}
 
 
 def test_trials_that_failed_are_told_of_until_others_are_asked_for(tmp_path: Path) -> None:
-    assert len(swept(tmp_path, {"failures": [0, 9]}, retries=0).record["trials"]) == 2
+    assert len(swept(tmp_path, {"failures": [0, 9]}, retries=0).metadata["trials"]) == 2
     found = swept(tmp_path, {"rate": [1.0]})
-    assert [one["state"] for one in found.record["trials"]] == ["finished", "finished"]
-    assert found.record["vary"] == {"rate": [0.0, 1.0]}
+    assert [one["state"] for one in found.metadata["trials"]] == ["finished", "finished"]
+    assert found.metadata["vary"] == {"rate": [0.0, 1.0]}
 
 
 def test_values_of_several_kinds_become_text_in_the_table(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_trial_whose_results_are_of_other_settings_or_cut_off_is_run_again(tmp
 def test_a_failed_trial_is_tried_again_and_the_others_go_on(tmp_path: Path) -> None:
     events: list[SweepProgress] = []
     found = swept(tmp_path, {"failures": [0, 1, 2, 3]}, retries=2, on_event=events.append)
-    state = {one["values"]["failures"]: one for one in found.record["trials"]}
+    state = {one["values"]["failures"]: one for one in found.metadata["trials"]}
     assert {n: (one["state"], one["attempts"]) for n, one in state.items()} == {
         0: ("finished", 1),
         1: ("finished", 2),
@@ -219,18 +219,18 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
     for trial in combinations(COMMANDS["learn"](), vary, folder=tmp_path, settings=settings, seeds=[39, 508]):
         scores = learned.matrix([trial.values["method"]], [trial.seed])
         tables = {name: learned.tables(scores)[name] for name in ("matrix", "cost", "diagnostics", "interference")}
-        LearnResult(**tables, record=learned.record(course=trial.settings)).save(trial.folder)
+        LearnResult(**tables, metadata=learned.record(course=trial.settings)).save(trial.folder)
     found = sweep("learn", vary, out=tmp_path, settings=settings, seeds=[39, 508])
     table = found.table.set_index(["method", "seed"])
     assert len(table) == 4
     assert not list(tmp_path.glob("trials/*.log"))
     np.testing.assert_allclose(table.loc[("finetune", 39), ["fgt_til", "ap_til", "ap_cil"]], [16, 84, 64])
     np.testing.assert_allclose(table.loc[("prescale", 508), ["fgt_til", "ap_til", "ap_cil"]], [2, 94.5, 74.5])
-    assert found.record["settings"]["rows"] == 60
+    assert found.metadata["settings"]["rows"] == 60
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert all(title in page for title in ("AP TIL", "FGT CIL", "Tasks learnt", "scores in per cent"))
     terminal = io.StringIO()
-    Console(file=terminal, width=80).print(COMMANDS["learn"]().summary(found.table, found.record))
+    Console(file=terminal, width=80).print(COMMANDS["learn"]().summary(found.table, found.metadata))
     assert "AP TIL" in terminal.getvalue().splitlines()[3]
     curves = COMMANDS["learn"]().history(tmp_path / "trials" / found.table["key"][0])
     assert list(curves.columns) == ["tasks", "ap_cil", "ap_til"]

@@ -26,7 +26,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights before and after two tasks, in float64."""
     method = made(name, **SAID.get(name, {}))
-    budget = replace(BUDGET, epochs=1, micro_batch=micro_batch)
+    budget = replace(BUDGET, num_epochs=1, micro_batch_size=micro_batch)
     learner = make_learner(stream(2, 2), method, lively(kind), budget, seed=1)
     learner.network.double()
     before = copied(learner)

@@ -141,7 +141,7 @@ def test_whatever_is_trained_a_new_gate_is_shut_for_what_earlier_tasks_look_like
 def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
     method = made("gainlora", orthogonality=0.7)
     learner = precise(method, task=2)
-    method.prepare(learner, 2)
+    method.before_task(learner, 2)
     rows = some(learner)
     rows["labels"][1] = -100
     plain = float(learner.cross_entropy(learner.network(rows), rows).detach())
@@ -153,12 +153,12 @@ def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
 def test_what_is_kept_free_is_what_the_gate_has_read(measure: str) -> None:
     method = made("gainlora", inner=5, threshold=0.6, measure=measure)
     learner = precise(method, task=0)
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     network = learner.network_as(GainNetwork)
     with torch.no_grad():
         read = torch.cat([network.read(learner.rows([item])) for item in learner.items(0)])
         inputs = [one.numpy().T for one in network.inputs(read, 0)]
-    method.finish(learner, 0)
+    method.after_task(learner, 0)
     for name, H in zip(LAYERS, inputs, strict=True):
         left, values, _ = np.linalg.svd(H if measure == "paper" else H @ H.T)
         many = 1 + int((np.cumsum(values**2) < 0.6 * (values**2).sum()).sum())

@@ -35,7 +35,7 @@ def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[s
     """The weights before and after two tasks, in float64."""
     method = METHODS[name](METHODS[name].Settings.parsed(SMALL[name]))
     learner = make_learner(
-        stream(2, 2), method, lively(kind), replace(BUDGET, epochs=1, micro_batch=micro_batch), seed=1
+        stream(2, 2), method, lively(kind), replace(BUDGET, num_epochs=1, micro_batch_size=micro_batch), seed=1
     )
     learner.network.double()
     before = copied(learner)

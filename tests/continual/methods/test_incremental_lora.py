@@ -24,7 +24,7 @@ def test_a_task_changes_its_own_block_and_no_other(name: str) -> None:
 def test_the_blocks_of_all_tasks_so_far_are_added_to_the_weights(tasks: int) -> None:
     method = made("incremental-lora")
     learner = precise(method)
-    method.prepare(learner, tasks - 1)
+    method.before_task(learner, tasks - 1)
     learner.network.eval()
     with torch.no_grad():
         found = learner.network(some(learner))
@@ -41,7 +41,7 @@ def test_a_new_block_begins_by_changing_nothing() -> None:
             blocks.B[1].zero_()
         learner.network_as(PoolNetwork).count.fill_(1)
         old = learner.network(some(learner))
-        method.prepare(learner, 1)
+        method.before_task(learner, 1)
         assert int(learner.network_as(PoolNetwork).count) == 2
         assert torch.equal(learner.network(some(learner)), old)
     assert moved(before, copied(learner))

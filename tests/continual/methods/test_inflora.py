@@ -154,7 +154,7 @@ def read(learner: Learner, task: int) -> dict[str, Tensor]:
 def test_moments_are_of_the_tokens_that_rows_have_by_themselves() -> None:
     method = made("inflora")
     learner = precise(method)
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     for name, inputs in read(learner, 1).items():
         found = second_moments(learner, learner.items(1))[name]
         torch.testing.assert_close(found, moment(inputs), rtol=1e-10, atol=1e-10)
@@ -167,18 +167,18 @@ def test_the_shares_grow_with_the_tasks(measure: str) -> None:
     learner = precise(method)
     memories: dict[str, Tensor] = {}
     for task, share in enumerate((0.7, 0.8, 0.9)):
-        method.finish(learner, task)
+        method.after_task(learner, task)
         for name, inputs in read(learner, task).items():
             of = inputs if measure == "paper" else moment(inputs)
             taken = with_singular_values(memories.get(name, drawn(16, 0)), of, share)
             memories[name] = taken
             left = next(
                 Memory(value, key.startswith("free/"))
-                for key, value in method.kept.tensors.items()
+                for key, value in method.state.tensors.items()
                 if key.endswith(name)
             ).left()
             torch.testing.assert_close(torch.eye(16, dtype=torch.float64) - left, spanned(taken), rtol=0, atol=1e-8)
-    assert len(method.kept.tensors) == len(memories)
+    assert len(method.state.tensors) == len(memories)
 
 
 def test_only_b_is_trained_and_a_is_as_it_was_designed() -> None:
@@ -195,10 +195,10 @@ def test_only_b_is_trained_and_a_is_as_it_was_designed() -> None:
 def test_a_later_block_answers_nothing_to_what_the_memory_has() -> None:
     method = made("inflora", threshold=0.6, measure="paper")
     learner = precise(method)
-    method.prepare(learner, 0)
-    method.finish(learner, 0)
+    method.before_task(learner, 0)
+    method.after_task(learner, 0)
     memories = {name: grown(None, one, 0.6) for name, one in second_moments(learner, learner.items(0)).items()}
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
         down = layer.blocks.A[1]
         within = torch.eye(16, dtype=torch.float64) - memories[name].left()
@@ -210,16 +210,16 @@ def test_a_later_block_answers_nothing_to_what_the_memory_has() -> None:
 def test_when_all_is_kept_later_tasks_change_no_answer_to_the_first() -> None:
     method = made("inflora", threshold=1.0)
     learner = precise(method, tasks=2, task=0)
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     few = learner.items(0)[:1]
     memories = {name: grown(None, one, 1.0) for name, one in second_moments(learner, few).items()}
     for name, memory in memories.items():
-        method.kept.tensors[("free/" if memory.free else "taken/") + name] = memory.basis
+        method.state.tensors[("free/" if memory.free else "taken/") + name] = memory.basis
     rows = learner.rows(few)
     learner.network.eval()
     with torch.no_grad():
         before = learner.network(rows)
-        method.prepare(learner, 1)
+        method.before_task(learner, 1)
         fill_b(learner)
         after, others = learner.network(rows), learner.network(learner.rows(learner.items(1)))
         learner.network_as(PoolNetwork).count.fill_(1)
@@ -237,8 +237,8 @@ def fill_b(learner: Learner) -> None:
 def test_a_memory_without_directions_left_is_saved_and_restored(tmp_path: Path) -> None:
     method = made("inflora")
     learner = precise(method)
-    method.kept.tensors["free/empty"] = drawn(4, 0)
-    save(tmp_path, 1, learner.network, method.kept, {"about": {}})
+    method.state.tensors["free/empty"] = drawn(4, 0)
+    save(tmp_path, 1, learner.network, method.state, {"about": {}})
     kept, _ = restore_state(tmp_path, 1, learner.network, {})
     assert kept.tensors["free/empty"].shape == (4, 0)
     found = designed(HAND, Memory(kept.tensors["free/empty"], True), 2)

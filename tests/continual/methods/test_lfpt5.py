@@ -43,7 +43,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(kind: Kind = "t5", settings: Settings = SMALL, **changes: Any) -> tuple[Learner, Lfpt5]:
     """A run in float64."""
     method, model = Lfpt5(settings), loaded(kind, dtype=torch.float64)
-    learner = begin_texts(stream(2, 2), method, model, replace(BUDGET, epochs=1, **changes), seed=1)
+    learner = begin_texts(stream(2, 2), method, model, replace(BUDGET, num_epochs=1, **changes), seed=1)
     learner.network.double()
     return learner, method
 
@@ -52,14 +52,14 @@ def second(kind: Kind = "t5") -> tuple[Learner, Lfpt5, dict[str, Tensor]]:
     """A run in its second task, with rows that were written of the first, and a batch of all rows."""
     learner, method = made(kind)
     learner.network.eval()
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     random = torch.Generator().manual_seed(0)
-    method.kept.tensors[PROMPT] = torch.randn(3, 16, generator=random, dtype=torch.float64)
-    method.kept.values[WRITTEN] = SAID
+    method.state.tensors[PROMPT] = torch.randn(3, 16, generator=random, dtype=torch.float64)
+    method.state.values[WRITTEN] = SAID
     learner.task = 1
-    method.prepare(learner, 1)
-    (stage,) = method.stages(learner, 1)
-    return learner, method, method.batches(learner, 1, replace(stage, epochs=1)).rows(0)
+    method.before_task(learner, 1)
+    (stage,) = method.phases(learner, 1)
+    return learner, method, method.batches(learner, 1, replace(stage, num_epochs=1)).rows(0)
 
 
 # -- formulas ---------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_what_is_written_is_looked_at() -> None:
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_the_loss_is_of_answers_of_rows_as_they_are_written_and_of_what_was_said_before(kind: Kind) -> None:
     learner, method, _ = second(kind)
-    (stage,) = method.stages(learner, 1)
+    (stage,) = method.phases(learner, 1)
     batches = method.batches(learner, 1, stage)
     every = [batches.rows(step) for step in range(batches.steps)]
     assert sum(int(rows["old"].sum()) for rows in every) >= 2
@@ -126,7 +126,7 @@ def test_the_loss_is_of_answers_of_rows_as_they_are_written_and_of_what_was_said
                 now = model(rows["input_ids"][[row]], mask, labels).logits[0, :many].log_softmax(-1)
                 said = rows["said"][[row]]
                 asked = model(rows["asked_ids"][[row]], rows["asked_mask"][[row]], said).logits[0].log_softmax(-1)
-            with network.pool.prepending(method.kept.tensors[PROMPT][None]):
+            with network.pool.prepending(method.state.tensors[PROMPT][None]):
                 before = model(rows["input_ids"][[row]], mask, labels).logits[0, :many].log_softmax(-1)
             told = said[0, said[0] != -100]
             expected = expected - 0.99 * now[range(many), labels[0, :many]].sum()
@@ -141,8 +141,8 @@ def test_the_first_task_has_the_whole_of_its_loss() -> None:
     found = []
     for holding in (0.0, 0.5):
         learner, method = made(settings=replace(SMALL, holding=holding))
-        method.prepare(learner, 0)
-        (stage,) = method.stages(learner, 0)
+        method.before_task(learner, 0)
+        (stage,) = method.phases(learner, 0)
         rows = method.batches(learner, 0, stage).rows(0)
         found.append(float(method.loss(learner, learner.network.eval(), rows).detach()))
     assert found[0] == found[1] > 0
@@ -150,7 +150,7 @@ def test_the_first_task_has_the_whole_of_its_loss() -> None:
 
 def test_rows_that_were_written_are_learnt_beside_those_of_the_task() -> None:
     learner, method, _ = second()
-    (stage,) = method.stages(learner, 1)
+    (stage,) = method.phases(learner, 1)
     batches = method.batches(learner, 1, stage)
     seen = [
         (int(rows["tasks"][row]), int(rows["rows"][row]), bool(rows["old"][row]))
@@ -194,13 +194,13 @@ def test_what_is_written_and_kept_is_there_again_when_a_run_goes_on(tmp_path: Pa
     learner, method = made(settings=with_mlp)
     found = tensors_of(run_stream(learner, method, folder=tmp_path, resume=True).network)
     assert all(torch.equal(found[key], value) for key, value in expected.items())
-    assert method.kept.tensors[PROMPT].shape == (3, 16)
+    assert method.state.tensors[PROMPT].shape == (3, 16)
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_the_prompt_writes_rows_of_a_task(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, method = made(kind)
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     asked: dict[str, Any] = {}
     ids = learner.tokenizer("animals : cat say : quick a cat")["input_ids"]
     other = learner.tokenizer("animals : dog say : quick a red")["input_ids"]
@@ -212,12 +212,12 @@ def test_the_prompt_writes_rows_of_a_task(kind: Kind, monkeypatch: pytest.Monkey
         return torch.cat([first, said], 1)
 
     monkeypatch.setattr(cast(Any, learner.network.classifier).encoder, "generate", generate)
-    method.finish(learner, 0)
-    inputs, answers = method.kept.values[WRITTEN][0]
+    method.after_task(learner, 0)
+    inputs, answers = method.state.values[WRITTEN][0]
     assert list(inputs) == ["animals : cat say :"]
     assert list(answers) == ["a cat"]  # nothing of the task is answered with "a red"
     assert (asked["do_sample"], asked["top_k"], asked["repetition_penalty"]) == (True, 5, 1.0)
-    assert torch.equal(method.kept.tensors[PROMPT], learner.network_as(Lfpt5Network).pool.prompts.prompt(0))
+    assert torch.equal(method.state.tensors[PROMPT], learner.network_as(Lfpt5Network).pool.prompts.prompt(0))
 
 
 def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:
@@ -226,11 +226,11 @@ def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:
         learner, method = made(settings=replace(SMALL, separator="the", share=1.0))
         free = tuple(replace(task, metric="rouge-l") for task in learner.stream.tasks)
         learner.stream = replace(learner.stream, tasks=free)
-        method.prepare(learner, 0)
+        method.before_task(learner, 0)
         before = torch.random.get_rng_state()
-        method.finish(learner, 0)
+        method.after_task(learner, 0)
         assert torch.equal(torch.random.get_rng_state(), before)
-        found.append(method.kept.values[WRITTEN])
+        found.append(method.state.values[WRITTEN])
     assert found[0] == found[1]
     assert found[0][0]
 
@@ -238,7 +238,7 @@ def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:
 def test_a_small_share_of_few_rows_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing more is drawn than is wanted."""
     learner, method = made(settings=replace(SMALL, share=0.01))
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     drawn: list[Any] = []
 
     def said(_: Any, ids: Tensor) -> list[str]:
@@ -246,8 +246,8 @@ def test_a_small_share_of_few_rows_is_one_row(monkeypatch: pytest.MonkeyPatch) -
         return ["animals : cat say : quick a cat"]
 
     monkeypatch.setattr(lfpt5, "decode_answers", said)
-    method.finish(learner, 0)
-    inputs, _ = method.kept.values[WRITTEN][0]
+    method.after_task(learner, 0)
+    inputs, _ = method.state.values[WRITTEN][0]
     assert (len(inputs), len(drawn)) == (1, 1)
 
 

@@ -72,8 +72,8 @@ def test_a_step_leaves_the_gradient_of_the_rows_that_the_formula_says(pieces: in
     method = made("migu", rank=5)
     assert isinstance(method, Migu)
     learner = precise(method)
-    method.prepare(learner, 1)
-    (stage,) = method.stages(learner, 1)
+    method.before_task(learner, 1)
+    (stage,) = method.phases(learner, 1)
     batches = method.batches(learner, 1, stage)
     method.loss(learner, learner.network, some(learner)).backward()  # of no batch, as where costs are counted
     learner.network.zero_grad()
@@ -84,8 +84,8 @@ def test_a_step_leaves_the_gradient_of_the_rows_that_the_formula_says(pieces: in
         method.loss(learner, learner.network, piece).backward()
     named = dict(learner.network.named_parameters())
     before = {name: one.grad.clone() for name, one in named.items() if one.grad is not None}
-    assert stage.correct is not None
-    stage.correct(learner.network, 0)
+    assert stage.transform_gradients is not None
+    stage.transform_gradients(learner.network, 0)
     changed = 0
     for name, vectors in read(learner, rows).items():
         blocks = learner.network_as(PoolNetwork).pool.layers[name].blocks

@@ -36,7 +36,7 @@ def test_the_size_of_a_block_is_the_sum_over_the_entries_of_its_product(released
 def test_the_loss_has_the_penalty_once_for_each_row_that_counts(product_: str) -> None:
     method = made("n-lora", sparsity=0.3, product=product_)
     learner = precise(method, task=1)
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     rows = some(learner)
     rows["labels"][2:4] = -100
     plain = float(learner.cross_entropy(learner.network(rows), rows).detach())
@@ -47,7 +47,7 @@ def test_the_loss_has_the_penalty_once_for_each_row_that_counts(product_: str) -
 def test_the_penalty_moves_the_new_block_alone() -> None:
     method = made("n-lora")
     learner = precise(method)
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     found = gradients(learner, magnitude(learner.network_as(PoolNetwork).pool, 1))
     assert {name.rsplit(".blocks.")[1] for name in found} == {"A.1", "B.1"}
 
@@ -72,8 +72,8 @@ def test_the_released_product_needs_layers_that_give_as_much_as_they_read() -> N
     method = made("n-lora", **said)
     learner = precise(method)
     with pytest.raises(UserError, match=r"product: expected update, since .*intermediate\.dense gives another number"):
-        method.prepare(learner, 0)
-    made("n-lora", targets="intermediate.dense").prepare(learner, 0)
+        method.before_task(learner, 0)
+    made("n-lora", targets="intermediate.dense").before_task(learner, 0)
 
 
 @pytest.mark.parametrize("said", [{"sparsity": -1}, {"product": "sum"}])

@@ -32,7 +32,7 @@ def test_the_overlap_is_that_of_each_pair_of_rows(block: int, squared: bool) -> 
 def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
     method = made("o-lora", orthogonality=0.7, shrinkage=0.2)
     learner = precise(method, task=2)
-    method.prepare(learner, 2)
+    method.before_task(learner, 2)
     rows = some(learner)
     rows["labels"][1] = -100
     plain = learner.cross_entropy(learner.network(rows), rows)
@@ -45,7 +45,7 @@ def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
 def test_the_first_task_has_nothing_to_be_orthogonal_to() -> None:
     method = made("o-lora")
     learner = precise(method, task=0)
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     rows = some(learner)
     assert torch.equal(method.loss(learner, learner.network, rows), learner.cross_entropy(learner.network(rows), rows))
 
@@ -53,7 +53,7 @@ def test_the_first_task_has_nothing_to_be_orthogonal_to() -> None:
 def test_the_penalty_moves_the_new_block_alone_and_makes_it_more_orthogonal() -> None:
     method = made("o-lora")
     learner = precise(method)
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     pool = learner.network_as(PoolNetwork).pool
     before = overlap(pool, 1)
     found = gradients(learner, before)

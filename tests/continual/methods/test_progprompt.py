@@ -122,10 +122,10 @@ def test_prompts_leave_room_for_the_texts() -> None:
 
 def test_only_the_task_s_prompt_its_mlp_and_the_head_are_trained() -> None:
     learner, method = made()
-    method.prepare(learner, 0)
-    method.finish(learner, 0)
+    method.before_task(learner, 0)
+    method.after_task(learner, 0)
     learner.task = 1
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     named = {name for name, one in learner.network.named_parameters() if one.requires_grad}
     inside = "classifier.encoder.soft_prompts."
     mlp = {f"{inside}mlp.{part}.{kind}" for part in (0, 2, 3) for kind in ("weight", "bias")}
@@ -147,6 +147,6 @@ def test_answers_to_old_tasks_stay_as_they_are(kind: small_text.Kind) -> None:
     def note(_: Learner, learnt: int) -> None:
         seen.append([answers(learner, cast(TextTask, learner.stream.tasks[task]), "test") for task in range(learnt)])
 
-    found = run_stream(learner, method, on_task=note).found["matrix"]
+    found = run_stream(learner, method, on_task=note).rows["matrix"]
     assert seen[0][0] == seen[1][0]
     assert {row["score"] for row in found if row["position"] == 1 and row["after_task"]} == {found[1]["score"]}

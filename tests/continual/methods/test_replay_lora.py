@@ -12,7 +12,7 @@ from regard.errors import UserError
 from tests.continual.methods.blocks import learnt, made, moved, of_block
 from tests.continual.small import BUDGET, loaded, stream
 
-STAGE = TrainingPhase(name="fine-tuning", epochs=2, learning_rate=1e-3)
+STAGE = TrainingPhase(name="fine-tuning", num_epochs=2, learning_rate=1e-3)
 
 
 @pytest.mark.parametrize("mixing", ["batch", "merge", "interval"])
@@ -22,10 +22,10 @@ def test_it_trains_on_the_batches_of_replay(mixing: str) -> None:
     found = []
     for method in (ours, theirs):
         learner = make_learner(stream(4), method, loaded(), BUDGET, seed=1)
-        method.finish(learner, 0)
+        method.after_task(learner, 0)
         learner.task = 1
         found.append(method.batches(learner, 1, STAGE))
-    assert ours.kept.items == theirs.kept.items
+    assert ours.state.examples == theirs.state.examples
     assert found[0].steps == found[1].steps
     old = 0
     for step in range(found[0].steps):

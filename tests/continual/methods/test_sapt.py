@@ -45,12 +45,12 @@ def after_two(**settings: Any) -> tuple[Learner, Sapt]:
     learner, method = begun(**settings)
     for task in range(2):
         learner.task = task
-        method.prepare(learner, task)
+        method.before_task(learner, task)
         method.place(learner, task)
         _stir(learner.network_as(SaptNetwork), task)
-        method.finish(learner, task)
+        method.after_task(learner, task)
     learner.task = 2
-    method.prepare(learner, 2)
+    method.before_task(learner, 2)
     method.place(learner, 2)
     _stir(learner.network_as(SaptNetwork), 2)
     return learner, method
@@ -96,16 +96,16 @@ def test_the_weights_are_those_of_the_paper() -> None:
 def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
     learner, method = begun()
     learner.task = 0
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     method.place(learner, 0)
-    method.finish(learner, 0)
-    method.prepare(learner, 1)
+    method.after_task(learner, 0)
+    method.before_task(learner, 1)
     method.place(learner, 1)
     _stir(learner.network_as(SaptNetwork), 1)
-    method.finish(learner, 1)
+    method.after_task(learner, 1)
     expected = weights_written_out(learner.network_as(SaptNetwork), learner.rows(learner.items(1))).mean(0)
-    assert torch.allclose(method.kept.tensors["target/1"].double(), expected, atol=1e-6)
-    assert torch.equal(method.kept.tensors["target/0"], torch.ones(1).to(method.kept.tensors["target/0"]))
+    assert torch.allclose(method.state.tensors["target/1"].double(), expected, atol=1e-6)
+    assert torch.equal(method.state.tensors["target/0"], torch.ones(1).to(method.state.tensors["target/0"]))
 
 
 @pytest.mark.parametrize("gate", ["open", "published"])
@@ -124,7 +124,7 @@ def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
         expected = expected - 0.3 * counted.log().sum() / 3  # the mean over three blocks
     apart = []
     for task in range(2):
-        target, vectors = method.kept.tensors[f"target/{task}"], method.kept.tensors[f"vectors/{task}"]
+        target, vectors = method.state.tensors[f"target/{task}"], method.state.tensors[f"vectors/{task}"]
         assert vectors.shape[0] == 3
         told = network.attention(vectors)
         apart.append(sum(target[block] * (target[block].log() - told[:, block].log()) for block in range(task + 1)))
@@ -135,16 +135,16 @@ def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
 
 def test_blocks_keys_and_maps_may_have_rates_of_their_own() -> None:
     learner, method = begun(block_rate=20.0, key_rate=10.0, map_rate=0.1)
-    (stage,) = method.stages(learner, 0)
+    (stage,) = method.phases(learner, 0)
     names = [name for name, _ in learner.network.named_parameters()]
     blocks = {name for name in names if ".blocks." in name}
-    assert {stage.times[name] for name in blocks} == {20.0}
-    assert {name: stage.times[name] for name in names if name.startswith("attention.")} == {
+    assert {stage.lr_multipliers[name] for name in blocks} == {20.0}
+    assert {name: stage.lr_multipliers[name] for name in names if name.startswith("attention.")} == {
         name: 10.0 if ".keys." in name else 0.1 for name in names if name.startswith("attention.")
     }
-    assert not any(name.startswith("classifier.head") for name in stage.times)
+    assert not any(name.startswith("classifier.head") for name in stage.lr_multipliers)
     learner, method = begun()
-    assert method.stages(learner, 0)[0].times == {}
+    assert method.phases(learner, 0)[0].lr_multipliers == {}
 
 
 def test_what_is_trained_is_the_new_block_its_key_and_the_maps() -> None:
@@ -162,11 +162,11 @@ def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
     """B = 0 at first: what the block is given changes nothing, so nothing says that it should be given more."""
     for gate, moves in (("published", False), ("open", True)):
         learner, method = begun(gate=gate, reflects="none")
-        method.prepare(learner, 0)
+        method.before_task(learner, 0)
         method.place(learner, 0)
         _stir(learner.network_as(SaptNetwork), 0)
         learner.task = 1
-        method.prepare(learner, 1)
+        method.before_task(learner, 1)
         method.place(learner, 1)
         with torch.no_grad():
             for layer in learner.network_as(SaptNetwork).pool.blocks:
@@ -184,9 +184,9 @@ def test_the_gate_is_opened_before_the_block_is_trained() -> None:
         learner, method = begun(ahead=ahead, stored=8)
         for task in range(3):
             learner.task = task
-            method.prepare(learner, task)
+            method.before_task(learner, task)
             method.place(learner, task)
-            method.finish(learner, task)
+            method.after_task(learner, task)
         rows = gate_rows(learner, method, 3, scored=False)
         own.append([row["value"] for row in rows if row["statistic"] == "own_weight"])
     assert min(own[1]) > 0.6
@@ -203,11 +203,11 @@ def test_a_gate_that_is_held_is_not_trained_with_the_block() -> None:
 def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
     learner, method = begun(floor=0.8, warming=0.5)
     learner.task = 1
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     method.place(learner, 0)
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     method.place(learner, 1)
-    made = method.batches(learner, 1, method.stages(learner, 1)[0])
+    made = method.batches(learner, 1, method.phases(learner, 1)[0])
     floors = [made.rows(step)[FLOOR] for step in range(made.steps)]
     half = math.ceil(made.steps / 2)
     expected = [0.8 * max(0.0, 1 - step / half) for step in range(made.steps)]
@@ -238,7 +238,7 @@ def test_unaligned_blocks_are_learnt_alone_and_mixed_when_they_answer() -> None:
 
 def test_a_density_stands_for_rows_and_none_is_kept() -> None:
     learner, method = after_two(reflects="density", stored=5, directions=2)
-    names = set(method.kept.tensors)
+    names = set(method.state.tensors)
     assert not any(name.startswith("vectors/") for name in names)
     assert method.vectors(learner, 1).shape == (5, 16)
     assert torch.equal(method.vectors(learner, 1), method.vectors(learner, 1))
@@ -253,8 +253,8 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
     head: Any = network.classifier.head
     assert len(head.others)
     maps = [network.attention.down, network.attention.up]
-    rows = learner.rows(learner.items(2)[: 4 * BUDGET.batch])
-    method.kept.values["strength/2"] = method._balanced(learner, 2)
+    rows = learner.rows(learner.items(2)[: 4 * BUDGET.batch_size])
+    method.state.values["strength/2"] = method._balanced(learner, 2)
     assert not any(one.training for one in network.modules())
     head.train()
     own = learner.cross_entropy(network(rows), rows) / len(rows["labels"])
@@ -297,7 +297,7 @@ def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
 def test_the_open_gate_learns_the_words() -> None:
     method = Sapt(Settings(rank=4, stored=8))
     learner = make_learner(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
-    found = run_stream(learner, method).found["matrix"]
+    found = run_stream(learner, method).rows["matrix"]
     at_once = [row["score"] for row in found if row["after_task"] == row["position"] and row["setting"] == "til"]
     assert len(at_once) == 3
     rows = gate_rows(learner, method, 3, scored=False)
@@ -347,7 +347,7 @@ def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
     network = learner.network_as(SaptNetwork)
     for task in range(3):
         learner.task = task
-        method.prepare(learner, task)
+        method.before_task(learner, task)
         method.place(learner, task)
         new = [part.clone() for part in network.pool.parameters_of(task)]
         assert (sum(float(part.detach().abs().sum()) for part in new[1::2]) == 0) is (begins == "nothing" or not task)
@@ -363,13 +363,13 @@ def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
 def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> None:
     learner, method = begun(begins="best", tried=64, ahead=0, reflects="none")
     learner.task = 0
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     method.place(learner, 0)
     network = learner.network_as(SaptNetwork)
     _stir(network, 0)
     for task in (1, 2):
         learner.task = task
-        method.prepare(learner, task)
+        method.before_task(learner, task)
         method.place(learner, task)
         found = losses(learner, task, list(range(task + 1)), 64)
         rows = learner.rows(learner.items(task))
@@ -384,7 +384,7 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
 
 def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     learner, method = begun(ahead=0, reflects="none")
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     method.place(learner, 0)
     with torch.no_grad():
         for part in learner.network_as(SaptNetwork).pool.parameters_of(0):
@@ -400,10 +400,10 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
 def test_a_run_that_is_broken_off_within_a_task_goes_on_to_the_same(reflects: Any, tmp_path: Path) -> None:
     def learnt(folder: Path | None, stop: tuple[int, int] | None, *, resume: bool = False) -> dict[str, Tensor]:
         method = Sapt(Settings(rank=2, stored=4, reflects=reflects, ahead=20))
-        learner = make_learner(stream(4), method, loaded(), replace(BUDGET, epochs=1), seed=1, head="labels")
+        learner = make_learner(stream(4), method, loaded(), replace(BUDGET, num_epochs=1), seed=1, head="labels")
 
         def tell(told: ProgressEvent) -> None:
-            if (told.position, told.step) == stop:
+            if (told.task_index, told.step) == stop:
                 raise KeyboardInterrupt
 
         ran = run_stream(learner, method, folder=folder, resume=resume, checkpoint_every=1, on_progress=tell)

@@ -85,13 +85,13 @@ def learnt() -> tuple[RunState, SaptTaskFree, tuple[dict[str, Tensor], ...], tup
 
         def look(learner: Learner, _: int) -> None:
             after.append({name: value.clone() for name, value in tensors_of(learner.network).items()})
-            kept.append({name: value.clone() for name, value in method.kept.tensors.items()})
+            kept.append({name: value.clone() for name, value in method.state.tensors.items()})
 
         return run_stream(learner, method, on_task=look), method, tuple(after), tuple(kept)
 
 
 def decided(method: SaptTaskFree, portions: int = 3) -> list[int]:
-    return [method.kept.values[f"portion/{number}"]["block"] for number in range(portions)]
+    return [method.state.values[f"portion/{number}"]["block"] for number in range(portions)]
 
 
 # -- what is decided ------------------------------------------------------------------------------------
@@ -101,10 +101,10 @@ def test_what_comes_again_is_recognised_and_gets_no_new_block() -> None:
     ran, method, *_ = learnt()
     network = ran.learner.network_as(NoticedNetwork)
     assert decided(method) == [0, 1, 0]
-    assert [method.kept.values[f"portion/{number}"]["new"] for number in range(3)] == [True, True, False]
+    assert [method.state.values[f"portion/{number}"]["new"] for number in range(3)] == [True, True, False]
     assert [network.block_of(number) for number in range(3)] == [0, 1, 0]
     assert int(network.count) == int(network.attention.count) == 2
-    assert {name for name in method.kept.tensors if name.startswith("target/")} == {"target/0", "target/1"}
+    assert {name for name in method.state.tensors if name.startswith("target/")} == {"target/0", "target/1"}
     rows = network.weights(ran.learner.rows(ran.learner.items(1)[:4]))
     assert rows is not None
     assert rows.shape == (4, 2)
@@ -112,25 +112,25 @@ def test_what_comes_again_is_recognised_and_gets_no_new_block() -> None:
 
 def test_what_was_decided_by_is_written_down_and_is_the_test_s() -> None:
     ran, method, _, kept = learnt()
-    told = method.kept.values["portion/1"]
+    told = method.state.values["portion/1"]
     vectors = method._vectors_of(ran.learner, 1)
     found = novelty(vectors, kept[0]["vectors/0"], seed=ran.learner.seed_for("novelty", 1, 0))
     assert len(vectors) < method.settings.compared  # all of them were compared
     assert told == {"block": 1, "new": True, "statistic": [found.statistic], "p": [found.p]}
     assert found.p <= method.settings.alarm
-    again = method.kept.values["portion/2"]
+    again = method.state.values["portion/2"]
     assert again["p"][0] > method.settings.alarm >= again["p"][1]
     assert again["statistic"][0] < again["statistic"][1]
 
 
 def test_at_most_so_many_rows_are_compared() -> None:
     learner, method = begun(recurring(), compared=5)
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     method.place(learner, 0)
-    method.finish(learner, 0)
+    method.after_task(learner, 0)
     told, vectors = method._decide(learner, 1), method._vectors_of(learner, 1)
     chosen = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(learner.seed_for("compared", 1)))[:5]
-    found = novelty(vectors[chosen], method.kept.tensors["vectors/0"], seed=learner.seed_for("novelty", 1, 0))
+    found = novelty(vectors[chosen], method.state.tensors["vectors/0"], seed=learner.seed_for("novelty", 1, 0))
     assert told["p"] == [found.p]
 
 
@@ -143,9 +143,9 @@ def test_where_all_is_new_it_is_sapt() -> None:
     found, expected = tensors_of(ours.network), tensors_of(theirs.network)
     assert found.keys() - expected.keys() == {"given"}
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
-    assert method.kept.tensors.keys() == told.kept.tensors.keys()
-    assert all(torch.equal(value, method.kept.tensors[name]) for name, value in told.kept.tensors.items())
-    assert ours.found["matrix"] == theirs.found["matrix"]
+    assert method.state.tensors.keys() == told.state.tensors.keys()
+    assert all(torch.equal(value, method.state.tensors[name]) for name, value in told.state.tensors.items())
+    assert ours.rows["matrix"] == theirs.rows["matrix"]
 
 
 @pytest.mark.parametrize("settings, blocks", [({"alarm": 1.0}, [0, 1, 2]), ({"reuse": 0.01}, [0, 0, 0])])
@@ -155,9 +155,9 @@ def test_one_may_always_take_a_new_block_or_reuse_one_that_is_a_little_alike(
     learner, method = begun(recurring(), **settings)
     for task in range(3):
         learner.task = task
-        method.prepare(learner, task)
+        method.before_task(learner, task)
         method.place(learner, task)
-        method.finish(learner, task)
+        method.after_task(learner, task)
     assert decided(method) == blocks
     assert int(learner.network_as(NoticedNetwork).count) == max(blocks) + 1
 
@@ -170,9 +170,9 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
     learner, method = begun(longer())
     for task in range(4):
         learner.task = task
-        method.prepare(learner, task)
+        method.before_task(learner, task)
         method.place(learner, task)
-        method.finish(learner, task)
+        method.after_task(learner, task)
     assert decided(method, 4) == [0, 1, 0, 2]
     assert begins == [(1, 0), (2, 1)]
     assert learner.network_as(NoticedNetwork).own == 2
@@ -199,16 +199,16 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
     learner, method = begun(recurring(), opening=2.0)
     for task in range(2):
         learner.task = task
-        method.prepare(learner, task)
+        method.before_task(learner, task)
         method.place(learner, task)
-        method.finish(learner, task)
+        method.after_task(learner, task)
     learner.task = AGAIN
-    method.prepare(learner, AGAIN)
+    method.before_task(learner, AGAIN)
     method.place(learner, AGAIN)
     network, rows = learner.network_as(NoticedNetwork).eval(), learner.rows(learner.items(AGAIN)[:3], size=4)
     mixed = network.weights(rows)
     assert mixed is not None
-    target, stored = method.kept.tensors["target/1"], method.kept.tensors["vectors/1"]
+    target, stored = method.state.tensors["target/1"], method.state.tensors["vectors/1"]
     apart = (target * (target.log() - network.attention(stored).log())).sum(1).mean()
     expected = learner.cross_entropy(network(rows), rows) - 2.0 * mixed[:3, 0].log().sum() + 3 * 2.0 * apart
     assert torch.allclose(method.loss(learner, network, rows), expected, rtol=1e-5)
@@ -225,10 +225,10 @@ def test_a_block_stands_for_all_of_its_rows() -> None:
     old, new = kept[1]["vectors/0"], method._vectors_of(learner, AGAIN)
     with torch.no_grad():
         expected = (attention(old).mean(0) + attention(new).mean(0)) / 2  # as many rows of each portion
-    torch.testing.assert_close(method.kept.tensors["target/0"], expected)
-    assert torch.equal(method.kept.tensors["target/1"], kept[1]["target/1"])
-    assert method.kept.values["seen/0"] == 2 * 2 * ROWS
-    merged = method.kept.tensors["vectors/0"]
+    torch.testing.assert_close(method.state.tensors["target/0"], expected)
+    assert torch.equal(method.state.tensors["target/1"], kept[1]["target/1"])
+    assert method.state.values["seen/0"] == 2 * 2 * ROWS
+    merged = method.state.tensors["vectors/0"]
     of_old, of_new = (sum(bool((row == other).all(1).any()) for row in merged) for other in (old, new))
     assert len(merged) == SMALL["stored"]
     assert of_old >= 5
@@ -276,9 +276,9 @@ def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path
     learner, method = begun(recurring())
     ran = run_stream(learner, method, folder=tmp_path, resume=True)
     expected, before, after, _ = learnt()
-    assert method.kept.values == before.kept.values
+    assert method.state.values == before.state.values
     assert all(torch.equal(value, tensors_of(ran.network)[name]) for name, value in after[-1].items())
-    assert ran.found["matrix"] == expected.found["matrix"]
+    assert ran.rows["matrix"] == expected.rows["matrix"]
     assert gate_rows(learner, method, 3, scored=False) == gate_rows(expected.learner, before, 3, scored=False)
 
 
@@ -287,7 +287,7 @@ def test_texts_are_learnt_as_well() -> None:
     learner = make_learner(small_text.stream(2, 2), method, small_text.lively("t5"), small_text.BUDGET, seed=1)
     run_stream(learner, method)
     assert decided(method, len(learner.stream))[0] == 0
-    assert len(method.kept.values["portion/1"]["p"]) == 1
+    assert len(method.state.values["portion/1"]["p"]) == 1
 
 
 # -- what cannot be -----------------------------------------------------------------------------------------
@@ -295,9 +295,9 @@ def test_texts_are_learnt_as_well() -> None:
 
 def test_rows_that_are_too_few_to_tell_are_refused() -> None:
     learner, method = begun(recurring(1), alarm=0.001)
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     method.place(learner, 0)
-    method.finish(learner, 0)
+    method.after_task(learner, 0)
     told = r"alarm: 0.001 is less than what 3 rows of 'red-blue-green' and 2 that were kept can tell; raise it, or"
     with pytest.raises(UserError, match=told):
         method.place(learner, 1)

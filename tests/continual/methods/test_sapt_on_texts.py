@@ -23,7 +23,7 @@ def learnt(kind: Any, *, micro_batch: int | None = None, exact: bool = False) ->
     """Two tasks learnt, with blocks large enough to be heard."""
     method = Sapt(Settings(rank=2, ahead=30, stored=3))
     learner = make_learner(
-        stream(2, 2), method, lively(kind), replace(BUDGET, epochs=1, micro_batch=micro_batch), seed=1
+        stream(2, 2), method, lively(kind), replace(BUDGET, num_epochs=1, micro_batch_size=micro_batch), seed=1
     )
     if exact:
         learner.network.double()

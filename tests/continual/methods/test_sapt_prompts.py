@@ -52,13 +52,13 @@ def begun(learner: Learner, method: Sapt, tasks: int) -> None:
     """So many tasks begun, all but the last of them finished, with prompts that were trained a little."""
     for task in range(tasks):
         learner.task = task
-        method.prepare(learner, task)
+        method.before_task(learner, task)
         method.place(learner, task)
         with torch.no_grad():
             pool = pool_of(learner.network_as(SaptNetwork))
             pool.prompts.P[task].add_(0.1 * torch.randn(2, 16, generator=torch.Generator().manual_seed(task)))
         if task + 1 < tasks:
-            method.finish(learner, task)
+            method.after_task(learner, task)
 
 
 def test_a_row_reads_the_mix_of_prompts_that_its_weights_say() -> None:
@@ -103,7 +103,7 @@ def test_the_newest_prompt_is_trained_with_its_key_and_the_maps() -> None:
 def test_a_prompt_begins_as_the_one_before_it_or_as_words(begins: str) -> None:
     learner, method, network = made(begins=begins)
     begun(learner, method, 1)
-    method.finish(learner, 0)
+    method.after_task(learner, 0)
     rows = learner.rows(learner.items(1)[:3])
     network.eval()
     with network.forcing(0):
@@ -134,7 +134,7 @@ def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         run_stream(learner, method, folder=tmp_path / "run", on_kept=lambda learnt: stop(learner, learnt))
     again = run_stream(*learner_of(), folder=tmp_path / "run", resume=True)
-    assert [row["score"] for row in again.found["matrix"]] == [row["score"] for row in whole.found["matrix"]]
+    assert [row["score"] for row in again.rows["matrix"]] == [row["score"] for row in whole.rows["matrix"]]
     for name, value in whole.learner.network.state_dict().items():
         assert torch.equal(again.learner.network.state_dict()[name], value), name
 
@@ -142,7 +142,7 @@ def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path
 def test_the_gate_of_prompts_is_looked_at() -> None:
     method = Sapt(Settings(**SMALL))
     ran = run_stream(make_learner(stream(4), method, loaded(), BUDGET, seed=1), method, gated=1)
-    own = [row["value"] for row in ran.found["gate"] if row["statistic"] == "own_weight"]
+    own = [row["value"] for row in ran.rows["gate"] if row["statistic"] == "own_weight"]
     assert len(own) == 6
     assert all(0 < value <= 1 for value in own)
 
@@ -157,7 +157,7 @@ def test_tasks_that_are_noticed_have_prompts_too() -> None:
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_answers_are_written_behind_prompts(kind: Any) -> None:
     method = Sapt(Settings(**SMALL))
-    learner = make_learner(text_stream(2, 2), method, lively(kind), replace(TEXTS, epochs=1), seed=1)
+    learner = make_learner(text_stream(2, 2), method, lively(kind), replace(TEXTS, num_epochs=1), seed=1)
     network = run_stream(learner, method).network
     assert isinstance(network, SaptNetwork)
     rows = learner.rows(learner.items(1)[:3])
@@ -175,7 +175,7 @@ def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
     learner, method = small_pseudo.begun(block="prompt", length=2, hidden=4, rank=8)
     before = states_of(learner.network_as(SaptNetwork))
     learner.task = 0
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     write(small_pseudo.texts(learner), 0, 2, Recipe(steps=2, rate=1e-2, batch=4))
     after = states_of(learner.network_as(SaptNetwork))
     assert before.keys() == after.keys()
@@ -185,7 +185,7 @@ def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
 def test_texts_need_room_behind_prompts() -> None:
     learner, method, _ = made(length=9)
     with pytest.raises(UserError, match=r"length: expected texts of at most 7 tokens behind 9 of prompts, got \d+"):
-        method.prepare(learner, 0)
+        method.before_task(learner, 0)
 
 
 @pytest.mark.parametrize(

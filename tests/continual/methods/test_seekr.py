@@ -35,10 +35,10 @@ def begun(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
 def second(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
     """A run that has come to its second task, the attention of all heads held on examples of the first."""
     method, learner, network = begun(heads=1.0, layers=1.0, **said)
-    method.prepare(learner, 0)
-    method.finish(learner, 0)
+    method.before_task(learner, 0)
+    method.after_task(learner, 0)
     learner.task = 1
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     return method, learner, network
 
 
@@ -107,14 +107,14 @@ def test_the_divergence_is_the_mean_over_queries_heads_and_then_layers() -> None
 
 def test_importance_and_what_is_stored_are_what_the_formulas_say() -> None:
     method, learner, network = begun(heads=0.5, layers=1.0)
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     coming = sorted(method.before)
     rows = [learner.rows([item]) for item in coming]
     before = [torch.stack(attended(network, one))[:, 0].detach() for one in rows]
     with torch.no_grad():
         for part in network.pool.parameters_of(0):
             part.mul_(1.5)
-    method.finish(learner, 0)
+    method.after_task(learner, 0)
     moved, steep = torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
     for one, item, old in zip(rows, coming, before, strict=True):
         now = attended(network.eval(), one)
@@ -127,14 +127,14 @@ def test_importance_and_what_is_stored_are_what_the_formulas_say() -> None:
         for layer in range(2):
             slope = torch.einsum("hqw,hkw->hqk", outputs[layer][0], values[layer][0])
             steep[layer] += slope.square().mean((-1, -2)) / len(rows)
-        torch.testing.assert_close(method.kept.tensors[f"logits/0/{item.row}"], logits[0].detach(), rtol=0, atol=1e-10)
-        stored = method.kept.tensors[f"attention/0/{item.row}"]
-        chosen = method.kept.values["heads"]["0"]
+        torch.testing.assert_close(method.state.tensors[f"logits/0/{item.row}"], logits[0].detach(), rtol=0, atol=1e-10)
+        stored = method.state.tensors[f"attention/0/{item.row}"]
+        chosen = method.state.values["heads"]["0"]
         for place, (layer, head) in enumerate(chosen):
             torch.testing.assert_close(stored[place], now[layer][0, head].detach(), rtol=0, atol=1e-10)
     expected = moved * steep / steep.sum(1, keepdim=True)
-    torch.testing.assert_close(method.kept.tensors["importance"], expected, rtol=1e-8, atol=1e-14)
-    assert len(method.kept.values["heads"]["0"]) == 2
+    torch.testing.assert_close(method.state.tensors["importance"], expected, rtol=1e-8, atol=1e-14)
+    assert len(method.state.values["heads"]["0"]) == 2
 
 
 def _states(network: SeekrNetwork, rows: dict[str, Tensor]) -> Tensor:
@@ -147,7 +147,7 @@ def test_the_loss_of_replayed_rows_has_its_three_parts() -> None:
     with torch.no_grad():
         for part in network.pool.parameters_of(0):
             part.mul_(1.3)
-    old = method.kept.items[:2]
+    old = method.state.examples[:2]
     rows = learner.rows([*learner.items(1)[:2], *old], size=5)
     logits = learner.of_task(network(rows), rows["tasks"])
     now = attended(network, rows)
@@ -155,11 +155,11 @@ def test_the_loss_of_replayed_rows_has_its_three_parts() -> None:
     for row, item in enumerate(old, start=2):
         entropy = float(nn.functional.cross_entropy(logits[row], rows["labels"][row]).detach())
         classes = [0, 1]
-        answer = method.kept.tensors[f"logits/0/{item.row}"][classes].softmax(-1)
+        answer = method.state.tensors[f"logits/0/{item.row}"][classes].softmax(-1)
         told = -float((answer * logits[row, classes].log_softmax(-1)).sum().detach())
-        real, stored = rows["attention_mask"][row], method.kept.tensors[f"attention/0/{item.row}"]
+        real, stored = rows["attention_mask"][row], method.state.tensors[f"attention/0/{item.row}"]
         each = torch.zeros(2, 2)
-        for place, (layer, head) in enumerate(method.kept.values["heads"]["0"]):
+        for place, (layer, head) in enumerate(method.state.values["heads"]["0"]):
             weights = now[layer][row, head][real][:, real]
             each[layer, head] = float((stored[place] * (stored[place] / weights).log()).sum(-1).mean().detach())
         expected += 0.7 * entropy + 0.3 * told + 3.0 * float(each.mean())
@@ -169,12 +169,12 @@ def test_the_loss_of_replayed_rows_has_its_three_parts() -> None:
 
 def test_where_nothing_has_changed_nothing_is_held_though_there_is_dropout() -> None:
     method, learner, network = second(attention=1000.0, distilled=1.0)
-    rows = learner.rows(list(method.kept.items))
+    rows = learner.rows(list(method.state.examples))
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.3
     network.train()
-    answers = [method.kept.tensors[f"logits/0/{item.row}"][[0, 1]].softmax(-1) for item in method.kept.items]
+    answers = [method.state.tensors[f"logits/0/{item.row}"][[0, 1]].softmax(-1) for item in method.state.examples]
     expected = -sum(float((one * one.log()).sum()) for one in answers)
     assert float(method.loss(learner, network, rows).detach()) == pytest.approx(expected, abs=1e-3)
     assert network.training
@@ -184,19 +184,19 @@ def test_what_is_in_the_memory_no_more_leaves_nothing_behind() -> None:
     method, learner, _ = begun()
     for task in range(2):
         learner.task = task
-        method.prepare(learner, task)
-        method.finish(learner, task)
-    items = {(item.task, item.row) for item in method.kept.items}
+        method.before_task(learner, task)
+        method.after_task(learner, task)
+    items = {(item.task, item.row) for item in method.state.examples}
     assert {task for task, _ in items} == {0, 1}
-    names = {tuple(map(int, name.split("/")[1:])) for name in method.kept.tensors if "/" in name}
+    names = {tuple(map(int, name.split("/")[1:])) for name in method.state.tensors if "/" in name}
     assert names == items
-    assert len(method.kept.tensors) == 2 * len(items) + 1
+    assert len(method.state.tensors) == 2 * len(items) + 1
 
 
 def test_attention_on_stored_examples_stays_nearer_with_distillation() -> None:
     def drift(attention: float) -> float:
         method, learner, network = second(attention=attention, memory=3)
-        items = list(method.kept.items)
+        items = list(method.state.examples)
         rows = learner.rows([*learner.items(1), *items])
         optimiser = torch.optim.Adam([one for one in network.parameters() if one.requires_grad], lr=0.05)
         for _ in range(15):
@@ -204,7 +204,7 @@ def test_attention_on_stored_examples_stays_nearer_with_distillation() -> None:
             method.loss(learner, network, rows).backward()
             optimiser.step()
         now = [torch.cat([one[0] for one in attended(network, learner.rows([item]))]) for item in items]
-        stored = [method.kept.tensors[f"attention/0/{item.row}"] for item in items]
+        stored = [method.state.tensors[f"attention/0/{item.row}"] for item in items]
         return sum(float(divergence(*each).sum().detach()) for each in zip(stored, now, strict=True))
 
     free = drift(0.0)

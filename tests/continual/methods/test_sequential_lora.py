@@ -21,7 +21,7 @@ def test_there_is_one_block_which_every_task_trains() -> None:
 def test_the_network_is_the_model_with_the_block_added_to_its_weights() -> None:
     method = made("sequential-lora")
     learner = precise(method)
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     learner.network.eval()
     with torch.no_grad():
         found = learner.network(some(learner))

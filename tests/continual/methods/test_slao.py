@@ -43,14 +43,14 @@ def test_each_task_begins_from_the_last_and_is_merged_with_its_share() -> None:
     expected = torch.zeros_like(first.B[MERGED])
     for task in range(3):
         tuned, before = first.A[TUNED].detach().clone(), first.B[TUNED].detach().clone()
-        method.prepare(learner, task)
+        method.before_task(learner, task)
         began = tuned if task == 0 else torch.tensor(gram_schmidt(tuned), dtype=torch.float64)
         torch.testing.assert_close(first.A[TUNED].detach(), began, rtol=0, atol=1e-12)
         assert torch.equal(first.B[TUNED].detach(), before)
         with torch.no_grad():
             for part in (first.A[TUNED], first.B[TUNED]):
                 part.copy_(torch.randn(part.shape, generator=drawn, dtype=torch.float64))
-        method.finish(learner, task)
+        method.after_task(learner, task)
         expected = expected + (first.B[TUNED].detach() - expected) / math.sqrt(task + 1)
         assert torch.equal(first.A[MERGED], first.A[TUNED])
         torch.testing.assert_close(first.B[MERGED], expected, rtol=0, atol=1e-12)
@@ -60,7 +60,7 @@ def test_each_task_begins_from_the_last_and_is_merged_with_its_share() -> None:
 def test_one_block_learns_and_the_other_answers(training: bool, block: int) -> None:
     method = made("slao")
     learner = precise(method)
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     network, rows = learner.network_as(SlaoNetwork), some(learner)
     fill(network)
     found = network.train(training)(rows)

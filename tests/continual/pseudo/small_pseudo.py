@@ -52,7 +52,7 @@ def begun(kind: Any = "t5", *, of: Stream | None = None, **settings: Any) -> tup
     if said["reflects"] != "generated" or "pseudo" in settings:
         said = {name: value for name, value in said.items() if not name.startswith("generator_")}
     method = Sapt(Settings(**said))
-    return make_learner(of or tasks(), method, writer(kind), replace(BUDGET, evaluation_batch=32), seed=1), method
+    return make_learner(of or tasks(), method, writer(kind), replace(BUDGET, eval_batch_size=32), seed=1), method
 
 
 def texts(learner: Learner) -> TextLearner:

@@ -24,9 +24,9 @@ RECIPE = Recipe(steps=40, rate=2e-2, batch=8)
 def started(kind: Any = "t5") -> TextLearner:
     """At the second task, whose block does something."""
     learner, method = begun(kind, reflects="none")
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     method.place(learner, 0)
-    method.prepare(learner, 1)
+    method.before_task(learner, 1)
     method.place(learner, 1)
     made = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -155,7 +155,7 @@ def test_samples_are_drawn_until_there_are_enough_and_no_further(monkeypatch: py
     monkeypatch.setattr(generator, "_train", lambda *_: None)
     monkeypatch.setattr(generator, "_said", told)
     learner = started()
-    learner.budget = replace(learner.budget, evaluation_batch=2)
+    learner.budget = replace(learner.budget, eval_batch_size=2)
     found = write(learner, 0, 2, RECIPE)
     assert found == (("a", "b c"), 4, 3, 2)
     assert many == [2, 2]

@@ -62,9 +62,9 @@ def learnt(of: Stream, folder: Path, **settings: int) -> tuple[Learner, Sapt]:
     learner, method = begun(of=of, pseudo=str(folder), **settings)
     for task in range(len(of)):
         learner.task = task
-        method.prepare(learner, task)
+        method.before_task(learner, task)
         method.place(learner, task)
-        method.finish(learner, task)
+        method.after_task(learner, task)
     return learner, method
 
 

@@ -37,14 +37,14 @@ def classes(**settings: Any) -> tuple[Learner, Sapt]:
 def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
     learner, method = begun(kind, of=tasks(3), stored=2)
     ran = run_stream(learner, method)
-    kept = method.kept
+    kept = method.state
     written = [stand_ins.inputs(kept, task) for task in range(3)]
     assert all(one and len(one) <= 2 for one in written[:2])
     assert written[2] is None  # nothing comes after it
     assert kept.values["texts/0"].keys() == {"wanted", "drawn", "parsed", "distinct"}
     assert not any(name.startswith("vectors/") for name in kept.tensors)
     assert float(method.reflection(learner).detach()) > 0
-    assert len(ran.found["matrix"]) > 3
+    assert len(ran.rows["matrix"]) > 3
     texts = sum(len(kept.tensors[f"texts/{task}"]) for task in range(2))
     targets = sum(4 * (task + 1) for task in range(3))
     assert memory_cost(learner, method)["bytes_stored"] == texts + targets
@@ -60,7 +60,7 @@ def test_a_vector_is_that_of_the_prompt_that_a_row_would_be() -> None:
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     learner, method = begun(of=tasks(3), stored=2)
-    whole = run_stream(learner, method, folder=tmp_path / "whole").found["matrix"]
+    whole = run_stream(learner, method, folder=tmp_path / "whole").rows["matrix"]
 
     def stop(_: Learner, learnt: int) -> None:
         if learnt == 2:
@@ -70,18 +70,18 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_stream(learner, method, folder=tmp_path / "part", on_task=stop)
     learner, method = begun(of=tasks(3), stored=2)
-    assert run_stream(learner, method, folder=tmp_path / "part", resume=True).found["matrix"] == whole
+    assert run_stream(learner, method, folder=tmp_path / "part", resume=True).rows["matrix"] == whole
 
 
 def test_a_generator_that_writes_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "_train", lambda *_: None)
     monkeypatch.setattr(generator, "_said", lambda _, __, count, *___: ["nothing"] * count)
     learner, method = begun()
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     method.place(learner, 0)
     told = "generator of 'animals' wrote no input in 32 samples; give it more generator_steps .now 60., or set reflects"
     with pytest.raises(UserError, match=told):
-        method.finish(learner, 0)
+        method.after_task(learner, 0)
 
 
 def test_encoders_cannot_write() -> None:
@@ -89,7 +89,7 @@ def test_encoders_cannot_write() -> None:
     with pytest.raises(
         UserError, match=r"^reflects: 'generated' needs a model that writes \(--form text\), .* pseudo=DIR$"
     ):
-        method.prepare(learner, 0)
+        method.before_task(learner, 0)
 
 
 def test_a_tokenizer_that_cannot_write_the_mark_is_refused() -> None:
@@ -98,7 +98,7 @@ def test_a_tokenizer_that_cannot_write_the_mark_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"^reflects: 'generated' needs a tokenizer that can write __inp__, .* pseudo=DIR$"
     ):
-        method.prepare(learner, 0)
+        method.before_task(learner, 0)
 
 
 def test_pseudo_samples_of_files_stand_for_tasks_of_classification(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_pseudo_samples_of_files_stand_for_tasks_of_classification(tmp_path: Pat
     learner, method = classes(pseudo=str(tmp_path), stored=3)
     run_stream(learner, method)
     for task in range(len(stream)):
-        written = stand_ins.inputs(method.kept, task)
+        written = stand_ins.inputs(method.state, task)
         assert written is not None
         assert len(written) == 3
         assert method.vectors(learner, task).shape == (3, 16)
@@ -122,10 +122,10 @@ def test_pseudo_samples_of_files_stand_for_tasks_from_text_to_text(tmp_path: Pat
     for name in ("animals", "colours"):
         published(tmp_path, name, "the cat", "of blue", "run", "sit")
     learner, method = begun("t5", pseudo=str(tmp_path), stored=2)
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     method.place(learner, 0)
-    method.finish(learner, 0)
-    written = stand_ins.inputs(method.kept, 0)
+    method.after_task(learner, 0)
+    written = stand_ins.inputs(method.state, 0)
     assert written is not None
     assert len(set(written) & {"the cat", "of blue", "run", "sit"}) == 2
 
@@ -134,7 +134,7 @@ def test_files_that_are_missing_are_told_of_before_anything_is_learnt(tmp_path: 
     published(tmp_path, "animals", "the cat")
     learner, method = begun(pseudo=str(tmp_path))
     with pytest.raises(UserError, match="pseudo: expected pseudo samples of 'colours' in"):
-        method.prepare(learner, 0)
+        method.before_task(learner, 0)
 
 
 @pytest.mark.parametrize("name", ["generator_steps", "generator_batch", "generator_rate"])

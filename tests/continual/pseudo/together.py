@@ -16,7 +16,7 @@ def main(out: Path) -> None:
     """Write pseudo samples; what this process has of them goes to `out`."""
     torch.set_num_threads(1)
     learner, method = begun("llama", of=tasks(2))
-    method.prepare(learner, 0)
+    method.before_task(learner, 0)
     method.place(learner, 0)
     found = write(texts(learner), 0, 4, Recipe(steps=10, rate=2e-2, batch=8))
     rank = dist.get_rank()

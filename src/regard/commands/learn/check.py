@@ -46,7 +46,7 @@ def run(given: argparse.Namespace) -> int:
 
     margin = float(parse_number(given.margin, float, "--margin"))
     check_choice("setting", given.setting, get_args(Scenario))
-    scores = LearnResult.load(given.run).matrix
+    scores = LearnResult.load(given.run).accuracy_matrix
     methods = list(scores["method"].unique())
     found = sorted(find_drops(scores, margin, setting=given.setting), key=lambda one: methods.index(one.method))
     console = Console(highlight=False)

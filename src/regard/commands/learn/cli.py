@@ -101,7 +101,7 @@ def given_course(given: argparse.Namespace) -> tuple[LearnConfig, list[int]]:
     if given.stream is not None:
         changes["stream"] = given.stream
     base = LearnConfig() if given.config is None else LearnConfig.from_file(given.config)
-    course = base.with_(**changes)
+    course = base.replace(**changes)
     split_methods(course)
     if given.seeds is not None:
         return course, [int(parse_number(part, int, "--seeds")) for part in given.seeds.split(",")]
@@ -133,7 +133,7 @@ def run(given: argparse.Namespace) -> None:
             )
         if not is_main_process():
             return
-        replace(found, record={**found.record, "command": given.line}).save(out, overwrite=given.overwrite)
+        replace(found, metadata={**found.metadata, "command": given.line}).save(out, overwrite=given.overwrite)
     except KeyboardInterrupt:
         if not can_resume(work):
             raise
@@ -207,10 +207,10 @@ def with_protocols(console: Console, show: Callable[[Progress], None]) -> Callab
     said: set[str] = set()
 
     def tell(told: Progress) -> None:
-        if told.told.stage != PROTOCOLS:
+        if told.told.phase != PROTOCOLS:
             show(told)
             return
-        lines = in_words(told.told.numbers)
+        lines = in_words(told.told.metrics)
         if lines not in said:
             console.print(lines, markup=False, highlight=False, soft_wrap=True)
         said.add(lines)
@@ -223,7 +223,7 @@ def _line(clock: Clock, told: Progress) -> None:
     from regard.commands.learn.run import TASK_END
 
     clock.tick(told)
-    if told.told.stage == TASK_END:
+    if told.told.phase == TASK_END:
         print(clock.said(told), file=sys.stderr, flush=True)
 
 
@@ -231,7 +231,7 @@ def finished(told: Progress) -> int:
     """How many tasks of all runs are done."""
     from regard.commands.learn.run import TASK_END
 
-    return (told.run - 1) * told.tasks + told.told.position - (told.told.stage != TASK_END)
+    return (told.run - 1) * told.tasks + told.told.task_index - (told.told.phase != TASK_END)
 
 
 class Clock:
@@ -258,6 +258,6 @@ class Clock:
     def said(self, told: Progress) -> str:
         """How far a run is, as in "run 2 of 6, prescale, seed 39: task 3 of 7, science-computers, learnt"."""
         one, left = told.told, self.left(told)
-        place = f"run {told.run} of {told.runs}, {told.method}, seed {told.seed}: task {one.position} of {told.tasks}"
+        place = f"run {told.run} of {told.runs}, {told.method}, seed {told.seed}: task {one.task_index} of {told.tasks}"
         step = f" {one.step}/{one.steps}" if one.steps else ""
-        return f"{place}, {one.task}, {one.stage}{step}" + (f"; {left} left" if left is not None else "")
+        return f"{place}, {one.task}, {one.phase}{step}" + (f"; {left} left" if left is not None else "")

@@ -93,41 +93,45 @@ class LearnConfig:
         "laptop", f"what rows, lengths, epochs and rates are: {', '.join(SCALES)} (default: laptop)"
     )
     protocol: str = config_field("clean", "clean, or paper: nothing in common between splits is dropped")
-    form: str = config_field(
+    task_type: str = config_field(
         "auto", "what is learnt: labels, text (answers are written), or auto (the first that the stream has)"
     )
-    missing: str = config_field("refuse", "tasks whose files are not there: refuse, or skip")
+    missing_tasks: str = config_field("refuse", "tasks whose files are not there: refuse, or skip")
     instructions: bool = config_field(False, "put the task's definition before each text, where labels are learnt")
-    rows: int | None = config_field(None, "training rows a class, at most")
-    eval_rows: int | None = config_field(None, "test rows a task, at most, and as many dev rows")
+    samples_per_class: int | None = config_field(None, "training rows a class, at most")
+    max_eval_samples: int | None = config_field(None, "test rows a task, at most, and as many dev rows")
     length: int | None = config_field(None, "tokens of a text, at most", least=4)
     target_length: int | None = config_field(None, "tokens of an answer that is written, at most")
-    batch: int | None = config_field(None, "rows an update")
-    micro_batch: int | None = config_field(None, "rows a forward (default: all)")
-    epochs: int | None = config_field(None, "epochs of training everything")
-    most_steps: tuple[str, ...] | None = config_field(
+    batch_size: int | None = config_field(None, "rows an update")
+    micro_batch_size: int | None = config_field(None, "rows a forward (default: all)")
+    num_epochs: int | None = config_field(None, "epochs of training everything")
+    max_steps: tuple[str, ...] | None = config_field(
         None, "steps of a stage on a task's own rows, at most, each TASK=STEPS; none"
     )
     learning_rate: float | None = config_field(None, "of training everything, at its peak", above=0)
-    schedule: str | None = config_field(None, "of the learning rate after the warm-up: linear (to 0), or constant")
-    warmup: float | None = config_field(
+    lr_scheduler_type: str | None = config_field(
+        None, "of the learning rate after the warm-up: linear (to 0), or constant"
+    )
+    warmup_ratio: float | None = config_field(
         None, "share of a stage's steps in which the learning rate grows", least=0, most=1
     )
     weight_decay: float | None = config_field(None, "AdamW's, of matrices", least=0)
-    search: str | None = config_field(None, "learning rates apart by commas, of which the first task's dev rows choose")
+    search_learning_rates: str | None = config_field(
+        None, "learning rates apart by commas, of which the first task's dev rows choose"
+    )
     select: str = config_field("dev", "rows that choose: dev (test rows are refused)")
-    probing_epochs: int | None = config_field(None, "epochs of training the head alone")
-    probing_rate: float | None = config_field(None, "learning rate of the head alone", above=0)
+    num_probing_epochs: int | None = config_field(None, "epochs of training the head alone")
+    probing_learning_rate: float | None = config_field(None, "learning rate of the head alone", above=0)
     precision: str | None = config_field(None, "float32, or bfloat16 (autocast)")
     head: str | None = config_field(
         None, "labels (a text's state against those of the labels' words), or none: the method's"
     )
-    lora: int | None = config_field(None, "rank of low-rank adapters that are trained in place of the model")
+    lora_rank: int | None = config_field(None, "rank of low-rank adapters that are trained in place of the model")
     set: tuple[str, ...] = config_field((), "settings of the method, each NAME=VALUE")
-    diagnosed: int = config_field(
+    diagnostic_samples: int = config_field(
         32, "dev rows a task for sinks, interference and gates; 0: nothing is diagnosed", least=0
     )
-    checkpoint_every: int | None = config_field(None, "steps between two checkpoints within a task (default: none)")
+    save_steps: int | None = config_field(None, "steps between two checkpoints within a task (default: none)")
 
     def __post_init__(self) -> None:
         """Check each value, and take from the scale what is not said."""
@@ -141,35 +145,37 @@ class LearnConfig:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
         self._check_search()
-        if self.most_steps == ("none",):
+        if self.max_steps == ("none",):
             object.__setattr__(self, "most_steps", ())
-        _limits(self.most_steps or ())
+        _limits(self.max_steps or ())
 
     def _check_search(self) -> None:
         """Nothing, or a UserError: learning rates that cannot be, or would be chosen on test rows."""
         from regard.data.splits import check_selection
 
         check_selection(self.select)
-        if len(self.rates) > 1 and self.protocol == "paper":
+        if len(self.learning_rates) > 1 and self.protocol == "paper":
             raise UserError(
                 "search: expected the protocol clean, with paper the dev rows are those that are evaluated on"
             )
 
     @property
-    def rates(self) -> tuple[float, ...]:
+    def learning_rates(self) -> tuple[float, ...]:
         """The learning rates to choose from; one where nothing is to be searched."""
         try:
-            found = tuple(float(part) for part in (self.search or str(self.learning_rate)).split(","))
+            found = tuple(float(part) for part in (self.search_learning_rates or str(self.learning_rate)).split(","))
         except ValueError:
-            raise UserError(f"search: expected learning rates apart by commas, got {self.search!r}") from None
+            raise UserError(
+                f"search: expected learning rates apart by commas, got {self.search_learning_rates!r}"
+            ) from None
         if not all(0 < rate < float("inf") for rate in found):
-            raise UserError(f"search: expected learning rates over 0, got {self.search!r}")
+            raise UserError(f"search: expected learning rates over 0, got {self.search_learning_rates!r}")
         return found
 
     @property
-    def limits(self) -> dict[str, int]:
+    def step_limits(self) -> dict[str, int]:
         """The most steps on a task's own batches in a stage, by its name; one without a limit is not there."""
-        return _limits(self.most_steps or ())
+        return _limits(self.max_steps or ())
 
     @property
     def label(self) -> str:
@@ -182,16 +188,22 @@ class LearnConfig:
 
         named = {one.name for one in fields(TrainingBudget)} & {one.name for one in fields(self)} - {"most_steps"}
         said = {name: getattr(self, name) for name in named}
-        return TrainingBudget(**said, most_steps=self.limits, rate=rate or self.rates[0])
+        return TrainingBudget(**said, max_steps=self.step_limits, learning_rate=rate or self.learning_rates[0])
 
     def unused_rate(self) -> list[str]:
         """What to say where a learning rate is asked for that the method is not trained at; nothing where it is."""
-        asked = "search" if self.search is not None else "learning_rate" if "learning_rate" in self.said() else None
-        own = None if asked is None else self.make_method().own_rate(self.budget())
+        asked = (
+            "search"
+            if self.search_learning_rates is not None
+            else "learning_rate"
+            if "learning_rate" in self.explicit_fields()
+            else None
+        )
+        own = None if asked is None else self.make_method().own_learning_rate(self.budget())
         if asked is None or own is None:
             return []
         told = f"{asked.replace('_', '-')}: {getattr(self, asked)} was not used"
-        return [f"{told}, {self.method} is trained at a rate of its own: {own.told}"]
+        return [f"{told}, {self.method} is trained at a rate of its own: {own.option_text}"]
 
     def make_method(self) -> Method:
         """The method with its settings. Raises UserError."""
@@ -210,27 +222,27 @@ class LearnConfig:
         return read_stream(
             self.stream,
             None if self.stream == STDLIB else self.data or (folder if self.stream in STREAMS else None),
-            rows=self.rows,
-            eval_rows=self.eval_rows,
+            rows=self.samples_per_class,
+            eval_rows=self.max_eval_samples,
             order=self.order,
             seed=self.seed,
             protocol=self.protocol,  # type: ignore[arg-type]  # checked above
-            form=None if self.form == "auto" else self.form,  # type: ignore[arg-type]  # and so are these
-            missing=self.missing,  # type: ignore[arg-type]
+            form=None if self.task_type == "auto" else self.task_type,  # type: ignore[arg-type]  # and so are these
+            missing=self.missing_tasks,  # type: ignore[arg-type]
             instructions=self.instructions,
         )
 
     def check_tasks(self, stream: Stream) -> None:
         """Nothing, or a UserError: a task that is limited is not in the stream, nor in those that the scale is for."""
         there = [task.name for task in stream.tasks]
-        if self.most_steps != SCALES[self.scale]["most_steps"] and (other := set(self.limits).difference(there)):
+        if self.max_steps != SCALES[self.scale]["most_steps"] and (other := set(self.step_limits).difference(there)):
             raise UserError(f"most-steps: expected tasks of {stream.name} ({', '.join(there)}), got {min(other)!r}")
 
-    def with_(self, **changes: Any) -> LearnConfig:
+    def replace(self, **changes: Any) -> LearnConfig:
         """The course with some fields changed; what its scale gave becomes what that of the new one gives."""
-        return LearnConfig.from_dict({**self.said(), **changes})
+        return LearnConfig.from_dict({**self.explicit_fields(), **changes})
 
-    def said(self) -> dict[str, Any]:
+    def explicit_fields(self) -> dict[str, Any]:
         """Every field by name but those that are as the scale has them."""
         given = SCALES[self.scale]
         every = self.to_dict().items()

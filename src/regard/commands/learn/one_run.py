@@ -68,7 +68,7 @@ def run_method(
     """
     began = time.perf_counter()
     method = course.make_method()
-    own = method.own_rate(course.budget())
+    own = method.own_learning_rate(course.budget())
     budget, tried = _budget(course, stream, loaded) if own is None else (course.budget(), [])
     learner = _begun(course, stream, method, loaded, budget)
     if tell is not None and processes.is_main_process() and (numbers := describe_protocol_differences(stream)):
@@ -93,9 +93,9 @@ def run_method(
         method,
         folder=states,
         resume=resume,
-        checkpoint_every=course.checkpoint_every,
-        diagnose=_looking(course, loaded) if course.diagnosed else None,
-        gated=course.diagnosed,
+        checkpoint_every=course.save_steps,
+        diagnose=_looking(course, loaded) if course.diagnostic_samples else None,
+        gated=course.diagnostic_samples,
         on_progress=tell,
         on_task=done,
         on_kept=kept,
@@ -103,20 +103,20 @@ def run_method(
     pairs += _interference(learner, course, learnt=len(stream))
     classifier = learner.network.classifier
     return {
-        **ran.found,
+        **ran.rows,
         "interference": pairs,
-        "pseudo": pseudo_rows(learner, method, len(stream)) if course.diagnosed else [],
+        "pseudo": pseudo_rows(learner, method, len(stream)) if course.diagnostic_samples else [],
         "seconds": round(time.perf_counter() - began, 3),
-        "peak_memory_mib": round(max(ran.peak, peak_memory(learner.device)), 1),
+        "peak_memory_mib": round(max(ran.peak_memory, peak_memory(learner.device)), 1),
         "tasks": task_hashes(stream),
         "device": str(learner.device),
         "parameters": sum(one.numel() for one in classifier.parameters()),
-        "learning_rate": budget.rate if own is None else own.value,
+        "learning_rate": budget.learning_rate if own is None else own.value,
         "search": tried,
         "settings": method.settings.to_dict(),
         "truncated": sum(part.truncated for part in learner.encoded.values()),
-        "blocks": blocks_of(ran.found["gate"]),
-        "warnings": [*warnings_of(ran.found["gate"], method), *unlearnt(ran.found["matrix"], stream, own)],
+        "blocks": blocks_of(ran.rows["gate"]),
+        "warnings": [*warnings_of(ran.rows["gate"], method), *unlearnt(ran.rows["matrix"], stream, own)],
     }
 
 
@@ -195,7 +195,7 @@ def _holding(settings: Any) -> str:
 
 def _begun(course: LearnConfig, stream: Stream, method: Method, loaded: Loaded, budget: TrainingBudget) -> Learner:
     """A run before its first task, as its course has it."""
-    lora = None if course.lora is None else {"rank": course.lora}
+    lora = None if course.lora_rank is None else {"rank": course.lora_rank}
     return make_learner(
         stream, method, loaded, budget, seed=course.seed, lora=lora, head=cast("HeadName | None", course.head)
     )
@@ -203,12 +203,12 @@ def _begun(course: LearnConfig, stream: Stream, method: Method, loaded: Loaded, 
 
 def _budget(course: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[TrainingBudget, list[Row]]:
     """The budget, its learning rate chosen on the dev rows of the first task if there are several to choose from."""
-    if len(course.rates) == 1:
+    if len(course.learning_rates) == 1:
         return course.budget(), []
     first = replace(stream, tasks=stream.tasks[:1], order=(0,))
     check_disjoint(first.tasks[0])
     tried = []
-    for rate in course.rates:
+    for rate in course.learning_rates:
         method = course.make_method()
         learner = _begun(course, first, method, loaded, course.budget(rate))
         run_stream(learner, method)
@@ -224,7 +224,7 @@ def _looking(course: LearnConfig, loaded: Loaded) -> Callable[[Learner, int], li
     common = common_tokens(loaded.tokenizer)
 
     def look(learner: Learner, task: int) -> list[Row]:
-        items = learner.sampled(task, "dev", course.diagnosed)
+        items = learner.sampled(task, "dev", course.diagnostic_samples)
         found = diagnose(_reader(learner), _shown(learner, learner.each(items, "dev")), common=common)
         return [dict(one) for one in json.loads(found.to_json(orient="records", double_precision=15))]
 
@@ -255,7 +255,7 @@ def _shown(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[d
 
 def _interference(learner: Learner, course: LearnConfig, *, learnt: int) -> list[Row]:
     """The dot products of the gradients that the tasks' losses have in the encoder."""
-    if not course.diagnosed or len(learner.stream) < 2:
+    if not course.diagnostic_samples or len(learner.stream) < 2:
         return []
     encoder = learner.network.classifier.encoder
     trained = [one for one in encoder.parameters() if one.requires_grad]
@@ -263,7 +263,7 @@ def _interference(learner: Learner, course: LearnConfig, *, learnt: int) -> list
         return []
     learner.task = max(0, learnt - 1)
     tasks = range(len(learner.stream))
-    rows = [learner.each(learner.sampled(task, "dev", course.diagnosed), "dev") for task in tasks]
+    rows = [learner.each(learner.sampled(task, "dev", course.diagnostic_samples), "dev") for task in tasks]
     found = interference_table(
         gradients_of(
             learner.network.to(learner.device),

@@ -58,11 +58,11 @@ class LearnResult:
     where what each task has changed lies, None where nothing was kept.
     """
 
-    matrix: pd.DataFrame
+    accuracy_matrix: pd.DataFrame
     cost: pd.DataFrame
     diagnostics: pd.DataFrame
     interference: pd.DataFrame
-    record: dict[str, Any]
+    metadata: dict[str, Any]
     models: Path | None = field(default=None)
     gate: pd.DataFrame = field(default_factory=lambda: make_table("gate", []))
     pseudo: pd.DataFrame = field(default_factory=lambda: make_table("pseudo", []))
@@ -70,7 +70,7 @@ class LearnResult:
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """AP, FGT, BWT and the other measures of each run, see `regard.continual.metrics`."""
-        return metrics.metrics_table(self.matrix, initial=self._chance)
+        return metrics.metrics_table(self.accuracy_matrix, initial=self._chance)
 
     @cached_property
     def summary_table(self) -> pd.DataFrame:
@@ -82,21 +82,21 @@ class LearnResult:
         """Differences between methods, paired by seed, see `regard.continual.comparing.differences`."""
         return comparing.differences(self.metrics)
 
-    def dropped(self, margin: float = 1.0) -> list[guarding.ForgottenTask]:
+    def forgotten_tasks(self, margin: float = 1.0) -> list[guarding.ForgottenTask]:
         """Tasks that have lost more than a margin since they were learnt, see `regard.continual.guarding.check`."""
-        return guarding.check(self.matrix, margin=margin)
+        return guarding.check(self.accuracy_matrix, margin=margin)
 
     @property
     def _chance(self) -> dict[str, float]:
         """What guessing scores; an answer that is written is not guessed."""
-        tasks = self.record["stream"]["tasks"]
+        tasks = self.metadata["stream"]["tasks"]
         return {task["name"]: 0.0 if task.get("metric") else 100 / len(task["labels"]) for task in tasks}
 
     def __repr__(self) -> str:
         told = self.summary_table
         told = told[(told["setting"] == "til") & (told["metric"] == "ap")]
         means = ", ".join(f"{method} {mean:.1f}" for method, mean in zip(told["method"], told["mean"], strict=True))
-        return f"Learning({self.record['stream']['name']}: {means})"
+        return f"Learning({self.metadata['stream']['name']}: {means})"
 
     @property
     def _tables(self) -> dict[str, pd.DataFrame]:
@@ -105,16 +105,16 @@ class LearnResult:
 
     def summary(self) -> RenderableType:
         """The few lines that a terminal shows, for rich's `print`."""
-        return learn_summary(self._tables, self.record)
+        return learn_summary(self._tables, self.metadata)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with tables, record, models and report page; whole or not at all."""
         with atomic_folder(folder, overwrite=overwrite, verb=VERB) as place:
-            text = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(self.metadata, indent=2, ensure_ascii=False, allow_nan=False)
             (place / RESULTS).write_text(text + "\n", encoding="utf-8")
             for name in TABLES:
                 getattr(self, name).to_parquet(place / f"{name}.parquet", index=False)
-            (place / PAGE).write_text(learn_page(self._tables, self.record), encoding="utf-8")
+            (place / PAGE).write_text(learn_page(self._tables, self.metadata), encoding="utf-8")
             if self.models is not None:
                 shutil.copytree(self.models, place / MODELS, copy_function=_linked)
         return Path(folder)
@@ -130,7 +130,7 @@ class LearnResult:
         except (OSError, ValueError) as error:
             raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
         models = folder / MODELS
-        return cls(**found, record=record, models=models if models.is_dir() else None)
+        return cls(**found, metadata=record, models=models if models.is_dir() else None)
 
 
 def _linked(source: str, target: str) -> None:

@@ -111,7 +111,7 @@ def learn(
                     shutil.rmtree(place / STATES / key, ignore_errors=True)
         models = place / MODELS if keep_models and work is not None and (place / MODELS).is_dir() else None
         return LearnResult(
-            **_tables(courses, streams, found), record=_record(course, courses, streams, loaded, found), models=models
+            **_tables(courses, streams, found), metadata=_record(course, courses, streams, loaded, found), models=models
         )
 
 
@@ -129,7 +129,7 @@ def _course(stream: str | Stream | LearnConfig, method: Any, model: Any, changes
         said.pop("order", None)
         said |= {"order": AS_GIVEN} if isinstance(stream, Stream) else {}
     if isinstance(stream, LearnConfig):
-        return stream.with_(**said)
+        return stream.replace(**said)
     named = stream.name if isinstance(stream, Stream) else str(stream)
     if model is not None and not isinstance(model, str):
         said["model"] = getattr(model, "name", None) or type(model).__name__

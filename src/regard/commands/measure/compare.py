@@ -99,6 +99,6 @@ def _rich(table: pd.DataFrame) -> RenderableType:
 
 def compare(runs: Mapping[str, MeasureResult]) -> tuple[pd.DataFrame, str]:
     """Runs side by side: a table with one column each (its notes in `.attrs["notes"]`), and a page."""
-    table = comparison({name: (run.table, run.record) for name, run in runs.items()})
-    page = comparison_page({name: (run.table, run.record, run.tokens) for name, run in runs.items()})
+    table = comparison({name: (run.table, run.metadata) for name, run in runs.items()})
+    page = comparison_page({name: (run.table, run.metadata, run.tokens) for name, run in runs.items()})
     return table, page

@@ -38,7 +38,7 @@ class MeasureResult:
     """
 
     table: pd.DataFrame
-    record: dict[str, Any]
+    metadata: dict[str, Any]
     tokens: pd.DataFrame | None = None
     matrices: dict[str, Tensor] = field(default_factory=dict)
 
@@ -64,19 +64,19 @@ class MeasureResult:
 
     def summary(self) -> RenderableType:
         """The few lines that a terminal shows, for rich's `print`."""
-        return measure_summary(self.table, self.record, self.tokens)
+        return measure_summary(self.table, self.metadata, self.tokens)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with record, tables, matrices and report page; whole or not at all."""
         with atomic_folder(folder, overwrite=overwrite, verb="measure") as place:
-            record = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
+            record = json.dumps(self.metadata, indent=2, ensure_ascii=False, allow_nan=False)
             (place / RESULTS).write_text(record + "\n", encoding="utf-8")
             self.table.to_parquet(place / TABLE, index=False)
             if self.tokens is not None:
                 self.tokens.to_parquet(place / TOKENS, index=False)
             if self.matrices:
                 (place / MATRICES).write_bytes(safetensors.torch.save(self.matrices))
-            page = measure_page(self.table, self.record, self.tokens)
+            page = measure_page(self.table, self.metadata, self.tokens)
             (place / PAGE).write_text(page, encoding="utf-8")
         return Path(folder)
 

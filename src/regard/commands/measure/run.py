@@ -52,7 +52,7 @@ class MeasureConfig:
     samples: int = 100
     length: int = 64
     epsilon: tuple[float, ...] = (0.3,)
-    layers: tuple[int, ...] | None = None
+    layer_ids: tuple[int, ...] | None = None
     batch_size: int | None = None
     seed: int = 0
 
@@ -64,8 +64,8 @@ class MeasureConfig:
         by_name(wanted)
         object.__setattr__(self, "statistics", tuple(wanted))
         object.__setattr__(self, "epsilon", _each("epsilon", self.epsilon, float))
-        if self.layers is not None:
-            object.__setattr__(self, "layers", _each("layers", self.layers, operator.index))
+        if self.layer_ids is not None:
+            object.__setattr__(self, "layers", _each("layers", self.layer_ids, operator.index))
         check_choice("input", self.input, INPUTS)
         check_choice("bos", self.bos, data.BOS)
         for name in ("samples", "length", "batch_size"):
@@ -74,13 +74,15 @@ class MeasureConfig:
                 check_int(name.replace("_", "-"), value, least=1)
         if not self.epsilon or not all(0 < threshold < 1 for threshold in self.epsilon):
             raise UserError(f"epsilon: expected numbers between 0 and 1, got {_listed(self.epsilon)}")
-        if self.layers is not None and not (self.layers and min(self.layers) >= -1):
-            raise UserError(f"layers: expected layers counted from 0 (-1: the embeddings), got {_listed(self.layers)}")
+        if self.layer_ids is not None and not (self.layer_ids and min(self.layer_ids) >= -1):
+            raise UserError(
+                f"layers: expected layers counted from 0 (-1: the embeddings), got {_listed(self.layer_ids)}"
+            )
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise UserError(f"seed: expected a number from 0 to 2**63 - 1, got {self.seed!r}")
 
     @property
-    def rows(self) -> int:
+    def batch_rows(self) -> int:
         """Samples a forward."""
         return self.batch_size or max(1, min(self.samples, TOKENS_A_BATCH // self.length))
 
@@ -126,9 +128,9 @@ def measure(
         windows = _windows(loaded, texts, chosen)
         with (
             eval_mode(loaded.model),
-            watching(loaded.model, _statistics(chosen, loaded), layers=chosen.layers) as seen,
+            watching(loaded.model, _statistics(chosen, loaded), layers=chosen.layer_ids) as seen,
         ):
-            _run(loaded.model, seen, processes.local_shard(windows.input_ids), chosen.rows, on_batch)
+            _run(loaded.model, seen, processes.local_shard(windows.input_ids), chosen.batch_rows, on_batch)
     merge(seen.statistics.values())
     table = make_table(seen.rows())
     _check_layers(chosen, set(table["layer"].dropna()))
@@ -252,7 +254,7 @@ def _layers(model: Any) -> int | None:
 
 
 def _check_layers(chosen: MeasureConfig, layers: Container[int]) -> None:
-    missing = [layer for layer in chosen.layers or () if layer >= 0 and layer not in layers]
+    missing = [layer for layer in chosen.layer_ids or () if layer >= 0 and layer not in layers]
     if missing:
         raise UserError(f"layers: expected layers of this model, counted from 0; it has no {_listed(missing)}")
 
@@ -260,7 +262,7 @@ def _check_layers(chosen: MeasureConfig, layers: Container[int]) -> None:
 def _check_statistics(seen: Watch, chosen: MeasureConfig, table: pd.DataFrame) -> None:
     empty = [name for name in seen.statistics if not filter_statistic(table, name).any()]
     if empty:
-        if chosen.layers == (EMBEDDINGS,):
+        if chosen.layer_ids == (EMBEDDINGS,):
             raise UserError(
                 f"statistics: nothing to tell of {_listed(empty)} from layer {EMBEDDINGS}: the embeddings have no "
                 "attention; expected statistics of hidden states, or other layers as well"
@@ -304,14 +306,14 @@ def _record(
         "settings": {
             **{name: list(value) if isinstance(value, tuple) else value for name, value in vars(chosen).items()},
             "statistics": list(by_name(chosen.statistics)),
-            "batch_size": chosen.rows,
+            "batch_size": chosen.batch_rows,
         },
         "versions": versions(),
         "cost": {
             "seconds": round(seconds, 3),
             "tokens_per_second": round(windows.tokens / seconds, 1),
             "peak_memory_mib": round(peak_memory(model.device), 1),
-            "batch_size": chosen.rows,
+            "batch_size": chosen.batch_rows,
             "device": str(model.device),
             "processes": processes.world_size(),
         },
@@ -322,7 +324,7 @@ def _told(statistic: Statistic, table: pd.DataFrame) -> dict[str, Any]:
     """What a reader needs to know of a statistic: which axes its rows have, and what it says of itself."""
     rows = table[filter_statistic(table, statistic.name)]
     axes = [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
-    return {"axes": axes, **vars(statistic.about)}
+    return {"axes": axes, **vars(statistic.info)}
 
 
 def _tokens(seen: Watch, tokenizer: Any) -> Any:

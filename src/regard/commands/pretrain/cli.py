@@ -84,7 +84,7 @@ def run(given: argparse.Namespace) -> None:
             )
         if not is_main_process():
             return
-        found = replace(found, record={**found.record, "command": given.line})
+        found = replace(found, metadata={**found.metadata, "command": given.line})
         found.save(out, overwrite=given.overwrite)
     except KeyboardInterrupt:
         if not can_resume(work):

@@ -45,45 +45,45 @@ class PretrainConfig:
     positions: str = config_field("rotary", "rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number")
     window: int | None = config_field(None, "keys that a query sees, its own included")
     prefix: int = config_field(0, "first tokens that all see; the loss skips the first targets", least=0)
-    form: str = config_field("auto", "how attention is computed: auto, or a form by name")
+    backend: str = config_field("auto", "how attention is computed: auto, or a form by name")
     ffn: str = config_field("swiglu", "swiglu, relu, gelu, swish, reglu or geglu")
     norm: str = config_field("pre", "pre or post")
-    layers: int = config_field(4, "layers")
-    width: int = config_field(128, "width of the hidden states")
-    heads: int = config_field(4, "query heads")
-    kv_heads: int | None = config_field(None, "key and value heads (default: as many as query heads)")
-    ffn_width: int = config_field(256, "width of the feed-forward layer")
-    tied: bool = config_field(False, "the head shares the embedding's weights")
+    num_layers: int = config_field(4, "layers")
+    hidden_size: int = config_field(128, "width of the hidden states")
+    num_heads: int = config_field(4, "query heads")
+    num_kv_heads: int | None = config_field(None, "key and value heads (default: as many as query heads)")
+    intermediate_size: int = config_field(256, "width of the feed-forward layer")
+    tie_word_embeddings: bool = config_field(False, "the head shares the embedding's weights")
     length: int = config_field(64, "tokens of a sequence", least=8)
     tokenizer: str = config_field(TRAIN_TOKENIZER, "train (on the run's text), a folder, or a hub id")
-    vocabulary: int | None = config_field(
+    vocab_size: int | None = config_field(
         None, "tokens of the model (default: the tokenizer's; 2048 for one that is trained)", least=257
     )
     data: tuple[str, ...] = config_field(
         ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME"
     )
-    amount: float = config_field(1.0, "share of the training text that is used", above=0, most=1)
+    data_fraction: float = config_field(1.0, "share of the training text that is used", above=0, most=1)
     random_tokens: tuple[int, int] | None = config_field(None, "A:B, positions that hold random tokens in training")
     fixed_token: int | None = config_field(None, "position that always holds one fixed token", least=0)
-    steps: int = config_field(2000, "updates")
-    batch: int = config_field(16, "sequences an update")
-    micro_batch: int | None = config_field(None, "sequences a forward (default: all)")
+    max_steps: int = config_field(2000, "updates")
+    batch_size: int = config_field(16, "sequences an update")
+    micro_batch_size: int | None = config_field(None, "sequences a forward (default: all)")
     learning_rate: float = config_field(1e-2, "peak of the learning rate", above=0)
-    schedule: str = config_field("constant", "constant or cosine, after the warm-up")
-    warmup: int = config_field(100, "steps of linear warm-up", least=0)
+    lr_scheduler_type: str = config_field("constant", "constant or cosine, after the warm-up")
+    warmup_steps: int = config_field(100, "steps of linear warm-up", least=0)
     weight_decay: float = config_field(0.1, "weight decay of AdamW", least=0)
     decay: str = config_field("all", "what decays: all parameters (as in the paper), or matrices")
-    clip: float = config_field(1.0, "largest norm of the gradient", above=0)
+    max_grad_norm: float = config_field(1.0, "largest norm of the gradient", above=0)
     precision: str = config_field("float32", "float32, or bfloat16 (autocast)")
     compile: bool = config_field(False, "compile the model")
     seed: int = config_field(0, "of weights, batches and all else", least=0, most=LARGEST_SEED)
-    watch_every: int = config_field(100, "steps between two looks at sinks and validation loss")
-    watch_samples: int = config_field(100, "held-out sequences on which sinks are watched")
-    watch_length: int = config_field(64, "tokens of these (at most the length)", least=8)
+    eval_steps: int = config_field(100, "steps between two looks at sinks and validation loss")
+    sink_samples: int = config_field(100, "held-out sequences on which sinks are watched")
+    sink_length: int = config_field(64, "tokens of these (at most the length)", least=8)
     epsilon: float = config_field(0.3, "threshold of the sink rate", above=0, most=0.999)
-    valid_samples: int = config_field(200, "held-out sequences a domain for the validation loss")
-    checkpoint_every: int | None = config_field(500, "steps between two checkpoints")
-    log_every: int = config_field(10, "steps between two rows of the history")
+    eval_samples: int = config_field(200, "held-out sequences a domain for the validation loss")
+    save_steps: int | None = config_field(500, "steps between two checkpoints")
+    logging_steps: int = config_field(10, "steps between two rows of the history")
     trackers: tuple[str, ...] = config_field(
         (), "where numbers go as well, as accelerate names it: tensorboard, wandb, …"
     )
@@ -95,23 +95,23 @@ class PretrainConfig:
         _ = self.spec
         for name, allowed in CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
-        if self.width % self.heads:
-            raise UserError(f"heads: expected a divisor of the width {self.width}, got {self.heads}")
-        if self.heads % (self.kv_heads or self.heads):
-            raise UserError(f"kv-heads: expected a divisor of the {self.heads} heads, got {self.kv_heads}")
-        if self.positions == "rotary" and self.width // self.heads % 2:
+        if self.hidden_size % self.num_heads:
+            raise UserError(f"heads: expected a divisor of the width {self.hidden_size}, got {self.num_heads}")
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise UserError(f"kv-heads: expected a divisor of the {self.num_heads} heads, got {self.num_kv_heads}")
+        if self.positions == "rotary" and self.hidden_size // self.num_heads % 2:
             raise UserError(
-                f"heads: expected an even width of each for rotary positions, got {self.width // self.heads}"
+                f"heads: expected an even width of each for rotary positions, got {self.hidden_size // self.num_heads}"
             )
-        if self.warmup > self.steps:
-            raise UserError(f"warmup: expected at most the {self.steps} steps, got {self.warmup}")
+        if self.warmup_steps > self.max_steps:
+            raise UserError(f"warmup: expected at most the {self.max_steps} steps, got {self.warmup_steps}")
         if not self.data:
             raise UserError("data: expected at least one source of text, got none")
         self._check_positions()
 
     def _check_positions(self) -> None:
         """Nothing, or a UserError: a position lies outside the sequence."""
-        if self.watch_length > self.length:
+        if self.sink_length > self.length:
             object.__setattr__(self, "watch_length", self.length)
         if self.prefix >= self.length:
             raise UserError(f"prefix: expected fewer tokens than the length {self.length}, got {self.prefix}")
@@ -150,38 +150,38 @@ class PretrainConfig:
 
         return RegardConfig(
             vocab_size=vocabulary,
-            hidden_size=self.width,
-            intermediate_size=self.ffn_width,
-            num_hidden_layers=self.layers,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
             max_position_embeddings=self.length,
             ffn=self.ffn,
             norm=self.norm,
-            tie_word_embeddings=self.tied,
+            tie_word_embeddings=self.tie_word_embeddings,
             attention=self.spec.to_dict(),
             **tokens,
         )
 
-    def plan(self) -> TrainingConfig:
+    def training_config(self) -> TrainingConfig:
         """How the loop trains."""
         from regard.training import TrainingConfig
 
         return TrainingConfig(
-            steps=self.steps,
-            batch_size=self.batch,
-            micro_batch=self.micro_batch,
+            max_steps=self.max_steps,
+            batch_size=self.batch_size,
+            micro_batch_size=self.micro_batch_size,
             learning_rate=self.learning_rate,
-            schedule=self.schedule,  # type: ignore[arg-type]  # checked above
-            warmup_steps=self.warmup,
+            lr_scheduler_type=self.lr_scheduler_type,  # type: ignore[arg-type]  # checked above
+            warmup_steps=self.warmup_steps,
             weight_decay=self.weight_decay,
             decay=self.decay,  # type: ignore[arg-type]
-            clip=self.clip,
+            max_grad_norm=self.max_grad_norm,
             precision=self.precision,  # type: ignore[arg-type]
             compile=self.compile,
             seed=self.seed,
-            checkpoint_every=self.checkpoint_every,
-            log_every=self.log_every,
+            save_steps=self.save_steps,
+            logging_steps=self.logging_steps,
             trackers=self.trackers,
         )
 

@@ -47,14 +47,14 @@ class PretrainResult:
 
     history: pd.DataFrame
     sinks: pd.DataFrame
-    record: dict[str, Any]
+    metadata: dict[str, Any]
     model: Any = None
     tokenizer: Any = None
 
     @property
     def final(self) -> dict[str, float]:
         """The last numbers of the history, by name."""
-        return dict(self.record["final"])
+        return dict(self.metadata["final"])
 
     def __repr__(self) -> str:
         told = ", ".join(f"{name}={self.final[name]:.3g}" for name in FINAL if self.final.get(name) is not None)
@@ -62,7 +62,7 @@ class PretrainResult:
 
     def summary(self) -> RenderableType:
         """The few lines that a terminal shows, for rich's `print`."""
-        return pretrain_summary(self.history, self.sinks, self.record)
+        return pretrain_summary(self.history, self.sinks, self.metadata)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with model, tables, record and report page; whole or not at all."""
@@ -72,11 +72,11 @@ class PretrainResult:
                     self.model.save_pretrained(place / MODEL)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(place / MODEL)
-            text = json.dumps(self.record, indent=2, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(self.metadata, indent=2, ensure_ascii=False, allow_nan=False)
             (place / RESULTS).write_text(text + "\n", encoding="utf-8")
             self.history.to_parquet(place / HISTORY, index=False)
             self.sinks.to_parquet(place / SINKS, index=False)
-            page = pretrain_page(self.history, self.sinks, self.record)
+            page = pretrain_page(self.history, self.sinks, self.metadata)
             (place / PAGE).write_text(page, encoding="utf-8")
         return Path(folder)
 

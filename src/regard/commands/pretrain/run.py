@@ -72,7 +72,7 @@ def pretrain(
         watches = _watches(chosen, text, journal)
         trained = training.train(
             model,
-            chosen.plan(),
+            chosen.training_config(),
             batch=text.batches(chosen),
             loss=_loss,
             count=_count,
@@ -82,7 +82,7 @@ def pretrain(
             on_progress=on_progress,
         )
         found = _result(chosen, text, model, trained, watches[-1])
-    return replace(found, record={"name": named, **found.record, "recipe_defaults": base.to_dict()})
+    return replace(found, metadata={"name": named, **found.metadata, "recipe_defaults": base.to_dict()})
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Text:
 
     def batches(self, chosen: PretrainConfig) -> Callable[[int], dict[str, Tensor]]:
         """The batch of each step: tokens, and which of them are predicted."""
-        draw = BatchSampler(self.corpus, chosen.batch, chosen.seed)
+        draw = BatchSampler(self.corpus, chosen.batch_size, chosen.seed)
 
         def batch(step: int) -> dict[str, Tensor]:
             ids = self.altered(draw.rows(step), chosen, step, random=chosen.random_tokens)
@@ -208,7 +208,7 @@ def _text(chosen: PretrainConfig, cache: Path, on_text: Callable[[str, int], Non
             tokenizer,
             length=chosen.length,
             folder=cache / "text",
-            amount=chosen.amount,
+            amount=chosen.data_fraction,
             on_progress=on_text,
         )
     fixed = None if chosen.fixed_token is None else (chosen.fixed_token, int(tokenizer.eos_token_id))
@@ -220,11 +220,11 @@ def _tokenizer(chosen: PretrainConfig, sources: list[Source], cache: Path) -> An
     if chosen.tokenizer != TRAIN_TOKENIZER:
         return read_tokenizer(chosen.tokenizer)
     about = json.dumps(
-        [[[source_identity(s.where), s.weight, s.tokens] for s in sources], chosen.vocabulary or TRAINED_VOCAB_SIZE]
+        [[[source_identity(s.where), s.weight, s.tokens] for s in sources], chosen.vocab_size or TRAINED_VOCAB_SIZE]
     )
     folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
     if not folder.is_dir():
-        trained = train_tokenizer(texts_of(sources), chosen.vocabulary or TRAINED_VOCAB_SIZE)
+        trained = train_tokenizer(texts_of(sources), chosen.vocab_size or TRAINED_VOCAB_SIZE)
         try:
             with atomic_folder(folder, overwrite=False) as place:
                 trained.save_pretrained(place)
@@ -236,7 +236,7 @@ def _tokenizer(chosen: PretrainConfig, sources: list[Source], cache: Path) -> An
 
 def _vocabulary(chosen: PretrainConfig, tokenizer: Any) -> int:
     """Tokens of the model: the recipe's, else the tokenizer's."""
-    return chosen.vocabulary or max(tokenizer.get_vocab().values()) + 1
+    return chosen.vocab_size or max(tokenizer.get_vocab().values()) + 1
 
 
 def _model(chosen: PretrainConfig, tokenizer: Any) -> RegardForCausalLM:
@@ -249,11 +249,11 @@ def _model(chosen: PretrainConfig, tokenizer: Any) -> RegardForCausalLM:
 
 def _watches(chosen: PretrainConfig, text: Text, journal: Journal | None) -> list[Any]:
     """What looks at the model while it is trained: its validation losses, and its sinks."""
-    rows = text.held_out(chosen, chosen.valid_samples, chosen.length)
-    losses = ValidationLoss(rows, every=chosen.watch_every, uncounted=chosen.uncounted(training=False))
-    probes = text.held_out(chosen, chosen.watch_samples, chosen.watch_length)
-    mixed = torch.cat([ids[: -(-chosen.watch_samples // len(probes))] for ids in probes.values()])
-    sinks = SinkMonitor(mixed[: chosen.watch_samples], every=chosen.watch_every, epsilon=chosen.epsilon)
+    rows = text.held_out(chosen, chosen.eval_samples, chosen.length)
+    losses = ValidationLoss(rows, every=chosen.eval_steps, uncounted=chosen.uncounted(training=False))
+    probes = text.held_out(chosen, chosen.sink_samples, chosen.sink_length)
+    mixed = torch.cat([ids[: -(-chosen.sink_samples // len(probes))] for ids in probes.values()])
+    sinks = SinkMonitor(mixed[: chosen.sink_samples], every=chosen.eval_steps, epsilon=chosen.epsilon)
     return [losses, JournaledSinkMonitor(sinks, journal)]
 
 

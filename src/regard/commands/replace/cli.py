@@ -118,7 +118,7 @@ def run(given: argparse.Namespace) -> None:
     for name in chosen.attention:
         parse_attention(name)
     if given.constants_from is not None:
-        chosen.check_elsewhere()
+        chosen.check_constants_from()
     data = given.data or os.environ.get("REGARD_DATA")
     if given.task not in TASKS or data:
         read_task(given.task, data if given.task in TASKS else None, **{name: settings[name] for name in OWN})

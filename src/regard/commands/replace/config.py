@@ -48,14 +48,14 @@ class ReplaceConfig:
 
     constants: tuple[str, ...] | None = None
     attention: tuple[str, ...] = ()
-    select: tuple[str, ...] | None = None
-    fractions: tuple[float, ...] | None = None
-    seeds: int = 3
+    rank_heads_by: tuple[str, ...] | None = None
+    dynamic_fractions: tuple[float, ...] | None = None
+    num_seeds: int = 3
     scale: Literal["paper", "laptop"] = "laptop"
-    layout: Literal["paper", "natural"] = "paper"
+    special_token_layout: Literal["paper", "natural"] = "paper"
     length: int | None = None
     rows: tuple[int, int] | None = None
-    epochs: int | None = None
+    num_epochs: int | None = None
     batch_size: int | None = None
     learning_rate: float | None = None
     text: str | None = None
@@ -96,26 +96,26 @@ class ReplaceConfig:
         return self.constants or ()
 
     @property
-    def orders(self) -> tuple[str, ...]:
+    def rankings(self) -> tuple[str, ...]:
         """The orders of the heads that are asked for."""
-        return self.select or ()
+        return self.rank_heads_by or ()
 
     @property
     def shares(self) -> tuple[float, ...]:
         """The fractions of heads that stay dynamic."""
-        return self.fractions or ()
+        return self.dynamic_fractions or ()
 
-    def check_elsewhere(self) -> None:
+    def check_constants_from(self) -> None:
         """Nothing, or a UserError: averages are to come from elsewhere, and nothing that is asked for reads any."""
         if not self.sources:
             raise UserError(
                 "constants-from: expected constants beside attention, for these are what it gives; got none"
             )
-        if not set(self.sources) & set(AVERAGED) and set(self.orders) <= set(OF_PLACE):
+        if not set(self.sources) & set(AVERAGED) and set(self.rankings) <= set(OF_PLACE):
             raise UserError(
                 f"constants-from: expected constants {' or '.join(AVERAGED)} beside it, or an order that reads "
                 f"averages, for nothing else does; got constants {', '.join(self.sources)} and select "
-                f"{', '.join(self.orders)}"
+                f"{', '.join(self.rankings)}"
             )
 
     def _complete(self) -> None:

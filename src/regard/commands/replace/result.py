@@ -49,7 +49,7 @@ class ReplaceResult:
     scores: pd.DataFrame
     heads: pd.DataFrame
     cost: pd.DataFrame
-    record: dict[str, Any]
+    metadata: dict[str, Any]
     matrices: dict[str, Tensor] = field(default_factory=dict)
     constants: bytes | None = None
 
@@ -73,22 +73,22 @@ class ReplaceResult:
 
     def plot(self, kind: Literal["fractions", "orders", "constants"] = "fractions") -> Figure:
         """A figure: scores by fraction for each source of constants, or for each order; or matrices of some heads."""
-        return replace_figure(kind, self.scores, self.heads, self.record, self.matrices)
+        return replace_figure(kind, self.scores, self.heads, self.metadata, self.matrices)
 
     def summary(self) -> RenderableType:
         """The few lines that a terminal shows, for rich's `print`."""
-        return replace_summary(self.scores, self.heads, self.cost, self.record)
+        return replace_summary(self.scores, self.heads, self.cost, self.metadata)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with record, tables, constants and report page; whole or not at all."""
         with atomic_folder(folder, overwrite=overwrite, verb="replace") as place:
-            (place / RESULTS).write_text(_json(self.record, indent=2), encoding="utf-8")
+            (place / RESULTS).write_text(_json(self.metadata, indent=2), encoding="utf-8")
             self.scores.to_parquet(place / SCORES, index=False)
             self.cost.to_parquet(place / COST, index=False)
             (place / HEADS).write_text(_json(self._order()), encoding="utf-8")
             if self.constants is not None:
                 (place / CONSTANTS).write_bytes(self.constants)
-            page = replace_page(self.scores, self.heads, self.cost, self.record, self.matrices)
+            page = replace_page(self.scores, self.heads, self.cost, self.metadata, self.matrices)
             (place / PAGE).write_text(page, encoding="utf-8")
         return Path(folder)
 
@@ -96,7 +96,7 @@ class ReplaceResult:
         """The heads, most dynamic first, as `heads.json` holds them."""
         heads = self.heads.sort_values("rank", kind="stable")
         places = zip(heads["site"], heads["layer"], heads["head"], strict=True)
-        settings = self.record.get("settings")
+        settings = self.metadata.get("settings")
         asked = settings.get("select") if isinstance(settings, Mapping) else None
         return {
             "select": asked[0] if isinstance(asked, (list, tuple)) and asked else asked,  # the order that this is

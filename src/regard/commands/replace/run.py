@@ -73,7 +73,7 @@ def replace(
     chosen = _settings(**settings)
     task = _named(task, others)
     if constants_from is not None:
-        chosen.check_elsewhere()
+        chosen.check_constants_from()
     if work is None:
         if resume:
             raise UserError("resume: expected the folder of the run that was broken off, work=…; got none")
@@ -114,7 +114,7 @@ def replace(
     }
     if not keep_work:
         journal.remove()
-    return ReplaceResult(scores=table, record=record, **(_no_constants() | tables))
+    return ReplaceResult(scores=table, metadata=record, **(_no_constants() | tables))
 
 
 def _settings(**given: Any) -> ReplaceConfig:
@@ -172,7 +172,10 @@ def _encoded(read: Task, loaded: models.Loaded, chosen: ReplaceConfig, scale: Ta
     most = models.maximum_length(loaded.model, tokenizer)
     if most is not None and length > most:
         raise UserError(f"length: expected at most {most} tokens, the most this model was made for; got {length}")
-    parts = [encode(read.kind, part, tokenizer, length, chosen.layout) for part in (read.train, read.validation)]
+    parts = [
+        encode(read.kind, part, tokenizer, length, chosen.special_token_layout)
+        for part in (read.train, read.validation)
+    ]
     if read.kind == "mlm" and read.name != LANGUAGE_MODEL:
         parts = [mask_tokens(part, tokenizer, seed) for seed, part in enumerate(parts)]
     return parts[0], parts[1]
@@ -252,7 +255,7 @@ def _about(
 
 def _check_order(chosen: ReplaceConfig, given: Constants | None) -> None:
     """Nothing, or a UserError: an order asks for what the given constants do not tell."""
-    if given is not None and "input-dependence" in chosen.orders:
+    if given is not None and "input-dependence" in chosen.rankings:
         given.input_dependence()
 
 
@@ -337,7 +340,7 @@ def _scores(
     trials: HeadEvaluation, averages: Constants | None, chosen: ReplaceConfig, model: str, task: str
 ) -> pd.DataFrame:
     """One row for each source, order, fraction and seed; for each operation and seed."""
-    seeds, metric = trials.judge.seeds(chosen.seeds), trials.judge.metric
+    seeds, metric = trials.judge.seeds(chosen.num_seeds), trials.judge.metric
     rows: list[tuple[Any, ...]] = []
 
     def add(constants: str, select: str, fraction: float, found: dict[int, float]) -> None:
@@ -352,7 +355,7 @@ def _scores(
     for name in chosen.sources:
         assert averages is not None, "constants are asked for"
         constants = _source(trials, averages, name)
-        for select in chosen.orders:
+        for select in chosen.rankings:
             for fraction in (f for f in chosen.shares if f < 1):
                 trials.step(f"scoring {name}, {select}, {fraction:g} dynamic")
                 for group in _same_order(select, seeds, fraction):
@@ -377,7 +380,7 @@ def _of_constants(
     trials: HeadEvaluation, averages: Constants, chosen: ReplaceConfig
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tables that are of constants, and what the record says of these."""
-    first = trials.order(averages, chosen.orders[0], 0)
+    first = trials.order(averages, chosen.rankings[0], 0)
     matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
     cost = trials.cost(averages, first, chosen.shares)
     tables = {"heads": _heads(averages, first), "cost": pd.DataFrame(cost, columns=list(COST_COLUMNS))}

@@ -198,14 +198,14 @@ def _tell(verb: Command, swept: SweepResult) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(verb.summary(swept.table, swept.record))
+    console.print(verb.summary(swept.table, swept.metadata))
     written = ", ".join(sorted(path.name for path in swept.folder.iterdir() if not path.name.startswith(".")))
     console.print(f"\nWritten to {swept.folder}: {written}", soft_wrap=True)
 
 
 def _failures(swept: SweepResult) -> str:
     """Which trials failed, each with the last line of its error; those with the same one together."""
-    by_key = {one["key"]: one for one in swept.record["trials"]}
+    by_key = {one["key"]: one for one in swept.metadata["trials"]}
     alike: dict[str, list[str]] = {}
     for key, error in swept.failed.items():
         said = {**by_key[key]["values"], "seed": by_key[key]["seed"]}

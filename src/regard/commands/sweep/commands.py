@@ -129,7 +129,7 @@ def learning() -> Command:
     helps = {one.name: one.metadata.get("help", "") for one in courses.LearnConfig.__dataclass_fields__.values()}
 
     def base(name: str | None, file: Path | None) -> dict[str, Any]:
-        return courses.LearnConfig.from_file(file).said() if file else {"stream": name} if name else {}
+        return courses.LearnConfig.from_file(file).explicit_fields() if file else {"stream": name} if name else {}
 
     readable = cache(courses.LearnConfig.read)
 
@@ -170,7 +170,7 @@ def measures(folder: Path) -> dict[str, Any]:
     found = run.metrics.dropna(subset="value")
     return {
         **{f"{row.metric}_{row.setting}": float(row.value) for row in found.itertuples()},
-        "seconds": run.record["cost"]["seconds"],
+        "seconds": run.metadata["cost"]["seconds"],
     }
 
 
@@ -178,7 +178,7 @@ def averages(folder: Path) -> pd.DataFrame:
     """The mean score of the tasks learnt so far, after each: `tasks` (how many), `ap_til` and `ap_cil`."""
     from regard.commands.learn.result import LearnResult
 
-    scores = LearnResult.load(folder).matrix
+    scores = LearnResult.load(folder).accuracy_matrix
     seen = scores[scores["position"] <= scores["after_task"]]
     means = seen.groupby(["after_task", "setting"])["score"].mean().unstack()
     return means.add_prefix("ap_").rename_axis("tasks").reset_index()

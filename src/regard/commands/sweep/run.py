@@ -57,7 +57,7 @@ class SweepResult:
 
     folder: Path
     table: pd.DataFrame
-    record: dict[str, Any]
+    metadata: dict[str, Any]
     failed: dict[str, str]
 
 

@@ -80,26 +80,26 @@ class Ctr(Method):
         self.head_before = (torch.empty(0), torch.empty(0))
         self.used = list[list[Tensor]]()
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Hold what earlier tasks use, and note the head's vectors."""
         network, head = learner.network_as(CtrNetwork), _head(learner)
-        kept = self.kept.tensors
+        kept = self.state.tensors
         self.used = [[kept[name].to(learner.device) for name in _names(number)] for number in range(len(kept) // 2)]
         network.begin(task, self.used)
         self.head_before = (head.vectors.detach().clone(), head.bias.detach().clone())
 
-    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate:
+    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set; where that is 0, that of probing."""
         return rate_from_setting(self.settings.rate) if self.settings.rate else probing_rate(budget)
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The plug-ins and the head."""
         correct = partial(self._correct, learner, task, self._per_epoch(learner, task))
-        rate = self.own_rate(learner.budget).value
+        rate = self.own_learning_rate(learner.budget).value
         return (learner.fine_tuning(name="plug-ins", learning_rate=rate, correct=correct),)
 
     def _per_epoch(self, learner: Learner, task: int) -> int:
-        return -(-len(learner.items(task)) // learner.budget.batch)
+        return -(-len(learner.items(task)) // learner.budget.batch_size)
 
     def _correct(self, learner: Learner, task: int, per_epoch: int, network: nn.Module, step: int) -> None:
         """Free the gradient of the task's embeddings from how steep its masks are at the step."""
@@ -138,14 +138,14 @@ class Ctr(Method):
         return (now * free).sum() / free.sum().clamp_min(1)
 
     @torch.no_grad()
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Keep how far the tasks so far use each neuron; let go of what was held."""
         network, head = learner.network_as(CtrNetwork), _head(learner)
         network.settle()
         for number, masks in enumerate(network.masks(task)):
             for name, mask in zip(_names(number), masks, strict=True):
                 now = mask.cpu()
-                self.kept.tensors[name] = torch.maximum(self.kept.tensors.get(name, now), now)
+                self.state.tensors[name] = torch.maximum(self.state.tensors.get(name, now), now)
         others = ~learner.own[task].to(head.vectors.device)
         for value, before in zip((head.vectors, head.bias), self.head_before, strict=True):
             value[others] = before[others]

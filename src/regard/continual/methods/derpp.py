@@ -50,16 +50,16 @@ class DarkExperience(memory.Remembering):
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's batches, each with two of the memory beside it."""
-        if not self.kept.items:
+        if not self.state.examples:
             return super().batches(learner, task, stage)
         new, count = memory.arriving(learner, task, stage), memory.replayed(learner, self.settings)
         seeds = [learner.seed_for("replay", name, task) for name in ("logits", "labels")]
 
         def rows(step: int) -> Rows:
-            old = [memory.drawn(self.kept.items, count, seed=seed, step=step) for seed in seeds]
-            return self._rows(learner, new.at(step), old[0], old[1], size=learner.budget.batch + 2 * count)
+            old = [memory.drawn(self.state.examples, count, seed=seed, step=step) for seed in seeds]
+            return self._rows(learner, new.at(step), old[0], old[1], size=learner.budget.batch_size + 2 * count)
 
-        return Batches(new.steps, learner.budget.batch + 2 * count, rows)
+        return Batches(new.steps, learner.budget.batch_size + 2 * count, rows)
 
     def _rows(
         self,
@@ -77,9 +77,9 @@ class DarkExperience(memory.Remembering):
         items = [*new, *dark, *old]
         rows = learner.rows(items, size=size)
         parts = torch.tensor([0] * len(new) + [1] * len(dark) + [2] * len(old) + [3] * (size - len(items)))
-        stored = self.kept.tensors["logits"]
+        stored = self.state.tensors["logits"]
         logits = torch.zeros(size, stored.shape[1], dtype=stored.dtype)
-        number = {item: place for place, item in enumerate(self.kept.items)}
+        number = {item: place for place, item in enumerate(self.state.examples)}
         logits[parts == 1] = stored[[number[item] for item in dark]]
         weight = torch.tensor([1 / len(new), 0.0, self.settings.beta / len(old), 0.0])
         pull = torch.tensor([0.0, self.settings.alpha / len(dark), 0.0, 0.0])
@@ -97,15 +97,15 @@ class DarkExperience(memory.Remembering):
         apart = distance(logits[:, : own.shape[1]], rows["logits"], own)
         return (rows["weight"] * entropy + rows["pull"] * apart).sum()
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task, with their logits."""
-        before = dict(zip(self.kept.items, self.kept.tensors.get("logits", torch.empty(0)), strict=True))
-        memory.keep(learner, self.kept, self.settings, task)
-        new = [item for item in self.kept.items if item not in before]
+        before = dict(zip(self.state.examples, self.state.tensors.get("logits", torch.empty(0)), strict=True))
+        memory.keep(learner, self.state, self.settings, task)
+        new = [item for item in self.state.examples if item not in before]
         with learner.evaluating() as network, torch.no_grad():
             found = [logits for rows in learner.each(new) for logits in _whole(network(rows)).cpu()]
         stored = before | dict(zip(new, found, strict=True))
-        self.kept.tensors["logits"] = torch.stack([stored[item] for item in self.kept.items])
+        self.state.tensors["logits"] = torch.stack([stored[item] for item in self.state.examples])
 
 
 def _whole(logits: Tensor) -> Tensor:

@@ -142,16 +142,16 @@ class Epi(Method):
     Settings = Settings
     Network = EpiNetwork
     texts = True
-    among = "task"
+    loss_classes = "task"
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Open the task's block, and note what the head has of classes."""
         network = learner.network_as(EpiNetwork)
         network.begin_block(task)
         network.owned.copy_(learner.own)
         self.head_before = class_vectors(learner)
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Take in what the task's texts are, and put back what other tasks' classes have of the head."""
         restore_rows(learner, self.head_before, task)
         network, states, labels = learner.network_as(EpiNetwork), list[Tensor](), list[Tensor]()

@@ -59,30 +59,30 @@ class Ewc(Method):
     Settings = Settings
     texts = True
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Put what is kept beside the weights that it is of."""
         trained = _trained(learner.network)
-        for name, value in self.kept.tensors.items():
-            self.kept.tensors[name] = value.to(trained[name.split(".", 1)[1]].device)
+        for name, value in self.state.tensors.items():
+            self.state.tensors[name] = value.to(trained[name.split(".", 1)[1]].device)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and the penalty for each row that has one: once, in the mean of a batch."""
         found = learner.cross_entropy(network(rows), rows)
-        if not self.kept.tensors:
+        if not self.state.tensors:
             return found
         return found + (rows["labels"] != IGNORED).sum() * self.penalty(learner.network)
 
     def penalty(self, network: nn.Module) -> Tensor:
         """(λ/2) Σ_t Σ_i F_ti (θ_i − θ*_ti)², over the tasks learnt so far; `network` is the one that nothing wraps."""
-        kept = self.kept.tensors
+        kept = self.state.tensors
         parts = [
             (kept[FISHER + name] * (one - kept[CENTRE + name]).square()).sum()
             for name, one in _trained(network).items()
         ]
-        penalty: Tensor = self.settings.strength / 2 * (torch.stack(parts).sum() + self.kept.values[CONSTANT])
+        penalty: Tensor = self.settings.strength / 2 * (torch.stack(parts).sum() + self.state.values[CONSTANT])
         return penalty
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Add the information of the task that has been learnt to that of the others."""
         items, many = learner.items(task), self.settings.samples
         if len(items) > many:
@@ -93,7 +93,7 @@ class Ewc(Method):
 
     def remember(self, information: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         """Take a task's F and θ*, by the names of the parameters, into what is kept."""
-        kept, constant = self.kept.tensors, float(self.kept.values.get(CONSTANT, 0.0))
+        kept, constant = self.state.tensors, float(self.state.values.get(CONSTANT, 0.0))
         for name, value in information.items():
             before, here = kept.get(FISHER + name), weights[name].detach().clone()
             if before is None:
@@ -106,7 +106,7 @@ class Ewc(Method):
                 gap = here - kept[CENTRE + name]
                 constant += float((before * share * gap.square()).sum(dtype=torch.float64))
                 kept[FISHER + name], kept[CENTRE + name] = total, kept[CENTRE + name] + share * gap
-        self.kept.values[CONSTANT] = constant
+        self.state.values[CONSTANT] = constant
 
 
 def fisher(learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, seed: int) -> dict[str, Tensor]:

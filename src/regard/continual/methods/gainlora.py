@@ -172,7 +172,7 @@ class GainLora(Method):
     Network = GainNetwork
     texts = True
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Put the next block and its gate in place."""
         network = learner.network_as(GainNetwork)
         network.to(learner.device)
@@ -189,7 +189,7 @@ class GainLora(Method):
             penalty = self.settings.orthogonality * overlap(learner.network_as(GainNetwork).pool, learner.task)
         return found + (rows["labels"] != IGNORED).sum() * penalty
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Keep free of later changes what the gate's layers have read."""
         first: float = self.settings.threshold
         threshold = first + (1 - first) * task / len(learner.stream)

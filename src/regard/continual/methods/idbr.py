@@ -86,19 +86,19 @@ class Idbr(Method):
         self.before, self.places = torch.empty(0), dict[ExampleRef, int]()
 
     @property
-    def bound(self) -> int:
+    def memory_size(self) -> int:
         """The size of the memory, which is none without replay."""
         size: int = self.settings.memory
         return size if self.settings.replay else 0
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Note both spaces of the task's training rows and of what is kept, where there are earlier tasks."""
         memory, tasks = self.settings.memory, len(learner.stream)
         if self.settings.replay and memory < tasks:
             raise UserError(f"memory: expected an example of each of {tasks} tasks at least, got {memory}")
         if not task:
             return
-        items, network = [*learner.items(task), *self.kept.items], cast(IdbrNetwork, learner.network)
+        items, network = [*learner.items(task), *self.state.examples], cast(IdbrNetwork, learner.network)
         with learner.evaluating(), torch.no_grad():
             self.before = torch.cat([network.spaces(rows).float() for rows in learner.each(items)])
         self.places = {item: place for place, item in enumerate(items)}
@@ -109,17 +109,19 @@ class Idbr(Method):
         """The task's batches in halves, and where there is a memory, steps that replay."""
         budget, items = learner.budget, learner.items(task)
         new = learner.drawn(items, stage)
-        old = [kept for number in range(task) if (kept := [item for item in self.kept.items if item.task == number])]
+        old = [
+            kept for number in range(task) if (kept := [item for item in self.state.examples if item.task == number])
+        ]
         halving = Halving.of(learner.tokenizer, length=budget.length, pad=learner.pad)
         seeds = learner.seed_for("replay", task, stage.name), learner.seed_for("halves", task, stage.name)
         plan = Replays(new, old, interval=self.settings.interval, seed=seeds[0])
 
         def rows(step: int) -> Rows:
             chosen, replays = plan.at(step)
-            found = halving.rows(learner.rows(chosen, size=budget.batch), np.random.default_rng([seeds[1], step]))
-            return {**found, "replays": torch.full((budget.batch,), replays)}
+            found = halving.rows(learner.rows(chosen, size=budget.batch_size), np.random.default_rng([seeds[1], step]))
+            return {**found, "replays": torch.full((budget.batch_size,), replays)}
 
-        return Batches(plan.steps, budget.batch, rows)
+        return Batches(plan.steps, budget.batch_size, rows)
 
     # -- losses -----------------------------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class Idbr(Method):
         weight = torch.where(rows["replays"], chosen.held_replayed, chosen.held_new)
         return weight * (chosen.generic * generic + chosen.specific * specific)
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Keep the examples that stand for the task."""
         if not self.settings.replay:
             return
@@ -161,7 +163,7 @@ class Idbr(Method):
             states = torch.cat([network.read(rows).float() for rows in learner.each(items)])
         many = min(max(1, int(self.settings.share * len(items))), self.settings.memory // len(learner.stream))
         chosen = representatives(states, many, seed=learner.seed_for("memory", task))
-        self.kept.items += [items[number] for number in chosen]
+        self.state.examples += [items[number] for number in chosen]
 
 
 class Replays:

@@ -22,6 +22,6 @@ class IncrementalLora(Method):
     Network = PoolNetwork
     texts = True
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block, and freeze the others."""
         learner.network_as(PoolNetwork).begin_block(task)

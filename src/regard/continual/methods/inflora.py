@@ -75,10 +75,10 @@ class InfLora(IncrementalLora):
 
     Settings = Settings
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block, and design its A."""
         super().prepare(learner, task)
-        self.kept.tensors.update({name: one.to(learner.device) for name, one in self.kept.tensors.items()})
+        self.state.tensors.update({name: one.to(learner.device) for name, one in self.state.tensors.items()})
         moments = self._moments(learner, task)
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
             down = layer.blocks.A[task]
@@ -86,13 +86,13 @@ class InfLora(IncrementalLora):
             with torch.no_grad():
                 down.copy_(designed(moments[name], self.memory(name), len(down)))
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task's inputs take up to the memory of each layer."""
         share = self.settings.threshold + (1 - self.settings.threshold) * task / len(learner.stream)
         for name, moment in self._moments(learner, task).items():
             found = grown(self.memory(name), moment, share)
-            self.kept.tensors.pop(TAKEN + name, None)
-            self.kept.tensors[(FREE if found.free else TAKEN) + name] = found.basis
+            self.state.tensors.pop(TAKEN + name, None)
+            self.state.tensors[(FREE if found.free else TAKEN) + name] = found.basis
 
     def _moments(self, learner: Learner, task: int) -> dict[str, Tensor]:
         """What shares are taken of, for each layer."""
@@ -101,7 +101,7 @@ class InfLora(IncrementalLora):
 
     def memory(self, name: str) -> Memory | None:
         """What earlier tasks take up of what a layer reads; None before there is one."""
-        kept = self.kept.tensors
+        kept = self.state.tensors
         if FREE + name in kept:
             return Memory(kept[FREE + name], True)
         return Memory(kept[TAKEN + name], False) if TAKEN + name in kept else None

@@ -18,10 +18,10 @@ class Joint(Method):
     With a label-text head it is over those of all tasks. It learns when the last task is there, and is scored then.
     """
 
-    evaluated = "end"
+    evaluation_scope = "end"
     texts = True
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Nothing until the last task."""
         return (learner.fine_tuning(limited=False),) if task == len(learner.stream) - 1 else ()
 

@@ -158,22 +158,22 @@ class L2p(Method):
 
     Settings = Settings
     Network = L2pNetwork
-    among = "task"
+    loss_classes = "task"
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Check that all texts of the stream have room behind the prompts, before any is learnt."""
         network = learner.network_as(L2pNetwork)
         longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
         if network.room is not None and longest > network.room:
             raise check_prompt_fits(longest, network.room, network.added)
-        for name, value in self.kept.tensors.items():
-            self.kept.tensors[name] = value.to(network.keys.device)
+        for name, value in self.state.tensors.items():
+            self.state.tensors[name] = value.to(network.keys.device)
 
-    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate:
+    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
         return rate_from_setting(self.settings.rate)
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Prompts, keys and head, for the budget's epochs."""
         return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
 
@@ -186,10 +186,10 @@ class L2p(Method):
 
     def shares(self) -> Tensor | None:
         """(M,): how often earlier tasks chose each prompt, as a share; None where that is not to count."""
-        counts = self.kept.tensors.get(USAGE)
+        counts = self.state.tensors.get(USAGE)
         return None if counts is None else counts / counts.sum()
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Count the prompts that the task's rows choose, where that is to count."""
         if not self.settings.diversified:
             return
@@ -198,7 +198,7 @@ class L2p(Method):
             for rows in learner.each(learner.items(task)):
                 chosen = learner.network_as(L2pNetwork).choose(rows, shares).numbers
                 usage += torch.bincount(chosen.flatten(), minlength=len(usage))
-        self.kept.tensors[USAGE] = usage + self.kept.tensors.get(USAGE, torch.zeros_like(usage))
+        self.state.tensors[USAGE] = usage + self.state.tensors.get(USAGE, torch.zeros_like(usage))
 
 
 # -- what a model can do ----------------------------------------------------------------------------------

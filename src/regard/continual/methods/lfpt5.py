@@ -112,7 +112,7 @@ class Lfpt5(Method):
     Network = Lfpt5Network
     texts = True
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Open the prompt, and make what is trained on: the task's rows and those that were written."""
         network, one = learner.network_as(Lfpt5Network), _texts(learner)
         check_prompt_room(learner, self.settings.length)
@@ -127,14 +127,14 @@ class Lfpt5(Method):
                 one, number, TextPairs(inputs=pairs[0], targets=tuple((said,) for said in pairs[1]))
             )
         ]
-        for name, value in self.kept.tensors.items():
-            self.kept.tensors[name] = value.to(learner.device)
+        for name, value in self.state.tensors.items():
+            self.state.tensors[name] = value.to(learner.device)
 
-    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate:
+    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
         return rate_from_setting(self.settings.rate)
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The prompt, for the budget's epochs."""
         return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
 
@@ -144,7 +144,7 @@ class Lfpt5(Method):
             ExampleRef(_OLD, row) for row in range(len(self.old))
         ]
         lengths = [len(one.input) + len(one.answer) for one in (*self.new, *self.old)]
-        size, drawn = learner.budget.batch, learner.drawn(items, stage, lengths=lengths)
+        size, drawn = learner.budget.batch_size, learner.drawn(items, stage, lengths=lengths)
         return Batches(drawn.steps, size, lambda step: self._rows(_texts(learner), drawn.at(step), size))
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
@@ -155,7 +155,7 @@ class Lfpt5(Method):
         asked = {"input_ids": "asked_ids", "attention_mask": "asked_mask", "labels": "said"}
         writing = {name: rows[source] for name, source in asked.items()} | {"tasks": rows["tasks"]}
         found = found + self.settings.writing * (counted * means(network(writing), writing["labels"])).sum()
-        if PROMPT not in self.kept.tensors:
+        if PROMPT not in self.state.tensors:
             return found
         found, old = (1 - self.settings.holding) * found, rows["old"] & (counted > 0)
         if bool(old.any()):
@@ -166,27 +166,27 @@ class Lfpt5(Method):
         """The sum over tokens of KL(before ‖ now) on rows that were written."""
         network = learner.network_as(Lfpt5Network)
         given = {name: rows[name][old] for name in ("input_ids", "attention_mask", "labels")}
-        with torch.no_grad(), network.pool.prepending(self.kept.tensors[PROMPT][None]):
+        with torch.no_grad(), network.pool.prepending(self.state.tensors[PROMPT][None]):
             before = cast(Any, network.classifier)(**given).logits
         return divergence(before, logits, given["labels"])
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Keep the prompt, and write rows of all tasks so far; after the last there is nothing to do."""
         if task + 1 == len(learner.stream):
             return
         network, one = learner.network_as(Lfpt5Network), _texts(learner)
-        self.kept.tensors[PROMPT] = network.pool.prompts.prompt(0).detach().clone()
+        self.state.tensors[PROMPT] = network.pool.prompts.prompt(0).detach().clone()
         found = [self._write(one, number) for number in range(task + 1)]
-        self.kept.values[WRITTEN] = [list(map(list, zip(*pairs, strict=True))) for pairs in found]
+        self.state.values[WRITTEN] = [list(map(list, zip(*pairs, strict=True))) for pairs in found]
 
     def written(self, task: int) -> tuple[str, ...] | None:
         """The inputs that were last written of a task; None of the last, and where none could be read."""
-        said = self.kept.values.get(WRITTEN, [])
+        said = self.state.values.get(WRITTEN, [])
         return tuple(said[task][0]) if task < len(said) and said[task] else None
 
     def _written(self, task: int) -> list[tuple[tuple[str, ...], tuple[str, ...]] | None]:
         """The inputs and answers that were written of each earlier task; None for one of which there are none."""
-        said = self.kept.values.get(WRITTEN, []) if task else []
+        said = self.state.values.get(WRITTEN, []) if task else []
         return [(tuple(pairs[0]), tuple(pairs[1])) if pairs else None for pairs in said]
 
     def _write(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:

@@ -51,14 +51,14 @@ class Lwf(Method):
         super().__init__(settings)
         self.answers = torch.empty(0)
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Note the logits (row, class) of the task's training rows, where there are old tasks."""
         if not task:
             return
         with learner.evaluating() as network, torch.no_grad():
             self.answers = torch.cat([network(rows).float() for rows in learner.each(learner.items(task))])
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Everything; with `warm_up` the head before it, of every task but the first."""
         warming = (learner.probing(name="warm-up"),) if self.settings.warm_up and task else ()
         return (*warming, learner.fine_tuning())

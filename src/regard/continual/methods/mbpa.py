@@ -201,34 +201,34 @@ class MbPA(memory.Remembering):
     Settings = Settings
     Network = AdaptingNetwork
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Show the network its memory."""
         self._show(learner, task)
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's batches, and every so often one of the memory."""
-        if not self.kept.items:
+        if not self.state.examples:
             return super().batches(learner, task, stage)
         interval = self.settings.interval
-        return memory.interleaved(learner, self.kept, self.settings, task, stage, interval=interval)
+        return memory.interleaved(learner, self.state, self.settings, task, stage, interval=interval)
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task, with their keys, and show them to the network."""
         network = cast(AdaptingNetwork, learner.network)
-        before = dict(zip(self.kept.items, self.kept.tensors.get("keys", torch.empty(0)), strict=True))
-        memory.keep(learner, self.kept, self.settings, task)
-        new = [item for item in self.kept.items if item not in before]
+        before = dict(zip(self.state.examples, self.state.tensors.get("keys", torch.empty(0)), strict=True))
+        memory.keep(learner, self.state, self.settings, task)
+        new = [item for item in self.state.examples if item not in before]
         found = [key for rows in learner.each(new) for key in network.keys(rows).cpu()]
         stored = before | dict(zip(new, found, strict=True))
-        self.kept.tensors["keys"] = torch.stack([stored[item] for item in self.kept.items])
+        self.state.tensors["keys"] = torch.stack([stored[item] for item in self.state.examples])
         self._show(learner, task + 1)
 
     def _show(self, learner: Learner, learnt: int) -> None:
         """Give the network what is kept, of so many tasks."""
         network = cast(AdaptingNetwork, learner.network)
-        if not self.kept.items:
+        if not self.state.examples:
             network.remembered = None
             return
-        rows = {name: value.to(learner.device) for name, value in learner.rows(self.kept.items).items()}
+        rows = {name: value.to(learner.device) for name, value in learner.rows(self.state.examples).items()}
         own = learner.contrasted(rows["tasks"])
-        network.remembered = Remembered(rows, self.kept.tensors["keys"].to(learner.device), own, learnt)
+        network.remembered = Remembered(rows, self.state.tensors["keys"].to(learner.device), own, learnt)

@@ -50,7 +50,7 @@ class Migu(SequentialLora):
         super().__init__(settings)
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Fine-tuning, each gradient masked from the second task on."""
         return (learner.fine_tuning(correct=(lambda _, __: self._correct(learner)) if task else None),)
 

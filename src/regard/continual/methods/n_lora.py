@@ -51,7 +51,7 @@ class NLora(IncrementalLora):
 
     Settings = Settings
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block. Raises UserError where the product cannot be formed."""
         super().prepare(learner, task)
         odd = [

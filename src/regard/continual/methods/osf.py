@@ -176,7 +176,7 @@ class Osf(Method):
     Network = OsfNetwork
     texts = True
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Decompose what there is by now, and hold more of it."""
         network = learner.network
         assert isinstance(network, OsfNetwork)

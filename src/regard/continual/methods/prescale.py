@@ -50,6 +50,6 @@ class PreScale(Method):
         scaling: Scaling = self.settings.scaling
         return scaling
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """First the head, then everything."""
         return learner.probing(), learner.fine_tuning()

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 class Probe(Method):
     """The head alone is trained, on hidden states that no task changes (arXiv 2410.05648, table 2)."""
 
-    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate:
+    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """That of probing."""
         return probing_rate(budget)
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The head, as long as other methods train it and everything."""
         return (learner.probing(),)

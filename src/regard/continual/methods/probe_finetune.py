@@ -17,6 +17,6 @@ class ProbeFinetune(Method):
     A head that fits when the encoder begins to move pulls its features less far from where they were.
     """
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """First the head, then everything."""
         return learner.probing(), learner.fine_tuning()

@@ -62,22 +62,22 @@ class ProgPrompt(Method):
     incremental = False
     texts = True
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Open the task's prompt, and note what the head has of classes."""
         network = learner.network_as(ProgressiveNetwork)
         check_prompt_room(learner, len(network.pool) * self.settings.length)
         network.begin_block(task)
         self.head_before = class_vectors(learner)
 
-    def own_rate(self, budget: TrainingBudget) -> MethodLearningRate:
+    def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
         return rate_from_setting(self.settings.rate)
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The prompt, and the head, for the budget's epochs."""
         return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Put the prompt down, and what other tasks' classes have back."""
         learner.network_as(ProgressiveNetwork).pool.close()
         restore_rows(learner, self.head_before, task)

@@ -47,11 +47,11 @@ class Replay(memory.Remembering):
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows with those of the memory, as the settings mix them."""
-        if not self.kept.items:
+        if not self.state.examples:
             return super().batches(learner, task, stage)
         if self.settings.mixing == "merge":
-            return learner.epochs([*learner.items(task), *self.kept.items], stage)
+            return learner.epochs([*learner.items(task), *self.state.examples], stage)
         if self.settings.mixing == "interval":
             interval = self.settings.interval
-            return memory.interleaved(learner, self.kept, self.settings, task, stage, interval=interval)
-        return memory.beside(learner, self.kept, self.settings, task, stage)
+            return memory.interleaved(learner, self.state, self.settings, task, stage, interval=interval)
+        return memory.beside(learner, self.state, self.settings, task, stage)

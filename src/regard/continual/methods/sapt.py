@@ -111,13 +111,13 @@ class Sapt(Method):
         self.read: dict[int, Tensor] = {}  # the query vectors of the task at hand
         self.seen: dict[int, Tensor] = {}  # what stands for tasks, made once of what is kept
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Check what is asked for, and put what is kept beside the weights."""
         if self.settings.block == "prompt":
             check_prompt_room(learner, self.settings.length)
         if self.settings.reflects == "generated":
             stand_ins.check(learner, self.settings)
-        kept = self.kept.tensors
+        kept = self.state.tensors
         kept.update({name: value.to(learner.device) for name, value in kept.items()})
 
     def place(self, learner: Learner, task: int) -> None:
@@ -142,10 +142,10 @@ class Sapt(Method):
             )
         if settings.opens and settings.held:
             network.attention.open(None)
-        measured = settings.balanced and not settings.opens and f"{STRENGTH}{task}" not in self.kept.values
+        measured = settings.balanced and not settings.opens and f"{STRENGTH}{task}" not in self.state.values
         if measured and self.earlier(learner, task):
             network.to(learner.device)
-            self.kept.values[f"{STRENGTH}{task}"] = self._balanced(learner, task)
+            self.state.values[f"{STRENGTH}{task}"] = self._balanced(learner, task)
 
     def _begin(self, learner: Learner, task: int, block: int) -> None:
         """Let a new block begin as an earlier one, or leave it at nothing."""
@@ -157,7 +157,7 @@ class Sapt(Method):
         if other is not None:
             learner.network_as(SaptNetwork).pool.copy(block, other)
 
-    def stages(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
+    def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The block with its key and the maps, each at its rate, and the head, for the budget's epochs."""
         return (learner.fine_tuning(times=self._times(learner)),)
 
@@ -203,20 +203,20 @@ class Sapt(Method):
             found = found - self.settings.balance * (counted * shares.log().mean(-1)).sum()
         return found + counted.sum() * self.reflection(learner)
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the task's rows, and what stands for them."""
         if self.settings.reflects == "none":
             return
         found = self._vectors_of(learner, task)
         with torch.no_grad():
             weights = learner.network_as(SaptNetwork).attention(found)
-        kept, settings = self.kept.tensors, self.settings
+        kept, settings = self.state.tensors, self.settings
         kept[f"{TARGET}{task}"] = mean_weights(weights)
         if settings.reflects == "density":
             density = Density.of(found, settings.directions)
             kept[f"{MEAN}{task}"], kept[f"{DIRECTIONS}{task}"], kept[f"{SPREAD}{task}"] = density
         elif settings.reflects == "generated":
-            stand_ins.keep(learner, self.kept, task, self.stored(len(found)), settings)
+            stand_ins.keep(learner, self.state, task, self.stored(len(found)), settings)
         else:
             random = torch.Generator().manual_seed(learner.seed_for("memory", task))
             chosen = torch.randperm(len(found), generator=random)[: self.stored(len(found))]
@@ -224,7 +224,7 @@ class Sapt(Method):
 
     def written(self, task: int) -> tuple[str, ...] | None:
         """The pseudo samples that stand for a task; None where other things do."""
-        return stand_ins.inputs(self.kept, task)
+        return stand_ins.inputs(self.state, task)
 
     def block(self, learner: Learner, task: int) -> int:
         """The block that a task is about to be given."""
@@ -239,7 +239,7 @@ class Sapt(Method):
         """λ of a task's training: of the mean of the earlier tasks' divergences."""
         if self.settings.opens:
             return float(self.settings.opening * task)
-        return float(self.kept.values.get(f"{STRENGTH}{task}", self.settings.strength))
+        return float(self.state.values.get(f"{STRENGTH}{task}", self.settings.strength))
 
     def reflection(self, learner: Learner) -> Tensor:
         """λ times the mean of the earlier tasks' divergences; 0 where there is nothing to reflect on."""
@@ -254,18 +254,18 @@ class Sapt(Method):
 
     def earlier(self, learner: Learner, task: int) -> list[PastTask]:
         """What stands for the tasks before one."""
-        kept = self.kept.tensors
+        kept = self.state.tensors
         there = [number for number in range(task) if f"{TARGET}{number}" in kept]
         return [PastTask(kept[f"{TARGET}{number}"], self.vectors(learner, number)) for number in there]
 
     def vectors(self, learner: Learner, task: int) -> Tensor:
         """The query vectors (row, width) that stand for a task."""
-        kept = self.kept.tensors
+        kept = self.state.tensors
         if self.settings.reflects == "real":
             return kept[f"{VECTORS}{task}"]
         if task not in self.seen:
             if self.settings.reflects == "generated":
-                self.seen[task] = stand_ins.query_vectors(learner, task, stand_ins.inputs(self.kept, task) or ())
+                self.seen[task] = stand_ins.query_vectors(learner, task, stand_ins.inputs(self.state, task) or ())
             else:
                 density = Density(*(kept[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
                 many = self.stored(len(learner.encoded[task, "train"]))
@@ -285,11 +285,11 @@ class Sapt(Method):
         network, earlier = learner.network_as(SaptNetwork), learner.task
         learner.task = task
         maps = [network.attention.down, network.attention.up]
-        items = learner.sampled(task, "train", MEASURED * learner.budget.batch)
+        items = learner.sampled(task, "train", MEASURED * learner.budget.batch_size)
         total = [torch.zeros_like(one) for one in maps]
         count = 0
         with learner.losing(), torch.enable_grad():
-            for rows in learner.each(items, size=learner.budget.micro_batch or learner.budget.batch):
+            for rows in learner.each(items, size=learner.budget.micro_batch_size or learner.budget.batch_size):
                 count += int((rows["labels"] != IGNORED).sum())
                 loss = learner.cross_entropy(network(rows), rows)
                 for sum_, part in zip(total, torch.autograd.grad(loss, maps), strict=True):

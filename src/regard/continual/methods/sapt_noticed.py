@@ -93,9 +93,9 @@ class SaptTaskFree(Sapt):
     def block(self, learner: Learner, task: int) -> int:
         """The block that a portion gets, decided once."""
         name, network = f"{PORTION}{task}", learner.network_as(NoticedNetwork)
-        if name not in self.kept.values:
-            self.kept.values[name] = self._decide(learner, task)
-        block = int(self.kept.values[name]["block"])
+        if name not in self.state.values:
+            self.state.values[name] = self._decide(learner, task)
+        block = int(self.state.values[name]["block"])
         network.given[task] = block
         return block
 
@@ -107,12 +107,12 @@ class SaptTaskFree(Sapt):
 
     def earlier(self, learner: Learner, task: int) -> list[PastTask]:
         """What stands for the blocks other than that of a portion."""
-        kept = self.kept.tensors
+        kept = self.state.tensors
         return [PastTask(kept[f"{TARGET}{block}"], kept[f"{VECTORS}{block}"]) for block in self._others(task)]
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the block's rows, and what stands for them."""
-        network, kept = learner.network_as(NoticedNetwork), self.kept
+        network, kept = learner.network_as(NoticedNetwork), self.state
         block, found = network.block_of(task), self._vectors_of(learner, task)
         before, seen = kept.tensors.get(f"{VECTORS}{block}", found[:0]), int(kept.values.get(f"{SEEN}{block}", 0))
         with torch.no_grad():
@@ -141,7 +141,7 @@ class SaptTaskFree(Sapt):
         vectors = _drawn(self._vectors_of(learner, task), int(settings.compared), random)
         found = []
         for block in blocks:
-            kept = self.kept.tensors[f"{VECTORS}{block}"]
+            kept = self.state.tensors[f"{VECTORS}{block}"]
             if not check_separable(len(vectors), len(kept), settings.alarm):
                 raise UserError(
                     f"alarm: {settings.alarm:g} is less than what {len(vectors)} rows of "
@@ -159,11 +159,11 @@ class SaptTaskFree(Sapt):
 
     def _blocks(self) -> list[int]:
         """The blocks that have been trained."""
-        return list(range(sum(name.startswith(TARGET) for name in self.kept.tensors)))
+        return list(range(sum(name.startswith(TARGET) for name in self.state.tensors)))
 
     def _others(self, task: int) -> list[int]:
         """Those of them that are not the portion's own."""
-        own = self.kept.values[f"{PORTION}{task}"]["block"]
+        own = self.state.values[f"{PORTION}{task}"]["block"]
         return [block for block in self._blocks() if block != own]
 
 

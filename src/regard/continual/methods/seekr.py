@@ -112,7 +112,7 @@ class Seekr(memory.Remembering):
 
     # -- hooks ------------------------------------------------------------------------------------------
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Train the block, on; note how the examples that will be stored are attended to so far."""
         learner.network_as(SeekrNetwork).begin_block(0)
         learner.network_as(SeekrNetwork).to(learner.device)
@@ -121,9 +121,9 @@ class Seekr(memory.Remembering):
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows, each batch with some of the memory beside it."""
-        if not self.kept.items:
+        if not self.state.examples:
             return super().batches(learner, task, stage)
-        return memory.beside(learner, self.kept, self.settings, task, stage)
+        return memory.beside(learner, self.state, self.settings, task, stage)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses."""
@@ -142,35 +142,35 @@ class Seekr(memory.Remembering):
         held = self._divergence(reads, again["attention_mask"].bool(), items)
         return (share * entropy).sum() + self.settings.distilled * answers.sum() + self.settings.attention * held
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task says of the heads, and store its examples with their answers and their attention."""
         coming = self._after(learner, task)
         looked = self._looked(learner, coming, slopes=True)
         if looked:
             self._weigh(looked)
-        memory.keep(learner, self.kept, self.settings, task)
+        memory.keep(learner, self.state, self.settings, task)
         chosen = select(self._importance(learner), self.settings.layers, self.settings.heads)
-        self.kept.values.setdefault(HEADS, {})[str(task)] = chosen
+        self.state.values.setdefault(HEADS, {})[str(task)] = chosen
         for item, (seen, logits, _) in looked:
-            self.kept.tensors[_name(LOGITS, item)] = logits
-            self.kept.tensors[_name(ATTENTION, item)] = torch.stack([seen[layer, head] for layer, head in chosen])
+            self.state.tensors[_name(LOGITS, item)] = logits
+            self.state.tensors[_name(ATTENTION, item)] = torch.stack([seen[layer, head] for layer, head in chosen])
         self._forget()
 
     # -- the memory -------------------------------------------------------------------------------------
 
     def _after(self, learner: Learner, task: int) -> list[ExampleRef]:
         """The examples of a task that are in the memory when it has been learnt."""
-        kept = MethodState(list(self.kept.items), {}, dict(self.kept.values))
+        kept = MethodState(list(self.state.examples), {}, dict(self.state.values))
         memory.keep(learner, kept, self.settings, task)
-        return [item for item in kept.items if item.task == task]
+        return [item for item in kept.examples if item.task == task]
 
     def _forget(self) -> None:
         """Drop what was stored with examples that are in the memory no more."""
-        names = {_name(kind, item) for item in self.kept.items for kind in (LOGITS, ATTENTION)} | {IMPORTANCE}
-        self.kept.tensors = {name: value for name, value in self.kept.tensors.items() if name in names}
+        names = {_name(kind, item) for item in self.state.examples for kind in (LOGITS, ATTENTION)} | {IMPORTANCE}
+        self.state.tensors = {name: value for name, value in self.state.tensors.items() if name in names}
 
     def _stored(self, kind: str, item: ExampleRef) -> Tensor:
-        return self.kept.tensors[_name(kind, item)]
+        return self.state.tensors[_name(kind, item)]
 
     # -- the heads --------------------------------------------------------------------------------------
 
@@ -203,20 +203,20 @@ class Seekr(memory.Remembering):
         moved = torch.stack([(seen - self.before[item]).square().mean((-1, -2)) for item, (seen, *_) in looked])
         steep = torch.stack([squares for _, (*_, squares) in looked])
         found = importance(moved.mean(0), steep.mean(0))
-        self.kept.tensors[IMPORTANCE] = self.kept.tensors.get(IMPORTANCE, torch.zeros_like(found)) + found
+        self.state.tensors[IMPORTANCE] = self.state.tensors.get(IMPORTANCE, torch.zeros_like(found)) + found
 
     def _importance(self, learner: Learner) -> Tensor:
         """(layer, head): 0 where no example has said anything yet."""
         here = learner.network_as(SeekrNetwork).places
-        return self.kept.tensors.get(IMPORTANCE, torch.zeros(len(here), max(place.heads for place in here)))
+        return self.state.tensors.get(IMPORTANCE, torch.zeros(len(here), max(place.heads for place in here)))
 
     def _divergence(self, reads: Sequence[CapturedWeights], real: Tensor, items: Sequence[ExampleRef]) -> Tensor:
         """The sum over rows, which are those examples, of D."""
-        wanted = {layer for item in items for layer, _ in self.kept.values[HEADS][str(item.task)]}
+        wanted = {layer for item in items for layer, _ in self.state.values[HEADS][str(item.task)]}
         present = {layer: reads[layer].weights() for layer in sorted(wanted)}
         total = real.new_zeros((), dtype=torch.promote_types(reads[0].output.dtype, torch.float32))
         for place, item in enumerate(items):
-            chosen, here = self.kept.values[HEADS][str(item.task)], real[place]
+            chosen, here = self.state.values[HEADS][str(item.task)], real[place]
             now = torch.stack([present[layer][place, head][here][:, here] for layer, head in chosen])
             each = divergence(self._stored(ATTENTION, item).to(now), now)
             total = total + by_layer(each, [layer for layer, _ in chosen])

@@ -17,11 +17,11 @@ class Separate(Method):
     never told apart, whatever the head.
     """
 
-    among = "task"
-    evaluated = "own"
+    loss_classes = "task"
+    evaluation_scope = "own"
     incremental = False
     texts = True
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Put the network back to where the run began."""
         learner.network.load_state_dict(learner.start)

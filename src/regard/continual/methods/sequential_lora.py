@@ -29,6 +29,6 @@ class SequentialLora(Method):
     Network = SharedAdapterNetwork
     texts = True
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Train the block, on."""
         learner.network_as(PoolNetwork).begin_block(0)

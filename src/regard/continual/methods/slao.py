@@ -65,14 +65,14 @@ class Slao(Method):
     Network = SlaoNetwork
     texts = True
 
-    def prepare(self, learner: Learner, task: int) -> None:
+    def before_task(self, learner: Learner, task: int) -> None:
         """Begin from what the task before was tuned to, its A made orthonormal."""
         network = learner.network_as(SlaoNetwork)
         network.begin()
         if task:
             network.turn()
 
-    def finish(self, learner: Learner, task: int) -> None:
+    def after_task(self, learner: Learner, task: int) -> None:
         """Merge what the task was tuned to."""
         learner.network_as(SlaoNetwork).merge(1 / math.sqrt(task + 1))
 

@@ -174,16 +174,16 @@ def _train(learner: TextLearner, writing: Writing, rows: EncodedTexts, recipe: R
 def _plan(learner: TextLearner, recipe: Recipe, seed: int) -> TrainingConfig:
     """How a generator is trained: AdamW at a constant rate, without decay."""
     return TrainingConfig(
-        steps=recipe.steps,
+        max_steps=recipe.steps,
         batch_size=recipe.batch,
-        micro_batch=learner.budget.micro_batch,
+        micro_batch_size=learner.budget.micro_batch_size,
         learning_rate=recipe.rate,
-        schedule="constant",
+        lr_scheduler_type="constant",
         weight_decay=0.0,
         betas=(0.9, 0.999),
         precision=learner.budget.precision,  # type: ignore[arg-type]  # checked by the plan
         seed=seed,
-        log_every=recipe.steps,
+        logging_steps=recipe.steps,
     )
 
 
@@ -203,9 +203,9 @@ def _loss(network: nn.Module, rows: Rows) -> Tensor:
 def _drawn(learner: TextLearner, writing: Writing, frame: Frame, wanted: int, recipe: Recipe, task: int) -> Written:
     """Samples until enough of them are inputs, or as many as are tried."""
     found: list[str] = []
-    drawn, parsed, most = 0, 0, max(recipe.tries * wanted, learner.budget.evaluation_batch)
+    drawn, parsed, most = 0, 0, max(recipe.tries * wanted, learner.budget.eval_batch_size)
     while len(found) < wanted and drawn < most:
-        many = min(learner.budget.evaluation_batch, most - drawn)
+        many = min(learner.budget.eval_batch_size, most - drawn)
         said = broadcast_from_main(
             _said(learner, writing, many, recipe, learner.seed_for("said", task, drawn)), learner.device
         )

@@ -127,7 +127,7 @@ def measured(learner: Learner, method: Method, task: int) -> dict[str, float | N
         said = tuple(" ".join(texts).strip() for texts in _apart(named, written))
     found = {
         "kept": len(written),
-        **method.kept.values.get(f"{stand_ins.TEXTS}{task}", {}),
+        **method.state.values.get(f"{stand_ins.TEXTS}{task}", {}),
         **quality(real_inputs(named, "dev"), said, real_inputs(named), seed),
     }
     if not hasattr(learner.network, "vectors"):

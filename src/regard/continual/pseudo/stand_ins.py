@@ -93,7 +93,7 @@ def _read(learner: Learner, task: int, wanted: int, folder: str) -> tuple[str, .
 
 def _rows(learner: Learner, task: int, written: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Inputs as batches on the device."""
-    many = learner.budget.evaluation_batch
+    many = learner.budget.eval_batch_size
     for start in range(0, len(written), many):
         made = _encoded(learner, task, written[start : start + many])
         yield {name: value.to(learner.device) for name, value in made.items()}
