@@ -188,8 +188,8 @@ def shared_of(model: Any, blocks: int, rank: int) -> SharedAdapters:
     """The blocks of such a pool, all frozen, under the attention that weighs them."""
     adapters = SharedAdapters(model, rank=rank, alpha=ALPHA)
     for number in range(blocks):
-        adapters.add(f"task{number}")
-    adapters.close()
+        adapters.add_adapter(f"task{number}")
+    adapters.freeze()
     fill(layer.blocks for layer in adapters.layers("fill").values())
     return adapters.eval()
 

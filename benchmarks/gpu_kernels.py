@@ -137,7 +137,7 @@ def on_a_gpu(options: argparse.Namespace) -> None:
                             "batch": batch,
                             "length": length,
                             "blocks": vars(blocks) if blocks else None,
-                            "milliseconds": time,
+                            "latency_ms": time,
                             "both_over_sdpa": both,
                             "largest_relative_error_of_a_column": error,
                         }

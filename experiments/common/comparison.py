@@ -18,7 +18,7 @@ PAIR = ["seed", "order"]
 Run = tuple[int, str]
 """A run of a row: its seed and its order."""
 Key = TypeVar("Key")
-_NAMES = ["stream", "method", "seed", "order", "metric", "setting", "value"]
+_NAMES = ["stream", "method", "seed", "order", "metric", "scenario", "value"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,18 +69,18 @@ class Comparison:
         """Means over runs with intervals, `regard.continual.comparing.summary`."""
         return comparing.summary(self.metrics)
 
-    def mean(self, stream: str, row: str, metric: str = "ap", setting: str | None = None) -> Interval | None:
+    def mean(self, stream: str, row: str, metric: str = "average_performance", setting: str | None = None) -> Interval | None:
         """The mean of a measure over runs; None where no run defines it."""
         values = self.by_run(stream, row, metric, setting)
         return t_interval(list(values.values())) if values else None
 
     def difference(
-        self, stream: str, row: str, against: str, metric: str = "ap", setting: str | None = None
+        self, stream: str, row: str, against: str, metric: str = "average_performance", setting: str | None = None
     ) -> Interval | None:
         """How much more of a measure a row has than another, run by run; None without a run in common."""
         return paired(*(self.by_run(stream, one, metric, setting) for one in (row, against)))
 
-    def by_run(self, stream: str, row: str, metric: str = "ap", setting: str | None = None) -> dict[Run, float]:
+    def by_run(self, stream: str, row: str, metric: str = "average_performance", setting: str | None = None) -> dict[Run, float]:
         """A measure of each run of a row that defines it, by seed and order."""
         return self._values.get((stream, row, metric, setting or self.headline), {})
 
@@ -93,7 +93,7 @@ class Comparison:
             found.setdefault((stream, row, *place), {})[seed, order] = float(value)
         return found
 
-    def against(self, stream: str, against: str, metric: str = "ap", setting: str | None = None) -> pd.DataFrame:
+    def against(self, stream: str, against: str, metric: str = "average_performance", setting: str | None = None) -> pd.DataFrame:
         """All rows of a stream against one, with the corrected p of the paired tests; empty without that row."""
         asked = where(self.metrics, stream=stream, metric=metric, setting=setting or self.headline)
         if against not in set(asked["method"]):
@@ -104,7 +104,7 @@ class Comparison:
 def long_scores(wide: pd.DataFrame) -> pd.DataFrame:
     """A line for each score, of a matrix that has both settings side by side; missing ones are left out."""
     kept = [name for name in wide if name not in ("til", "cil")]
-    return wide.melt(kept, ["til", "cil"], var_name="setting", value_name="score").dropna(subset="score")
+    return wide.melt(kept, ["til", "cil"], var_name="scenario", value_name="score").dropna(subset="score")
 
 
 def paired(ours: Mapping[Key, float], theirs: Mapping[Key, float]) -> Interval | None:

@@ -19,7 +19,7 @@ PICTURES = Path("docs") / "figures"
 Run = dict[str, Any]
 COST = (
     *("seconds", "run_seconds", "flops", "steps"),
-    *("peak_memory_mib", "bytes_stored", "examples_kept"),
+    *("peak_memory_mib", "memory_bytes", "memory_examples"),
 )
 """What a run cost: sums over its tasks, but the peak of memory and what is stored after the last; `seconds` are of
 training, `run_seconds` of the whole run."""
@@ -75,9 +75,9 @@ def settings_beside(run: Mapping[str, Any], key: Mapping[str, Any]) -> list[dict
     """Lines of the accuracy matrix, both settings in one; each begins with `key`."""
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for cell in run["matrix"]:
-        place = {name: cell[name] for name in ("after_task", "position", "task", "n")}
-        row = found.setdefault((cell["after_task"], cell["position"]), {**key, **place})
-        row[cell["setting"]] = cell["score"]
+        place = {name: cell[name] for name in ("after_task", "task_index", "task", "n")}
+        row = found.setdefault((cell["after_task"], cell["task_index"]), {**key, **place})
+        row[cell["scenario"]] = cell["score"]
     return list(found.values())
 
 
@@ -89,7 +89,7 @@ def cost(run: Mapping[str, Any], key: Mapping[str, Any]) -> dict[str, Any]:
         **{name: sum(task[name] for task in tasks) for name in ("seconds", "flops", "steps")},
         "run_seconds": run["seconds"],
         "peak_memory_mib": max(task["peak_memory_mib"] for task in tasks),
-        **{name: tasks[-1][name] for name in ("bytes_stored", "examples_kept")},
+        **{name: tasks[-1][name] for name in ("memory_bytes", "memory_examples")},
     }
 
 

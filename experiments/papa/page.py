@@ -138,7 +138,7 @@ def _at(points: pd.DataFrame, **equal: Any) -> pd.Series:
 
 
 def _told(point: pd.Series) -> str:
-    half = (point["high"] - point["low"]) / 2
+    half = (point["ci_high"] - point["ci_low"]) / 2
     return f"{point['mean']:.3f}" if pd.isna(half) else f"{point['mean']:.3f} ± {half:.3f}"
 
 
@@ -146,18 +146,18 @@ def _fractions(points: pd.DataFrame, drops: pd.DataFrame, tasks: Sequence[str]) 
     wanted = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
     rows = []
     for task in tasks:
-        cells = [_told(_at(points, task=task, fraction_dynamic=f, **({} if f == 1 else _LAMBDA))) for f in wanted]
-        lost = _at(drops, task=task, fraction_dynamic=0.0, **_LAMBDA)["drop"]
+        cells = [_told(_at(points, task=task, dynamic_fraction=f, **({} if f == 1 else _LAMBDA))) for f in wanted]
+        lost = _at(drops, task=task, dynamic_fraction=0.0, **_LAMBDA)["drop"]
         rows.append((NAMES[task], *cells, "–" if pd.isna(lost) else f"{lost:.1f} %"))
     return table(("task", "all dynamic", "1/2", "1/8", "1/16", "none", "relative drop"), rows)
 
 
-_LAMBDA = {"constants": "average", "select": "lambda"}
+_LAMBDA = {"constants": "average", "rank_heads_by": "lambda"}
 
 
 def _fractions_said(drops: pd.DataFrame) -> str:
-    own = drops[(drops["constants"] == "average") & (drops["select"] == "lambda")]
-    none, half = (own[own["fraction_dynamic"] == f]["drop"] for f in (0.0, 0.5))
+    own = drops[(drops["constants"] == "average") & (drops["rank_heads_by"] == "lambda")]
+    none, half = (own[own["dynamic_fraction"] == f]["drop"] for f in (0.0, 0.5))
     return wrapped(
         f"With all heads constant the score drops by {none.mean():.1f} % on average over the tasks (from "
         f"{none.min():.1f} to {none.max():.1f} %; the paper: 8 %, never above 20 %), with half of them by "
@@ -169,14 +169,14 @@ def _sources(points: pd.DataFrame, tasks: Sequence[str]) -> str:
     rows = []
     for task in tasks:
         names = (*SOURCES, "average", f"average of {ELSEWHERE[task]}")
-        cells = [_told(_at(points, task=task, constants=name, select="lambda", fraction_dynamic=0.0)) for name in names]
-        rows.append((NAMES[task], _told(_at(points, task=task, fraction_dynamic=1.0)), *cells))
+        cells = [_told(_at(points, task=task, constants=name, select="lambda", dynamic_fraction=0.0)) for name in names]
+        rows.append((NAMES[task], _told(_at(points, task=task, dynamic_fraction=1.0)), *cells))
     return table(("task", "untouched", *SOURCES, "average", "elsewhere"), rows)
 
 
 def _sources_said(points: pd.DataFrame, tasks: Sequence[str]) -> str:
     def mean(task: str, constants: str) -> float:
-        return float(_at(points, task=task, constants=constants, select="lambda", fraction_dynamic=0.0)["mean"])
+        return float(_at(points, task=task, constants=constants, select="lambda", dynamic_fraction=0.0)["mean"])
 
     beaten = {task: [name for name in DATA_FREE if mean(task, "average") <= mean(task, name)] for task in tasks}
     every = [task for task in tasks if not beaten[task]]
@@ -196,7 +196,7 @@ def _orders(points: pd.DataFrame, tasks: Sequence[str]) -> str:
     for task in tasks:
         for fraction, name in ((1 / 2, "1/2"), (1 / 8, "1/8")):
             cells = [
-                _told(_at(points, task=task, constants="average", select=select, fraction_dynamic=fraction))
+                _told(_at(points, task=task, constants="average", select=select, dynamic_fraction=fraction))
                 for select in ("lambda", *OTHERS)
             ]
             rows.append((NAMES[task], name, *cells))
@@ -205,7 +205,7 @@ def _orders(points: pd.DataFrame, tasks: Sequence[str]) -> str:
 
 def _orders_said(points: pd.DataFrame, tasks: Sequence[str]) -> str:
     def mean(task: str, select: str, fraction: float) -> float:
-        return float(_at(points, task=task, constants="average", select=select, fraction_dynamic=fraction)["mean"])
+        return float(_at(points, task=task, constants="average", select=select, dynamic_fraction=fraction)["mean"])
 
     cases = [(task, fraction) for task in tasks for fraction in (1 / 2, 1 / 8)]
     averages = {

@@ -54,7 +54,7 @@ def runs(task: str, model: str, data: str, work: Path, console: Console) -> Repl
     elsewhere = run("elsewhere", constants_from=ELSEWHERE[task], select="input-dependence", fractions=0.0)
     elsewhere.scores["constants"] = f"average of {ELSEWHERE[task]}"
     for part in (sources, elsewhere):
-        part.scores["select"] = "lambda"  # with no head dynamic the order does not matter
+        part.scores["rank_heads_by"] = "lambda"  # with no head dynamic the order does not matter
     parts = (main, others, sources, elsewhere)
     main.metadata["cost"]["seconds"] = round(sum(part.metadata["cost"]["seconds"] for part in parts), 1)
     scores = pd.concat([part.scores for part in parts], ignore_index=True)

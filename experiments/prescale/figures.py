@@ -89,7 +89,7 @@ def learnt(row: str, loaded: Loaded, seed: int) -> tuple[Learner, list[dict[str,
         return [{"layer": int(of["layer"]), "value": float(of["value"])} for of in by_layer.to_dict("records")]
 
     each = pd.DataFrame(run_stream(learner, method, diagnose=look).rows["diagnostics"])
-    each["when"] = np.where(each["after_task"] == each["position"], WHEN[1], WHEN[0])
+    each["when"] = np.where(each["after_task"] == each["task_index"], WHEN[1], WHEN[0])
     means = each.groupby(["when", "layer"], as_index=False)["value"].mean()
     return learner, [{"row": row, **{str(k): v for k, v in of.items()}} for of in means.to_dict("records")]
 

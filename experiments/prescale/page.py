@@ -233,7 +233,7 @@ def _scores(tables: Tables, stream: str) -> str:
 
 def _cells(tables: Tables, stream: str, row: str) -> tuple[str, ...]:
     cost = tables.cost[(tables.cost["stream"] == stream) & (tables.cost["row"] == row)]
-    scores = [told(tables.mean(stream, row, name), 1) for name in ("ap", "fgt", "learning_accuracy")]
+    scores = [told(tables.mean(stream, row, name), 1) for name in ("average_performance", "forgetting", "learning_accuracy")]
     return (
         row,
         str(tables.n(stream, row)),
@@ -241,7 +241,7 @@ def _cells(tables: Tables, stream: str, row: str) -> tuple[str, ...]:
         told(tables.mean(stream, row, setting="cil"), 1),
         f"{cost['seconds'].mean():.0f}",
         f"{cost['flops'].mean() / 1e12:.1f}",
-        _of_paper(published(stream, row, "ap"), published(stream, row, "fgt")),
+        _of_paper(published(stream, row, "average_performance"), published(stream, row, "forgetting")),
         _of_paper(published(stream, row, "cil")),
     )
 
@@ -252,7 +252,7 @@ def _of_paper(*numbers: float | None) -> str:
 
 def _differences(tables: Tables, stream: str) -> str:
     """All rows against fine-tuning and against all tasks at once."""
-    held = [("finetune", "ap", "AP"), ("finetune", "fgt", "FGT"), ("joint", "ap", "AP")]
+    held = [("finetune", "average_performance", "AP"), ("finetune", "forgetting", "FGT"), ("joint", "average_performance", "AP")]
     found = [tables.against(stream, other, metric).set_index("method") for other, metric, _ in held]
     head = ["row", *(f"{title} to {other}{part}" for other, _, title in held for part in ("", ", p"))]
     lines = []

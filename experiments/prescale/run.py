@@ -137,7 +137,7 @@ def _said(name: str, found: Mapping[str, Any]) -> str:
 def _final(matrix: Sequence[Mapping[str, Any]]) -> str:
     """The mean score at the end."""
     last = max(row["after_task"] for row in matrix)
-    scores = [row["score"] for row in matrix if row["after_task"] == last and row["setting"] == "til"]
+    scores = [row["score"] for row in matrix if row["after_task"] == last and row["scenario"] == "til"]
     return f"{sum(scores) / len(scores):.1f}"
 
 

@@ -22,9 +22,9 @@ from regard.errors import UserError
 
 RECORD = "prescale.json"
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "matrix": ("stream", "row", "seed", "after_task", "position", "task", "til", "cil", "n"),
+    "matrix": ("stream", "row", "seed", "after_task", "task_index", "task", "til", "cil", "n"),
     "cost": ("stream", "row", "seed", *finished.COST),
-    "diagnostics": ("stream", "row", "statistic", "layer", "tasks", "when", "mean", "sd", "n"),
+    "diagnostics": ("stream", "row", "statistic", "layer", "tasks", "when", "mean", "std", "n"),
     "diagnostics-seeds": ("stream", "row", "seed", "statistic", "before", "after", "tasks"),
 }
 """The columns of docs/results/prescale-NAME.csv.
@@ -33,7 +33,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 `diagnostics`: means over the `n` seeds of the values before or after the `first` or `last` task, or of the mean over
 `all`; an empty layer is all layers. `diagnostics-seeds`: those of all layers and the mean over tasks, seed by seed.
 """
-FLOATS = ("mean", "sd", "before", "after")
+FLOATS = ("mean", "std", "before", "after")
 WHEN = ("before", "after")
 TASKS = ("first", "last", "all")
 
@@ -98,7 +98,7 @@ class Tables(Comparison):
     def layers(self, stream: str, row: str, statistic: str, tasks: str, when: str) -> pd.DataFrame:
         """A statistic by layer: `layer` (null: all), `mean`, `sd`, `n`."""
         found = where(self.diagnostics, stream=stream, row=row, statistic=statistic, tasks=tasks, when=when)
-        return found[["layer", "mean", "sd", "n"]]
+        return found[["layer", "mean", "std", "n"]]
 
 
 # -- from runs -----------------------------------------------------------------------------------------------
@@ -128,23 +128,23 @@ def _key(run: Mapping[str, Any]) -> dict[str, Any]:
 def _looked_at(runs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Every diagnostic of every run, with when it was taken."""
     frames = [pd.DataFrame(run["diagnostics"]).assign(**_key(run)) for run in runs if run["diagnostics"]]
-    columns = ["stream", "row", "seed", "position", "statistic", "layer", "when", "value"]
+    columns = ["stream", "row", "seed", "task_index", "statistic", "layer", "when", "value"]
     if not frames:
         return pd.DataFrame(columns=columns)
     found = pd.concat(frames, ignore_index=True)
-    found["when"] = [WHEN[after == place] for after, place in zip(found["after_task"], found["position"], strict=True)]
+    found["when"] = [WHEN[after == place] for after, place in zip(found["after_task"], found["task_index"], strict=True)]
     return found[columns].astype({"layer": "Int64"})
 
 
 def _means(each: pd.DataFrame) -> pd.DataFrame:
     """Means over tasks, then over seeds."""
-    last = each.groupby(["stream", "row", "seed"])["position"].transform("max")
-    chosen = {"first": each["position"] == 1, "last": each["position"] == last, "all": each["position"] > 0}
+    last = each.groupby(["stream", "row", "seed"])["task_index"].transform("max")
+    chosen = {"first": each["task_index"] == 1, "last": each["task_index"] == last, "all": each["task_index"] > 0}
     keys = ["stream", "row", "statistic", "layer", "tasks", "when"]
     parts = [each[which].assign(tasks=tasks) for tasks, which in chosen.items()]
     by_seed = pd.concat(parts).groupby([*keys, "seed"], sort=False, dropna=False)["value"].mean()
     found = by_seed.groupby(keys, sort=False, dropna=False).agg(["mean", "std", "size"]).reset_index()
-    return finished.typed(found.rename(columns={"std": "sd", "size": "n"}), COLUMNS["diagnostics"], FLOATS)
+    return finished.typed(found.rename(columns={"std": "std", "size": "n"}), COLUMNS["diagnostics"], FLOATS)
 
 
 def _by_seed(each: pd.DataFrame) -> pd.DataFrame:
@@ -153,7 +153,7 @@ def _by_seed(each: pd.DataFrame) -> pd.DataFrame:
     keys = ["stream", "row", "seed", "statistic"]
     found = whole.pivot_table(index=keys, columns="when", values="value", aggfunc="mean", sort=False).reset_index()
     found.columns.name = None
-    many = whole.groupby(keys, sort=False)["position"].nunique()
+    many = whole.groupby(keys, sort=False)["task_index"].nunique()
     found["tasks"] = [many[place] for place in found[keys].itertuples(index=False, name=None)]
     columns = COLUMNS["diagnostics-seeds"]
     return finished.typed(found.reindex(columns=list(columns)), columns, FLOATS)
@@ -185,7 +185,7 @@ def _of_stream(name: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         order = orders.setdefault(str(run["seed"]), run["stream"]["order"])
         if order != run["stream"]["order"]:
             raise UserError(f"work: expected one order a seed, {name} has several for seed {run['seed']}")
-        tasks |= {order[cell["position"] - 1]: cell["task"] for cell in run["matrix"]}
+        tasks |= {order[cell["task_index"] - 1]: cell["task"] for cell in run["matrix"]}
     given = runs[0]["stream"]["record"]
     dropped = [sum(_dropped(run)) for run in runs]
     return {

@@ -167,12 +167,12 @@ def _of_pair(ran: RunState) -> list[Number]:
     """The scores of both tasks, when learnt and at the end, and how the second's rows are weighed."""
     found: list[Number] = []
     for row in ran.rows["matrix"]:
-        for when, after in (("learnt", row["position"]), ("end", 2)):
-            if row["setting"] == "til" and row["after_task"] == after:
-                found += number(f"task {row['position']} {when}", row["score"])
+        for when, after in (("learnt", row["task_index"]), ("end", 2)):
+            if row["scenario"] == "til" and row["after_task"] == after:
+                found += number(f"task {row['task_index']} {when}", row["score"])
     for one in ran.rows["gate"]:
         if one["statistic"] == "weight" and one["after_task"] == 2:
-            found += number(f"weight of block {one['block']} in task {one['position']}", one["value"])
+            found += number(f"weight of block {one['block']} in task {one['task_index']}", one["value"])
     return found
 
 

@@ -18,7 +18,7 @@ from regard.models.pretrained import Loaded
 
 TAUGHT = dataclasses.replace(BUDGET, length=208, target_length=16, learning_rate=5e-3, num_epochs=8)
 """A model that has read no such texts needs more steps than MiniLM."""
-RECIPE: dict[str, Any] = {"width": 192, "ffn_width": 512, "steps": 1200, "learning_rate": 3e-3}
+RECIPE: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "max_steps": 1200, "learning_rate": 3e-3}
 RECIPE |= {"length": TAUGHT.length + TAUGHT.target_length}
 """What differs from `nano`, so that it can read a text and write the answer; some ten minutes on one core."""
 DECODED = ("sapt", "sequential-lora", "incremental-lora", "replay-lora", "o-lora", "slao", "separate", "joint")
@@ -46,7 +46,7 @@ def pretrained(work: Path, seed: int) -> Loaded:
 
 def written_tasks(seed: int, data: str) -> Stream:
     """The tasks of order 3 that are there, from text to text, with at most `TRAIN` training rows, answers alike."""
-    given: dict[str, Any] = {"rows": TRAIN, "eval_rows": EVALUATED, "order": ORDERS[0], "seed": seed}
+    given: dict[str, Any] = {"samples_per_class": TRAIN, "max_eval_samples": EVALUATED, "order": ORDERS[0], "seed": seed}
     found = read_stream(STREAM, data, form="text", missing="skip", **given)
     return dataclasses.replace(found, tasks=tuple(_fewer(cast(TextTask, task)) for task in found.tasks))
 

@@ -59,7 +59,7 @@ def weight_map(tables: Tables, order: str, row: str, when: str) -> Any:
     tasks = len(tables.record["orders"][order]["tasks"])
     found = np.full((tasks, tasks), np.nan)
     asked = where(tables.weights, order=order, row=row, when=when)
-    found[asked["position"] - 1, asked["block"] - 1] = asked["weight"]
+    found[asked["task_index"] - 1, asked["block"] - 1] = asked["weight"]
     return found
 
 
@@ -71,7 +71,7 @@ def own(tables: Tables) -> Figure:
     for row, ink in zip(DRAWN, INKS, strict=False):
         found = where(tables.gate, order=order, row=row)
         for when, style in zip(WHEN, ("--", "-"), strict=True):
-            means = found.groupby("position")[f"own_weight_{when}"].mean()
+            means = found.groupby("task_index")[f"own_weight_{when}"].mean()
             if len(means):
                 axes.plot(means.index, means, style, color=ink, linewidth=1.3, label=f"{row}, {TITLES[when]}")
     tasks = tables.record["orders"][order]["tasks"]
@@ -88,7 +88,7 @@ def curves(tables: Tables) -> Figure:
     made = figure(7.2, 2.8)
     axes = made.subplots()
     every = where(tables.matrix, order=order)
-    every = every[every["after_task"] >= every["position"]].dropna(subset="cil")
+    every = every[every["after_task"] >= every["task_index"]].dropna(subset="cil")
     for row, ink in zip(CURVES, INKS, strict=False):
         means = curve(every[every["row"] == row])
         if len(means):

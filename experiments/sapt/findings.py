@@ -99,7 +99,7 @@ def bounded(found: Interval | None, bound: float, part: Part) -> str:
     return f"Its interval lies {side} {bound:g}." if part is not None or side.startswith("on") else ""
 
 
-def _sides(tables: Tables, stream: str, one: str, other: str, metric: str = "ap", setting: Scenario = "cil") -> str:
+def _sides(tables: Tables, stream: str, one: str, other: str, metric: str = "average_performance", setting: Scenario = "cil") -> str:
     """The means of two rows over the runs that both have, and whether their intervals overlap."""
     ours, theirs = (tables.by_run(stream, row, metric, setting) for row in (one, other))
     both = [key for key in ours if key in theirs]
@@ -119,10 +119,10 @@ def above_all(tables: Tables, stream: str) -> Judged:
     said.append(", ".join(f"`{row}` {told(one, 1, signed=True)}" for row, one in found.items()) + ".")
     over, under = (sum(part is sure for part in parts) for sure in (True, False))
     said.append(f"The interval lies above 0 for {over} of {len(found)}, below 0 for {under};")
-    told_of = where(tables.differences, stream=stream, metric="ap", setting="cil")
+    told_of = where(tables.differences, stream=stream, metric="average_performance", setting="cil")
     corrected = told_of[told_of["method"].isin(found)]["t_test_holm"]
     said.append(f"corrected for all rows of the table (Holm), p is below .05 for {int((corrected < 0.05).sum())}.")
-    own = [above(tables.difference(stream, SAPT, row, "ap", "til")) for row in found]
+    own = [above(tables.difference(stream, SAPT, row, "average_performance", "til")) for row in found]
     said.append(f"Among the labels of a text's own task it lies above 0 for {sum(part is True for part in own)}.")
     fallen = [row for row in found if row != SEQUENTIAL and not above(tables.difference(stream, row, SEQUENTIAL))]
     if SEQUENTIAL in found and fallen:
@@ -130,7 +130,7 @@ def above_all(tables: Tables, stream: str) -> Judged:
     return parts, said
 
 
-def no_worse(other: str, by: float, metric: str, setting: Scenario, against: str = "ap") -> Judge:
+def no_worse(other: str, by: float, metric: str, setting: Scenario, against: str = "average_performance") -> Judge:
     """Judge: a measure of SAPT is at most so many points below a measure of another row."""
 
     def judge(tables: Tables, stream: str) -> Judged:
@@ -150,9 +150,9 @@ def _mean(values: Mapping[Any, float]) -> Interval | None:
 
 def forgets_little(tables: Tables, stream: str) -> Judged:
     """Judge: SAPT's forgetting from the best is at most the bound."""
-    found = tables.mean(stream, SAPT, "f_ra")
+    found = tables.mean(stream, SAPT, "forgetting_rate")
     part = at_most(found, FORGOTTEN)
-    til = tables.mean(stream, SAPT, "f_ra", "til")
+    til = tables.mean(stream, SAPT, "forgetting_rate", "til")
     said = f"`{SAPT}` {told(found, 1)}; among the classes of a text's own task {told(til, 1)}."
     return [part], [said, bounded(found, FORGOTTEN, part)]
 
@@ -193,9 +193,9 @@ def shuts(tables: Tables, _: str) -> Judged:
 
 def forgets_without(tables: Tables, stream: str) -> Judged:
     """Judge: without reflection SAPT forgets more, and performs worse at the end."""
-    more = tables.difference(stream, UNREFLECTED, SAPT, "f_ra")
+    more = tables.difference(stream, UNREFLECTED, SAPT, "forgetting_rate")
     lower = tables.difference(stream, UNREFLECTED, SAPT)
-    said = [f"Forgetting: {_sides(tables, stream, UNREFLECTED, SAPT, 'f_ra')}", difference(more)]
+    said = [f"Forgetting: {_sides(tables, stream, UNREFLECTED, SAPT, 'forgetting_rate')}", difference(more)]
     said += [f"AP: {_sides(tables, stream, UNREFLECTED, SAPT)}", difference(lower), _drifts(tables)]
     return [above(more), below(lower)], said
 
@@ -253,7 +253,7 @@ CLAIMS = (
     Claim(
         f"SAPT is at most {TO_JOINT:g} points below learning all tasks at once.",
         (SAPT, "joint"),
-        no_worse("joint", TO_JOINT, "ap", "cil"),
+        no_worse("joint", TO_JOINT, "average_performance", "cil"),
     ),
     Claim(f"SAPT forgets at most {FORGOTTEN:g} points (F.Ra).", (SAPT,), forgets_little),
     Claim(

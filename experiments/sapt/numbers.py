@@ -24,7 +24,7 @@ def number(measure: str, value: float | None, x: float | None = None) -> list[Nu
 def numbers(ran: RunState) -> list[Number]:
     """What a run came to: scores and forgetting in both settings, its gate, and seconds of training."""
     found: list[Number] = []
-    names = {"ap": average_performance, "f_ra": forgetting_from_best, "learning_accuracy": learning_accuracy}
+    names = {"average_performance": average_performance, "forgetting_rate": forgetting_from_best, "learning_accuracy": learning_accuracy}
     for setting in ("cil", "til"):
         for name, measure in names.items():
             found += number(f"{name} {setting}", _measured(ran, setting, measure))
@@ -33,7 +33,7 @@ def numbers(ran: RunState) -> list[Number]:
 
 def _measured(ran: RunState, setting: Any, measure: Callable[[Any], float | None]) -> float | None:
     order = "-".join(map(str, range(len(ran.learner.stream))))
-    rows = pd.DataFrame([row for row in ran.rows["matrix"] if row["setting"] == setting])
+    rows = pd.DataFrame([row for row in ran.rows["matrix"] if row["scenario"] == setting])
     if rows.empty:
         return None
     return measure(accuracy_matrix(rows.assign(stream="x", method="x", seed=0, order=order), setting))
@@ -46,16 +46,16 @@ def gate_numbers(ran: RunState) -> list[Number]:
     if gate.empty:
         return found
     last = gate["after_task"].max()
-    for statistic in ("own_weight", "entropy"):
+    for statistic in ("own_adapter_weight", "entropy"):
         asked = gate[gate["statistic"] == statistic]
         for when, rows in (
-            ("learning", asked[asked["after_task"] == asked["position"]]),
+            ("learning", asked[asked["after_task"] == asked["task_index"]]),
             ("end", asked[asked["after_task"] == last]),
         ):
             found += number(f"{statistic} {when}", rows["value"].mean())
-            if statistic == "own_weight":
+            if statistic == "own_adapter_weight":
                 found += number(f"least {statistic} {when}", rows["value"].min())
-    for statistic in ("routed_score", "forced_score", "other_score"):
+    for statistic in ("routed_score", "own_adapter_score", "last_adapter_score"):
         scored = gate[gate["statistic"] == statistic]["value"]
         found += number(statistic, scored.mean() if len(scored) else None)
     return found
@@ -65,11 +65,11 @@ def by_count(ran: RunState) -> list[Number]:
     """How a run went by the number of tasks that were learnt: seconds a step, AP, own weight and entropy."""
     found: list[Number] = []
     for row in ran.rows["cost"]:
-        found += number("seconds a step", row["seconds"] / row["steps"], row["position"])
-        found += number("seconds in hooks", row["hook_seconds"], row["position"])
+        found += number("seconds a step", row["seconds"] / row["steps"], row["task_index"])
+        found += number("seconds in hooks", row["hook_seconds"], row["task_index"])
     parts = [("ap by tasks", _cells(ran, "cil"))]
     gate = pd.DataFrame(ran.rows["gate"], columns=["after_task", "statistic", "value"])
-    parts += [(f"{name} by tasks", gate[gate["statistic"] == name]) for name in ("own_weight", "entropy") if len(gate)]
+    parts += [(f"{name} by tasks", gate[gate["statistic"] == name]) for name in ("own_adapter_weight", "entropy") if len(gate)]
     for name, rows in parts:
         for after, value in rows.groupby("after_task")["value"].mean().items():
             found += number(name, value, float(after))
@@ -78,7 +78,7 @@ def by_count(ran: RunState) -> list[Number]:
 
 def _cells(ran: RunState, setting: str) -> pd.DataFrame:
     """The scores after each task, of those that were learnt."""
-    kept = [row for row in ran.rows["matrix"] if row["setting"] == setting and row["after_task"] >= row["position"]]
+    kept = [row for row in ran.rows["matrix"] if row["scenario"] == setting and row["after_task"] >= row["task_index"]]
     return pd.DataFrame([{"after_task": row["after_task"], "value": row["score"]} for row in kept])
 
 

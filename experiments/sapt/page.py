@@ -260,9 +260,9 @@ NO_TEXTS = ", nor its tasks from text to text."
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 SCORES: Mapping[str, tuple[str, str]] = {
-    "AP": ("ap", "cil"),
-    "own AP": ("ap", "til"),
-    "F.Ra": ("f_ra", "cil"),
+    "AP": ("average_performance", "cil"),
+    "own AP": ("average_performance", "til"),
+    "F.Ra": ("forgetting_rate", "cil"),
     "BWT": ("bwt", "cil"),
     "learning": ("learning_accuracy", "cil"),
     "own learning": ("learning_accuracy", "til"),
@@ -277,7 +277,7 @@ def _scores(tables: Tables) -> str:
     for row in tables.rows(stream):
         cost = where(tables.cost, row=row)
         means = [told(tables.mean(stream, row, metric, setting), 1) for metric, setting in SCORES.values()]
-        paid = (f"{tables.seconds(row):.0f}", f"{cost['flops'].mean() / 1e12:.1f}", _mebibytes(cost["bytes_stored"]))
+        paid = (f"{tables.seconds(row):.0f}", f"{cost['flops'].mean() / 1e12:.1f}", _mebibytes(cost["memory_bytes"]))
         published = [f"{of[row]:.1f}" if row in of else DASH for of in (T5, LLAMA)]
         lines.append([row, str(tables.n(stream, row)), *means, *paid, *published])
     return table(head, lines)
@@ -312,7 +312,7 @@ def _orders(tables: Tables) -> str:
         return ""
     head = ["row", *(f"{name}, {stream}" for stream in streams for name in ("AP", "F.Ra"))]
     lines = [
-        [row, *(told(tables.mean(stream, row, metric), 1) for stream in streams for metric in ("ap", "f_ra"))]
+        [row, *(told(tables.mean(stream, row, metric), 1) for stream in streams for metric in ("average_performance", "forgetting_rate"))]
         for row in tables.rows(tables.whole)
     ]
     return table(head, lines)

@@ -86,9 +86,9 @@ ROWS: dict[str, Row] = {
     "gainlora": Row("gainlora"),
     "seekr": Row("seekr"),
     "osf": Row("osf", rate=1e-4),
-    "l2p": Row("l2p", {"rate": 2e-3}),
+    "l2p": Row("l2p", {"learning_rate": 2e-3}),
     "epi": Row("epi"),
-    "progprompt": Row("progprompt", {"length": 5, "rate": 1e-2}),
+    "progprompt": Row("progprompt", {"length": 5, "learning_rate": 1e-2}),
     "separate": Row("separate", lora=True),
     "joint": Row("joint", lora=True),
 }
@@ -223,7 +223,7 @@ def told(matrix: Sequence[Mapping[str, Any]]) -> str:
     last = max(row["after_task"] for row in matrix)
     found = []
     for setting in ("til", "cil"):
-        scores = [row["score"] for row in matrix if row["after_task"] == last and row["setting"] == setting]
+        scores = [row["score"] for row in matrix if row["after_task"] == last and row["scenario"] == setting]
         found.append(f"{setting} {sum(scores) / len(scores):.1f}" if scores else f"{setting} –")
     return ", ".join(found)
 

@@ -30,8 +30,8 @@ SAPT, UNREFLECTED, PUBLISHED = "sapt", "sapt, without reflection", "sapt, gate p
 DRAWN = (SAPT, UNREFLECTED, PUBLISHED)
 """The rows whose weights are drawn as maps."""
 KEY = ("order", "row", "seed")
-STATISTICS = ("own_weight", "entropy", "reflection")
-SCORED = ("routed_score", "forced_score", "other_score")
+STATISTICS = ("own_adapter_weight", "entropy", "reflection")
+SCORED = ("routed_score", "own_adapter_score", "last_adapter_score")
 WHEN = ("learning", "end")
 """Just after a task was learnt, and after the last one."""
 GATE = (
@@ -39,10 +39,10 @@ GATE = (
     *("drift", *SCORED),
 )
 COLUMNS: dict[str, tuple[str, ...]] = {
-    "matrix": (*KEY, "after_task", "position", "til", "cil"),
+    "matrix": (*KEY, "after_task", "task_index", "til", "cil"),
     "cost": (*KEY, *finished.COST, "hook_seconds"),
-    "gate": (*KEY, "position", "task", *GATE),
-    "weights": ("order", "row", "when", "position", "block", "weight", "n"),
+    "gate": (*KEY, "task_index", "task", *GATE),
+    "weights": ("order", "row", "when", "task_index", "block", "weight", "n"),
 }
 """The columns of docs/results/sapt-NAME.csv.
 
@@ -124,7 +124,7 @@ class Tables(Comparison):
     def scores(self) -> pd.DataFrame:
         """The matrix, a line a score: of all orders together first, then, where there are several, of each."""
         told = self.record["orders"]
-        places = list(zip(self.matrix["order"], self.matrix["position"], strict=True))
+        places = list(zip(self.matrix["order"], self.matrix["task_index"], strict=True))
         long = long_scores(
             self.matrix.rename(columns={"row": "method"}).assign(
                 task=[told[order]["tasks"][at - 1] for order, at in places],
@@ -154,7 +154,7 @@ class Tables(Comparison):
 
     def _told(self) -> Iterator[tuple[str, str, str]]:
         for stream in self.streams:
-            for metric in ("ap", "f_ra", "bwt", "learning_accuracy"):
+            for metric in ("average_performance", "forgetting_rate", "bwt", "learning_accuracy"):
                 for setting in ("cil", "til"):
                     yield stream, metric, setting
 
@@ -213,13 +213,13 @@ def _cost(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tasks(run: Mapping[str, Any]) -> list[tuple[str, int]]:
     """The tasks of a run in order, with their test rows."""
-    found = {cell["position"]: (cell["task"], cell["n"]) for cell in run["matrix"]}
+    found = {cell["task_index"]: (cell["task"], cell["n"]) for cell in run["matrix"]}
     return [found[place] for place in sorted(found)]
 
 
 def _gate(run: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A line a task: what the gate did with its rows when it was learnt, and at the end."""
-    values = {(one["after_task"], one["position"], one["statistic"], one["block"]): one["value"] for one in run["gate"]}
+    values = {(one["after_task"], one["task_index"], one["statistic"], one["block"]): one["value"] for one in run["gate"]}
     single = {(after, at, name): value for (after, at, name, _), value in values.items() if name != "weight"}
     tasks = _tasks(run) if values else []
     found = []
@@ -230,7 +230,7 @@ def _gate(run: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         line["drift"] = _drift(*(_of_blocks(values, after, place) for after in ends.values()))
         line |= {name: single.get((len(tasks), place, name)) for name in SCORED}
-        found.append({**_key(run), "position": place, "task": task, **line})
+        found.append({**_key(run), "task_index": place, "task": task, **line})
     return found
 
 
@@ -252,9 +252,9 @@ def _weights(runs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     for run in (run for run in runs if run["row"] in DRAWN):
         last = len(_tasks(run))
         for one in run["gate"]:
-            for when, after in (("learning", one["position"]), ("end", last)):
+            for when, after in (("learning", one["task_index"]), ("end", last)):
                 if one["statistic"] == "weight" and one["after_task"] == after:
-                    place = {name: one[name] for name in ("position", "block")}
+                    place = {name: one[name] for name in ("task_index", "block")}
                     lines.append({"order": run["order"], "row": run["row"], "when": when, **place, **_value(one)})
     columns = COLUMNS["weights"]
     table = pd.DataFrame(lines, columns=[*columns[:-2], "weight"])

@@ -274,7 +274,7 @@ def norms(runs: Runs) -> Judged:
     return [above(apart)], [f"The largest of all layers is {each}, a difference of {differing(apart, 2)}."]
 
 
-ARCHITECTURE = ("positions", "norm", "ffn", "heads", "kv_heads")
+ARCHITECTURE = ("positions", "norm", "ffn", "num_heads", "num_kv_heads")
 
 
 def architectures(runs: Runs) -> Judged:

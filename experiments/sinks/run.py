@@ -62,7 +62,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "T5": {"positions": "t5"},
     "post-norm": {"norm": "post"},
     "ReLU": {"ffn": "relu"},
-    "one head": {"heads": 1},
+    "one head": {"num_heads": 1},
 }
 """What each row changes."""
 COLUMNS = ("row", "seed", *FINAL, "emergence_step", "seconds")
@@ -72,7 +72,7 @@ CURVE = ("step", "valid_loss", "sink_rate", "alpha_first", "virtual_sink_rate", 
 
 def of_row(name: str, seed: int, data: Sequence[str]) -> PretrainConfig:
     """The recipe of a row."""
-    return preset_config(BASE, data=tuple(data), seed=seed, checkpoint_every=None, **ROWS[name])
+    return preset_config(BASE, data=tuple(data), seed=seed, save_steps=None, **ROWS[name])
 
 
 def folder(work: Path, name: str, seed: int) -> Path:

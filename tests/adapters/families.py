@@ -56,7 +56,7 @@ def filled(family: str, blocks: int = 3, **options: Any) -> SharedAdapters:
     """A model with blocks that do something."""
     adapters = SharedAdapters(made(family), rank=4, **options)
     for number in range(blocks):
-        adapters.add(f"task{number}")
+        adapters.add_adapter(f"task{number}")
     fill(adapters)
     return adapters
 

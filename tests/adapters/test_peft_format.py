@@ -40,7 +40,7 @@ def of_peft(family: str, **options: Any) -> Any:
 def test_a_block_gives_the_same_logits_in_peft(family: str, tmp_path: Path) -> None:
     adapters, batch = filled(family), rows(family)
     assert adapters.export_peft("task1", tmp_path / "one") == tmp_path / "one"
-    with adapters.forced("task1"):
+    with adapters.use_only("task1"):
         expected = logits(adapters, batch)
     there = peft.PeftModel.from_pretrained(made(family), tmp_path / "one").eval()
     assert_close(logits(there, batch), expected, atol=1e-5, rtol=1e-4)
@@ -60,10 +60,10 @@ def test_an_adapter_of_peft_gives_the_same_logits_as_a_block(
     there.save_pretrained(tmp_path / "theirs")
     adapters = filled(family, blocks=2)
     assert adapters.import_peft(tmp_path / "theirs", "theirs", lineage={"task": "sst2"}) == 2
-    assert adapters.names == ("task0", "task1", "theirs")
-    assert adapters.lineages["theirs"] == {"order": 2, "task": "sst2"}
-    assert adapters.opened == "task1"
-    with adapters.forced("theirs"):
+    assert adapters.adapter_names == ("task0", "task1", "theirs")
+    assert adapters.provenance["theirs"] == {"order": 2, "task": "sst2"}
+    assert adapters.active_adapter == "task1"
+    with adapters.use_only("theirs"):
         assert_close(logits(adapters, batch), logits(there, batch), atol=1e-5, rtol=1e-4)
 
 
@@ -72,7 +72,7 @@ def test_patterns_of_alpha_and_of_rank_are_followed(tmp_path: Path) -> None:
     there.save_pretrained(tmp_path / "theirs")
     adapters, batch = filled("llama", blocks=1), rows("llama")
     adapters.import_peft(tmp_path / "theirs", "theirs")
-    with adapters.forced("theirs"):
+    with adapters.use_only("theirs"):
         assert_close(logits(adapters, batch), logits(there, batch), atol=1e-5, rtol=1e-4)
 
 
@@ -81,16 +81,16 @@ def test_layers_that_an_adapter_leaves_alone_stay_as_they_are(tmp_path: Path) ->
     there.save_pretrained(tmp_path / "theirs")
     adapters, batch = filled("bert", blocks=1), rows("bert")
     adapters.import_peft(tmp_path / "theirs", "theirs")
-    with adapters.forced("theirs"):
+    with adapters.use_only("theirs"):
         assert_close(logits(adapters, batch), logits(there, batch), atol=1e-5, rtol=1e-4)
 
 
 def test_a_block_goes_out_and_comes_back(tmp_path: Path) -> None:
     adapters = filled("gpt2")
-    adapters.close()
+    adapters.freeze()
     adapters.export_peft("task0", tmp_path / "one")
     number = adapters.import_peft(tmp_path / "one", "again")
-    assert adapters.opened is None
+    assert adapters.active_adapter is None
     for mine, back in zip(adapters.pool.parameters_of(0), adapters.pool.parameters_of(number), strict=True):
         assert_close(back, mine)
 
@@ -100,11 +100,11 @@ def test_the_router_lies_beside_the_block(tmp_path: Path) -> None:
     adapters.export_peft("task0", tmp_path / "one", router=True)
     found = load_file(tmp_path / "one" / "shared_attention.safetensors")
     assert set(found) == {f"attention.{name}" for name in ("down", "up", "norm.weight", "norm.bias", "keys")}
-    hidden = adapters.vectors(**batch) @ found["attention.down"].T @ found["attention.up"].T
+    hidden = adapters.query_vectors(**batch) @ found["attention.down"].T @ found["attention.up"].T
     query = torch.nn.functional.layer_norm(torch.nn.functional.silu(hidden), (16,), found["attention.norm.weight"])
-    assert_close((query @ found["attention.keys"].T / 4).softmax(1), adapters.weights(**batch))
+    assert_close((query @ found["attention.keys"].T / 4).softmax(1), adapters.routing_weights(**batch))
     there = peft.PeftModel.from_pretrained(made("bert"), tmp_path / "one").eval()
-    with adapters.forced("task0"):
+    with adapters.use_only("task0"):
         assert_close(logits(there, batch), logits(adapters, batch), atol=1e-5, rtol=1e-4)
 
 
@@ -141,7 +141,7 @@ def test_another_kind_of_adapter_is_refused(changed: dict[str, Any], message: st
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
     with pytest.raises(UserError, match=message):
         adapters.import_peft(tmp_path / "one", "new")
-    assert adapters.names == ("task0", "task1", "task2")
+    assert adapters.adapter_names == ("task0", "task1", "task2")
 
 
 def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         adapters.import_peft(tmp_path / "nowhere", "new")
     with pytest.raises(UserError, match=r"name: expected a new one, got 'task0'"):
         filled("bert").import_peft(_narrow(tmp_path), "task0")
-    assert adapters.names == ("task0", "task1", "task2")
+    assert adapters.adapter_names == ("task0", "task1", "task2")
 
 
 def _narrow(folder: Path) -> Path:
@@ -194,7 +194,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 def test_prompts_are_no_lora(tmp_path: Path) -> None:
     adapters = SharedAdapters(made("bert"), block="prompt", length=2, hidden=4)
-    adapters.add("one")
+    adapters.add_adapter("one")
     with pytest.raises(UserError, match=r"block: expected 'lora' to export, got 'prompt'"):
         adapters.export_peft("one", tmp_path / "one")
     assert not (tmp_path / "one").exists()
@@ -213,7 +213,7 @@ def tell(path: Path, told: dict[str, str]) -> None:
 
 def exported(adapters: SharedAdapters, folder: Path, *, router: bool = True) -> list[Path]:
     """The folders of all blocks, in their order."""
-    return [adapters.export_peft(name, folder / name, router=router) for name in adapters.names]
+    return [adapters.export_peft(name, folder / name, router=router) for name in adapters.adapter_names]
 
 
 def trained(family: str, **options: Any) -> SharedAdapters:
@@ -229,10 +229,10 @@ def trained(family: str, **options: Any) -> SharedAdapters:
 def refusal(adapters: SharedAdapters, folder: Path, **options: Any) -> str:
     """The one line with which an adapter is refused; what is here stays as it was."""
     before = {name: value.clone() for name, value in adapters.state_dict().items()}
-    names, opened = adapters.names, adapters.opened
+    names, opened = adapters.adapter_names, adapters.active_adapter
     with pytest.raises(UserError) as refused:
         adapters.import_peft(folder, "new", **options)
-    assert (adapters.names, adapters.opened) == (names, opened)
+    assert (adapters.adapter_names, adapters.active_adapter) == (names, opened)
     after = adapters.state_dict()
     assert set(after) == set(before)
     assert all(torch.equal(value, before[name]) for name, value in after.items())
@@ -269,8 +269,8 @@ def test_the_base_is_what_it_was_before_blocks_were_merged_into_it(tmp_path: Pat
 
 def test_the_lineage_of_a_block_comes_back_with_it(tmp_path: Path) -> None:
     adapters = SharedAdapters(made("bert"), rank=4)
-    adapters.add("old")
-    adapters.add("news", lineage={"task": "agnews", "data": {"train": "ab12"}})
+    adapters.add_adapter("old")
+    adapters.add_adapter("news", lineage={"task": "agnews", "data": {"train": "ab12"}})
     adapters.export_peft("news", tmp_path / "one")
     there = SharedAdapters(made("bert"), rank=4)
     there.import_peft(tmp_path / "one", "first")
@@ -303,13 +303,13 @@ def test_a_pool_goes_out_block_by_block_and_comes_back_whole(family: str, tmp_pa
     there = SharedAdapters(made(family), rank=4)
     for number, folder in enumerate(exported(adapters, tmp_path)):
         assert there.import_peft(folder, folder.name, router=True) == number
-    assert there.names == adapters.names
+    assert there.names == adapters.adapter_names
     assert there.opened is None
     assert not any(value.requires_grad for value in there.parameters())
     for name, value in adapters.attention.state_dict().items():
         assert torch.equal(there.attention.state_dict()[name], value), name
-    assert torch.equal(there.weights(**batch), adapters.weights(**batch))
-    adapters.close()
+    assert torch.equal(there.weights(**batch), adapters.routing_weights(**batch))
+    adapters.freeze()
     assert_close(logits(there, batch), logits(adapters, batch), atol=1e-6, rtol=0)
     assert not torch.allclose(logits(there, batch), logits(made(family), batch), atol=1e-3)
 
@@ -321,21 +321,21 @@ def test_a_pool_of_other_settings_comes_back_under_these(options: dict[str, Any]
     there = SharedAdapters(made("gpt2"), rank=4, **({} if options == {"temperature": 4.0} else options))
     for folder in reversed(exported(adapters, tmp_path)):
         there.import_peft(folder, folder.name, router=True)
-    assert torch.equal(there.weights(**batch).flip(1), adapters.weights(**batch))
+    assert torch.equal(there.weights(**batch).flip(1), adapters.routing_weights(**batch))
 
 
 def test_a_block_that_was_taken_out_comes_back_with_its_key(tmp_path: Path) -> None:
     """Also while another is trained, under the maps that both have."""
     adapters, batch = trained("bert"), rows("bert")
-    expected, key = adapters.weights(**batch), adapters.attention.keys[1].detach().clone()
+    expected, key = adapters.routing_weights(**batch), adapters.attention.keys[1].detach().clone()
     adapters.export_peft("task1", tmp_path / "one", router=True)
-    adapters.remove("task1")
+    adapters.delete_adapter("task1")
     assert adapters.import_peft(tmp_path / "one", "back", router=True) == 2
-    assert adapters.opened == "task2"
+    assert adapters.active_adapter == "task2"
     assert adapters.attention.down.requires_grad
     assert torch.equal(adapters.attention.keys[2], key)
     assert not adapters.attention.keys[2].requires_grad
-    assert_close(adapters.weights(**batch), expected[:, [0, 2, 1]], atol=1e-6, rtol=0)
+    assert_close(adapters.routing_weights(**batch), expected[:, [0, 2, 1]], atol=1e-6, rtol=0)
 
 
 def test_without_the_router_a_key_is_a_draw_and_the_maps_stay(tmp_path: Path) -> None:

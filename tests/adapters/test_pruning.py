@@ -18,11 +18,11 @@ FAMILIES = ("bert", "t5", "gpt2", "llama")
 def ignored(family: str, name: str = "task1") -> SharedAdapters:
     """Blocks of which no row selects one."""
     adapters = filled(family)
-    adapters.close()
+    adapters.freeze()
     batch = rows(family)
     with torch.no_grad():
-        query = adapters.attention.query(adapters.vectors(**batch)).mean(0)
-        adapters.attention.keys[adapters.number(name)].copy_(-20 * query)
+        query = adapters.attention.query(adapters.query_vectors(**batch)).mean(0)
+        adapters.attention.keys[adapters.index_of(name)].copy_(-20 * query)
     return adapters
 
 
@@ -41,7 +41,7 @@ def batches(family: str) -> list[dict[str, Tensor]]:
 def test_usage_is_the_mean_over_rows_not_over_batches() -> None:
     adapters = filled("bert")
     found = adapters.usage(batches("bert"))
-    weights = torch.cat([adapters.weights(**batch) for batch in batches("bert")]).detach()
+    weights = torch.cat([adapters.routing_weights(**batch) for batch in batches("bert")]).detach()
     assert_close(found, weights.double().mean(0))
     assert not torch.allclose(found, (weights[:3].mean(0) + weights[3:].mean(0)).double() / 2, atol=1e-6)
 
@@ -58,13 +58,13 @@ def test_looking_leaves_the_model_as_it_was() -> None:
 def test_a_merged_block_is_part_of_the_model(family: str) -> None:
     adapters, batch = filled(family), rows(family)
     weights = torch.tensor([0.5, 0.3, 0.2])
-    with adapters.given(weights):
+    with adapters.use_weights(weights):
         expected = logits(adapters, batch)
     adapters.merge("task1", 0.3)
-    assert adapters.names == ("task0", "task2")
-    with adapters.given(torch.tensor([0.5, 0.2])):
+    assert adapters.adapter_names == ("task0", "task2")
+    with adapters.use_weights(torch.tensor([0.5, 0.2])):
         assert_close(logits(adapters, batch), expected, atol=1e-4, rtol=1e-3)
-    with adapters.given(None):
+    with adapters.use_weights(None):
         alone = logits(adapters, batch)
     other = filled(family)
     with other.given(torch.tensor([0.0, 0.3, 0.0])):
@@ -83,7 +83,7 @@ def test_what_no_row_selects_goes_and_the_loss_is_measured(family: str, merge: b
     with torch.no_grad():
         after = sum(float(adapters(**one).loss) * len(one["input_ids"]) for one in given) / 5
     assert found.gone == ("task1",)
-    assert adapters.names == ("task0", "task2")
+    assert adapters.adapter_names == ("task0", "task2")
     assert found.usage == pytest.approx(dict(zip(("task0", "task1", "task2"), usage.tolist(), strict=True)))
     assert (found.loss_before, found.loss_after) == pytest.approx((before, after))
     assert found.loss_after == pytest.approx(found.loss_before, abs=0.02)
@@ -96,7 +96,7 @@ def test_a_loss_of_ones_own_is_used() -> None:
 
     def loss(batch: Any) -> float:
         seen.append(len(batch["input_ids"]))
-        return float(len(adapters.names))
+        return float(len(adapters.adapter_names))
 
     found = adapters.prune(batches("bert"), loss)
     assert (found.loss_before, found.loss_after) == (3.0, 2.0)
@@ -105,8 +105,8 @@ def test_a_loss_of_ones_own_is_used() -> None:
 
 def test_what_one_row_selects_stays() -> None:
     adapters = filled("bert")
-    most = torch.cat([adapters.weights(**batch) for batch in batches("bert")]).detach().amax(0)
-    adapters.close()
+    most = torch.cat([adapters.routing_weights(**batch) for batch in batches("bert")]).detach().amax(0)
+    adapters.freeze()
     found = adapters.prune(batches("bert"), least=float(most.min()) - 1e-4)
     assert found.gone == ()
     assert found.loss_before == found.loss_after
@@ -115,7 +115,7 @@ def test_what_one_row_selects_stays() -> None:
 
 def test_the_block_that_is_trained_stays() -> None:
     adapters = ignored("bert")
-    adapters.open("task1")
+    adapters.set_adapter("task1")
     assert adapters.prune(batches("bert")).gone == ()
 
 
@@ -152,7 +152,7 @@ def test_mistakes_are_refused() -> None:
         adapters.prune(batches("bert"), least=0)
     with pytest.raises(UserError, match=r"loss: expected batches with labels, or a function of a batch, got neither"):
         adapters.prune([rows("bert")])
-    adapters.close()
+    adapters.freeze()
     with pytest.raises(UserError, match=r"least: expected a share that a block reaches, got 0.99"):
         adapters.prune(batches("bert"), least=0.99)
     with pytest.raises(UserError, match=r"name: expected one of task0, task1, task2, got 'other'"):
@@ -162,4 +162,4 @@ def test_mistakes_are_refused() -> None:
     with pytest.raises(UserError, match=r"block: expected 'lora' to merge, got 'prompt'"):
         prompts.merge("one")
     fill(adapters)
-    assert len(adapters.names) == 3
+    assert len(adapters.adapter_names) == 3

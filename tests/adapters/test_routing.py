@@ -29,7 +29,7 @@ from tests.adapters.families import (
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_row_is_read_as_by_a_model_with_its_own_mix_merged(family: str) -> None:
     adapters, batch = filled(family), rows(family)
-    weights = adapters.weights(**batch).detach()
+    weights = adapters.routing_weights(**batch).detach()
     assert weights.shape == (3, 3)
     assert not torch.allclose(weights[0], weights[1])
     found = logits(adapters, batch)
@@ -43,9 +43,9 @@ def test_each_row_is_read_as_by_a_model_with_its_own_mix_merged(family: str) -> 
 def test_the_weights_are_the_attentions_over_the_highest_embeddings(family: str) -> None:
     adapters, batch = filled(family), rows(family)
     e = plain_vectors(made(family), batch, batch["attention_mask"])
-    assert_close(adapters.vectors(**batch), e)
-    assert_close(adapters.weights(**batch), adapters.attention(e))
-    with adapters.given(adapters.attention(e)):
+    assert_close(adapters.query_vectors(**batch), e)
+    assert_close(adapters.routing_weights(**batch), adapters.attention(e))
+    with adapters.use_weights(adapters.attention(e)):
         forced = logits(adapters, batch)
     assert_close(logits(adapters.model, batch), forced)
 
@@ -58,7 +58,7 @@ def test_padding_and_the_batch_change_nothing(family: str) -> None:
     assert_close(logits(adapters, one), expected[1:2], atol=1e-5, rtol=1e-4)
     for left, right in ((0, 5), (4, 0)):
         wide = padded(batch, left, right)
-        assert_close(adapters.weights(**wide), adapters.weights(**batch))
+        assert_close(adapters.routing_weights(**wide), adapters.routing_weights(**batch))
         if left and family in ("bert", "bart", "gpt2"):
             continue  # these count positions with the padding: the model itself answers otherwise
         found = logits(adapters, wide)
@@ -72,20 +72,20 @@ def test_before_a_block_is_added_the_model_answers_as_it_did() -> None:
     expected = logits(made("llama"), batch)
     adapters = SharedAdapters(made("llama"))
     assert torch.equal(logits(adapters, batch), expected)
-    adapters.add("one")
+    adapters.add_adapter("one")
     assert_close(logits(adapters, batch), expected)
 
 
 def test_with_no_block_given_the_model_answers_as_it_did() -> None:
     adapters, batch = filled("t5"), rows("t5")
-    with adapters.given(None):
+    with adapters.use_weights(None):
         assert_close(logits(adapters, batch), logits(made("t5"), batch))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_forced_is_one_block_alone(family: str) -> None:
     adapters, batch = filled(family), rows(family)
-    with adapters.forced("task1"):
+    with adapters.use_only("task1"):
         found = logits(adapters, batch)
     assert_close(found, logits(merged(family, adapters, torch.tensor([0.0, 1.0, 0.0])), batch), atol=1e-4, rtol=1e-3)
 
@@ -96,26 +96,26 @@ def test_a_decoder_is_weighed_by_its_prompt_not_by_its_answer(family: str) -> No
     labels = batch["input_ids"].clone()
     labels[:, :4] = -100
     prompt = labels == -100
-    expected = adapters.weights(input_ids=batch["input_ids"][:, :4])
-    assert_close(adapters.weights(**batch, labels=labels), expected)
-    assert_close(adapters.weights(**batch, prompt_mask=prompt), expected)
-    assert not torch.allclose(adapters.weights(**batch), expected, atol=1e-3)
-    with adapters.given(expected.detach()):
+    expected = adapters.routing_weights(input_ids=batch["input_ids"][:, :4])
+    assert_close(adapters.routing_weights(**batch, labels=labels), expected)
+    assert_close(adapters.routing_weights(**batch, prompt_mask=prompt), expected)
+    assert not torch.allclose(adapters.routing_weights(**batch), expected, atol=1e-3)
+    with adapters.use_weights(expected.detach()):
         right = logits(adapters, batch)
     assert_close(logits(adapters, batch, labels=labels), right)
     assert_close(logits(adapters.model, batch, labels=labels), right)
     assert_close(logits(adapters, batch, prompt_mask=prompt), right)
     other = {**batch, "input_ids": torch.where(prompt, batch["input_ids"], 3)}
-    assert_close(adapters.weights(**other, labels=labels), expected)
+    assert_close(adapters.routing_weights(**other, labels=labels), expected)
 
 
 @pytest.mark.parametrize("family", ["bert", "t5"])
 def test_labels_of_others_say_nothing_of_a_prompt(family: str) -> None:
     adapters, batch = filled(family), rows(family, tokens=4)
     labels = torch.zeros(3, dtype=torch.long) if family == "bert" else batch["decoder_input_ids"]
-    assert_close(adapters.weights(**batch, labels=labels), adapters.weights(**batch))
+    assert_close(adapters.routing_weights(**batch, labels=labels), adapters.routing_weights(**batch))
     given = {name: value for name, value in batch.items() if name != "decoder_input_ids"}
-    with adapters.given(adapters.weights(**batch).detach()):
+    with adapters.use_weights(adapters.routing_weights(**batch).detach()):
         expected = logits(adapters, given, labels=labels)
     assert_close(logits(adapters, given, labels=labels), expected)
 
@@ -123,11 +123,11 @@ def test_labels_of_others_say_nothing_of_a_prompt(family: str) -> None:
 def test_masked_language_modelling_is_weighed_by_all_words() -> None:
     config = made("bert").config
     adapters = SharedAdapters(transformers.BertForMaskedLM(config).eval(), rank=2)
-    adapters.add("one")
+    adapters.add_adapter("one")
     batch = rows("bert")
     labels = torch.full_like(batch["input_ids"], -100)
     labels[:, 1] = 5
-    assert_close(adapters.vectors(**batch, labels=labels), adapters.vectors(**batch))
+    assert_close(adapters.query_vectors(**batch, labels=labels), adapters.query_vectors(**batch))
 
 
 def test_embeddings_may_be_given_in_place_of_tokens() -> None:
@@ -142,7 +142,7 @@ def test_the_base_model_and_the_model_called_by_place_mix_too() -> None:
     with torch.no_grad():
         whole = adapters.model.bert(**batch).last_hidden_state
         placed = adapters.model(batch["input_ids"], batch["attention_mask"]).logits
-    with adapters.given(adapters.weights(**batch)), torch.no_grad():
+    with adapters.use_weights(adapters.routing_weights(**batch)), torch.no_grad():
         assert_close(adapters.model.bert(**batch).last_hidden_state, whole)
     assert_close(placed, logits(adapters, batch))
 
@@ -159,7 +159,7 @@ def test_generating_keeps_the_weights_of_the_prompt(family: str, search: dict[st
     found = adapters.generate(**given, **options)
     returned = search.get("num_return_sequences", 1)
     for row in range(3):
-        weights = adapters.weights(**given)[row].detach()
+        weights = adapters.routing_weights(**given)[row].detach()
         alone = {name: value[row : row + 1] for name, value in given.items()}
         expected = merged(family, adapters, weights).generate(**alone, **options)
         mine = found[row * returned : (row + 1) * returned]
@@ -191,7 +191,7 @@ def test_with_a_cache_the_next_words_keep_the_weights(family: str) -> None:
         first = adapters(input_ids=ids[:, :4], use_cache=True)
         adapters(**rows(family, many=2, seed=9))  # another batch in between
         second = adapters(input_ids=ids[:, 4:], past_key_values=first.past_key_values)
-    with adapters.given(adapters.weights(input_ids=ids[:, :4])):
+    with adapters.use_weights(adapters.routing_weights(input_ids=ids[:, :4])):
         expected = logits(adapters, batch)
     assert_close(torch.cat([first.logits, second.logits], 1), expected, atol=1e-5, rtol=1e-4)
 
@@ -202,7 +202,7 @@ def test_tuples_carry_the_weights_as_well() -> None:
     with torch.no_grad():
         scores, cache = adapters(input_ids=ids[:, :4], use_cache=True, return_dict=False)[:2]
         second = adapters(input_ids=ids[:, 4:], past_key_values=cache, return_dict=False)[0]
-    with adapters.given(adapters.weights(input_ids=ids[:, :4])):
+    with adapters.use_weights(adapters.routing_weights(input_ids=ids[:, :4])):
         assert_close(torch.cat([scores, second], 1), logits(adapters, batch), atol=1e-5, rtol=1e-4)
 
 
@@ -225,8 +225,8 @@ def test_a_cache_that_was_not_filled_here_is_refused() -> None:
     with pytest.raises(UserError, match=r"past_key_values: expected what this model computed with the blocks"):
         adapters(input_ids=batch["input_ids"][:, :1], past_key_values=other)
     kept = adapters(**batch, use_cache=True).past_key_values
-    adapters.remove("task0")
-    adapters.add("another")
+    adapters.delete_adapter("task0")
+    adapters.add_adapter("another")
     with pytest.raises(UserError, match=r"got those of other blocks"):
         adapters(input_ids=batch["input_ids"][:, :1], past_key_values=kept)
     adapters(**batch)
@@ -240,7 +240,7 @@ def test_states_that_were_not_read_here_are_refused() -> None:
         adapters(encoder_outputs=strange, **decoded)
     with pytest.raises(UserError, match=r"encoder_hidden_states: expected what this model computed"):
         adapters.model.get_decoder()(input_ids=batch["decoder_input_ids"], encoder_hidden_states=torch.randn(3, 7, 16))
-    with adapters.forced("task0"):
+    with adapters.use_only("task0"):
         logits(adapters, decoded, encoder_outputs=strange)
 
 
@@ -281,9 +281,9 @@ def test_a_call_that_was_broken_off_leaves_nothing() -> None:
 def test_given_weights_end_with_their_block_and_nest() -> None:
     adapters, batch = filled("bert"), rows("bert")
     expected = logits(adapters, batch)
-    with adapters.forced("task0"):
+    with adapters.use_only("task0"):
         alone = logits(adapters, batch)
-        with adapters.given(None):
+        with adapters.use_weights(None):
             assert_close(logits(adapters, batch), logits(made("bert"), batch))
         assert_close(logits(adapters, batch), alone)
     assert_close(logits(adapters, batch), expected)

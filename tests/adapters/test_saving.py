@@ -23,8 +23,8 @@ def test_what_was_saved_answers_the_same(family: str, tmp_path: Path) -> None:
     adapters, batch = filled(family), rows(family)
     assert adapters.save_pretrained(tmp_path / "saved") == tmp_path / "saved"
     loaded = SharedAdapters.from_pretrained(made(family), tmp_path / "saved")
-    assert loaded.names == adapters.names
-    assert torch.equal(loaded.weights(**batch), adapters.weights(**batch))
+    assert loaded.names == adapters.adapter_names
+    assert torch.equal(loaded.weights(**batch), adapters.routing_weights(**batch))
     assert_close(logits(loaded, batch), logits(adapters, batch))
     assert not any(value.requires_grad for value in loaded.parameters())
 
@@ -35,7 +35,7 @@ def test_settings_come_back(settings: dict[str, Any], tmp_path: Path) -> None:
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
     assert loaded.settings == adapters.settings
-    adapters.close()
+    adapters.freeze()
     assert_close(logits(loaded, batch), logits(adapters, batch))
 
 
@@ -54,10 +54,10 @@ def test_the_file_holds_blocks_stacked_and_nothing_of_the_base(tmp_path: Path) -
 
 def test_the_lineage_of_each_block_is_kept(tmp_path: Path) -> None:
     adapters = SharedAdapters(made("bert"), rank=2)
-    adapters.add("first", lineage={"task": "sst2", "data": {"train": "ab12"}})
-    adapters.add("second")
-    adapters.remove("first")
-    adapters.add("third", lineage={"task": "agnews"})
+    adapters.add_adapter("first", lineage={"task": "sst2", "data": {"train": "ab12"}})
+    adapters.add_adapter("second")
+    adapters.delete_adapter("first")
+    adapters.add_adapter("third", lineage={"task": "agnews"})
     adapters.save_pretrained(tmp_path / "saved")
     about = json.loads((tmp_path / "saved" / "adapters.json").read_text())
     base = {"name": None, "sha256": base_sha256(made("bert"))}
@@ -68,7 +68,7 @@ def test_the_lineage_of_each_block_is_kept(tmp_path: Path) -> None:
     loaded = SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
     assert loaded.lineages["third"] == {"order": 2, "task": "agnews", "base": base}
     loaded.add("fourth")
-    adapters.add("fourth")
+    adapters.add_adapter("fourth")
     assert loaded.lineages["fourth"]["order"] == 3
     assert torch.equal(loaded.attention.keys[2], adapters.attention.keys[2])
     assert all(torch.equal(one.A[2], two.A[2]) for one, two in zip(blocks_of(loaded), blocks_of(adapters), strict=True))
@@ -79,7 +79,7 @@ def test_it_grows_on_after_it_was_loaded(tmp_path: Path) -> None:
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained(made("t5"), tmp_path / "saved")
     loaded.add("new")
-    adapters.add("new")
+    adapters.add_adapter("new")
     loaded(**batch).logits.sum().backward()
     assert blocks_of(loaded)[0].B[3].grad is not None
     assert_close(logits(loaded, batch), logits(adapters, batch))
@@ -88,7 +88,7 @@ def test_it_grows_on_after_it_was_loaded(tmp_path: Path) -> None:
 def test_a_name_is_enough_for_a_model_on_disk(tmp_path: Path) -> None:
     made("bert").save_pretrained(tmp_path / "model")
     adapters = SharedAdapters(transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model"), rank=2)
-    adapters.add("one")
+    adapters.add_adapter("one")
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained(tmp_path / "model", tmp_path / "saved")
     assert type(loaded.model) is transformers.BertForSequenceClassification
@@ -106,7 +106,7 @@ def test_a_name_is_enough_for_a_model_on_disk(tmp_path: Path) -> None:
 def test_weights_that_are_pickled_are_not_read(tmp_path: Path) -> None:
     model = made("bert")
     adapters = SharedAdapters(model, rank=2)
-    adapters.add("one")
+    adapters.add_adapter("one")
     adapters.save_pretrained(tmp_path / "saved")
     made("bert").config.save_pretrained(tmp_path / "model")
     torch.save(made("bert").state_dict(), tmp_path / "model" / "pytorch_model.bin")
@@ -117,7 +117,7 @@ def test_weights_that_are_pickled_are_not_read(tmp_path: Path) -> None:
 @pytest.mark.minilm
 def test_the_embedded_model_is_known_by_its_name(tmp_path: Path) -> None:
     adapters = SharedAdapters(load("minilm").model, rank=2)
-    adapters.add("one")
+    adapters.add_adapter("one")
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained("minilm", tmp_path / "saved")
     assert list(loaded.names) == ["one"]
@@ -163,8 +163,8 @@ def test_a_base_in_another_precision_is_the_same_base(tmp_path: Path) -> None:
 
 def test_soft_prompts_are_saved_as_they_are_read(tmp_path: Path) -> None:
     adapters, batch = SharedAdapters(made("bert"), block="prompt", length=3, hidden=8), rows("bert")
-    adapters.add("one")
-    adapters.add("two")
+    adapters.add_adapter("one")
+    adapters.add_adapter("two")
     adapters.save_pretrained(tmp_path / "saved")
     found = load_file(tmp_path / "saved" / "adapters.safetensors")
     assert found["prompts"].shape == (2, 3, 16)
@@ -235,7 +235,7 @@ def test_only_a_folder_of_blocks_is_replaced_and_only_if_allowed(tmp_path: Path)
     adapters.save_pretrained(tmp_path / "saved")
     with pytest.raises(UserError, match=r"^folder: .* exists; choose another folder, or give overwrite=True"):
         adapters.save_pretrained(tmp_path / "saved")
-    adapters.remove("task0")
+    adapters.delete_adapter("task0")
     adapters.save_pretrained(tmp_path / "saved", overwrite=True)
     assert SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved").names == ("task1", "task2")
     (tmp_path / "mine").mkdir()

@@ -45,7 +45,7 @@ def test_the_new_block_its_key_and_the_projection_train_and_nothing_else(family:
 
 def test_with_one_block_all_that_trains_takes_part() -> None:
     adapters = SharedAdapters(made("t5"), rank=2)
-    adapters.add("one")
+    adapters.add_adapter("one")
     loss_of(adapters.train(), "t5").backward()
     assert all(value.grad is not None for value in adapters.parameters() if value.requires_grad)
 
@@ -53,7 +53,7 @@ def test_with_one_block_all_that_trains_takes_part() -> None:
 def test_training_lowers_the_loss_and_close_freezes_all() -> None:
     adapters = SharedAdapters(made("llama"), rank=4)
     for name in ("one", "two"):
-        adapters.add(name)
+        adapters.add_adapter(name)
         optimizer = torch.optim.Adam([value for value in adapters.parameters() if value.requires_grad], lr=0.02)
         first = loss_of(adapters, "llama").item()
         for _ in range(15):
@@ -61,10 +61,10 @@ def test_training_lowers_the_loss_and_close_freezes_all() -> None:
             loss_of(adapters, "llama").backward()
             optimizer.step()
         assert loss_of(adapters, "llama").item() < first - 0.01
-    adapters.close()
+    adapters.freeze()
     assert not any(value.requires_grad for value in adapters.parameters())
-    assert adapters.opened is None
-    adapters.open("one")
+    assert adapters.active_adapter is None
+    adapters.set_adapter("one")
     assert blocks_of(adapters)[0].trained == (0,)
 
 
@@ -101,16 +101,16 @@ def test_checkpointing_that_cuts_the_graph_is_refused() -> None:
 @pytest.mark.parametrize("gone", ["task0", "task1", "task2"])
 def test_a_block_that_is_removed_was_never_in_the_softmax(family: str, gone: str) -> None:
     adapters, batch = filled(family), rows(family)
-    kept = [number for number, name in enumerate(adapters.names) if name != gone]
-    scores = adapters.attention.scores(adapters.vectors(**batch))[:, kept]
+    kept = [number for number, name in enumerate(adapters.adapter_names) if name != gone]
+    scores = adapters.attention.scores(adapters.query_vectors(**batch))[:, kept]
     weights = torch.zeros(3, 3)
     weights[:, kept] = scores.softmax(1).detach()
-    with adapters.given(weights):
+    with adapters.use_weights(weights):
         expected = logits(adapters, batch)
-    adapters.remove(gone)
-    assert adapters.names == tuple(f"task{number}" for number in kept)
-    assert adapters.opened == (None if gone == "task2" else "task2")
-    assert_close(adapters.weights(**batch), scores.softmax(1))
+    adapters.delete_adapter(gone)
+    assert adapters.adapter_names == tuple(f"task{number}" for number in kept)
+    assert adapters.active_adapter == (None if gone == "task2" else "task2")
+    assert_close(adapters.routing_weights(**batch), scores.softmax(1))
     assert_close(logits(adapters, batch), expected, atol=1e-5, rtol=1e-4)
 
 
@@ -118,9 +118,9 @@ def test_what_comes_after_a_removal_is_drawn_anew_and_trains() -> None:
     adapters = filled("bert")
     keys = [key.detach().clone() for key in adapters.attention.keys]
     blocks = [down.detach().clone() for down in blocks_of(adapters)[0].A]
-    adapters.remove("task0")
-    assert adapters.add("task3") == 2
-    assert adapters.lineages["task3"]["order"] == 3
+    adapters.delete_adapter("task0")
+    assert adapters.add_adapter("task3") == 2
+    assert adapters.provenance["task3"]["order"] == 3
     assert not any(torch.allclose(adapters.attention.keys[2], key) for key in keys)
     assert not any(torch.allclose(blocks_of(adapters)[0].A[2], down) for down in blocks)
     loss_of(adapters, "bert").backward()
@@ -129,10 +129,10 @@ def test_what_comes_after_a_removal_is_drawn_anew_and_trains() -> None:
 
 def test_all_blocks_may_go_and_come_again() -> None:
     adapters, batch = filled("bert", blocks=1), rows("bert")
-    adapters.remove("task0")
-    assert adapters.names == ()
+    adapters.delete_adapter("task0")
+    assert adapters.adapter_names == ()
     assert_close(logits(adapters, batch), logits(made("bert"), batch))
-    assert adapters.add("task0") == 0
+    assert adapters.add_adapter("task0") == 0
     loss_of(adapters, "bert").backward()
 
 
@@ -158,7 +158,7 @@ def test_a_copy_is_another(family: str) -> None:
     with torch.no_grad():
         twin.attention.down.zero_()
     assert_close(logits(adapters, batch), expected)
-    with adapters.forced("task1"):
+    with adapters.use_only("task1"):
         assert not torch.allclose(logits(twin, batch), logits(adapters, batch), atol=1e-3)
     assert_close(twin.weights(**batch), torch.full((3, 2), 0.5), atol=0.5, rtol=0)
 
@@ -167,11 +167,11 @@ def test_a_copy_is_another(family: str) -> None:
 def test_a_base_in_bfloat16_has_weights_in_full_precision(family: str) -> None:
     adapters = SharedAdapters(made(family).bfloat16(), rank=4)
     for name in ("one", "two"):
-        adapters.add(name)
+        adapters.add_adapter(name)
     fill(adapters, 0.02)
     batch = rows(family)
     loss_of(adapters, family).backward()
-    assert adapters.weights(**batch).dtype == torch.float32
+    assert adapters.routing_weights(**batch).dtype == torch.float32
     assert all(value.dtype == torch.float32 for value in adapters.pool.parameters_of(0))
     found = logits(adapters, batch)
     assert found.dtype == torch.bfloat16
@@ -185,9 +185,9 @@ def test_a_base_in_bfloat16_has_weights_in_full_precision(family: str) -> None:
 @pytest.mark.parametrize("family", ["bert", "t5", "llama"])
 def test_under_autocast_the_weights_are_the_same(family: str) -> None:
     adapters, batch = filled(family), rows(family)
-    expected = adapters.weights(**batch)
+    expected = adapters.routing_weights(**batch)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(adapters.weights(**batch), expected)
+        assert torch.equal(adapters.routing_weights(**batch), expected)
         loss = loss_of(adapters, family)
     loss.backward()
     assert_close(loss.float(), loss_of(adapters, family), atol=0.05, rtol=0.05)
@@ -223,12 +223,12 @@ def test_soft_prompts_are_mixed_as_blocks_are(family: str) -> None:
     batch = rows(family)
     expected = logits(made(family), batch)
     assert_close(logits(adapters, batch), expected)
-    adapters.add("one")
-    adapters.add("two")
-    weights = adapters.weights(**batch).detach()
+    adapters.add_adapter("one")
+    adapters.add_adapter("two")
+    weights = adapters.routing_weights(**batch).detach()
     assert_close(weights, adapters.attention(plain_vectors(made(family), batch, batch["attention_mask"])))
     found = logits(adapters, batch)
-    with adapters.given(weights):
+    with adapters.use_weights(weights):
         assert_close(logits(adapters, batch), found)
     assert not torch.allclose(found, expected, atol=1e-4)
     loss_of(adapters.train(), family).backward()
@@ -236,14 +236,14 @@ def test_soft_prompts_are_mixed_as_blocks_are(family: str) -> None:
     assert trained
     assert all(value.grad is not None for value in trained)
     adapters.eval().remove("one")
-    assert_close(adapters.weights(**batch), torch.ones(3, 1))
+    assert_close(adapters.routing_weights(**batch), torch.ones(3, 1))
 
 
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_soft_prompts_are_read_once_when_words_are_generated(family: str) -> None:
     adapters = SharedAdapters(made(family), block="prompt", length=3, hidden=8)
-    adapters.add("one")
-    adapters.add("two")
+    adapters.add_adapter("one")
+    adapters.add_adapter("two")
     batch = rows(family)
     given = {name: batch[name] for name in ("input_ids", "attention_mask")}
     options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
@@ -291,29 +291,29 @@ def test_what_is_no_model_is_refused() -> None:
 def test_wrong_names_are_refused() -> None:
     adapters = filled("bert", blocks=2)
     with pytest.raises(UserError, match=r"name: expected a new one, got 'task0'; the blocks are task0, task1"):
-        adapters.add("task0")
+        adapters.add_adapter("task0")
     with pytest.raises(UserError, match=r"name: expected a text, got ''"):
-        adapters.add("")
-    for use in (adapters.remove, adapters.open, adapters.forced, adapters.number):
+        adapters.add_adapter("")
+    for use in (adapters.delete_adapter, adapters.set_adapter, adapters.use_only, adapters.index_of):
         with pytest.raises(UserError, match=r"name: expected one of task0, task1, got 'other'"):
             use("other")
     with pytest.raises(UserError, match=r"lineage: expected names with values that JSON holds"):
-        adapters.add("new", lineage={"data": object()})
-    assert adapters.names == ("task0", "task1")
+        adapters.add_adapter("new", lineage={"data": object()})
+    assert adapters.adapter_names == ("task0", "task1")
 
 
 def test_wrong_inputs_are_refused() -> None:
     adapters, batch = filled("llama"), rows("llama")
     with pytest.raises(UserError, match=r"weights: expected a shape \(row, 3\) or \(3,\), got \(2,\)"):
-        adapters.given(torch.ones(2))
+        adapters.use_weights(torch.ones(2))
     with pytest.raises(UserError, match=r"labels: expected at least one token of the prompt in each row"):
         adapters(**batch, labels=batch["input_ids"])
     with pytest.raises(UserError, match=r"attention_mask: expected at least one token"):
-        adapters.weights(input_ids=batch["input_ids"], attention_mask=torch.zeros(3, 7))
+        adapters.routing_weights(input_ids=batch["input_ids"], attention_mask=torch.zeros(3, 7))
     with pytest.raises(UserError, match=r"prompt_mask: expected a mask \(row, token\) of \(3, 7\), got \(3, 2\)"):
         adapters(**batch, prompt_mask=torch.ones(3, 2))
     with pytest.raises(UserError, match=r"input_ids: expected the tokens"):
-        adapters.weights()
+        adapters.routing_weights()
     with pytest.raises(UserError, match=r"blocks: expected at least one"):
         SharedAdapters(made("llama")).weights(**batch)
     assert_close(logits(adapters, batch), logits(filled("llama"), batch))

@@ -46,9 +46,9 @@ def at_end(scores: Sequence[float], *, method: str = "joint", **key: Any) -> pd.
 def own(scores: Sequence[float], *, method: str = "separate", **key: Any) -> pd.DataFrame:
     """One run in which each task was scored just after it was learnt and no more."""
     every = rows([scores[: i + 1] for i in range(len(scores))], method=method, **key)
-    return every[every["after_task"] == every["position"]]
+    return every[every["after_task"] == every["task_index"]]
 
 
 def _frame(found: Sequence[tuple[int, int, float]], names: Sequence[str], **same: Any) -> pd.DataFrame:
-    frame = pd.DataFrame(found, columns=["after_task", "position", "score"])
-    return frame.assign(task=[names[position - 1] for position in frame["position"]], **same)
+    frame = pd.DataFrame(found, columns=["after_task", "task_index", "score"])
+    return frame.assign(task=[names[position - 1] for position in frame["task_index"]], **same)

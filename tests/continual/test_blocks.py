@@ -60,10 +60,10 @@ def test_blocks_of_a_run_compute_what_they_did_in_it(name: str, said: str, tmp_p
     network = load_network(folder)
     assert isinstance(network, SaptNetwork)
     adapters = load_adapters(loaded(dropout=0.0).model, folder)
-    assert adapters.names == tuple(task.name for task in stream(4).tasks[:2])
-    assert adapters.lineages[adapters.names[1]]["tasks"][0]["sha256"] == stream(4).tasks[1].sha256
+    assert adapters.adapter_names == tuple(task.name for task in stream(4).tasks[:2])
+    assert adapters.provenance[adapters.adapter_names[1]]["tasks"][0]["sha256"] == stream(4).tasks[1].sha256
     with torch.no_grad():
-        torch.testing.assert_close(adapters.weights(**ROWS), network.weights(ROWS))
+        torch.testing.assert_close(adapters.routing_weights(**ROWS), network.weights(ROWS))
         with network.pool.weighing(network.weights(ROWS)):
             expected = network.classifier.encoder(**ROWS).last_hidden_state
         torch.testing.assert_close(adapters(**ROWS).last_hidden_state, expected, rtol=0, atol=1e-6)
@@ -73,12 +73,12 @@ def test_blocks_of_a_run_compute_what_they_did_in_it(name: str, said: str, tmp_p
 def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
     """Kept, read into the base by itself, and used with peft."""
     adapters = load_adapters(loaded(dropout=0.0).model, written("sapt", tmp_path, 2, "rank=2", "ahead=20"))
-    second = adapters.names[1]
+    second = adapters.adapter_names[1]
     base = loaded(dropout=0.0).model
     back = regard.SharedAdapters.from_pretrained(base, adapters.save_pretrained(tmp_path / "blocks"))
     adapters.export_peft(second, tmp_path / "peft")
     theirs = peft.PeftModel.from_pretrained(loaded(dropout=0.0).model, tmp_path / "peft").eval()
-    with torch.no_grad(), adapters.forced(second), back.forced(second):
+    with torch.no_grad(), adapters.use_only(second), back.forced(second):
         ours = adapters(**ROWS).last_hidden_state
         torch.testing.assert_close(back(**ROWS).last_hidden_state, ours)
         torch.testing.assert_close(theirs(**ROWS).last_hidden_state, ours, rtol=0, atol=1e-6)
@@ -98,7 +98,7 @@ def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
     if kind == "t5":
         rows.pop("prompt_mask")
     with torch.no_grad():
-        torch.testing.assert_close(adapters.weights(**given), network.weights(rows))
+        torch.testing.assert_close(adapters.routing_weights(**given), network.weights(rows))
         with network.pool.weighing(network.weights(rows)):
             plain = {name: value for name, value in rows.items() if name != "prompt_mask"}
             expected = network.classifier.encoder(**plain).logits
@@ -116,7 +116,7 @@ def test_blocks_of_t5_that_tells_classes_are_in_its_encoder(tmp_path: Path) -> N
         expected = network.classifier.encoder(**ROWS).last_hidden_state
     with torch.no_grad():
         encoder = adapters.model.get_encoder()
-        with adapters.given(adapters.weights(**ROWS)):
+        with adapters.use_weights(adapters.routing_weights(**ROWS)):
             torch.testing.assert_close(encoder(**ROWS).last_hidden_state, expected, rtol=0, atol=1e-6)
 
 

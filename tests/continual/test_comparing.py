@@ -15,14 +15,14 @@ from regard.continual.metrics import metrics_table
 from regard.errors import UserError
 from tests.continual.matrices import PEAK, RISE, at_end, rows
 
-NUMBERS = ["difference", "sd", "low", "high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm"]
+NUMBERS = ["difference", "std", "ci_low", "ci_high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm"]
 POINTS = st.integers(0, 3000).map(lambda value: value / 30)
 
 
-def table(values: Mapping[str, Iterable[float]], metric: str = "ap", **key: Any) -> pd.DataFrame:
+def table(values: Mapping[str, Iterable[float]], metric: str = "average_performance", **key: Any) -> pd.DataFrame:
     """A table of metrics: the values of each method, seed by seed from 0."""
     made = [(method, seed, value) for method, each in values.items() for seed, value in enumerate(each)]
-    told = {"stream": "letters", "order": "0-1", "setting": "til", "metric": metric, **key}
+    told = {"stream": "letters", "order": "0-1", "scenario": "til", "metric": metric, **key}
     return pd.DataFrame(made, columns=["method", "seed", "value"]).assign(**told)
 
 
@@ -39,9 +39,9 @@ def test_a_mean_by_hand() -> None:
     found = one(summary(table({"replay": [70, 72, 74]})))
     half = 4.30265273 * 2 / math.sqrt(3)
     assert list(found) == list(SUMMARY)
-    assert (found["method"], found["setting"], found["metric"], found["n"]) == ("replay", "til", "ap", 3)
-    assert (found["mean"], found["sd"]) == (72, 2)
-    assert (found["low"], found["high"]) == pytest.approx((72 - half, 72 + half))
+    assert (found["method"], found["scenario"], found["metric"], found["n"]) == ("replay", "til", "average_performance", 3)
+    assert (found["mean"], found["std"]) == (72, 2)
+    assert (found["ci_low"], found["ci_high"]) == pytest.approx((72 - half, 72 + half))
 
 
 def test_seeds_and_orders_are_runs_alike() -> None:
@@ -50,7 +50,7 @@ def test_seeds_and_orders_are_runs_alike() -> None:
 
 
 def test_streams_methods_settings_and_metrics_are_kept_apart() -> None:
-    parts = [{}, {"stream": "words"}, {"setting": "cil"}, {"metric": "bwt"}]
+    parts = [{}, {"stream": "words"}, {"scenario": "cil"}, {"metric": "bwt"}]
     found = summary(pd.concat([table({"a": [70 + i], "b": [10 + i]}, **part) for i, part in enumerate(parts)]))
     assert found["n"].tolist() == [1] * 8
     assert sorted(found["mean"]) == [10, 11, 12, 13, 70, 71, 72, 73]
@@ -60,13 +60,13 @@ def test_what_is_not_defined_is_left_out_and_never_0() -> None:
     found = summary(table({"a": [70, math.nan, 72], "joint": [math.nan] * 3})).set_index("method")
     assert (found.loc["a", "n"], found.loc["a", "mean"]) == (2, 71)
     assert found.loc["joint", "n"] == 0
-    assert found.loc["joint", ["mean", "sd", "low", "high"]].isna().all()
+    assert found.loc["joint", ["mean", "std", "ci_low", "ci_high"]].isna().all()
 
 
 def test_one_run_has_no_interval() -> None:
     found = one(summary(table({"a": [70]})))
     assert found["mean"] == 70
-    assert all(math.isnan(found[name]) for name in ("sd", "low", "high"))
+    assert all(math.isnan(found[name]) for name in ("std", "ci_low", "ci_high"))
 
 
 @settings(max_examples=20, deadline=None)
@@ -78,7 +78,7 @@ def test_the_order_of_the_seeds_is_nothing(values: list[float], chance: Any) -> 
     second = first.iloc[places]
     for function, keys in ((summary, ["method"]), (lambda each: differences(each, "a"), ["method", "against"])):
         told, found = (function(each).sort_values(keys).set_index(keys) for each in (first, second))
-        numeric = [name for name in ("n", "mean", "sd", "low", "high", *NUMBERS) if name in told]
+        numeric = [name for name in ("n", "mean", "std", "ci_low", "ci_high", *NUMBERS) if name in told]
         pd.testing.assert_frame_equal(told[numeric], found[numeric], check_index_type=False)
 
 
@@ -90,8 +90,8 @@ def test_a_difference_by_hand() -> None:
     half = 4.30265273 / math.sqrt(3)
     assert list(found) == list(DIFFERENCES)
     assert (found["method"], found["against"], found["n"]) == ("replay", "finetune", 3)
-    assert (found["difference"], found["sd"]) == (2, 1)
-    assert (found["low"], found["high"]) == pytest.approx((2 - half, 2 + half))
+    assert (found["difference"], found["std"]) == (2, 1)
+    assert (found["ci_low"], found["ci_high"]) == pytest.approx((2 - half, 2 + half))
     assert found["overlaps"]
     t = 2 * math.sqrt(3)
     assert found["t_test"] == pytest.approx(2 / ((2 + t * t) * (1 + t / math.sqrt(2 + t * t))))
@@ -102,7 +102,7 @@ def test_a_difference_by_hand() -> None:
 def test_runs_are_paired_so_that_what_they_share_is_no_noise() -> None:
     found = one(differences(table({"a": [10, 50, 90, 30], "b": [11, 51.1, 90.9, 31]})))
     assert not found["overlaps"]
-    assert 0.5 < found["low"] < found["high"] < 1.5
+    assert 0.5 < found["ci_low"] < found["ci_high"] < 1.5
 
 
 def test_pairs_are_of_one_seed_and_one_order() -> None:
@@ -133,7 +133,7 @@ def test_one_pair_has_a_difference_and_nothing_to_hold_it_against() -> None:
 
 def test_methods_that_are_the_same_have_no_test() -> None:
     found = one(differences(table({"a": [1, 5, 3], "b": [1, 5, 3]})))
-    assert (found["difference"], found["low"], found["high"], found["overlaps"]) == (0, 0, 0, True)
+    assert (found["difference"], found["ci_low"], found["ci_high"], found["overlaps"]) == (0, 0, 0, True)
     assert math.isnan(found["t_test"])
 
 
@@ -144,8 +144,8 @@ def test_comparisons_of_one_metric_are_corrected_together() -> None:
     both = pd.concat([table(values), table({name: values[name] for name in "ab"}, metric="bwt")])
     found = differences(both, against="a").set_index(["metric", "method"])
     for test in ("t_test", "signed_rank"):
-        small, large = sorted(found.loc["ap", test])
-        assert sorted(found.loc["ap", f"{test}_holm"]) == pytest.approx([2 * small, max(2 * small, large)])
+        small, large = sorted(found.loc["average_performance", test])
+        assert sorted(found.loc["average_performance", f"{test}_holm"]) == pytest.approx([2 * small, max(2 * small, large)])
         assert found.loc[("bwt", "b"), f"{test}_holm"] == found.loc[("bwt", "b"), test]
 
 
@@ -156,7 +156,7 @@ def test_the_tests_are_those_of_scipy() -> None:
     found = one(differences(table({"a": a, "b": b})))
     told = stats.ttest_rel(b, a)
     assert found["t_test"] == pytest.approx(told.pvalue)
-    assert (found["low"], found["high"]) == pytest.approx(tuple(told.confidence_interval(0.95)))
+    assert (found["ci_low"], found["ci_high"]) == pytest.approx(tuple(told.confidence_interval(0.95)))
     assert found["signed_rank"] == pytest.approx(stats.wilcoxon(b, a, method="exact").pvalue)
 
 
@@ -175,7 +175,7 @@ def test_what_a_seed_does_to_all_methods_alike_makes_no_difference(values: list[
 def test_turned_round_a_difference_changes_its_sign(values: list[tuple[float, float]]) -> None:
     both = table(dict(zip("ab", zip(*values, strict=True), strict=True)))
     there, back = one(differences(both, "a")), one(differences(both, "b"))
-    assert (there["difference"], there["low"]) == pytest.approx((-back["difference"], -back["high"]))
+    assert (there["difference"], there["ci_low"]) == pytest.approx((-back["difference"], -back["ci_high"]))
     assert there["overlaps"] == back["overlaps"]
     assert [there[name] for name in NUMBERS[4:]] == pytest.approx([back[name] for name in NUMBERS[4:]], nan_ok=True)
 
@@ -188,11 +188,11 @@ def test_the_tables_of_runs() -> None:
     runs += [at_end([90, 90, 90], seed=0), rows(RISE, seed=2, order="0-1-2")]
     metrics = metrics_table(pd.concat(runs))
     means = summary(metrics).set_index(["method", "metric"])
-    assert (means.loc[("finetune", "ap"), "n"], means.loc[("finetune", "fgt"), "mean"]) == (2, 7.5)
-    assert (means.loc[("joint", "ap"), "n"], means.loc[("joint", "fgt"), "n"]) == (1, 0)
+    assert (means.loc[("finetune", "average_performance"), "n"], means.loc[("finetune", "forgetting"), "mean"]) == (2, 7.5)
+    assert (means.loc[("joint", "average_performance"), "n"], means.loc[("joint", "forgetting"), "n"]) == (1, 0)
     found = differences(metrics, against="finetune").set_index("metric")
-    assert found.index.tolist() == ["ap"]
-    assert found.loc["ap", "difference"] == pytest.approx(90 - 215 / 3)
+    assert found.index.tolist() == ["average_performance"]
+    assert found.loc["average_performance", "difference"] == pytest.approx(90 - 215 / 3)
 
 
 def test_mistakes_are_said() -> None:

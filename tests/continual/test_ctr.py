@@ -342,7 +342,7 @@ def test_what_a_run_changes_and_what_not() -> None:
     layer = "plugins.0.specific.layers.0.weight"
     assert torch.equal(first[layer][used], second[layer][used])
     assert not torch.equal(first[layer][~used], second[layer][~used])
-    assert {row["setting"] for row in ran.rows["matrix"]} == {"til"}
+    assert {row["scenario"] for row in ran.rows["matrix"]} == {"til"}
     assert set(method.state.tensors) == {f"{number}.{layer}" for number in range(4) for layer in ("first", "second")}
 
 

@@ -121,9 +121,9 @@ def test_a_task_outside_the_stream() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrix(name: str) -> None:
     kind, rows = METHODS[name], learnt(name).rows["matrix"]
-    assert {row["setting"] for row in rows} == {"til"}
+    assert {row["scenario"] for row in rows} == {"til"}
     assert all(0 <= row["score"] <= 100 and row["n"] == 8 for row in rows)
-    places = {(row["after_task"], row["position"]) for row in rows}
+    places = {(row["after_task"], row["task_index"]) for row in rows}
     assert len(places) == len(rows)
     first = 3 if kind.evaluation_scope == "end" else 1
     expected = {(after, place) for after in range(first, 4) for place in range(1, after + 1)}
@@ -156,7 +156,7 @@ def test_what_is_learnt_last_is_known_best() -> None:
         ),
         method,
     )
-    scores = {(row["after_task"], row["position"]): row["score"] for row in ran.rows["matrix"]}
+    scores = {(row["after_task"], row["task_index"]): row["score"] for row in ran.rows["matrix"]}
     assert scores[1, 1] >= ENOUGH
     assert scores[2, 2] >= ENOUGH
     assert scores[0, 1] < ENOUGH / 2
@@ -181,7 +181,7 @@ def test_a_memory_has_each_answer() -> None:
     assert len(kept) == 6
     said = {cast(Any, ran.learner.stream.tasks[item.task]).train.targets[item.row][0] for item in kept}
     assert len(said) == 6
-    assert ran.rows["cost"][-1]["bytes_stored"] == sum(4 * ran.learner.length(item) + 4 for item in kept)
+    assert ran.rows["cost"][-1]["memory_bytes"] == sum(4 * ran.learner.length(item) + 4 for item in kept)
 
 
 @pytest.mark.parametrize("name, kind", [*((name, "t5") for name in NAMES), ("finetune", "llama")])

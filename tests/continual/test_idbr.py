@@ -255,12 +255,12 @@ def test_it_learns_and_keeps_its_share() -> None:
     budget = dataclasses.replace(BUDGET, num_epochs=6, learning_rate=3e-3, batch_size=8)
     method = Idbr(Settings(share=0.1, interval=5, size=16))
     ran = run_stream(make_learner(stream(24), method, loaded(dropout=0.0), budget, seed=1), method)
-    assert [row["examples_kept"] for row in ran.rows["cost"]] == [4, 4 + 7, 4 + 7 + 4]
+    assert [row["memory_examples"] for row in ran.rows["cost"]] == [4, 4 + 7, 4 + 7 + 4]
     assert method.memory_size == 2000
     assert [item.task for item in method.state.examples] == [0] * 4 + [1] * 7 + [2] * 4
     # 36 batches of the first task; 54 and 36 of the others, with 1 and 2 steps more for each fifth
     assert [row["steps"] for row in ran.rows["cost"]] == [6 * 6, 6 * 9 + 10, 6 * 6 + 2 * 7]
-    last = [row["score"] for row in ran.rows["matrix"] if row["after_task"] == 3 and row["setting"] == "til"]
+    last = [row["score"] for row in ran.rows["matrix"] if row["after_task"] == 3 and row["scenario"] == "til"]
     assert sum(last) / 3 > 70
 
 

@@ -258,7 +258,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(tmp_path: Path) -
     for name, value in whole.network.state_dict().items():
         assert torch.equal(again.network.state_dict()[name], value)
     assert torch.equal(again.method.state.tensors["usage"], whole.method.state.tensors["usage"])
-    assert whole.rows["cost"][1]["bytes_stored"] == 4 * 4
+    assert whole.rows["cost"][1]["memory_bytes"] == 4 * 4
 
 
 def test_the_prompts_that_a_task_chose_are_counted() -> None:
@@ -362,7 +362,7 @@ def test_adapters_are_refused() -> None:
         ({"length": "0"}, "length: expected a number of at least 1, got 0"),
         ({"chosen": "11"}, "chosen: expected a number of at least 1 and at most 10, got 11"),
         ({"pull": "-1"}, "pull: expected a number of at least 0, got -1"),
-        ({"rate": "fast"}, "rate: expected a number, got 'fast'"),
+        ({"learning_rate": "fast"}, "rate: expected a number, got 'fast'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(said: dict[str, str], expected: str) -> None:

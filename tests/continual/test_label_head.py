@@ -69,7 +69,7 @@ def test_methods_learn_with_it(name: str) -> None:
     learner = make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels")
     vectors = learner.network.classifier.head.vectors.clone()
     ran = run_stream(learner, method)
-    last = [row["score"] for row in ran.rows["matrix"] if row["after_task"] == 3 and row["setting"] == "til"]
+    last = [row["score"] for row in ran.rows["matrix"] if row["after_task"] == 3 and row["scenario"] == "til"]
     assert len(last) == 3
     assert torch.equal(learner.network.classifier.head.vectors, vectors)
 

@@ -116,7 +116,7 @@ def check_same(found: Outcome, expected: Outcome) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> None:
     kind, rows = METHODS[name], learnt(name).found["matrix"]
-    places = {(row["after_task"], row["position"], row["setting"]) for row in rows}
+    places = {(row["after_task"], row["task_index"], row["scenario"]) for row in rows}
     assert len(places) == len(rows)
     assert all(0 <= row["score"] <= 100 for row in rows)
     assert {row["n"] for row in rows} == {8, 12}
@@ -127,7 +127,7 @@ def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> 
     }
     before = {(after, after + 1, "til") for after in range(3)} if kind.evaluation_scope == "seen" else set()
     assert places == expected | before
-    scores = {(row["after_task"], row["position"], row["setting"]): row["score"] for row in rows}
+    scores = {(row["after_task"], row["task_index"], row["scenario"]): row["score"] for row in rows}
     assert all(
         scores[after, place, "cil"] <= scores[after, place, "til"] for after, place, kind_ in expected if kind_ == "cil"
     )
@@ -136,14 +136,14 @@ def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_more_is_kept_than_is_declared(name: str) -> None:
     found, method = learnt(name), made(name)
-    many = [row["examples_kept"] for row in found.found["cost"]]
+    many = [row["memory_examples"] for row in found.found["cost"]]
     assert all(count <= method.memory_size for count in many)
     assert many[-1] == len(found.kept.examples) == len(set(found.kept.examples))
     assert all(0 <= item.task < 3 for item in found.kept.examples)
     if name in WITH_MEMORY:
         assert method.memory_size == WITH_MEMORY[name] == many[-1]
     if found.kept.examples or found.kept.tensors:
-        assert found.found["cost"][-1]["bytes_stored"] > 0
+        assert found.found["cost"][-1]["memory_bytes"] > 0
 
 
 # -- what is trained ------------------------------------------------------------------------------------

@@ -371,7 +371,7 @@ def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
         ("agem", {"store": "some"}, "store: expected one of reservoir, balanced, got 'some'"),
         ("mbpa++", {"adapt": "some"}, "adapt: expected one of all, head, got 'some'"),
         ("mbpa++", {"neighbours": 0}, "neighbours: expected a whole number of at least 1, got 0"),
-        ("mbpa++", {"rate": -1}, "rate: expected a number of at least 0, got -1.0"),
+        ("mbpa++", {"learning_rate": -1}, "rate: expected a number of at least 0, got -1.0"),
         ("mbpa++", {"steps": 1.5}, "steps: expected a whole number of at least 0, got 1.5"),
     ],
 )

@@ -314,7 +314,7 @@ def test_weights_that_the_first_task_depends_on_move_less() -> None:
 def test_two_numbers_are_kept_for_each_weight_however_many_tasks() -> None:
     ran = learnt("ewc")
     trained = sum(one.numel() for one in ran.network.parameters())
-    assert [row["bytes_stored"] for row in ran.rows["cost"]] == [2 * 4 * trained] * 2
+    assert [row["memory_bytes"] for row in ran.rows["cost"]] == [2 * 4 * trained] * 2
 
 
 # -- LwF ------------------------------------------------------------------------------------------------

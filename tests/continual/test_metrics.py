@@ -50,14 +50,14 @@ def test_three_tasks_whose_first_is_best_in_the_middle() -> None:
     )
     assert found.as_dict() == pytest.approx(
         {
-            "ap": (70 + 85 + 60) / 3,
-            "f_ra": ((84 - 70) + (90 - 85)) / 2,
-            "fgt": ((80 - 70) + (90 - 85)) / 2,
+            "average_performance": (70 + 85 + 60) / 3,
+            "forgetting_rate": ((84 - 70) + (90 - 85)) / 2,
+            "forgetting": ((80 - 70) + (90 - 85)) / 2,
             "bwt": -7.5,
             "fwt": ((80 - 82) + (90 - 88) + (60 - 66)) / 3,
             "learning_accuracy": (80 + 90 + 60) / 3,
             "intransigence": ((78 - 80) + (91 - 90) + (63 - 60)) / 3,
-            "zero_shot": ((40 - 50) + (55 - 33)) / 2,
+            "zero_shot_transfer": ((40 - 50) + (55 - 33)) / 2,
             "area": (80 + (84 + 90) / 2 + (70 + 85 + 60) / 3) / 3,
         },
         rel=1e-14,
@@ -66,14 +66,14 @@ def test_three_tasks_whose_first_is_best_in_the_middle() -> None:
 
 def test_two_tasks_of_which_the_second_helps_the_first() -> None:
     found = of(RISE, separate={"a": 70, "b": 70})
-    told = {"ap": 70, "f_ra": -5, "fgt": -5, "bwt": 5, "fwt": -2.5, "learning_accuracy": 67.5, "area": 65}
+    told = {"average_performance": 70, "forgetting_rate": -5, "forgetting": -5, "bwt": 5, "fwt": -2.5, "learning_accuracy": 67.5, "area": 65}
     assert {name: found[name] for name in told} == pytest.approx(told, rel=1e-14)
 
 
 def test_with_one_task_nothing_is_forgotten_and_nothing_transferred() -> None:
     found = of([[72.0]], separate={"a": 70}, joint={"a": 71}, initial={"a": 50})
-    undefined = dict.fromkeys(("f_ra", "fgt", "bwt", "zero_shot"))
-    assert found == {**undefined, "ap": 72, "fwt": 2, "learning_accuracy": 72, "intransigence": -1, "area": 72}
+    undefined = dict.fromkeys(("forgetting_rate", "forgetting", "bwt", "zero_shot_transfer"))
+    assert found == {**undefined, "average_performance": 72, "fwt": 2, "learning_accuracy": 72, "intransigence": -1, "area": 72}
 
 
 def test_the_titles_are_those_of_the_measures() -> None:
@@ -151,7 +151,7 @@ def change(**values: object) -> Callable[[pd.DataFrame], pd.DataFrame]:
         (lambda frame: frame.assign(setting="cil"), r"setting: expected one that was scored \(cil\), got til"),
         (lambda frame: frame.assign(order="first"), 'numbers of tasks as in "2-0-1"'),
         (lambda frame: frame.assign(order="0-1"), "expected 2 tasks as in the order 0-1, got a task 3"),
-        (lambda frame: frame[frame["position"] != 2], "at each position from 1 to 3, got 1 a"),
+        (lambda frame: frame[frame["task_index"] != 2], "at each position from 1 to 3, got 1 a"),
         (lambda frame: frame.assign(task="a"), "expected one task, with one n, at each position"),
         (change(n=99), r"expected one task, with one n, at each position .* 1 a \(n 99\), 1 a \(n 100\)"),
     ],
@@ -169,10 +169,10 @@ def test_what_is_wrong_with_rows_is_said(mistake: Callable[[pd.DataFrame], pd.Da
 def test_the_measures_are_those_of_plain_loops(a: list[list[float]]) -> None:
     last, old = len(a), range(len(a) - 1)
     found = of(a)
-    assert found["ap"] == pytest.approx(sum(a[-1]) / last)
+    assert found["average_performance"] == pytest.approx(sum(a[-1]) / last)
     assert found["bwt"] == pytest.approx(sum(a[-1][j] - a[j][j] for j in old) / (last - 1), abs=1e-9)
     best = [max(a[i][j] for i in range(j, last - 1)) for j in old]
-    assert found["f_ra"] == pytest.approx(sum(best[j] - a[-1][j] for j in old) / (last - 1), abs=1e-9)
+    assert found["forgetting_rate"] == pytest.approx(sum(best[j] - a[-1][j] for j in old) / (last - 1), abs=1e-9)
     assert found["area"] == pytest.approx(sum(sum(scores) / len(scores) for scores in a) / last)
 
 
@@ -180,19 +180,19 @@ def test_the_measures_are_those_of_plain_loops(a: list[list[float]]) -> None:
 @given(triangles(least=2))
 def test_forgetting_is_backward_transfer_turned_round_and_less_than_from_the_best(a: list[list[float]]) -> None:
     found = of(a)
-    assert found["fgt"] is not None
+    assert found["forgetting"] is not None
     assert found["bwt"] is not None
-    assert found["f_ra"] is not None
-    assert found["fgt"] == -found["bwt"]
-    assert found["f_ra"] >= found["fgt"] - 1e-9
+    assert found["forgetting_rate"] is not None
+    assert found["forgetting"] == -found["bwt"]
+    assert found["forgetting_rate"] >= found["forgetting"] - 1e-9
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(SCORES, min_size=2, max_size=6))
 def test_where_no_score_changes_nothing_is_forgotten(scores: list[float]) -> None:
     found = of([scores[: i + 1] for i in range(len(scores))])
-    assert (found["fgt"], found["bwt"], found["f_ra"]) == (0, 0, 0)
-    assert found["ap"] == found["learning_accuracy"]
+    assert (found["forgetting"], found["bwt"], found["forgetting_rate"]) == (0, 0, 0)
+    assert found["average_performance"] == found["learning_accuracy"]
 
 
 @settings(max_examples=25, deadline=None)
@@ -255,23 +255,23 @@ def test_others_are_taken_at_their_last_and_not_before_they_learnt() -> None:
 def test_a_model_of_all_tasks_has_its_average_alone() -> None:
     table = metrics_table(pd.concat([at_end([80, 90]), own([70, 70])]))
     found = table[table["method"] == "joint"].set_index("metric")["value"]
-    assert found["ap"] == 85
-    assert found.drop("ap").isna().all()
+    assert found["average_performance"] == 85
+    assert found.drop("average_performance").isna().all()
 
 
 def test_chance_is_what_zero_shot_scores_are_held_against() -> None:
     scores = rows(PEAK, unlearnt=[50, 40, 55])
-    assert math.isnan(value(metrics_table(scores), "zero_shot"))
-    assert value(metrics_table(scores, initial={"a": 50, "b": 50, "c": 33}), "zero_shot") == 6
+    assert math.isnan(value(metrics_table(scores), "zero_shot_transfer"))
+    assert value(metrics_table(scores, initial={"a": 50, "b": 50, "c": 33}), "zero_shot_transfer") == 6
 
 
 def test_a_table_says_of_which_run_and_setting_each_value_is() -> None:
     scores = pd.concat([rows(PEAK, seed=3), rows(RISE, seed=4, setting="cil"), rows(RISE, seed=5, order="0-1-2")])
     table = metrics_table(scores)
-    assert list(table.columns) == ["stream", "method", "seed", "order", "setting", "metric", "value"]
-    assert set(map(tuple, table[["seed", "setting"]].to_numpy())) == {(3, "til"), (4, "cil"), (5, "til")}
+    assert list(table.columns) == ["stream", "method", "seed", "order", "scenario", "metric", "value"]
+    assert set(map(tuple, table[["seed", "scenario"]].to_numpy())) == {(3, "til"), (4, "cil"), (5, "til")}
     assert len(table) == 3 * len(TITLES)
-    assert value(table, "ap", seed=4) == 70
+    assert value(table, "average_performance", seed=4) == 70
     assert table[table["seed"] == 5]["value"].isna().all(), "a run on its way has no measures"
 
 

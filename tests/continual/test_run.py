@@ -41,7 +41,7 @@ def exact(name: str = "finetune", *, budget: Any = PAPER, of: Stream | None = No
 
 
 def scores(ran: RunState) -> dict[tuple[int, int, str], float]:
-    return {(row["after_task"], row["position"], row["setting"]): row["score"] for row in ran.rows["matrix"]}
+    return {(row["after_task"], row["task_index"], row["scenario"]): row["score"] for row in ran.rows["matrix"]}
 
 
 # -- by hand --------------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ def test_fine_tuning_is_the_plain_loop(by_hand: Any) -> None:
             torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10, msg=name)
     assert scores(ran) == pytest.approx(matrix, abs=1e-4)
     assert len({round(value) for value in matrix.values()}) > 3, "the scores tell nothing"
-    assert [row["n"] for row in ran.rows["matrix"] if row["position"] == 2] == [12] * 5
+    assert [row["n"] for row in ran.rows["matrix"] if row["task_index"] == 2] == [12] * 5
 
 
 def test_what_a_row_of_the_matrix_says() -> None:
     ran = run_stream(exact(budget=replace(PAPER, num_epochs=1)), METHODS["finetune"]())
-    told = {(row["position"], row["task"]) for row in ran.rows["matrix"]}
+    told = {(row["task_index"], row["task"]) for row in ran.rows["matrix"]}
     assert told == {(1, "cat-dog"), (2, "red-blue-green"), (3, "run-sit")}
-    places = [(row["after_task"], row["position"]) for row in ran.rows["matrix"] if row["setting"] == "til"]
+    places = [(row["after_task"], row["task_index"]) for row in ran.rows["matrix"] if row["scenario"] == "til"]
     assert places == [(0, 1), (1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3)]
 
 
@@ -205,10 +205,10 @@ def test_what_a_task_costs() -> None:
         batches = METHODS["finetune"]().batches(learner, task, learner.fine_tuning())
         tokens = sum(batches.rows(step)["input_ids"].numel() for step in range(batches.steps))
         assert 6 * linear * tokens <= row["flops"] <= 1.35 * 6 * linear * tokens
-        assert (row["position"], row["task"]) == (task + 1, learner.stream.tasks[task].name)
+        assert (row["task_index"], row["task"]) == (task + 1, learner.stream.tasks[task].name)
         assert row["steps"] == batches.steps == 3 * math.ceil(len(CLASSES[task]) * 6 / 4)
         assert row["examples_per_second"] * row["seconds"] == pytest.approx(3 * len(CLASSES[task]) * 6)
-        assert (row["bytes_stored"], row["examples_kept"]) == (0, 0)
+        assert (row["memory_bytes"], row["memory_examples"]) == (0, 0)
         assert row["peak_memory_mib"] > 100
 
 

@@ -42,8 +42,8 @@ def cells(row: str, final: float, order: str) -> list[dict[str, Any]]:
             for setting, more in (("cil", 0.0), ("til", 5.0)):
                 if setting == "til" or row != "separate":
                     score = min(100.0, final + lost + more)
-                    place_of = {"after_task": after, "position": place, "task": name}
-                    found.append({**place_of, "setting": setting, "score": score, "n": 40})
+                    place_of = {"after_task": after, "task_index": place, "task": name}
+                    found.append({**place_of, "scenario": setting, "score": score, "n": 40})
     return found
 
 
@@ -62,10 +62,10 @@ def gate(row: str, order: str) -> list[dict[str, Any]]:
             learnt, end = OWN[row]
             given = weights_of(place, after, learnt if after == place else end)
             told: list[tuple[str, int | None, float]] = [("weight", at, share) for at, share in enumerate(given, 1)]
-            told += [("own_weight", place, given[place - 1]), ("entropy", None, 0.1 * after), ("reflection", None, 0.2)]
+            told += [("own_adapter_weight", place, given[place - 1]), ("entropy", None, 0.1 * after), ("reflection", None, 0.2)]
             if after == 3:
-                told += [("routed_score", None, 75.0), ("forced_score", place, 76.0), ("other_score", 1, 40.0)]
-            key = {"after_task": after, "position": place, "task": name}
+                told += [("routed_score", None, 75.0), ("own_adapter_score", place, 76.0), ("last_adapter_score", 1, 40.0)]
+            key = {"after_task": after, "task_index": place, "task": name}
             found += [{**key, "statistic": name, "block": block, "value": value} for name, block, value in told]
     return found
 
@@ -85,7 +85,7 @@ def run_of(row: str, place: int, final: float, order: str = "3") -> dict[str, An
         },
         "matrix": cells(row, final, order),
         "cost": [
-            {**cost, "position": at, "hook_seconds": 1.5, "bytes_stored": at * 2**20, "examples_kept": 0}
+            {**cost, "task_index": at, "hook_seconds": 1.5, "memory_bytes": at * 2**20, "memory_examples": 0}
             for at in (1, 2, 3)
         ],
         "diagnostics": [],

@@ -50,7 +50,7 @@ def cells(row: str, final: float, learnt: float) -> list[dict[str, Any]]:
     found += [(1, 1, "cil", learnt), (2, 1, "cil", final / 2), (2, 2, "cil", final / 2)]
     kept = [cell for cell in found if row != "joint" or cell[0] == 2]
     return [
-        {"after_task": after, "position": at, "task": NAMES[at - 1], "setting": setting, "score": score, "n": 50}
+        {"after_task": after, "task_index": at, "task": NAMES[at - 1], "scenario": setting, "score": score, "n": 50}
         for after, at, setting, score in kept
     ]
 
@@ -59,7 +59,7 @@ def looks(smooth: float) -> list[dict[str, Any]]:
     """Diagnostics of two layers before and after each of two tasks; after is 0.1 more than before."""
     return [
         {
-            **{"after_task": after, "position": at, "task": NAMES[at - 1], "statistic": statistic},
+            **{"after_task": after, "task_index": at, "task": NAMES[at - 1], "statistic": statistic},
             **{"layer": layer, "value": base + 0.1 * (after == at) + 0.01 * (layer or 0), "standard_error": 0.01},
         }
         for statistic, base in (("over_smoothing", smooth - 0.1), ("sink_deviation", 0.2), ("sink_deviation_top5", 0.2))
@@ -82,7 +82,7 @@ def run_of(row: str, place: int, final: float, stream: str = "db-split") -> dict
         "row": row,
         "seed": SEEDS[place],
         "matrix": cells(row, final, 99.0),
-        "cost": [{**cost, "position": at, "bytes_stored": at, "examples_kept": at} for at in (1, 2)],
+        "cost": [{**cost, "task_index": at, "memory_bytes": at, "memory_examples": at} for at in (1, 2)],
         "diagnostics": looks(SMOOTH[row][place]) if row in SMOOTH else [],
         "regard": "0.1.0",
         "versions": {"python": "3.11", "torch": "2.13", "transformers": "5.23"},
@@ -137,7 +137,7 @@ def test_measures_are_those_of_hand(tables: Tables) -> None:
     half = t_quantile(0.95, 2) * 2 / math.sqrt(3)
     assert mean.n == 3
     assert [mean.mean, mean.low, mean.high] == pytest.approx([72.0, 72 - half, 72 + half])
-    fgt = tables.mean("db-split", "finetune", "fgt")
+    fgt = tables.mean("db-split", "finetune", "forgetting")
     assert fgt is not None
     assert fgt.mean == pytest.approx(99 - 72)
     cil = tables.mean("db-split", "finetune", setting="cil")
@@ -146,7 +146,7 @@ def test_measures_are_those_of_hand(tables: Tables) -> None:
     learning = tables.mean("db-split", "finetune", "learning_accuracy")
     assert learning is not None
     assert learning.mean == pytest.approx((99 + 72) / 2)
-    assert tables.mean("db-split", "joint", "fgt") is None
+    assert tables.mean("db-split", "joint", "forgetting") is None
 
 
 def test_differences_are_paired_by_seed(tables: Tables) -> None:
@@ -161,7 +161,7 @@ def test_differences_are_paired_by_seed(tables: Tables) -> None:
 def test_diagnostics_are_means_over_tasks_then_seeds(tables: Tables) -> None:
     after = tables.layers("db-split", "prescale", "over_smoothing", "last", "after")
     whole = after[after["layer"].isna()].iloc[0]
-    assert (whole["n"], whole["mean"], whole["sd"]) == (3, pytest.approx(0.41), pytest.approx(0.01))
+    assert (whole["n"], whole["mean"], whole["std"]) == (3, pytest.approx(0.41), pytest.approx(0.01))
     one = after[after["layer"] == 1].iloc[0]
     assert one["mean"] == pytest.approx(0.42)
     before = tables.layers("db-split", "prescale", "over_smoothing", "all", "before")
@@ -185,7 +185,7 @@ def test_what_is_saved_is_what_is_read(tables: Tables, tmp_path: Path) -> None:
 
 def test_costs_are_summed_over_tasks(tables: Tables) -> None:
     one = tables.cost.iloc[0]
-    assert (one["seconds"], one["steps"], one["bytes_stored"], one["run_seconds"]) == (6.0, 16, 2, 9.0)
+    assert (one["seconds"], one["steps"], one["memory_bytes"], one["run_seconds"]) == (6.0, 16, 2, 9.0)
 
 
 def test_rows_and_seeds_stand_in_the_order_of_the_experiment(tables: Tables) -> None:
@@ -285,8 +285,8 @@ def test_published_numbers_are_of_known_rows() -> None:
         assert stream in STREAMS
         assert set(rows) <= set(ROWS)
         assert all(0 <= number <= 100 for of in rows.values() for number in of.values())
-    assert prescale_findings.published("news-series", "prescale", "fgt") == 4.40
-    assert prescale_findings.published("stdlib-split", "prescale", "ap") is None
+    assert prescale_findings.published("news-series", "prescale", "forgetting") == 4.40
+    assert prescale_findings.published("stdlib-split", "prescale", "average_performance") is None
 
 
 def test_numbers_in_words() -> None:

@@ -101,7 +101,7 @@ def test_a_run_is_told_in_numbers(name: str, case: str) -> None:
         found
     )
     assert 0 <= found["least own_weight end"] <= found["own_weight end"] <= 1
-    assert {"routed_score", "forced_score", "other_score"} <= set(found)
+    assert {"routed_score", "own_adapter_score", "last_adapter_score"} <= set(found)
 
 
 def test_a_model_may_be_cut() -> None:
@@ -143,8 +143,8 @@ def test_rates_are_those_that_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once; what it then writes is scored, and its blocks are weighed."""
     (tmp_path / "prose.txt").write_text("a cat sat on the mat, and the dog ran far away . " * 80, encoding="utf-8")
-    made: dict[str, Any] = {"layers": 1, "width": 16, "heads": 2, "ffn_width": 16, "length": 64, "vocabulary": 270}
-    made |= {"steps": 2, "warmup": 1, "watch_samples": 4, "valid_samples": 4}
+    made: dict[str, Any] = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "length": 64, "vocab_size": 270}
+    made |= {"max_steps": 2, "warmup_steps": 1, "sink_samples": 4, "eval_samples": 4}
     monkeypatch.setattr(sapt_decoder, "RECIPE", {**made, "data": (f"prose={tmp_path / 'prose.txt'}",)})
     monkeypatch.setattr(sapt_decoder, "written_tasks", lambda seed, data: small_text.stream())
     monkeypatch.setattr(sapt_analyses, "FEW", ("animals", "colours"))
@@ -211,7 +211,7 @@ def test_a_decoder_is_given_as_many_rows_of_each_answer(monkeypatch: pytest.Monk
     monkeypatch.setattr(sapt_decoder, "read_stream", lambda *_, **given: asked.append(given) or small_text.stream())
     monkeypatch.setattr(sapt_decoder, "TRAIN", 4)
     found = sapt_decoder.written_tasks(3, "nowhere")
-    assert {"form": "text", "missing": "skip", "seed": 3, "order": "3"}.items() <= asked[0].items()
+    assert {"task_type": "text", "missing_tasks": "skip", "seed": 3, "order": "3"}.items() <= asked[0].items()
     for task, whole in zip(found.tasks, small_text.stream().tasks, strict=True):
         answers = Counter(said[0] for said in task.train.targets)
         every = {said[0] for said in whole.train.targets}

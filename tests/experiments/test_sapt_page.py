@@ -83,11 +83,11 @@ def test_measures_are_those_of_hand(tables: Tables) -> None:
     assert [ap.n, ap.mean, ap.low] == pytest.approx([3, 71.0, wanted.low])
     values = {
         (metric, setting): tables.mean(stream, "sapt", metric, setting)
-        for metric, setting in (("ap", "til"), ("f_ra", "cil"), ("learning_accuracy", "cil"), ("fwt", "til"))
+        for metric, setting in (("average_performance", "til"), ("forgetting_rate", "cil"), ("learning_accuracy", "cil"), ("fwt", "til"))
     }
     means = [one.mean for one in values.values() if one is not None]
     assert means == pytest.approx([76.0, 1.0, 71 + 2 / 3, 71 + 2 / 3 - (71 + 72 + 73.5) / 3])
-    assert tables.mean(stream, "joint", "f_ra") is None
+    assert tables.mean(stream, "joint", "forgetting_rate") is None
     assert tables.mean(stream, "separate") is None
 
 
@@ -100,7 +100,7 @@ def test_differences_are_paired_by_seed_and_order(both: Tables) -> None:
     wanted = t_interval([-40.0, -39.0, -38.0, -40.0, -39.0])
     assert [found.n, found.mean, found.low] == pytest.approx([5, wanted.mean, wanted.low])
     told = both.differences
-    one = told[(told["method"] == "sequential-lora") & (told["setting"] == "cil") & (told["metric"] == "ap")]
+    one = told[(told["method"] == "sequential-lora") & (told["scenario"] == "cil") & (told["metric"] == "average_performance")]
     assert dict(zip(one["stream"], one["n"], strict=True)) == {"orders 3 and 4": 5, "order 3": 3, "order 4": 2}
 
 

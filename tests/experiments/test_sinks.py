@@ -32,11 +32,11 @@ def test_the_committed_tables_are_whole(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(ROOT)
     for task in papa_page.TASKS:
         scores = pd.read_csv(papa_page.FOLDER / f"papa-{task}-scores.csv")
-        assert scores.groupby(["constants", "select", "fraction_dynamic"])["seed"].nunique().eq(3).all()
+        assert scores.groupby(["constants", "rank_heads_by", "dynamic_fraction"])["seed"].nunique().eq(3).all()
         assert set(papa_page.SOURCES) | {"average", "none"} <= set(scores["constants"])
-        assert set(papa_page.OTHERS) | {"lambda", "none"} == set(scores["select"])
-        own = scores[(scores["constants"] == "average") & (scores["select"] == "lambda")]
-        assert set(own["fraction_dynamic"]) == {1 / 2, 1 / 8, 1 / 16, 0}
+        assert set(papa_page.OTHERS) | {"lambda", "none"} == set(scores["rank_heads_by"])
+        own = scores[(scores["constants"] == "average") & (scores["rank_heads_by"] == "lambda")]
+        assert set(own["dynamic_fraction"]) == {1 / 2, 1 / 8, 1 / 16, 0}
 
 
 def test_what_is_said_is_computed() -> None:
@@ -52,7 +52,7 @@ def test_what_is_said_is_computed() -> None:
                     (task, "average", select, fraction, score + (0.1 if better else -0.1 * (select != "lambda")))
                 )
         rows.append((task, "none", "none", 1.0, 1.0))
-    columns = ["task", "constants", "select", "fraction_dynamic", "mean"]
+    columns = ["task", "constants", "rank_heads_by", "dynamic_fraction", "mean"]
     points = pd.DataFrame(rows, columns=columns)
     said = papa_page._sources_said(points, ["ner", "pos"]).replace("\n", " ")
     assert "on 1 of 2 tasks (POS: identity, toeplitz, zeros no worse)" in said
@@ -77,7 +77,7 @@ OF_PARTS: dict[str, dict[str, Any]] = {
     **{name: {"positions": name} for name in ("none", "alibi", "t5")},
     "post-norm": {"norm": "post"},
     "ReLU": {"ffn": "relu"},
-    "one head": {"heads": 1},
+    "one head": {"num_heads": 1},
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "softmax": {},
@@ -90,7 +90,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     **OF_NUMBERS,
     **OF_PARTS,
 }
-SETTING: dict[str, Any] = {"steps": 2400, "batch": 16, "length": 64, "weight_decay": 0.5, "learning_rate": 0.01}
+SETTING: dict[str, Any] = {"max_steps": 2400, "batch_size": 16, "length": 64, "weight_decay": 0.5, "learning_rate": 0.01}
 RECORD = {
     "recipe": preset_config("pico", fixed_token=0, **SETTING).to_dict(),
     "model": {"parameters": 327_296},
@@ -368,7 +368,7 @@ def test_the_record_of_the_experiment_is_of_what_the_rows_change(monkeypatch: py
     assert left["recipe"]["heads"] == preset_config("pico").num_heads != one["heads"]
     assert {"data", "seed"}.isdisjoint(left["recipe"])
     assert left["seeds"] == 3
-    assert left["rows"] == {"softmax": {}, "one head": {"heads": 1}}
+    assert left["rows"] == {"softmax": {}, "one head": {"num_heads": 1}}
     assert "here" not in json.dumps(left)
 
 

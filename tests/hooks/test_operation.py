@@ -18,10 +18,10 @@ Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
     "length": 12,
     "rows": (24, 12),
-    "epochs": 2,
+    "num_epochs": 2,
     "batch_size": 8,
     "learning_rate": 0.01,
-    "seeds": 2,
+    "num_seeds": 2,
 }
 NAMES = ("sigmoid", "off-by-one", "softmax+window=2")
 
@@ -156,7 +156,7 @@ def found(bert: Any, reviews: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_rows_of_each_operation_and_seed(found: ReplaceResult) -> None:
-    rows = found.scores.groupby(["constants", "select", "fraction_dynamic"], sort=False).size()
+    rows = found.scores.groupby(["constants", "rank_heads_by", "dynamic_fraction"], sort=False).size()
     assert rows.to_dict() == {("none", "none", 1.0): 2} | {(name, "attention", 0.0): 2 for name in NAMES}
     assert found.scores["score"].between(0, 1).all()
     assert found.matrices == {}
@@ -204,7 +204,7 @@ def test_the_run_is_written_read_and_told(found: ReplaceResult, tmp_path: Path) 
 
 
 def test_beside_constants(bert: Any, reviews: Path, tmp_path: Path, found: ReplaceResult) -> None:
-    options: dict[str, Any] = SMALL | {"constants": "identity", "select": "first-layers", "fractions": (1, 0)}
+    options: dict[str, Any] = SMALL | {"constants": "identity", "rank_heads_by": "first-layers", "dynamic_fractions": (1, 0)}
     both = regard.replace(bert, str(reviews), attention="sigmoid", work=tmp_path / "work", **options)
     assert set(both.scores["constants"]) == {"none", "identity", "sigmoid"}
     same = both.frame(constants="sigmoid")["score"].tolist()

@@ -46,7 +46,7 @@ def export(adapters: AdapterModel, name: str, folder: Path, *, router: bool, ove
 
     The block's name, its lineage and its base are told with it. With `router` all keys and the shared maps are written.
     """
-    number, layers = adapters.number(name), adapters.layers("export")
+    number, layers = adapters.index_of(name), adapters.layers("export")
     tensors, turned = {}, False
     for layer, mixed in layers.items():
         for part, values in (("lora_A", mixed.blocks.A), ("lora_B", mixed.blocks.B)):
@@ -67,12 +67,12 @@ def export(adapters: AdapterModel, name: str, folder: Path, *, router: bool, ove
         "use_dora": False,
     }
     base = saving.base_of(adapters)
-    own = {"name": name, "lineage": saving.lineage_of(base, adapters.lineages[name]), "base": base}
+    own = {"name": name, "lineage": saving.lineage_of(base, adapters.provenance[name]), "base": base}
     with atomic_folder(folder, sign=CONFIG, overwrite=overwrite, asked=saving.ASKED) as place:
         (place / CONFIG).write_text(json.dumps(about, indent=2), encoding="utf-8")
         save_file(tensors, place / WEIGHTS, {"format": "pt", _OWN: json.dumps(own)})
         if router:
-            told = {"format": "pt", "names": json.dumps(adapters.names), "settings": json.dumps(adapters.settings)}
+            told = {"format": "pt", "names": json.dumps(adapters.adapter_names), "settings": json.dumps(adapters.settings)}
             save_file(saving.attention_tensors(adapters), place / ROUTER, told)
     return folder
 
@@ -100,8 +100,8 @@ def bring(adapters: AdapterModel, folder: Path, name: str, lineage: Mapping[str,
     if own:
         saving.check_weights(own["base"], saving.base_of(adapters)["sha256"])
     key, maps = _routed(adapters, folder, own) if router else (None, {})
-    before = adapters.opened
-    number = adapters.add(name, own.get("lineage") if lineage is None else lineage)
+    before = adapters.active_adapter
+    number = adapters.add_adapter(name, own.get("lineage") if lineage is None else lineage)
     with torch.no_grad():
         for place, value in maps.items():
             saving.maps(adapters)[place].copy_(value)
@@ -112,9 +112,9 @@ def bring(adapters: AdapterModel, folder: Path, name: str, lineage: Mapping[str,
                 mixed.blocks.A[number].copy_(parts[layer][0])
                 mixed.blocks.B[number].copy_(parts[layer][1])
     if before is None:
-        adapters.close()
+        adapters.freeze()
     else:
-        adapters.open(before)
+        adapters.set_adapter(before)
     return number
 
 
@@ -172,7 +172,7 @@ def _routed(adapters: AdapterModel, folder: Path, own: Mapping[str, Any]) -> tup
     if own["name"] not in keys:
         raise UserError(f"{path}: expected the key of {own['name']}, got those of {', '.join(keys)}")
     mine = saving.maps(adapters)
-    if adapters.names and not all(torch.equal(value, maps[name].to(value)) for name, value in mine.items()):
+    if adapters.adapter_names and not all(torch.equal(value, maps[name].to(value)) for name, value in mine.items()):
         raise UserError(f"{path}: expected the maps of the blocks that are here, got others; {reason}")
     return keys[own["name"]], maps
 

@@ -39,7 +39,7 @@ def adapter_usage(adapters: AdapterModel, batches: Batches) -> Usage:
     """How much of each block the rows of batches get."""
     _check_batches(batches)
     with _looking(adapters):
-        weights = [adapters.weights(**batch).double().cpu() for batch in batches]
+        weights = [adapters.routing_weights(**batch).double().cpu() for batch in batches]
     if not weights:
         raise UserError("batches: expected at least one, got none")
     rows = torch.cat(weights)
@@ -52,15 +52,15 @@ def merge_block(adapters: AdapterModel, name: str, weight: float = 1.0) -> None:
     With the weight that every row gave to the block the answers stay what they were but for the others' shares, which
     again sum to 1. The block is kept apart for `save_pretrained`, which still belongs to the base as it was.
     """
-    number = adapters.number(name)
+    number = adapters.index_of(name)
     parts = {
         layer: (mixed.blocks.A[number].detach().cpu().clone(), mixed.blocks.B[number].detach().cpu().clone())
         for layer, mixed in adapters.layers("merge").items()
     }
     if adapters.base_sha256 is None:
         adapters.base_sha256 = base_sha256(adapters.model)
-    fold(adapters, MergedAdapter(name, float(weight), adapters.lineages[name], parts))
-    adapters.remove(name)
+    fold(adapters, MergedAdapter(name, float(weight), adapters.provenance[name], parts))
+    adapters.delete_adapter(name)
 
 
 def fold(adapters: AdapterModel, merged: MergedAdapter) -> None:
@@ -90,10 +90,10 @@ def prune(
     batches = list(batches)
     if not 0 < least < 1:
         raise UserError(f"least: expected a number between 0 and 1, got {least}")
-    found, names = adapter_usage(adapters, batches), adapters.names
+    found, names = adapter_usage(adapters, batches), adapters.adapter_names
     before = _mean_loss(adapters, batches, loss)
     unused = [name for name, most in zip(names, found.most.tolist(), strict=True) if most < least]
-    gone = tuple(name for name in unused if name != adapters.opened)
+    gone = tuple(name for name in unused if name != adapters.active_adapter)
     if len(gone) == len(names):
         raise UserError(
             f"least: expected a share that a block reaches, got {least}; the most is {float(found.most.max()):.4f}"
@@ -103,7 +103,7 @@ def prune(
         if merge:
             merge_block(adapters, name, shares[name])
         else:
-            adapters.remove(name)
+            adapters.delete_adapter(name)
     after = _mean_loss(adapters, batches, loss) if gone else before
     return Pruned(gone, shares, before, after)
 

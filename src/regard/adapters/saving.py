@@ -33,7 +33,7 @@ A = TypeVar("A", bound="AdapterModel")
 
 def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     """Where everything was written: the folder."""
-    if not adapters.names and not adapters.merged:
+    if not adapters.adapter_names and not adapters.merged:
         raise UserError("adapters: expected at least one block to save, got none; add one")
     base = base_of(adapters)
     with atomic_folder(folder, sign=ABOUT, overwrite=overwrite, asked=ASKED) as place:
@@ -43,7 +43,7 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
             "settings": adapters.settings,
             "base": base,
             "layers": list(_layers(adapters)),
-            "blocks": [{"name": name, "lineage": lineage_of(base, told)} for name, told in adapters.lineages.items()],
+            "blocks": [{"name": name, "lineage": lineage_of(base, told)} for name, told in adapters.provenance.items()],
             "merged": [
                 {"name": one.name, "weight": one.weight, "lineage": lineage_of(base, one.lineage)}
                 for one in adapters.merged
@@ -93,7 +93,7 @@ def attention_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
     """The keys of the blocks, (block, width), and the shared maps, as a file holds them."""
     found = {f"attention.{name}": value for name, value in adapters.attention.state_dict().items()}
     kept = {name: value for name, value in found.items() if ".keys." not in name and not name.endswith(".count")}
-    if adapters.names:
+    if adapters.adapter_names:
         kept["attention.keys"] = torch.stack([key.detach() for key in adapters.attention.keys])
     return {name: value.detach().cpu().contiguous().clone() for name, value in kept.items()}
 
@@ -169,11 +169,11 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _tensors(adapters: AdapterModel) -> dict[str, Tensor]:
     """All that a file holds: A (block, rank, inputs) and B (block, outputs, rank) of each layer, and the attention."""
     found = attention_tensors(adapters)
-    for name, layer in _layers(adapters).items() if adapters.names else ():
+    for name, layer in _layers(adapters).items() if adapters.adapter_names else ():
         for part, values in (("A", layer.blocks.A), ("B", layer.blocks.B)):
             found[f"layers.{name}.{part}"] = torch.stack([value.detach() for value in values]).cpu().contiguous()
     if isinstance(adapters.pool, PromptAdapterPool):
-        prompts = [adapters.pool.prompts.prompt(number).detach() for number in range(len(adapters.names))]
+        prompts = [adapters.pool.prompts.prompt(number).detach() for number in range(len(adapters.adapter_names))]
         found["prompts"] = torch.stack(prompts).cpu().contiguous()
     for number, one in enumerate(adapters.merged):
         for name, (down, up) in one.parts.items():
@@ -195,7 +195,7 @@ def _fill(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
         stacks |= {f"layers.{name}.A": list(layer.blocks.A), f"layers.{name}.B": list(layer.blocks.B)}
     for name, place in maps(adapters).items():
         _put(tensors[name], place, name)
-    for name, places in stacks.items() if adapters.names else ():
+    for name, places in stacks.items() if adapters.adapter_names else ():
         if len(tensors[name]) != len(places):
             raise ValueError(f"{len(tensors[name])} of {name} for {len(places)} blocks")
         for value, place in zip(tensors[name], places, strict=True):

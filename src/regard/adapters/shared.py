@@ -17,8 +17,8 @@ class SharedAdapters(AdapterModel):
     """A model with a block of low-rank adapters for each task, mixed by one shared attention (arXiv 2401.08295).
 
         adapters = regard.SharedAdapters(model)
-        adapters.add("sst2")                      # a block and a key; train adapters(**batch).loss as usual
-        adapters.add("agnews")                    # another; what is older is frozen
+        adapters.add_adapter("sst2")                      # a block and a key; train adapters(**batch).loss as usual
+        adapters.add_adapter("agnews")                    # another; what is older is frozen
         adapters.save_pretrained("blocks")
 
     Each example's weights a come of its query vector e, the maximum over tokens of the input embeddings: of the

@@ -10,15 +10,15 @@ import pandas as pd
 from regard.errors import UserError
 from regard.runs.intervals import Interval, check_confidence, holm, signed_rank_test, t_interval, t_test
 
-COLUMNS = ("stream", "method", "seed", "order", "setting", "metric", "value")
+COLUMNS = ("stream", "method", "seed", "order", "scenario", "metric", "value")
 """The columns of a table of metrics."""
-PLACE = ("stream", "setting", "metric")
+PLACE = ("stream", "scenario", "metric")
 """What numbers must share to be held against each other."""
 PAIR = ("seed", "order")
 """What pairs the runs of two methods."""
-SUMMARY = ("stream", "method", "setting", "metric", "n", "mean", "sd", "low", "high")
+SUMMARY = ("stream", "method", "scenario", "metric", "n", "mean", "std", "ci_low", "ci_high")
 DIFFERENCES = (
-    *("stream", "setting", "metric", "method", "against", "n", "difference", "sd", "low", "high", "overlaps"),
+    *("stream", "scenario", "metric", "method", "against", "n", "difference", "std", "ci_low", "ci_high", "overlaps"),
     *("t_test", "t_test_holm", "signed_rank", "signed_rank_holm"),
 )
 
@@ -33,10 +33,10 @@ def summary(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     check_metrics(metrics)
     check_confidence(confidence)
     rows = []
-    for key, group in metrics.groupby(["stream", "method", "setting", "metric"], sort=False):
+    for key, group in metrics.groupby(["stream", "method", "scenario", "metric"], sort=False):
         found = t_interval(group["value"].dropna().to_numpy(), confidence)
         rows.append((*key, found.n, found.mean, found.sd, found.low, found.high))
-    return _floats(pd.DataFrame(rows, columns=[*SUMMARY]), "mean", "sd", "low", "high")
+    return _floats(pd.DataFrame(rows, columns=[*SUMMARY]), "mean", "std", "ci_low", "ci_high")
 
 
 def differences(metrics: pd.DataFrame, against: str | None = None, confidence: float = 0.95) -> pd.DataFrame:
@@ -58,7 +58,7 @@ def differences(metrics: pd.DataFrame, against: str | None = None, confidence: f
     for key, group in metrics.groupby([*PLACE], sort=False):
         rows += _compared(key, group, against, confidence)
     found = pd.DataFrame(rows, columns=[*DIFFERENCES]).astype({"overlaps": "boolean"})
-    return _floats(found, "difference", "sd", "low", "high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm")
+    return _floats(found, "difference", "std", "ci_low", "ci_high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm")
 
 
 def check_metrics(metrics: pd.DataFrame) -> None:

@@ -130,4 +130,4 @@ def memory_cost(learner: Learner, method: Method) -> Row:
     kept = method.state
     tensors = sum(value.numel() * value.element_size() for value in kept.tensors.values())
     texts = sum(4 * learner.length(item) + 4 for item in kept.examples)
-    return {"bytes_stored": tensors + texts, "examples_kept": len(kept.examples)}
+    return {"memory_bytes": tensors + texts, "memory_examples": len(kept.examples)}

@@ -185,7 +185,7 @@ class _TokenDegrees(PerLayer):
             mean = degree.double().mean(1).masked_fill(~present, 0.0)
             sums = mean.new_zeros(len(mean), len(self.known)).scatter_add_(1, at, mean)
             count = torch.zeros_like(sums).scatter_add_(1, at, present.double())
-            yield SampleValues(self.key(layer, "position"), sums / count.clamp(min=1), count > 0)
+            yield SampleValues(self.key(layer, "task_index"), sums / count.clamp(min=1), count > 0)
 
 
 _MADE: dict[str, Callable[[int, frozenset[int]], PerLayer]] = {

@@ -40,7 +40,7 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
         return []
     found: list[Row] = []
     for task in range(learnt):
-        place = {"after_task": learnt, "position": task + 1, "task": learner.stream.tasks[task].name}
+        place = {"after_task": learnt, "task_index": task + 1, "task": learner.stream.tasks[task].name}
         told = _weights(learner, method, task, rows)
         if isinstance(method, Sapt) and 0 < task == learnt - 1:
             told.append(("strength", None, method.strength(task)))
@@ -59,7 +59,7 @@ def find_closed_gates(rows: Sequence[Row], learnt: int, *, fresh: bool) -> dict[
     own = {
         row["task"]: row["value"]
         for row in rows
-        if row["statistic"] == "own_weight" and (row["after_task"] == row["position"]) is fresh
+        if row["statistic"] == "own_adapter_weight" and (row["after_task"] == row["task_index"]) is fresh
     }
     blocks = Counter((row["task"], row["after_task"]) for row in rows if row["statistic"] == "weight")
     return {task: value for task, value in own.items() if value < SHUT / max(1, blocks[task, learnt] or learnt)}
@@ -79,7 +79,7 @@ def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tup
     found = [("weight", block + 1, value) for block, value in enumerate(mean)]
     told: list[tuple[str, int | None, float]] = [
         *found,
-        ("own_weight", own + 1, mean[own]),
+        ("own_adapter_weight", own + 1, mean[own]),
         ("entropy", None, entropy),
     ]
     target = method.state.tensors.get(f"{TARGET}{own}")
@@ -95,7 +95,7 @@ def score_rows(learner: Learner, task: int, learnt: int) -> list[tuple[str, int 
     own = network.block_of(task)
     others = [block for block in map(network.block_of, reversed(range(learnt))) if block != own]
     found: list[tuple[str, int | None, float]] = [("routed_score", None, score_task(learner, task, learnt=learnt).til)]
-    for name, block in (("forced_score", own), ("other_score", others[0] if others else None)):
+    for name, block in (("own_adapter_score", own), ("last_adapter_score", others[0] if others else None)):
         if block is not None:
             with network.forcing(block):
                 found.append((name, block + 1, score_task(learner, task, learnt=learnt).til))

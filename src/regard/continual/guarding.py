@@ -117,7 +117,7 @@ def _matrices(scores: pd.DataFrame, setting: Scenario) -> list[tuple[tuple[str, 
     return [
         ((stream, method), int(seed), accuracy_matrix(run, setting))
         for (stream, method, seed, _), run in split_runs(scores)
-        if (run["setting"] == setting).any()
+        if (run["scenario"] == setting).any()
     ]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.hooks.layers import eval_mode
 
-COLUMNS = ("position_a", "position_b", "dot", "cosine")
+COLUMNS = ("task_index_a", "task_index_b", "dot", "cosine")
 """The columns of what `interference_table` gives."""
 SLICE = 1 << 20
 """Parameters multiplied at once in float64."""

@@ -19,25 +19,25 @@ from regard.errors import UserError
 from regard.runs.intervals import Floats
 
 Scenario = Literal["til", "cil"]
-COLUMNS = ("stream", "method", "seed", "order", "after_task", "task", "position", "setting", "score", "n")
+COLUMNS = ("stream", "method", "seed", "order", "after_task", "task", "task_index", "scenario", "score", "n")
 """The columns of matrix.parquet."""
 RUN = ("stream", "method", "seed", "order")
 """What tells one run from another."""
 SEPARATE, JOINT = "separate", "joint"
 """The methods that the others are held against: a model for each task, and one for all tasks at once."""
 TITLES = {
-    "ap": "Average performance",
-    "f_ra": "Forgetting from the best",
-    "fgt": "Forgetting",
+    "average_performance": "Average performance",
+    "forgetting_rate": "Forgetting from the best",
+    "forgetting": "Forgetting",
     "bwt": "Backward transfer",
     "fwt": "Forward transfer",
     "learning_accuracy": "Learning accuracy",
     "intransigence": "Intransigence",
-    "zero_shot": "Zero-shot transfer",
+    "zero_shot_transfer": "Zero-shot transfer",
     "area": "Area under the curve",
 }
 """The measures in the order in which they are told, with their names in words."""
-LOWER_IS_BETTER = ("f_ra", "fgt", "intransigence")
+LOWER_IS_BETTER = ("forgetting_rate", "forgetting", "intransigence")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -206,11 +206,11 @@ def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None =
     check_scores(scores)
     rows: list[tuple[Any, ...]] = []
     for key, run in split_runs(scores):
-        for setting in run["setting"].unique():
+        for setting in run["scenario"].unique():
             matrix = _matrix(run, setting)
             values = dict.fromkeys(TITLES) if not matrix.finished else _metrics(matrix, scores, key, setting, initial)
             rows += [(*key, setting, name, value) for name, value in values.items()]
-    return pd.DataFrame(rows, columns=[*RUN, "setting", "metric", "value"]).astype({"value": "float64"})
+    return pd.DataFrame(rows, columns=[*RUN, "scenario", "metric", "value"]).astype({"value": "float64"})
 
 
 def split_runs(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str, int, str], pd.DataFrame]]:
@@ -228,33 +228,33 @@ def check_scores(scores: pd.DataFrame) -> None:
     for name in COLUMNS:
         if scores[name].isna().any():
             raise UserError(f"matrix: expected {name} in every row, got none in {int(scores[name].isna().sum())}")
-    for name, low, high in (("score", 0, 100), ("n", 1, np.inf), ("after_task", 0, np.inf), ("position", 1, np.inf)):
+    for name, low, high in (("score", 0, 100), ("n", 1, np.inf), ("after_task", 0, np.inf), ("task_index", 1, np.inf)):
         outside = scores.loc[~scores[name].between(low, high), name]
         if len(outside):
             limit = f"of at least {low}" if high == np.inf else f"from {low} to {high}"
             raise UserError(f"matrix: expected {name} {limit}, got {outside.iloc[0]}")
-    twice = scores[scores.duplicated([*RUN, "setting", "after_task", "position"])]
+    twice = scores[scores.duplicated([*RUN, "scenario", "after_task", "task_index"])]
     if len(twice):
-        told = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*RUN, "setting", "after_task", "position"))
+        told = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*RUN, "scenario", "after_task", "task_index"))
         raise UserError(f"matrix: expected each score once, several are of {told}")
 
 
 def _matrix(run: pd.DataFrame, setting: str) -> Matrix:
     """The matrix of rows that are known to be of one run."""
-    rows = run[run["setting"] == setting]
+    rows = run[run["scenario"] == setting]
     if rows.empty:
-        raise UserError(f"setting: expected one that was scored ({', '.join(run['setting'].unique())}), got {setting}")
+        raise UserError(f"setting: expected one that was scored ({', '.join(run['scenario'].unique())}), got {setting}")
     planned, learnt = _planned(str(rows["order"].iloc[0])), int(rows["after_task"].max())
-    if max(learnt, int(rows["position"].max())) > planned:
-        last = max(learnt, int(rows["position"].max()))
+    if max(learnt, int(rows["task_index"].max())) > planned:
+        last = max(learnt, int(rows["task_index"].max()))
         raise UserError(f"matrix: expected {planned} tasks as in the order {rows['order'].iloc[0]}, got a task {last}")
-    rows = rows[rows["position"] <= learnt]
-    tasks = rows[["position", "task", "n"]].drop_duplicates().sort_values("position")
-    if tasks["position"].tolist() != list(range(1, learnt + 1)) or tasks["task"].duplicated().any():
+    rows = rows[rows["task_index"] <= learnt]
+    tasks = rows[["task_index", "task", "n"]].drop_duplicates().sort_values("task_index")
+    if tasks["task_index"].tolist() != list(range(1, learnt + 1)) or tasks["task"].duplicated().any():
         told = ", ".join(f"{row.position} {row.task} (n {row.n})" for row in tasks.itertuples())
         raise UserError(f"matrix: expected one task, with one n, at each position from 1 to {learnt}, got {told}")
     scores = np.full((learnt + 1, learnt), np.nan)
-    scores[rows["after_task"], rows["position"] - 1] = rows["score"]
+    scores[rows["after_task"], rows["task_index"] - 1] = rows["score"]
     if run["method"].iloc[0] == SEPARATE:
         scores = _carried_over(scores)
     names = tuple(map(str, tasks["task"]))
@@ -282,7 +282,7 @@ def _metrics(
     initial: Mapping[str, float] | None,
 ) -> dict[str, float | None]:
     stream, _, seed, order = key
-    like = scores[(scores["stream"] == stream) & (scores["seed"] == seed) & (scores["setting"] == setting)]
+    like = scores[(scores["stream"] == stream) & (scores["seed"] == seed) & (scores["scenario"] == setting)]
     separate, joint = (_last(_of_order(like[like["method"] == name], order)) for name in (SEPARATE, JOINT))
     return Metrics.of(matrix, separate=separate, joint=joint, initial=initial).as_dict()
 
@@ -295,7 +295,7 @@ def _of_order(rows: pd.DataFrame, order: str) -> pd.DataFrame:
 
 def _last(rows: pd.DataFrame) -> dict[str, float]:
     """The last score of each task that was learnt, the mean over orders if the rows have several."""
-    learnt = rows[rows["after_task"] >= rows["position"]].sort_values("after_task")
+    learnt = rows[rows["after_task"] >= rows["task_index"]].sort_values("after_task")
     last = learnt.drop_duplicates(["order", "task"], keep="last")
     return {str(task): float(score) for task, score in last.groupby("task")["score"].mean().items()}
 

@@ -169,7 +169,7 @@ def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
 def _about(learner: Learner, method: Method) -> dict[str, Any]:
     """What a run's numbers depend on."""
     stream, config = learner.stream, learner.network.classifier.config
-    unused = ("micro_batch",) if stream.text else ("micro_batch", "target_length")
+    unused = ("micro_batch",) if stream.text else ("micro_batch_size", "target_length")
     return {
         "method": type(method).__name__,
         "settings": method.settings.to_dict(),
@@ -317,7 +317,7 @@ def _telling(
 
 
 def _place(learner: Learner, task: int) -> Row:
-    return {"position": task + 1, "task": learner.stream.tasks[task].name}
+    return {"task_index": task + 1, "task": learner.stream.tasks[task].name}
 
 
 def _before(ran: RunState, diagnose: Diagnose | None) -> None:
@@ -344,7 +344,7 @@ def _after(ran: RunState, diagnose: Diagnose | None) -> None:
 def _add_score(ran: RunState, task: int, found: Score, *, learnt: int, cil: bool) -> None:
     values = {"til": found.til, **({"cil": found.cil} if cil and found.cil is not None else {})}
     ran.rows["matrix"] += [
-        {"after_task": learnt, **_place(ran.learner, task), "setting": setting, "score": value, "n": found.n}
+        {"after_task": learnt, **_place(ran.learner, task), "scenario": setting, "score": value, "n": found.n}
         for setting, value in values.items()
     ]
 

@@ -13,22 +13,22 @@ ScheduleName = Literal["constant", "cosine", "linear"]
 Decay = Literal["all", "matrices"]
 Precision = Literal["float32", "bfloat16"]
 
-FREE = ("micro_batch", "checkpoint_every", "keep", "log_every", "trackers")
+FREE = ("micro_batch_size", "save_steps", "save_total_limit", "logging_steps", "trackers")
 """Fields that may differ when a run is resumed: what they change is not what is computed, but for rounding."""
 
-_CHOICES = {"schedule": get_args(ScheduleName), "decay": get_args(Decay), "precision": get_args(Precision)}
+_CHOICES = {"lr_scheduler_type": get_args(ScheduleName), "decay": get_args(Decay), "precision": get_args(Precision)}
 _WHOLE = {
-    "steps": 1,
+    "max_steps": 1,
     "batch_size": 1,
-    "micro_batch": 1,
+    "micro_batch_size": 1,
     "warmup_steps": 0,
     "seed": 0,
-    "checkpoint_every": 1,
-    "keep": 1,
-    "log_every": 1,
+    "save_steps": 1,
+    "save_total_limit": 1,
+    "logging_steps": 1,
 }
 """Whole numbers, and the least that each may be."""
-_OPTIONAL = ("micro_batch", "checkpoint_every", "clip")
+_OPTIONAL = ("micro_batch_size", "save_steps", "max_grad_norm")
 
 
 @dataclass(frozen=True, kw_only=True)

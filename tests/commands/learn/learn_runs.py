@@ -26,12 +26,12 @@ from tests.continual.small import loaded, stream
 
 METHODS = ["finetune", "prescale"]
 FIELDS: dict[str, Any] = {
-    "epochs": 1,
-    "probing_epochs": 1,
+    "num_epochs": 1,
+    "num_probing_epochs": 1,
     "learning_rate": 5e-3,
-    "batch": 4,
+    "batch_size": 4,
     "length": 10,
-    "diagnosed": 3,
+    "diagnostic_samples": 3,
 }
 SAPT: dict[str, Any] = {"method": "sapt", "set": ("rank=2", "ahead=20")}
 """Of which most is to be restored: blocks, keys, the maps that all tasks train, and what stands for earlier tasks."""
@@ -45,7 +45,7 @@ def compared(work: str | Path, **options: Any) -> LearnResult:
         "model": loaded(),
         "seeds": [1],
         "work": work,
-        "checkpoint_every": 2,
+        "save_steps": 2,
         **FIELDS,
         **options,
     }
@@ -91,7 +91,7 @@ def together(out: Path) -> None:
     again = compared_again(out)
     (out / f"again-{rank}.json").write_text(json.dumps(again))
     try:
-        compared(out / "work", resume=True, **{**FIELDS, "epochs": 2})
+        compared(out / "work", resume=True, **{**FIELDS, "num_epochs": 2})
     except UserError as error:  # in both, of which the first alone has seen it
         (out / f"refused-{rank}").write_text(str(error))
     dist.destroy_process_group()

@@ -46,29 +46,29 @@ def matrix(
                 lost = DROP.get(method, 3.0) * (after - place)
                 score = 50.0 if ahead else 96 + index / 10 - lost - (20 if setting == "cil" else 0)
                 rows.append(("yahoo-split", method, seed, order, after, place, names[place - 1], setting, score, 100))
-    names = ["stream", *_INDEX, "after_task", "position", "task", "setting", "score", "n"]
+    names = ["stream", *_INDEX, "after_task", "task_index", "task", "scenario", "score", "n"]
     return pd.DataFrame(rows, columns=names)
 
 
 def metrics(scores: pd.DataFrame) -> pd.DataFrame:
     """AP, FGT and learning accuracy of every run, from the scores."""
     rows = []
-    for (stream, method, seed, order, setting), run in scores.groupby(["stream", *_INDEX, "setting"], sort=False):
-        square = run.pivot(index="after_task", columns="position", values="score")
+    for (stream, method, seed, order, setting), run in scores.groupby(["stream", *_INDEX, "scenario"], sort=False):
+        square = run.pivot(index="after_task", columns="task_index", values="score")
         count = len(square.columns)
-        final, found = square.loc[count].to_numpy(), dict.fromkeys(("fgt", "learning_accuracy"), np.nan)
+        final, found = square.loc[count].to_numpy(), dict.fromkeys(("forgetting", "learning_accuracy"), np.nan)
         if method != "joint":
             first = np.array([square.loc[k, k] for k in range(1, count + 1)])
-            found = {"fgt": (first - final)[:-1].mean() if count > 1 else np.nan, "learning_accuracy": first.mean()}
-        found = {"ap": final.mean(), **found}
+            found = {"forgetting": (first - final)[:-1].mean() if count > 1 else np.nan, "learning_accuracy": first.mean()}
+        found = {"average_performance": final.mean(), **found}
         rows += [(stream, method, seed, order, setting, name, value) for name, value in found.items()]
-    return pd.DataFrame(rows, columns=["stream", *_INDEX, "setting", "metric", "value"])
+    return pd.DataFrame(rows, columns=["stream", *_INDEX, "scenario", "metric", "value"])
 
 
 def summary(of_runs: pd.DataFrame) -> pd.DataFrame:
     """Means with 95 % intervals, for three runs or for one."""
     rows = []
-    for (method, setting, metric), run in of_runs.groupby(["method", "setting", "metric"], sort=False):
+    for (method, setting, metric), run in of_runs.groupby(["method", "scenario", "metric"], sort=False):
         values = run["value"].dropna().to_numpy()
         if not len(values):
             rows.append((method, setting, metric, 0, np.nan, np.nan, np.nan, np.nan))
@@ -77,12 +77,12 @@ def summary(of_runs: pd.DataFrame) -> pd.DataFrame:
         half = QUANTILE * deviation / np.sqrt(len(values))
         mean = values.mean()
         rows.append((method, setting, metric, len(values), mean, deviation, mean - half, mean + half))
-    return pd.DataFrame(rows, columns=["method", "setting", "metric", "n", "mean", "sd", "low", "high"])
+    return pd.DataFrame(rows, columns=["method", "scenario", "metric", "n", "mean", "std", "ci_low", "ci_high"])
 
 
 def differences(of_runs: pd.DataFrame, against: str = "finetune", half: float = 0.5) -> pd.DataFrame:
     """Mean differences to a method, ± `half`; p is a hundredth where the interval leaves 0 out, else a half."""
-    means = of_runs.groupby(["method", "setting", "metric"], sort=False)["value"].mean()
+    means = of_runs.groupby(["method", "scenario", "metric"], sort=False)["value"].mean()
     rows = []
     for (method, setting, metric), mean in means.items():
         if method != against and np.isfinite(mean):
@@ -90,21 +90,21 @@ def differences(of_runs: pd.DataFrame, against: str = "finetune", half: float = 
             zero = abs(value) <= half
             p = 0.5 if zero else 0.01
             rows.append((method, against, setting, metric, 3, value, value - half, value + half, p, zero))
-    names = ["method", "against", "setting", "metric", "n", "difference", "low", "high", "p", "overlaps"]
+    names = ["method", "against", "scenario", "metric", "n", "difference", "ci_low", "ci_high", "p", "overlaps"]
     return pd.DataFrame(rows, columns=names)
 
 
 def cost(scores: pd.DataFrame) -> pd.DataFrame:
     """Each task took 10 s of training, 20 with the second method, a fifth of that around it, and 2e12 FLOPs."""
-    tasks = scores[["stream", *_INDEX, "position", "task"]].drop_duplicates().sort_values([*_INDEX, "position"])
+    tasks = scores[["stream", *_INDEX, "task_index", "task"]].drop_duplicates().sort_values([*_INDEX, "task_index"])
     names = list(scores["method"].unique())
     slow = tasks["method"].map({name: 1 + (index == 1) for index, name in enumerate(names)})
     return tasks.assign(
         seconds=10.0 * slow,
         hook_seconds=2.0 * slow,
         flops=2e12,
-        peak_memory_mib=800.0 + 10 * tasks["position"],
-        bytes_stored=np.where(slow > 1, 2**20, 0) * tasks["position"],
+        peak_memory_mib=800.0 + 10 * tasks["task_index"],
+        bytes_stored=np.where(slow > 1, 2**20, 0) * tasks["task_index"],
         examples_kept=0,
         steps=100,
         examples_per_second=64.0 / slow,
@@ -113,27 +113,27 @@ def cost(scores: pd.DataFrame) -> pd.DataFrame:
 
 def diagnostics(scores: pd.DataFrame) -> pd.DataFrame:
     """Before 1 + layer, after three times that, and for the whole model what the task will have lost, + 1."""
-    keys = ["stream", *_INDEX, "position", "task"]
+    keys = ["stream", *_INDEX, "task_index", "task"]
     rows: list[tuple[Any, ...]] = []
-    last = scores["position"].max()
+    last = scores["task_index"].max()
     for row in scores[keys].drop_duplicates().itertuples(index=False):
         for statistic, ahead in itertools.product(("sink_deviation", "over_smoothing"), (1, 0)):
             place = (row.stream, row.method, row.seed, row.position - ahead, row.position, row.task, statistic)
             rows += [(*place, layer, (1.0 + layer) * (1 if ahead else 3), 0.1) for layer in range(LAYERS)]
             rows.append((*place, None, 1 + DROP.get(row.method, 3.0) * (last - row.position) * (1 - ahead), 0.1))
-    names = ["stream", "method", "seed", "after_task", "position", "task", "statistic", "layer", "value"]
+    names = ["stream", "method", "seed", "after_task", "task_index", "task", "statistic", "layer", "value"]
     return pd.DataFrame(rows, columns=[*names, "standard_error"]).astype({"layer": "Int64"})
 
 
 def interference(scores: pd.DataFrame) -> pd.DataFrame:
     """For the pairs a ≤ b after the last task: a cosine of 1 with itself, else minus a tenth of the distance."""
-    names = scores.drop_duplicates("position").set_index("position")["task"].to_dict()
+    names = scores.drop_duplicates("task_index").set_index("task_index")["task"].to_dict()
     last, rows = max(names), []
     for (stream, method, seed, _), _ in scores.groupby(["stream", *_INDEX], sort=False):
         for a, b in itertools.combinations_with_replacement(range(1, last + 1), 2):
             cosine = 1.0 if a == b else -(b - a) / 10
             rows.append((stream, method, seed, last, a, names[a], b, names[b], 7 * cosine, cosine))
-    columns = ["stream", "method", "seed", "after_task", "position_a", "task_a", "position_b", "task_b"]
+    columns = ["stream", "method", "seed", "after_task", "task_index_a", "task_a", "task_index_b", "task_b"]
     return pd.DataFrame(rows, columns=[*columns, "dot", "cosine"])
 
 
@@ -143,7 +143,7 @@ def gate(scores: pd.DataFrame, methods: Sequence[str] = ("prescale",), given: Se
     `given`: the block of each task; without, each has one of its own. Another block alone is right 60 times of 100 at
     the end, 55 when a task was learnt.
     """
-    names = scores.drop_duplicates("position").set_index("position")["task"].to_dict()
+    names = scores.drop_duplicates("task_index").set_index("task_index")["task"].to_dict()
     last, rows = max(names), []
     blocks = list(given or range(1, last + 1))
     runs = scores[scores["method"].isin(methods)].groupby(["stream", *_INDEX], sort=False)
@@ -154,26 +154,26 @@ def gate(scores: pd.DataFrame, methods: Sequence[str] = ("prescale",), given: Se
             own = 1.0 if len(used) == 1 else 0.5 - 0.1 * (after - place)
             rest = (1 - own) / max(1, len(used) - 1)
             told = [("weight", block, own if block == mine else rest) for block in used]
-            told += [("own_weight", mine, own), ("entropy", None, 0.1 * after), ("reflection", None, 0.01 * after)]
+            told += [("own_adapter_weight", mine, own), ("entropy", None, 0.1 * after), ("reflection", None, 0.01 * after)]
             if after in (place, last):
-                told += [("routed_score", None, 80.0), ("forced_score", mine, 90.0)]
+                told += [("routed_score", None, 80.0), ("own_adapter_score", mine, 90.0)]
                 others = [block for block in reversed(blocks[:after]) if block != mine]
-                told += [("other_score", block, 60.0 if after == last else 55.0) for block in others[:1]]
+                told += [("last_adapter_score", block, 60.0 if after == last else 55.0) for block in others[:1]]
             rows += [(*key, after, place, names[place], *one) for one in told]
-    columns = ["stream", *_INDEX, "after_task", "position", "task", "statistic", "block", "value"]
+    columns = ["stream", *_INDEX, "after_task", "task_index", "task", "statistic", "block", "value"]
     return pd.DataFrame(rows, columns=columns).astype({"block": "Int64"})
 
 
 def pseudo(scores: pd.DataFrame, methods: Sequence[str] = ("prescale",)) -> pd.DataFrame:
     """Samples of all tasks but the last, those of later tasks easier to tell apart and farther from real ones."""
-    names = scores.drop_duplicates("position").set_index("position")["task"].to_dict()
+    names = scores.drop_duplicates("task_index").set_index("task_index")["task"].to_dict()
     rows = []
     for key, _ in scores[scores["method"].isin(methods)].groupby(["stream", *_INDEX], sort=False):
         for place in range(1, max(names)):
             told = {"kept": 100.0, "two_sample_accuracy": 0.5 + place / 10, "frechet": place / 100}
             told |= {"real membership": 0.75, "two_sample_p": np.nan}
             rows += [(*key, place, names[place], *one) for one in told.items()]
-    return pd.DataFrame(rows, columns=["stream", *_INDEX, "position", "task", "statistic", "value"])
+    return pd.DataFrame(rows, columns=["stream", *_INDEX, "task_index", "task", "statistic", "value"])
 
 
 def tables(scores: pd.DataFrame | None = None) -> dict[str, pd.DataFrame]:
@@ -191,7 +191,7 @@ def record(**changed: Any) -> dict[str, Any]:
     tasks = [
         {
             **{"name": name, "labels": [f"{name} {i}" for i in range(2)], "source": "published files"},
-            **{"rows": {"train": 2490, "dev": 200, "test": 1000}},
+            **{"samples_per_class": {"train": 2490, "dev": 200, "test": 1000}},
             **{"sha256": {split: f"{split}{index}" + "ab" * 30 for split in ("train", "dev", "test")}},
         }
         for index, name in enumerate(TASKS)

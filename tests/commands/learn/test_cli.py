@@ -28,8 +28,8 @@ MODULE = importlib.import_module("regard.commands.learn.run")
 """The module: as an attribute of the package that name is its function."""
 Regard = Callable[..., Any]
 SMALL = (
-    *("--epochs", 1, "--probing-epochs", 1, "--learning-rate", "5e-3", "--probing-rate", "5e-2", "--batch", 4),
-    *("--length", 10, "--diagnosed", 0),
+    *("--num-epochs", 1, "--num-probing-epochs", 1, "--learning-rate", "5e-3", "--probing-learning-rate", "5e-2", "--batch-size", 4),
+    *("--length", 10, "--diagnostic-samples", 0),
 )
 FOLDER = ["cost.parquet", "diagnostics.parquet", "gate.parquet", "interference.parquet", "matrix.parquet"]
 FOLDER += ["models", "pseudo.parquet", "report.html", "results.json"]
@@ -83,8 +83,8 @@ def test_off_a_terminal_each_finished_task_is_a_line(regard: Regard, line: tuple
 @pytest.fixture
 def leaking(words: Path, tmp_path: Path) -> tuple[Any, ...]:
     """A run of one method on two tasks whose published splits share rows."""
-    named = ("long-sequence", "--data", published(tmp_path / "leak"), "--missing", "skip", "--model", words / "model")
-    return ("learn", *named, "--method", "finetune", *SMALL, "--no-models", "--eval-rows", 4, "--rows", 4)
+    named = ("long-sequence", "--data", published(tmp_path / "leak"), "--missing-tasks", "skip", "--model", words / "model")
+    return ("learn", *named, "--method", "finetune", *SMALL, "--no-models", "--max-eval-samples", 4, "--samples-per-class", 4)
 
 
 @pytest.mark.parametrize("protocol", ["clean", "paper"])
@@ -180,7 +180,7 @@ def test_a_run_folder_is_a_course_with_its_seeds(regard: Regard, line: tuple[Any
 
 
 def test_another_scale_gives_what_it_has_to_a_course_from_a_file(tmp_path: Path) -> None:
-    (tmp_path / "course.json").write_text(json.dumps({"stream": "ag-split", "epochs": 2, "rows": 60}))
+    (tmp_path / "course.json").write_text(json.dumps({"stream": "ag-split", "num_epochs": 2, "samples_per_class": 60}))
     given = argparse.Namespace(config=tmp_path / "course.json", stream=None, seeds="7", course_scale="paper")
     course, seeds = command.given_course(given)
     assert seeds == [7]
@@ -274,10 +274,10 @@ def test_interrupted_before_anything_was_learnt_nothing_is_kept(
 @pytest.mark.parametrize(
     "options,said",
     [
-        (("--epochs", 2), "resume: expected the settings of the run that was broken off; course.epochs was 1 and is 2"),
-        (("stdlib-split", "--rows", 4), "course.rows was 60 and is 4"),
+        (("--num-epochs", 2), "resume: expected the settings of the run that was broken off; course.epochs was 1 and is 2"),
+        (("stdlib-split", "--samples-per-class", 4), "course.rows was 60 and is 4"),
     ],
-    ids=["epochs", "stream"],
+    ids=["num_epochs", "stream"],
 )
 def test_a_run_goes_on_only_with_what_began_it(
     options: tuple[object, ...],
@@ -338,9 +338,9 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--order", "backwards"), "order: expected paper, random or numbers"),
         (("--scale", "huge"), f"scale: expected one of {', '.join(SCALES)}, got 'huge'"),
         (("--protocol", "dirty"), "protocol: expected one of clean, paper, got 'dirty'"),
-        (("--epochs", "many"), "epochs: expected a whole number, got 'many'"),
-        (("--batch", 0), "batch: expected a number of at least 1, got 0"),
-        (("--search", "1e-3,fast"), "search: expected learning rates apart by commas"),
+        (("--num-epochs", "many"), "epochs: expected a whole number, got 'many'"),
+        (("--batch-size", 0), "batch: expected a number of at least 1, got 0"),
+        (("--search-learning-rates", "1e-3,fast"), "search: expected learning rates apart by commas"),
         (("db-split", "--data", "nowhere"), "nowhere"),
         (("--config", "none.json"), "config: cannot read none.json"),
         (("--config", "pretrained.json"), "config: expected a run of learn in pretrained.json, got one of pretrain"),
@@ -372,7 +372,7 @@ def test_a_refused_run_leaves_nothing_and_touches_no_folder_of_others(
     (tmp_path / "run.work").mkdir()
     (tmp_path / "run.work" / "thesis.tex").write_text("precious")
     assert "--length" not in regard(*line, "--out", "run").complaint
-    assert "expected" in regard(*line, "--lora", 0, "--out", "run", "--overwrite").complaint
+    assert "expected" in regard(*line, "--lora-rank", 0, "--out", "run", "--overwrite").complaint
     assert "model: " in regard(*line, "--model", "nowhere", "--out", "run", "--overwrite").complaint
     assert regard(*line, "--method", "finetune", "--out", "run", "--overwrite").code == 0
     assert [path.name for path in (tmp_path / "run.work").iterdir()] == ["thesis.tex"]

@@ -120,7 +120,7 @@ def test_the_budget_is_what_the_course_says() -> None:
     course = course.replace(schedule="constant", warmup=0, weight_decay=0.5)
     budget = course.budget(0.25)
     assert (budget.warmup_ratio, budget.weight_decay) == (0, 0.5)
-    for name in ("schedule", "target_length"):
+    for name in ("lr_scheduler_type", "target_length"):
         if hasattr(TrainingBudget, name):
             assert getattr(budget, name) == getattr(course, name)
     assert (budget.num_epochs, budget.batch_size, budget.micro_batch_size, budget.learning_rate) == (7, 5, 2, 0.25)
@@ -190,12 +190,12 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
     [
         ({"scale": "huge"}, f"scale: expected one of {', '.join(SCALES)}, got 'huge'"),
         ({"head": "linear"}, "head: expected one of labels, got 'linear'"),
-        ({"form": "words"}, "form: expected one of auto, labels, text, got 'words'"),
-        ({"form": None}, "form: expected a name, got None"),
-        ({"missing": "ignore"}, "missing: expected one of refuse, skip, got 'ignore'"),
+        ({"task_type": "words"}, "form: expected one of auto, labels, text, got 'words'"),
+        ({"task_type": None}, "form: expected a name, got None"),
+        ({"missing_tasks": "ignore"}, "missing: expected one of refuse, skip, got 'ignore'"),
         ({"instructions": "yes"}, "instructions: expected true or false, got 'yes'"),
-        ({"schedule": "cosine"}, "schedule: expected one of linear, constant, got 'cosine'"),
-        ({"warmup": 1.5}, "warmup: expected a number of at least 0 and at most 1, got 1.5"),
+        ({"lr_scheduler_type": "cosine"}, "schedule: expected one of linear, constant, got 'cosine'"),
+        ({"warmup_ratio": 1.5}, "warmup: expected a number of at least 0 and at most 1, got 1.5"),
         ({"weight_decay": -0.1}, "weight-decay: expected a number of at least 0, got -0.1"),
         ({"target_length": 0}, "target-length: expected a number of at least 1, got 0"),
         ({"protocol": "loose"}, "protocol: expected one of clean, paper, got 'loose'"),
@@ -203,18 +203,18 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
         ({"seed": "508"}, "seed: expected a whole number, got '508'"),
         ({"seed": True}, "seed: expected a whole number, got True"),
         ({"seed": -1}, "seed: expected a number of at least 0"),
-        ({"epochs": 0}, "epochs: expected a number of at least 1, got 0"),
-        ({"most_steps": ("cb",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb'"),
-        ({"most_steps": ("cb=0",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb=0'"),
-        ({"most_steps": ("cb=1", "cb=2")}, "most-steps: expected each task once, got 'cb' twice"),
-        ({"most_steps": ("=3",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got '=3'"),
-        ({"epochs": 1.5}, "epochs: expected a whole number, got 1.5"),
-        ({"batch": "many"}, "batch: expected a whole number, got 'many'"),
+        ({"num_epochs": 0}, "epochs: expected a number of at least 1, got 0"),
+        ({"max_steps": ("cb",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb'"),
+        ({"max_steps": ("cb=0",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb=0'"),
+        ({"max_steps": ("cb=1", "cb=2")}, "most-steps: expected each task once, got 'cb' twice"),
+        ({"max_steps": ("=3",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got '=3'"),
+        ({"num_epochs": 1.5}, "epochs: expected a whole number, got 1.5"),
+        ({"batch_size": "many"}, "batch: expected a whole number, got 'many'"),
         ({"length": 3}, "length: expected a number of at least 4, got 3"),
         ({"learning_rate": 0}, "learning-rate: expected a number over 0, got 0"),
-        ({"probing_rate": float("nan")}, "probing-rate: expected a number over 0, got nan"),
-        ({"lora": 0}, "lora: expected a number of at least 1, got 0"),
-        ({"diagnosed": -1}, "diagnosed: expected a number of at least 0, got -1"),
+        ({"probing_learning_rate": float("nan")}, "probing-rate: expected a number over 0, got nan"),
+        ({"lora_rank": 0}, "lora: expected a number of at least 1, got 0"),
+        ({"diagnostic_samples": -1}, "diagnosed: expected a number of at least 0, got -1"),
         ({"method": ["probe"]}, "method: expected a name, got ['probe']"),
     ],
 )
@@ -275,10 +275,10 @@ def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "read_stream", lambda *_, **options: told.append(options))
     LearnConfig(order="3").read()
     LearnConfig(task_type="text", missing_tasks="skip", instructions=True).read()
-    shared = {"rows": 60, "eval_rows": 100, "seed": 508, "protocol": "clean"}
+    shared = {"samples_per_class": 60, "max_eval_samples": 100, "seed": 508, "protocol": "clean"}
     assert told == [
-        {**shared, "order": "3", "form": None, "missing": "refuse", "instructions": False},
-        {**shared, "order": "random", "form": "text", "missing": "skip", "instructions": True},
+        {**shared, "order": "3", "task_type": None, "missing_tasks": "refuse", "instructions": False},
+        {**shared, "order": "random", "task_type": "text", "missing_tasks": "skip", "instructions": True},
     ]
 
 

@@ -58,24 +58,24 @@ def test_the_table_of_gates(gated: LearnResult) -> None:
     assert {*table["method"]} == {"sapt rank=2 ahead=20"}
     assert str(table["block"].dtype) == "Int64"
     weights = table[table["statistic"] == "weight"]
-    places = [*zip(weights["after_task"], weights["position"], weights["block"], strict=True)]
+    places = [*zip(weights["after_task"], weights["task_index"], weights["block"], strict=True)]
     assert places == [(n, t, b) for n in (1, 2, 3) for t in range(1, n + 1) for b in range(1, n + 1)]
-    assert weights.groupby(["after_task", "position"])["value"].sum().tolist() == pytest.approx([1.0] * 6)
+    assert weights.groupby(["after_task", "task_index"])["value"].sum().tolist() == pytest.approx([1.0] * 6)
     scored = table[table["statistic"] == "routed_score"]
-    assert [*zip(scored["after_task"], scored["position"], strict=True)] == [(1, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
+    assert [*zip(scored["after_task"], scored["task_index"], strict=True)] == [(1, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
 
 
 def test_what_the_gate_routes_is_what_the_matrix_has(gated: LearnResult) -> None:
-    keys = ["after_task", "position", "task"]
+    keys = ["after_task", "task_index", "task"]
     routed = gated.gate[gated.gate["statistic"] == "routed_score"].set_index(keys)["value"]
     scores = gated.accuracy_matrix[
-        (gated.accuracy_matrix["method"] == "sapt rank=2 ahead=20") & (gated.accuracy_matrix["setting"] == "til")
+        (gated.accuracy_matrix["method"] == "sapt rank=2 ahead=20") & (gated.accuracy_matrix["scenario"] == "til")
     ]
     assert routed.to_dict() == {key: scores.set_index(keys)["score"][key] for key in routed.index}
 
 
 def test_nothing_is_looked_at_where_nothing_is_diagnosed() -> None:
-    found = learn(stream(), "sapt", loaded(), **{**SAPT, "diagnosed": 0})
+    found = learn(stream(), "sapt", loaded(), **{**SAPT, "diagnostic_samples": 0})
     assert found.gate.empty
     assert found.metadata["runs"][0]["warnings"] == []
 
@@ -107,7 +107,7 @@ def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
         if (told.told.task_index, told.told.phase) == (2, TASK_END):
             raise Broken
 
-    given: dict[str, Any] = {**SAPT, "diagnosed": 0, "work": tmp_path}
+    given: dict[str, Any] = {**SAPT, "diagnostic_samples": 0, "work": tmp_path}
     with pytest.raises(Broken):
         learn(stream(), "sapt", loaded(), on_progress=stop, **given)
     told: list[Progress] = []
@@ -118,7 +118,7 @@ def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
 def test_the_diagnostics_are_of_a_model_with_its_blocks(gated: LearnResult) -> None:
     table = gated.diagnostics
     ours = table[table["method"].str.startswith("sapt") & (table["statistic"] == "over_smoothing")]
-    by_place = ours[ours["position"] == 1].dropna(subset=["layer"]).set_index(["after_task", "layer"])["value"]
+    by_place = ours[ours["task_index"] == 1].dropna(subset=["layer"]).set_index(["after_task", "layer"])["value"]
     before, after = by_place.loc[0], by_place.loc[1]
     assert (before != after).all()
 
@@ -131,7 +131,7 @@ def test_pseudo_samples_that_stand_for_tasks_are_looked_at(tmp_path: Path) -> No
     found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": settings})
     assert tuple(found.pseudo) == COLUMNS["pseudo"]
     kept = found.pseudo[found.pseudo["statistic"] == "kept"]
-    assert kept["position"].tolist() == [1, 2, 3]
+    assert kept["task_index"].tolist() == [1, 2, 3]
     assert kept["task"].tolist() == [task.name for task in stream().tasks]
     whole = found.pseudo[found.pseudo["statistic"] == "copied_whole"]["value"]
     assert whole.tolist() == [1.0] * 3  # they are training rows
@@ -143,9 +143,9 @@ def test_pseudo_samples_that_stand_for_tasks_are_looked_at(tmp_path: Path) -> No
 def row(after: int, position: int, weight: float) -> dict[str, Any]:
     return {
         "after_task": after,
-        "position": position,
+        "task_index": position,
         "task": f"t{position}",
-        "statistic": "own_weight",
+        "statistic": "own_adapter_weight",
         "block": position,
         "value": weight,
     }
@@ -199,7 +199,7 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
 
     def cells(*scores: float, after: int = 0) -> list[dict[str, Any]]:
         return [
-            {"setting": "til", "task": name, "position": place, "after_task": after or place, "score": score}
+            {"scenario": "til", "task": name, "task_index": place, "after_task": after or place, "score": score}
             for (name, place), score in zip(places, scores, strict=True)
         ]
 
@@ -209,9 +209,9 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
     assert unlearnt([{**one, "after_task": 3} for one in cells(0.0, 0.0, shares[2] + 1)], tasks) == []
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks)
     worse = f"scores: no better than the commonest label when learnt: {places[0][0]}, {places[2][0]}. Try more "
-    assert told == f"{worse}--epochs or --learning-rate"
+    assert told == f"{worse}--num-epochs or --learning-rate"
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, probing_rate(TrainingBudget()))
-    assert told == f"{worse}epochs or another --probing-rate"
+    assert told == f"{worse}epochs or another --probing-learning-rate"
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_from_setting(0.3))
     assert told == f"{worse}epochs or another --set rate"
 
@@ -249,7 +249,7 @@ def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) 
 def test_a_head_of_the_labels_words_is_not_trained(gated: LearnResult) -> None:
     """A linear one has a vector of 16 and a bias for each of seven classes."""
     assert gated.metadata["course"]["head"] == "labels"
-    fields: dict[str, Any] = {**FIELDS, "seeds": [1], "diagnosed": 0}
+    fields: dict[str, Any] = {**FIELDS, "seeds": [1], "diagnostic_samples": 0}
     plain, ours = (learn(stream(), "finetune", loaded(), head=head, **fields) for head in (None, "labels"))
     scores = gated.accuracy_matrix[gated.accuracy_matrix["method"] == "finetune"]["score"]
     assert ours.accuracy_matrix["score"].tolist() == scores.tolist() != plain.accuracy_matrix["score"].tolist()
@@ -268,7 +268,7 @@ def test_a_head_of_the_labels_words_is_not_trained(gated: LearnResult) -> None:
 )
 def test_methods_that_need_a_head_to_train(method: str, said: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as raised:
-        learn(stream(), method, loaded(), **{**FIELDS, **said, "head": "labels", "diagnosed": 0})
+        learn(stream(), method, loaded(), **{**FIELDS, **said, "head": "labels", "diagnostic_samples": 0})
     assert str(raised.value).startswith(told)
     assert "\n" not in str(raised.value)
 
@@ -276,19 +276,19 @@ def test_methods_that_need_a_head_to_train(method: str, said: dict[str, Any], to
 @pytest.mark.parametrize("method", ["l2p", "mbpa++"])
 def test_others_learn_with_the_words_of_labels(method: str) -> None:
     small = {"l2p": ("pool=3", "length=1", "chosen=2"), "mbpa++": ("memory=6", "neighbours=2", "steps=1")}[method]
-    found = learn(stream(4), method, loaded(), **{**FIELDS, "head": "labels", "diagnosed": 0, "set": small})
+    found = learn(stream(4), method, loaded(), **{**FIELDS, "head": "labels", "diagnostic_samples": 0, "set": small})
     assert len(found.accuracy_matrix) > 0
 
 
 def test_a_head_that_another_run_had_is_not_gone_on_with(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {**FIELDS, "diagnosed": 0, "work": tmp_path}
+    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "work": tmp_path}
     learn(stream(), "finetune", loaded(), **fields)
     with pytest.raises(UserError, match=r"resume: .*; course.head was "):
         learn(stream(), "finetune", loaded(), resume=True, head="labels", **fields)
 
 
 def test_the_schedule_of_a_course_is_that_of_training() -> None:
-    said: dict[str, Any] = {"schedule": "constant", "warmup": 0.5, "weight_decay": 0.25}
+    said: dict[str, Any] = {"lr_scheduler_type": "constant", "warmup_ratio": 0.5, "weight_decay": 0.25}
     method, budget = Sapt(), LearnConfig(**FIELDS, **said).budget()
     learner = make_learner(stream(4), method, loaded(), budget, seed=1)
     stage = learner.fine_tuning()
@@ -325,28 +325,28 @@ def line(folder: Path, *more: Any) -> list[str]:
         "superni",
         "--data",
         folder / "data",
-        "--missing",
+        "--missing-tasks",
         "skip",
         "--model",
         folder / "t5",
-        "--form",
+        "--task-type",
         "text",
     )
-    small = ("--epochs", 1, "--learning-rate", "5e-3", "--batch", 4, "--length", 40, "--target-length", 5)
-    return [str(part) for part in (*given, *small, "--diagnosed", 2, "--out", folder / "run", *more)]
+    small = ("--num-epochs", 1, "--learning-rate", "5e-3", "--batch-size", 4, "--length", 40, "--target-length", 5)
+    return [str(part) for part in (*given, *small, "--diagnostic-samples", 2, "--out", folder / "run", *more)]
 
 
 def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
     assert main(line(instructed, "--method", "sapt,separate", "--set", "rank=2", "ahead=20")) == 0
     found = LearnResult.load(instructed / "run")
-    assert {*found.accuracy_matrix["setting"]} == {"til"}
+    assert {*found.accuracy_matrix["scenario"]} == {"til"}
     assert [one["metric"] for one in found.metadata["stream"]["tasks"]] == ["rouge-l"] * 2
     assert set(found.gate["after_task"]) == {1, 2}
     assert {*found.diagnostics["statistic"]} >= {"sink_deviation", "over_smoothing"}
     assert set(found.interference["after_task"]) >= {2}
-    zero = found.metrics[(found.metrics["metric"] == "zero_shot") & found.metrics["method"].str.startswith("sapt")]
+    zero = found.metrics[(found.metrics["metric"] == "zero_shot_transfer") & found.metrics["method"].str.startswith("sapt")]
     before = found.accuracy_matrix[
-        (found.accuracy_matrix["after_task"] == 1) & (found.accuracy_matrix["position"] == 2)
+        (found.accuracy_matrix["after_task"] == 1) & (found.accuracy_matrix["task_index"] == 2)
     ]
     assert zero["value"].tolist() == before["score"].tolist(), "nothing is taken off for guessing"
 
@@ -367,13 +367,13 @@ def test_a_head_for_answers_is_refused(instructed: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().err.strip() == told
 
 
-@pytest.mark.parametrize("said", [{"form": "text"}, {"missing": "skip"}, {"instructions": True}])
+@pytest.mark.parametrize("said", [{"task_type": "text"}, {"missing_tasks": "skip"}, {"instructions": True}])
 def test_a_stream_that_is_given_has_its_form(said: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"{next(iter(said))}: expected none with a stream that is given"):
         learn(small_text.stream(), "sapt", small_text.loaded(), **said)
 
 
 def test_a_given_model_learns_a_given_stream_of_answers() -> None:
-    given: dict[str, Any] = {"epochs": 1, "batch": 4, "length": 16, "target_length": 5, "diagnosed": 0}
+    given: dict[str, Any] = {"num_epochs": 1, "batch_size": 4, "length": 16, "target_length": 5, "diagnostic_samples": 0}
     found = learn(small_text.stream(4, 2), "separate", small_text.loaded(), **given)
     assert len(found.accuracy_matrix) == 3

@@ -119,8 +119,8 @@ def test_the_bound_is_no_competitor(parsed: Parsed) -> None:
 def alike(methods: dict[str, float]) -> Parsed:
     """The page of methods whose tasks lose so many points each for each later one, in one run."""
     scores = pd.concat([learned.matrix((name,), (39,), settings=("til",)) for name in methods])
-    lost = scores["method"].map(methods) * (scores["after_task"] - scores["position"])
-    scores["score"] = scores["score"].where(scores["position"] > scores["after_task"], 96 - lost)
+    lost = scores["method"].map(methods) * (scores["after_task"] - scores["task_index"])
+    scores["score"] = scores["score"].where(scores["task_index"] > scores["after_task"], 96 - lost)
     return Parsed(learn_page(learned.tables(scores), learned.record()))
 
 
@@ -185,7 +185,7 @@ def test_the_lines_of_a_gate_are_by_task(parsed: Parsed) -> None:
     assert [panel["caption"].split()[0] for panel in panels] == ["Weight", "Entropy", "Divergence"]
     first = {time: [p["value"] for p in panels[0]["points"] if p["series"] == time] for time in TIMES.values()}
     assert first == {TIMES["learning"]: [1.0, 0.5, 0.5, 0.5], TIMES["inference"]: [0.2, 0.3, 0.4, 0.5]}
-    assert [point["position"] for point in panels[1]["points"]] == [1, 2, 3, 4] * 2
+    assert [point["task_index"] for point in panels[1]["points"]] == [1, 2, 3, 4] * 2
 
 
 def test_the_scores_under_other_weights_are_a_table(parsed: Parsed) -> None:
@@ -193,7 +193,7 @@ def test_the_scores_under_other_weights_are_a_table(parsed: Parsed) -> None:
     head = "Task Routed, learnt Own block, learnt Other block, learnt Routed, end Own block, end Other block, end"
     assert f"{head} Politics 80.0 90.0 – 80.0 90.0 60.0 \nScience 80.0 90.0 55.0 80.0 90.0 60.0" in parsed.text
     rows = TABLES["gate"]
-    without = rows[~rows["statistic"].isin(["forced_score", "other_score"])]
+    without = rows[~rows["statistic"].isin(["own_adapter_score", "last_adapter_score"])]
     page = Parsed(learn_page({**TABLES, "gate": without}, learned.record()))
     assert "Politics 80.0 – – 80.0 – –" in page.text
 
@@ -293,7 +293,7 @@ def test_matrices_are_the_scores_and_their_means(parsed: Parsed) -> None:
     assert found["cells"]["til"]["finetune"]["seed 508"][4] == [pytest.approx(v) for v in (72.2, 80.2, 88.2, 96.2)]
     assert found["cells"]["cil"]["prescale"]["seed 39"][0] == [76.0, None, None, None]
     assert found["cells"]["til"]["joint"][MEAN][:4] == [[None] * 4] * 4
-    assert found["low"] == {"til": 50, "cil": 50}
+    assert found["ci_low"] == {"til": 50, "cil": 50}
     assert found["tasks"][MEAN] == list(learned.TASKS)
 
 
@@ -326,7 +326,7 @@ def test_curves_are_means_over_runs(parsed: Parsed) -> None:
     assert line(parsed, "til", 3, "prescale") == pytest.approx({2: 96.1, 3: 95.1, 4: 94.1})
     assert line(parsed, "cil", 0, "joint") == pytest.approx({4: 76.1})
     first = parsed.data["curves"]["til"][0]["points"][0]
-    assert first["high"] - first["value"] == pytest.approx(half(0, 0.1, 0.2), rel=5e-3)
+    assert first["ci_high"] - first["value"] == pytest.approx(half(0, 0.1, 0.2), rel=5e-3)
 
 
 def test_unfinished_runs_are_warned_of() -> None:
@@ -352,7 +352,7 @@ def test_many_methods_have_no_bands_and_many_tasks_not_all_panels() -> None:
     panels = page.data["curves"]["til"]
     assert len(panels) == 2 + SHOWN_TASKS
     assert (panels[2]["caption"], panels[-1]["caption"]) == ("t0", "t14")
-    assert {point["low"] for panel in panels for point in panel["points"]} == {None}
+    assert {point["ci_low"] for panel in panels for point in panel["points"]} == {None}
     assert "12 of the 15 old tasks are drawn" in page.text
     assert "Only the first 18 of 20 methods are drawn." in page.text
     assert len(page.data["matrix"]["cells"]["til"]) == 20
@@ -405,7 +405,7 @@ def test_one_run_has_no_intervals() -> None:
     assert "One run of each method: there are no intervals" in page.text
     assert "there are no intervals, so it may be chance" in page.text
     assert "prescale +10.50 – – no interval" in page.text
-    assert page.data["curves"]["til"][0]["points"][0]["low"] is None
+    assert page.data["curves"]["til"][0]["points"][0]["ci_low"] is None
     assert options(page, "matrix-run") == ["seed 7"]
 
 
@@ -451,11 +451,11 @@ def test_zero_shot_is_told_as_it_is_computed() -> None:
     scores = learned.matrix(("prescale",), (39,), ("first", "second"), ("til",))
     found = metrics_table(scores.assign(order="0-1"), initial={"first": 50.0, "second": 50.0})
     before = scores.query("after_task == 1 and position == 2")["score"].item()
-    assert found.set_index("metric").loc["zero_shot", "value"] == before - 50
-    about = METRICS["zero_shot"].about
+    assert found.set_index("metric").loc["zero_shot_transfer", "value"] == before - 50
+    about = METRICS["zero_shot_transfer"].about
     assert about.startswith("mean score of all tasks but the first, each just before it is learnt, less what guessing")
     assert "100 divided by the number of its classes, or 0 where answers are written" in about
-    summary = pd.concat([TABLES["summary"], TABLES["summary"].assign(metric="zero_shot")])
+    summary = pd.concat([TABLES["summary"], TABLES["summary"].assign(metric="zero_shot_transfer")])
     assert about in Parsed(learn_page({**TABLES, "summary": summary}, learned.record())).text
 
 
@@ -598,7 +598,7 @@ def test_a_needed_table_that_is_empty_is_the_users_mistake(name: str) -> None:
             learn_summary(tables, {})
 
 
-COLUMNS = [("matrix", "position"), ("summary", "low"), ("differences", "overlaps"), ("diagnostics", "layer")]
+COLUMNS = [("matrix", "task_index"), ("summary", "ci_low"), ("differences", "overlaps"), ("diagnostics", "layer")]
 
 
 @pytest.mark.parametrize("name, column", [*COLUMNS, ("cost", "flops"), ("interference", "cosine")])

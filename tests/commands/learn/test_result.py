@@ -18,19 +18,19 @@ from tests.continual.small import loaded, stream
 @pytest.fixture(scope="module")
 def found() -> LearnResult:
     """Two methods, two seeds, nothing diagnosed."""
-    fields = {**FIELDS, "diagnosed": 0, "probing_rate": 5e-2}
+    fields = {**FIELDS, "diagnostic_samples": 0, "probing_learning_rate": 5e-2}
     return learn(stream(), ["probe", "separate"], loaded(), seeds=[1, 2], **fields)
 
 
 def test_metrics_are_of_the_matrix(found: LearnResult) -> None:
     last = found.accuracy_matrix[
-        (found.accuracy_matrix["after_task"] == 3) & (found.accuracy_matrix["setting"] == "til")
+        (found.accuracy_matrix["after_task"] == 3) & (found.accuracy_matrix["scenario"] == "til")
     ]
     by_hand = last.groupby(["method", "seed"])["score"].mean()
-    ap = found.metrics[(found.metrics["metric"] == "ap") & (found.metrics["setting"] == "til")]
+    ap = found.metrics[(found.metrics["metric"] == "average_performance") & (found.metrics["scenario"] == "til")]
     assert {(one.method, one.seed): one.value for one in ap.itertuples()} == pytest.approx(by_hand.to_dict())
     means = found.summary_table
-    means = means[(means["metric"] == "ap") & (means["setting"] == "til")].set_index("method")["mean"]
+    means = means[(means["metric"] == "average_performance") & (means["scenario"] == "til")].set_index("method")["mean"]
     assert means.to_dict() == pytest.approx(by_hand.groupby("method").mean().to_dict())
     assert not found.differences.empty
 

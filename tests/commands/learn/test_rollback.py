@@ -22,7 +22,7 @@ from tests.continual.small import loaded, stream
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with two methods and two seeds."""
     place = tmp_path_factory.mktemp("learnt")
-    fields = {**FIELDS, "diagnosed": 0}
+    fields = {**FIELDS, "diagnostic_samples": 0}
     found = learn(stream(), ["finetune", "prescale"], loaded(), seeds=[1, 2], work=place / "work", **fields)
     return found.save(place / "run")
 

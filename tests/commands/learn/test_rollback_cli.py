@@ -15,8 +15,8 @@ from tests.continual.small import stream
 
 Regard = Callable[..., Any]
 OPTIONS: dict[str, Any] = {
-    **{"epochs": 2, "probing_epochs": 2, "learning_rate": 5e-3, "probing_rate": 5e-2, "batch": 4},
-    **{"length": 10, "diagnosed": 0, "order": "2-0-1"},
+    **{"num_epochs": 2, "num_probing_epochs": 2, "learning_rate": 5e-3, "probing_learning_rate": 5e-2, "batch_size": 4},
+    **{"length": 10, "diagnostic_samples": 0, "order": "2-0-1"},
 }
 ORDER = ("run-sit", "cat-dog", "red-blue-green")
 
@@ -55,7 +55,7 @@ def test_the_model_scores_as_it_did_then(method: str, learnt: Path, regard: Rega
         ended = regard("rollback", learnt, name, "--method", method, "--out", f"m{place}")
         assert ended.code == 0, ended.err
         assert f"after {', '.join(ORDER[:place])} ({method})" in " ".join(ended.out.split())
-        rows = matrix[(matrix["method"] == method) & (matrix["after_task"] == place) & (matrix["setting"] == "til")]
+        rows = matrix[(matrix["method"] == method) & (matrix["after_task"] == place) & (matrix["scenario"] == "til")]
         then = {row.task: row.score for row in rows.itertuples() if row.position <= place}
         assert {task: score(tmp_path / f"m{place}", task) for task in ORDER[:place]} == pytest.approx(then)
     lineage = json.loads((tmp_path / "m2" / "lineage.json").read_text())

@@ -67,7 +67,7 @@ def test_the_tables(whole: LearnResult) -> None:
         assert {*table["seed"]} == {1}
         assert {*table["order"]} == {"0-1-2"}
     assert set(whole.interference["after_task"]) == {0, 3}
-    assert set(zip(whole.diagnostics["after_task"], whole.diagnostics["position"], strict=True)) == {
+    assert set(zip(whole.diagnostics["after_task"], whole.diagnostics["task_index"], strict=True)) == {
         (0, 1), (1, 1), (1, 2), (2, 2), (2, 3), (3, 3)
     }  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_the_matrix_is_that_of_each_run(whole: LearnResult) -> None:
         ran = run_stream(make_learner(stream(), method, loaded(), course.budget(), seed=1), method)
         found = whole.accuracy_matrix[whole.accuracy_matrix["method"] == name]
         expected = pd.DataFrame(ran.rows["matrix"])
-        for column in ("after_task", "position", "task", "setting", "score", "n"):
+        for column in ("after_task", "task_index", "task", "scenario", "score", "n"):
             assert found[column].tolist() == expected[column].tolist()
 
 
@@ -116,7 +116,7 @@ def test_saved_and_loaded(whole: LearnResult, tmp_path: Path) -> None:
 
 def test_without_a_folder_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = learn(stream(), "probe", loaded(), **{**FIELDS, "diagnosed": 0})
+    found = learn(stream(), "probe", loaded(), **{**FIELDS, "diagnostic_samples": 0})
     assert list(tmp_path.iterdir()) == []
     assert found.models is None
     assert found.diagnostics.empty
@@ -126,7 +126,7 @@ def test_without_a_folder_nothing_stays(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[Progress] = []
-    learn(stream(), ["probe", "joint"], loaded(), seeds=[1, 2], on_progress=told.append, **{**FIELDS, "diagnosed": 0})
+    learn(stream(), ["probe", "joint"], loaded(), seeds=[1, 2], on_progress=told.append, **{**FIELDS, "diagnostic_samples": 0})
     assert list(dict.fromkeys((one.method, one.seed, one.run, one.runs) for one in told)) == [
         ("probe", 1, 1, 4),
         ("joint", 1, 2, 4),
@@ -138,7 +138,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
 
 
 def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
-    fields = {**FIELDS, "diagnosed": 0, "search": "1e-9,5e-3", "epochs": 12}
+    fields = {**FIELDS, "diagnostic_samples": 0, "search_learning_rates": "1e-9,5e-3", "num_epochs": 12}
     found = learn(stream(), ["finetune", "probe"], loaded(), seeds=[1, 2], **fields)
     first, second, third, fourth = found.metadata["runs"]
     assert [one["learning_rate"] for one in first["search"]] == [1e-9, 5e-3]
@@ -148,14 +148,14 @@ def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
     for probed in (second, fourth):
         assert (probed["method"], probed["search"]) == ("probe", [])
         assert probed["learning_rate"] == found.metadata["course"]["probing_rate"] == 1e-2
-    told = "search: 1e-9,5e-3 was not used, probe is trained at a rate of its own: --probing-rate 0.01"
+    told = "search: 1e-9,5e-3 was not used, probe is trained at a rate of its own: --probing-learning-rate 0.01"
     said = [[line for line in run["warnings"] if line.startswith("search")] for run in found.metadata["runs"]]
     assert said == [[], [told], [], []], "once for all seeds"
 
 
 def test_a_learning_rate_that_is_given_to_a_method_with_its_own() -> None:
     """It is trained as without, and says so; that of the scale is not spoken of."""
-    fields = {**FIELDS, "diagnosed": 0, "set": ("length=1", "rate=0.01")}
+    fields = {**FIELDS, "diagnostic_samples": 0, "set": ("length=1", "rate=0.01")}
     found = learn(stream(), "progprompt", loaded(), **fields)
     (run,) = found.metadata["runs"]
     assert run["learning_rate"] == 0.01
@@ -168,7 +168,7 @@ def test_a_learning_rate_that_is_given_to_a_method_with_its_own() -> None:
 
 def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
     """The record says which, and the numbers of the tasks in it."""
-    fields = {**FIELDS, "diagnosed": 0, "keep_models": False}
+    fields = {**FIELDS, "diagnostic_samples": 0, "keep_models": False}
     drawn = {seed: "-".join(map(str, parse_order("random", 3, seed))) for seed in (1, 3)}
     assert len({*drawn.values(), "2-0-1"}) == 3, "other seeds are to be taken"
     turned = stream().ordered((2, 0, 1))
@@ -188,7 +188,7 @@ def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
 
 def test_a_stream_by_its_name_has_no_order_that_is_given() -> None:
     with pytest.raises(UserError, match="order: expected paper, random or numbers of tasks as 2-0-1, got 'given'"):
-        learn("stdlib-split", "probe", loaded(), order="given", rows=2, eval_rows=2)
+        learn("stdlib-split", "probe", loaded(), order="given", samples_per_class=2, max_eval_samples=2)
 
 
 # -- killed ---------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, unbroke
 
 
 def test_a_finished_comparison_is_not_run_again(tmp_path: Path) -> None:
-    fields = {**FIELDS, "diagnosed": 0}
+    fields = {**FIELDS, "diagnostic_samples": 0}
     first = learn(stream(), "probe", loaded(), seeds=[1], work=tmp_path, **fields)
     told: list[Progress] = []
     again = learn(
@@ -256,14 +256,14 @@ def test_a_finished_comparison_is_not_run_again(tmp_path: Path) -> None:
 
 def test_what_else_is_in_the_folder_is_left(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    learn(stream(), "probe", loaded(), work=tmp_path, **{**FIELDS, "diagnosed": 0})
+    learn(stream(), "probe", loaded(), work=tmp_path, **{**FIELDS, "diagnostic_samples": 0})
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     "change, told",
     [
-        ({"epochs": 2}, "course.epochs was 1 and is 2"),
+        ({"num_epochs": 2}, "course.epochs was 1 and is 2"),
         ({"model": loaded(seed=1)}, "model was "),
         ({"stream": replace(stream(), tasks=stream().tasks[:2], order=(0, 1))}, "tasks was "),
         ({"stream": stream(5)}, "tasks.cat-dog.train was "),
@@ -275,7 +275,7 @@ def test_another_comparison_is_refused(change: dict[str, Any], told: str, tmp_pa
         tasks = tuple(replace(one, sha256=same | {"train": f"{len(one.train)} rows"}) for one in of.tasks)
         return replace(of, tasks=tasks)
 
-    given = {"stream": stream(), "model": loaded(), **FIELDS, "diagnosed": 0}
+    given = {"stream": stream(), "model": loaded(), **FIELDS, "diagnostic_samples": 0}
     call = {"method": "probe", "seeds": [1], "work": tmp_path}
     learn(**{**given, "stream": hashed(given["stream"])}, **call)
     given |= change
@@ -293,7 +293,7 @@ def given_stream(rows: int = 6, *, text: Any = "a cat", dev_is_test: bool = Fals
 
 
 def test_a_stream_without_hashes_is_known_by_its_rows(tmp_path: Path) -> None:
-    fields = {**FIELDS, "diagnosed": 0}
+    fields = {**FIELDS, "diagnostic_samples": 0}
     found = learn(given_stream(), "probe", loaded(), seeds=[1], work=tmp_path, **fields)
     hashes = [one["sha256"] for one in found.metadata["stream"]["tasks"]]
     assert all(set(one) == {"train", "dev", "test"} for one in hashes)
@@ -308,13 +308,13 @@ def test_a_given_text_that_is_none() -> None:
 
 
 def test_nothing_is_searched_on_rows_that_are_test_rows_as_well() -> None:
-    fields = {**FIELDS, "search": "1e-3,1e-2"}
+    fields = {**FIELDS, "search_learning_rates": "1e-3,1e-2"}
     with pytest.raises(UserError, match="selection: expected dev rows of 'cat-dog' that are no test rows, got 8"):
         learn(given_stream(dev_is_test=True), "finetune", loaded(), **fields)
 
 
 def test_models_that_were_not_kept_are_not_written(tmp_path: Path) -> None:
-    fields = {**FIELDS, "diagnosed": 0, "seeds": [1], "work": tmp_path / "work"}
+    fields = {**FIELDS, "diagnostic_samples": 0, "seeds": [1], "work": tmp_path / "work"}
     learn(stream(), "probe", loaded(), keep_models=False, **fields)
     again = learn(stream(), "probe", loaded(), resume=True, **fields)
     assert again.models is None
@@ -377,11 +377,11 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         ({"method": ["probe", "probe"]}, "method: expected names apart by commas, each once, got 'probe,probe'"),
         ({"method": 5}, "method: expected a name, got 5"),
         ({"method": [1]}, "method: expected one of finetune, "),
-        ({"rows": 3}, "rows: expected none with a stream that is given, which has its rows"),
+        ({"samples_per_class": 3}, "rows: expected none with a stream that is given, which has its rows"),
         ({"method": []}, "method: expected names apart by commas, each once, got ''"),
         ({"speed": 1}, "course: there is no field speed; allowed are stream, method, "),
         ({"set": ("scaling=full",)}, "set: probe has no settings, got scaling"),
-        ({"epochs": 0}, "epochs: expected a number of at least 1, got 0"),
+        ({"num_epochs": 0}, "epochs: expected a number of at least 1, got 0"),
         ({"order": "2-0"}, "order: expected each number from 0 to 2 once"),
         ({"model": torch.nn.Linear(2, 2)}, "cannot teach Linear: expected a Hugging Face PreTrainedModel, or its name"),
         ({"model": loaded().model}, "a model needs its tokenizer: regard.learn(stream, method, model, tokenizer="),

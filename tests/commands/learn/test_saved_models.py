@@ -26,8 +26,8 @@ from regard.models.pretrained import Loaded
 from tests.commands.learn import learn_runs
 from tests.continual import small, small_text
 
-FIELDS: dict[str, Any] = {**learn_runs.FIELDS, "diagnosed": 0, "seeds": [1]}
-TEXTS = {"epochs": 1, "learning_rate": 5e-3, "batch": 4, "length": 16, "target_length": 5, "diagnosed": 0, "seeds": [1]}
+FIELDS: dict[str, Any] = {**learn_runs.FIELDS, "diagnostic_samples": 0, "seeds": [1]}
+TEXTS = {"num_epochs": 1, "learning_rate": 5e-3, "batch_size": 4, "length": 16, "target_length": 5, "diagnostic_samples": 0, "seeds": [1]}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "flops_a_token", lambda *_: 0.0)
         plain = learn(small.stream(), ["finetune", "mbpa++", "idbr"], small.loaded(), work=place / "a", **FIELDS)
-        adapted = learn(small.stream(), "finetune", small.loaded(), work=place / "b", lora=2, **FIELDS)
+        adapted = learn(small.stream(), "finetune", small.loaded(), work=place / "b", lora_rank=2, **FIELDS)
         blocks = {**FIELDS, "head": "labels", "set": ("rank=2", "ahead=5")}
         pool = learn(small.stream(), "sapt", small.loaded(), work=place / "c", **blocks)
         texts = learn(small_text.stream(), ["finetune", "osf"], small_text.loaded(), work=place / "d", **TEXTS)
@@ -99,8 +99,8 @@ def test_it_is_replaced(written: Path, tmp_path: Path) -> None:
     rows = [{"text": f"{word} the a of", "label": word} for word in ("cat", "dog") * 12]
     (tmp_path / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {"length": 8, "rows": (16, 8), "epochs": 1, "batch_size": 8, "learning_rate": 0.01, "seeds": 1}
-    found = regard.replace(str(written / "finetune"), str(tmp_path / "task.jsonl"), fractions=(1, 0), **settings)
-    assert found.scores["fraction_dynamic"].tolist() == [1, 0]
+    found = regard.replace(str(written / "finetune"), str(tmp_path / "task.jsonl"), dynamic_fractions=(1, 0), **settings)
+    assert found.scores["dynamic_fraction"].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("name", ["finetune", "lora"])
@@ -111,7 +111,7 @@ def test_learning_begins_from_it(
     """From its weights, all of which are trained unless adapters are; and the run is put together again by its name."""
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
     folder = written / name
-    options = {**FIELDS, **({"lora": lora} if lora else {})}
+    options = {**FIELDS, **({"lora_rank": lora} if lora else {})}
     found = learn(small.stream(), "finetune", str(folder), work=tmp_path / "work", **options)
     assert found.metadata["model"]["name"] == str(folder)
     found.save(tmp_path / "run")

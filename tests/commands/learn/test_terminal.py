@@ -36,11 +36,11 @@ def half(*values: float) -> float:
 
 
 def test_every_metric_of_the_paper_has_a_title() -> None:
-    names = ["area", "something_else", "ap", "f_ra", "fgt", "bwt", "fwt", "intransigence", "learning_accuracy"]
-    assert ordered(names)[:3] == ["ap", "fgt", "f_ra"]
+    names = ["area", "something_else", "average_performance", "forgetting_rate", "forgetting", "bwt", "fwt", "intransigence", "learning_accuracy"]
+    assert ordered(names)[:3] == ["average_performance", "forgetting", "forgetting_rate"]
     assert ordered(names)[-1] == "something_else"
-    assert (metric("f_ra").title, metric("something_else").title) == ("F.Ra", "something else")
-    assert [name for name, one in METRICS.items() if not one.rises] == ["fgt", "f_ra", "intransigence"]
+    assert (metric("forgetting_rate").title, metric("something_else").title) == ("F.Ra", "something else")
+    assert [name for name, one in METRICS.items() if not one.rises] == ["forgetting", "forgetting_rate", "intransigence"]
 
 
 def test_correlations() -> None:
@@ -52,7 +52,7 @@ def test_correlations() -> None:
 
 def test_forgetting_is_first_score_less_last() -> None:
     found = forgotten(TABLES["matrix"], "cil")
-    assert found.query("method == 'finetune'").groupby("position")["forgetting"].mean().to_dict() == {
+    assert found.query("method == 'finetune'").groupby("task_index")["forgetting"].mean().to_dict() == {
         1: 24,
         2: 16,
         3: 8,
@@ -69,9 +69,9 @@ def test_unfinished_rows_make_no_mean() -> None:
 
 def test_without_a_value_for_all_layers_their_mean_is_taken() -> None:
     table = TABLES["diagnostics"]
-    found = whole(table[table["layer"].notna()]).set_index(["method", "seed", "position", "statistic", "after_task"])
+    found = whole(table[table["layer"].notna()]).set_index(["method", "seed", "task_index", "statistic", "after_task"])
     assert found.loc[("finetune", 39, 2, "over_smoothing", 2), "value"] == 6
-    own = whole(table).set_index(["method", "seed", "position", "statistic", "after_task"])
+    own = whole(table).set_index(["method", "seed", "task_index", "statistic", "after_task"])
     assert own.loc[("finetune", 39, 2, "over_smoothing", 2), "value"] == 17
 
 
@@ -152,7 +152,7 @@ def test_scores_of_tasks_not_yet_learnt_are_marked() -> None:
     assert lines[start + 6] == AHEAD
     assert lines[start + 1].index("50.0") == lines[start + 2].index("96.0")
     assert lines.count(AHEAD) == 1
-    assert AHEAD not in terminal(learned.tables(scores[scores["position"] <= scores["after_task"]]), {})
+    assert AHEAD not in terminal(learned.tables(scores[scores["task_index"] <= scores["after_task"]]), {})
 
 
 @pytest.mark.parametrize(

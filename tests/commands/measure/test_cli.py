@@ -60,7 +60,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
         "--length": "12",
         "--epsilon": "0.2,0.4",
         "--statistics": "sink_rate,entropy",
-        "--layers": "0,2-2",
+        "--layer-ids": "0,2-2",
         "--batch-size": "2",
         "--device": "cpu",
         "--dtype": "bfloat16",
@@ -77,7 +77,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
         "samples": 5,
         "length": 12,
         "epsilon": [0.2, 0.4],
-        "layers": [0, 2],
+        "layer_ids": [0, 2],
         "batch_size": 2,
         "seed": 9,
     }

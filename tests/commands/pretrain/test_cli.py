@@ -14,8 +14,8 @@ from regard.models import RegardForCausalLM
 
 Regard = Callable[..., Any]
 SMALL = (
-    *("--layers", 1, "--width", 16, "--heads", 2, "--ffn-width", 16, "--length", 16, "--vocabulary", 270),
-    *("--batch", 4, "--steps", 4, "--warmup", 1, "--watch-every", 2, "--watch-samples", 4, "--valid-samples", 4),
+    *("--num-layers", 1, "--hidden-size", 16, "--num-heads", 2, "--intermediate-size", 16, "--length", 16, "--vocab-size", 270),
+    *("--batch-size", 4, "--max-steps", 4, "--warmup-steps", 1, "--eval-steps", 2, "--sink-samples", 4, "--eval-samples", 4),
 )
 FOLDER = ["history.parquet", "model", "report.html", "results.json", "sinks.parquet"]
 
@@ -58,8 +58,8 @@ def test_the_file_that_a_run_has_written_is_a_recipe(regard: Regard, prose: Path
     [
         (("huge",), "recipe: expected one of pico, nano, 1m, 60m, 1b, got 'huge'"),
         (("--attention", "foo"), "attention: expected one of softmax, sigmoid"),
-        (("--attention", "sigmoid", "--form", "fused"), "the form fused cannot compute weighting=sigmoid"),
-        (("--steps", "many"), "steps: expected a whole number, got 'many'"),
+        (("--attention", "sigmoid", "--backend", "fused"), "the form fused cannot compute weighting=sigmoid"),
+        (("--max-steps", "many"), "steps: expected a whole number, got 'many'"),
         (("--random-tokens", "5"), "random-tokens: expected A:B, got '5'"),
         (("--window", "0"), "window: expected a number of at least 1"),
         (("--data", "none.txt"), "there is no none.txt"),
@@ -74,7 +74,7 @@ def test_the_file_that_a_run_has_written_is_a_recipe(regard: Regard, prose: Path
 def test_a_mistake_gets_one_line(
     regard: Regard, prose: Path, tmp_path: Path, options: tuple[str, ...], said: str
 ) -> None:
-    small = SMALL if "--steps" not in options and "--length" not in options else SMALL[:10]
+    small = SMALL if "--max-steps" not in options and "--length" not in options else SMALL[:10]
     named = [options[0]] if options and not options[0].startswith("--") else []
     data = () if "--data" in options else ("--data", prose)
     ended = regard("pretrain", *named, *small, *data, *options[len(named) :])
@@ -102,7 +102,7 @@ def test_a_refused_run_leaves_nothing_in_the_way_of_the_next(regard: Regard, pro
 def test_a_vocabulary_that_is_too_small_for_a_tokenizer_is_refused(regard: Regard, prose: Path, tmp_path: Path) -> None:
     assert regard("pretrain", *SMALL, "--data", prose, "--out", "run").code == 0
     other = [*SMALL[:10], *SMALL[12:], "--data", prose, "--tokenizer", "run/model"]
-    complaint = regard("pretrain", *other, "--vocabulary", 260, "--out", "small").complaint
+    complaint = regard("pretrain", *other, "--vocab-size", 260, "--out", "small").complaint
     assert "expected ids under the model's vocabulary of 260, got ids up to 269" in complaint
     assert regard("pretrain", *other, "--out", "own").code == 0
     record = json.loads((tmp_path / "own" / "results.json").read_text())
@@ -118,7 +118,7 @@ def test_a_full_disk_at_the_end_is_one_line(
 
     with monkeypatch.context() as patched:
         patched.setattr(RegardForCausalLM, "save_pretrained", full)
-        options = ("pretrain", *SMALL, "--checkpoint-every", 2, "--data", prose, "--out", "run")
+        options = ("pretrain", *SMALL, "--save-steps", 2, "--data", prose, "--out", "run")
         assert "No space left on device" in regard(*options).complaint
     assert not (tmp_path / "run").exists()
     assert regard(*options, "--resume").code == 0

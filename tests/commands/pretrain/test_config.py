@@ -52,7 +52,7 @@ def test_every_attention_can_be_asked_for(name: str) -> None:
         ({"ffn": "foo"}, "ffn: expected one of swiglu"),
         ({"norm": 1}, "norm: expected a name, got 1"),
         (
-            {"form": "chunked"},
+            {"backend": "chunked"},
             "the form chunked cannot compute weighting=softmax; materialised, blockwise, rowwise, fused, flex can",
         ),
         ({"prefix": 64}, "prefix: expected fewer tokens than the length 64"),
@@ -61,20 +61,20 @@ def test_every_attention_can_be_asked_for(name: str) -> None:
         ({"random_tokens": (3, 3)}, "random-tokens: expected A:B"),
         ({"random_tokens": (0, 65)}, "random-tokens: expected A:B"),
         ({"random_tokens": (1, 2, 3)}, "random-tokens"),
-        ({"heads": 3}, "heads: expected a divisor of the width 128, got 3"),
-        ({"steps": 50}, "warmup: expected at most the 50 steps, got 100"),
-        ({"steps": 0}, "steps: expected a number of at least 1, got 0"),
-        ({"steps": True}, "steps: expected a whole number, got True"),
-        ({"steps": 1.5}, "steps: expected a whole number"),
+        ({"num_heads": 3}, "heads: expected a divisor of the width 128, got 3"),
+        ({"max_steps": 50}, "warmup: expected at most the 50 steps, got 100"),
+        ({"max_steps": 0}, "steps: expected a number of at least 1, got 0"),
+        ({"max_steps": True}, "steps: expected a whole number, got True"),
+        ({"max_steps": 1.5}, "steps: expected a whole number"),
         ({"learning_rate": float("nan")}, "learning-rate: expected a number over 0"),
         ({"learning_rate": float("inf")}, "learning-rate: expected a number over 0"),
         ({"epsilon": 1.5}, "epsilon: expected a number over 0 and at most 0.999, got 1.5"),
-        ({"amount": 2.0}, "amount: expected a number over 0 and at most 1, got 2.0"),
+        ({"data_fraction": 2.0}, "amount: expected a number over 0 and at most 1, got 2.0"),
         ({"learning_rate": 0}, "learning-rate: expected a number over 0, got 0"),
         ({"seed": 2**70}, "seed: expected a number of at least 0 and at most 9223372036854775807"),
-        ({"kv_heads": 3}, "kv-heads: expected a divisor of the 4 heads, got 3"),
-        ({"width": 12}, "heads: expected an even width of each for rotary positions, got 3"),
-        ({"vocabulary": 5}, "vocabulary: expected a number of at least 257, got 5"),
+        ({"num_kv_heads": 3}, "kv-heads: expected a divisor of the 4 heads, got 3"),
+        ({"hidden_size": 12}, "heads: expected an even width of each for rotary positions, got 3"),
+        ({"vocab_size": 5}, "vocabulary: expected a number of at least 257, got 5"),
         ({"random_tokens": (0, 64)}, "random-tokens: expected tokens of the text to predict, none of 64 is left"),
         ({"data": ()}, "data: expected at least one source"),
         ({"nonsense": 1}, "there is no field nonsense; allowed are attention"),
@@ -115,7 +115,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", field_names())
 def test_every_field_can_be_stated_as_text(name: str) -> None:
     chosen = preset_config(
-        "nano", random_tokens=(2, 5), window=7, fixed_token=1, micro_batch=4, kv_heads=2, trackers=("wandb",)
+        "nano", random_tokens=(2, 5), window=7, fixed_token=1, micro_batch_size=4, num_kv_heads=2, trackers=("wandb",)
     )
     value = getattr(chosen, name)
     text = {"random_tokens": "2:5", "data": "python", "trackers": "wandb"}.get(name, str(value))

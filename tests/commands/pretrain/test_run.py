@@ -23,19 +23,19 @@ from regard.data.draw import BatchSampler
 from regard.errors import UserError
 
 SMALL: dict[str, Any] = {
-    "layers": 2,
-    "width": 16,
-    "heads": 2,
-    "ffn_width": 16,
+    "num_layers": 2,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 16,
     "length": 16,
-    "vocabulary": 280,
-    "batch": 4,
-    "steps": 6,
-    "warmup": 2,
-    "watch_every": 3,
-    "watch_samples": 6,
-    "valid_samples": 6,
-    "checkpoint_every": 2,
+    "vocab_size": 280,
+    "batch_size": 4,
+    "max_steps": 6,
+    "warmup_steps": 2,
+    "eval_steps": 3,
+    "sink_samples": 6,
+    "eval_samples": 6,
+    "save_steps": 2,
 }
 FOLDER = ["history.parquet", "model", "report.html", "results.json", "sinks.parquet"]
 
@@ -155,16 +155,16 @@ def test_a_line_that_was_cut_off_does_not_count(
 
 
 def test_going_on_with_another_recipe_names_the_field(small: PretrainConfig, cache: Path, tmp_path: Path) -> None:
-    regard.pretrain(small, work=tmp_path, cache=cache, keep_work=True, steps=2)
+    regard.pretrain(small, work=tmp_path, cache=cache, keep_work=True, max_steps=2)
     with pytest.raises(UserError, match=r"resume: .* weight_decay was 0.1 and is 0.5"):
-        regard.pretrain(small, work=tmp_path, cache=cache, resume=True, steps=2, weight_decay=0.5)
-    regard.pretrain(small, work=tmp_path, cache=cache, resume=True, steps=2, micro_batch=2, log_every=1)
+        regard.pretrain(small, work=tmp_path, cache=cache, resume=True, max_steps=2, weight_decay=0.5)
+    regard.pretrain(small, work=tmp_path, cache=cache, resume=True, max_steps=2, micro_batch_size=2, logging_steps=1)
 
 
 def test_text_is_packed_once(small: PretrainConfig, cache: Path, finished: PretrainResult) -> None:
     before = {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()}
     assert before
-    regard.pretrain(small, cache=cache, steps=2, attention="sigmoid")
+    regard.pretrain(small, cache=cache, max_steps=2, attention="sigmoid")
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*") if path.is_file()} == before
 
 
@@ -225,14 +225,14 @@ def test_the_cache_is_where_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
         {"attention": "kv-bias", "positions": "alibi"},
         {"attention": "mlp-kernel-normalised", "positions": "none"},
         {"attention": "sink-token", "norm": "post", "ffn": "geglu"},
-        {"attention": "gated", "window": 4, "kv_heads": 1},
-        {"positions": "t5", "prefix": 3, "tied": True},
-        {"positions": "learned", "fixed_token": 0, "decay": "matrices", "schedule": "cosine"},
+        {"attention": "gated", "window": 4, "num_kv_heads": 1},
+        {"positions": "t5", "prefix": 3, "tie_word_embeddings": True},
+        {"positions": "learned", "fixed_token": 0, "decay": "matrices", "lr_scheduler_type": "cosine"},
     ],
     ids=lambda changes: ",".join(map(str, changes.values())),
 )
 def test_every_axis_trains(small: PretrainConfig, cache: Path, changes: dict[str, Any]) -> None:
-    found = regard.pretrain(small, cache=cache, **{**changes, "steps": 40, "warmup": 5, "watch_every": 40})
+    found = regard.pretrain(small, cache=cache, **{**changes, "max_steps": 40, "warmup_steps": 5, "eval_steps": 40})
     losses = found.history["valid_loss"].dropna()
     assert losses.iloc[-1] < losses.iloc[0] - 0.3
     assert (found.final["virtual_sink_rate"] is not None) == (changes.get("attention") in ("kv-bias", "sink-token"))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 TASKS = {"cola": ("mcc", 0.5), "sst2": ("accuracy", 0.9), "mlm": ("negative_log_perplexity", -3.5)}
 FRACTIONS = (0.5, 0.125, 0.0)
-COLUMNS = ["model", "task", "constants", "select", "fraction_dynamic", "seed", "metric", "score"]
+COLUMNS = ["model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score"]
 
 
 def scores(
@@ -53,7 +53,7 @@ def matrices(length: int = 8, layers: int = 2, count: int = 3) -> dict[str, Tens
 
 def cost() -> pd.DataFrame:
     """One forward at each fraction."""
-    table = {"fraction_dynamic": [1.0, *FRACTIONS], "milliseconds": [20.0, 18.0, 17.0, 16.0]}
+    table = {"dynamic_fraction": [1.0, *FRACTIONS], "latency_ms": [20.0, 18.0, 17.0, 16.0]}
     return pd.DataFrame({**table, "flops": [2e9, 1.8e9, 1.7e9, 1.6e9]})
 
 
@@ -65,7 +65,7 @@ def record(**settings: Any) -> dict[str, Any]:
         "created": "2025-11-20T12:00:00Z",
         "model": {"name": "example/tiny", "class": "BertModel", "sha256": "ab" * 32, "layers": 2, "heads": 3},
         "data": {"sst2": {"source": "glue, sst2", "sha256": "cd" * 32, "train": 100, "validation": 50}},
-        "settings": {"constants": ["average"], "select": ["lambda"], "seeds": 3, "length": 8, **settings},
+        "settings": {"constants": ["average"], "rank_heads_by": ["lambda"], "num_seeds": 3, "length": 8, **settings},
         "patterns": {"has_diagonal": 0.875, "on_special": 0.375},
         "versions": {"python": "3.11.2", "torch": "2.9.0", "transformers": "5.0.0", "platform": "Linux"},
         "cost": {"seconds": 12.345, "batch_size": 8, "length": 64, "device": "cpu"},

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 Tiny = Callable[[str], Path]
 Regard = Callable[..., Any]
 FOLDER = ["constants.safetensors", "cost.parquet", "heads.json", "report.html", "results.json", "scores.parquet"]
-SMALL = ("--length", 12, "--rows", "24,8", "--epochs", 1, "--batch-size", 8, "--seeds", 2, "--device", "cpu")
-FEW = (*SMALL, "--fractions", "1,1/2,0", "--select", "input-dependence")
+SMALL = ("--length", 12, "--rows", "24,8", "--num-epochs", 1, "--batch-size", 8, "--num-seeds", 2, "--device", "cpu")
+FEW = (*SMALL, "--dynamic-fractions", "1,1/2,0", "--rank-heads-by", "input-dependence")
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -110,8 +110,8 @@ def test_a_run(replaced: Regard, tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == FOLDER
     assert [path.name for path in out.parent.iterdir()] == ["run"], "no work folder is left"
     scores = pd.read_parquet(out / "scores.parquet")
-    assert scores["fraction_dynamic"].tolist() == [1, 1, 0.5, 0.5, 0, 0]
-    assert scores["select"].tolist() == ["none"] * 2 + ["input-dependence"] * 4
+    assert scores["dynamic_fraction"].tolist() == [1, 1, 0.5, 0.5, 0, 0]
+    assert scores["rank_heads_by"].tolist() == ["none"] * 2 + ["input-dependence"] * 4
     told = json.loads((out / "heads.json").read_text())
     assert len(told["order"]) == 12
     assert told["value"] == sorted(told["value"], reverse=True)
@@ -121,16 +121,16 @@ def test_a_run(replaced: Regard, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_named_after_model_and_task(regard: Regard, tiny: Tiny, task: Path, tmp_path: Path) -> None:
-    ended = regard("replace", tiny("bert"), "--task", task, *FEW, "--fractions", "0", "--seeds", 1)
+    ended = regard("replace", tiny("bert"), "--task", task, *FEW, "--dynamic-fractions", "0", "--num-seeds", 1)
     assert ended.code == 0
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["replace-bert-task"]
 
 
 def test_several_of_everything(replaced: Regard, tmp_path: Path) -> None:
-    ended = replaced("--constants", "zeros,average-init", "--select", "lambda,random", "--fractions", "0.25")
+    ended = replaced("--constants", "zeros,average-init", "--rank-heads-by", "lambda,random", "--dynamic-fractions", "0.25")
     assert ended.code == 0
     scores = pd.read_parquet(tmp_path / "out" / "run" / "scores.parquet")
-    pairs = scores.groupby(["constants", "select"], sort=False).size()
+    pairs = scores.groupby(["constants", "rank_heads_by"], sort=False).size()
     assert pairs.to_dict() == {(c, s): 2 for c in ("zeros", "average-init") for s in ("lambda", "random")}
 
 
@@ -164,7 +164,7 @@ def test_the_folder_of_the_tasks_may_come_from_the_environment(
     for name in ("train", "dev"):
         (tmp_path / "data" / "glue" / "SST-2" / f"{name}.tsv").write_text("sentence\tlabel\n" + table)
     monkeypatch.setenv("REGARD_DATA", str(tmp_path / "data"))
-    assert replaced("--task", "sst2", "--fractions", "0", "--constants-from", "sst2").code == 0
+    assert replaced("--task", "sst2", "--dynamic-fractions", "0", "--constants-from", "sst2").code == 0
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
@@ -177,16 +177,16 @@ ORDERS = "lambda, input-dependence, output-norm, first-layers, last-layers, rand
 @pytest.mark.parametrize(
     "options,message",
     [
-        (("--fractions", "1,1.5"), "fractions: expected numbers from 0 to 1, got 1, 1.5"),
-        (("--fractions=-1/2",), "fractions: expected numbers from 0 to 1, got -0.5"),
-        (("--fractions", "1,half"), "--fractions: expected numbers such as 1, 1/2, 0.25, got 'half'"),
-        (("--fractions", "1/0"), "--fractions: expected numbers such as 1, 1/2, 0.25, got '1/0'"),
-        (("--fractions", ""), "--fractions: expected numbers such as 1, 1/2, 0.25, got ''"),
-        (("--fractions", "nan"), "--fractions: expected numbers such as 1, 1/2, 0.25, got 'nan'"),
+        (("--dynamic-fractions", "1,1.5"), "fractions: expected numbers from 0 to 1, got 1, 1.5"),
+        (("--dynamic-fractions=-1/2",), "fractions: expected numbers from 0 to 1, got -0.5"),
+        (("--dynamic-fractions", "1,half"), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got 'half'"),
+        (("--dynamic-fractions", "1/0"), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got '1/0'"),
+        (("--dynamic-fractions", ""), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got ''"),
+        (("--dynamic-fractions", "nan"), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got 'nan'"),
         (("--constants", "average,uniform"), f"constants: expected some of {SOURCES}, got uniform"),
-        (("--select", "size"), f"select: expected some of {ORDERS}, got size"),
+        (("--rank-heads-by", "size"), f"select: expected some of {ORDERS}, got size"),
         (("--scale", "moon"), "scale: expected one of paper, laptop, got 'moon'"),
-        (("--layout", "round"), "layout: expected one of paper, natural, got 'round'"),
+        (("--special-token-layout", "round"), "layout: expected one of paper, natural, got 'round'"),
         (("--rows", "many"), "--rows: expected two numbers, training and validation, as 1000,500, got 'many'"),
         (("--rows", "10"), "--rows: expected two numbers, training and validation, as 1000,500, got '10'"),
         (("--rows", "10,x"), "--rows: expected a number, got 'x'"),
@@ -194,18 +194,18 @@ ORDERS = "lambda, input-dependence, output-norm, first-layers, last-layers, rand
         (("--learning-rate", "nan"), "learning-rate: expected a number above 0, got nan"),
         (("--attention", "sigmoid"), "select: expected constants beside attention, for an operation is put into all "),
         (
-            ("--attention", "sigmoid", "--select", "lambda"),
+            ("--attention", "sigmoid", "--rank-heads-by", "lambda"),
             "fractions: expected constants beside attention, for an operation is put into all heads at once; give ",
         ),
         (
-            ("--constants", "identity,zeros", "--select", "random", "--constants-from", "sst2"),
+            ("--constants", "identity,zeros", "--rank-heads-by", "random", "--constants-from", "sst2"),
             "constants-from: expected constants average or average-init beside it, or an order that reads averages, "
             "for nothing else does; got constants identity, zeros and select random",
         ),
         (("--rows", "10,0"), "rows: expected at least 1, got "),
-        (("--seeds", 0), "seeds: expected at least 1, got 0"),
+        (("--num-seeds", 0), "seeds: expected at least 1, got 0"),
         (("--length", 0), "length: expected at least 1, got 0"),
-        (("--epochs", -1), "epochs: expected at least 1, got -1"),
+        (("--num-epochs", -1), "epochs: expected at least 1, got -1"),
         (("--batch-size", 0), "batch-size: expected at least 1, got 0"),
         (("--task", "dreams"), "task: expected one of cola, sst2, mrpc, mnli, ner, pos, mlm, "),
         (("--task", "gone.jsonl"), "task: expected a file, there is no gone.jsonl"),
@@ -261,8 +261,8 @@ def test_files_that_are_not_below_the_folder(refused: Callable[..., str], tmp_pa
             'constants: expected those of this model (type "bert"), got those of one with type "llama"',
         ),
         ({"length": 8}, (), "constants: expected some for 12 tokens, got 8; choose --length 8, or fit them with "),
-        ({"layout": "natural"}, (), "constants: expected averages in layout paper, got natural; choose that layout"),
-        ({}, ("--layout", "natural"), "constants: expected averages in layout natural, got paper; choose that layout"),
+        ({"special_token_layout": "natural"}, (), "constants: expected averages in layout paper, got natural; choose that layout"),
+        ({}, ("--special-token-layout", "natural"), "constants: expected averages in layout natural, got paper; choose that layout"),
     ],
     ids=["another model", "another length", "another layout", "another layout of the task"],
 )
@@ -318,11 +318,11 @@ def test_a_length_that_the_model_was_not_made_for(refused: Callable[..., str]) -
 
 
 def test_a_run_is_not_written_over(replaced: Regard, refused: Callable[..., str], tmp_path: Path) -> None:
-    few = ("--fractions", "0", "--seeds", 1)
+    few = ("--dynamic-fractions", "0", "--num-seeds", 1)
     assert replaced(*few).code == 0
     assert refused(*few) == "--out: out/run exists; choose another folder, or give --overwrite"
     before = (tmp_path / "out" / "run" / "results.json").read_text()
-    assert replaced(*few, "--seeds", 2, "--overwrite").code == 0
+    assert replaced(*few, "--num-seeds", 2, "--overwrite").code == 0
     assert (tmp_path / "out" / "run" / "results.json").read_text() != before
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
@@ -351,13 +351,13 @@ def test_a_refusal_on_the_way_leaves_nothing(
     with monkeypatch.context() as patched:
         patched.setattr("regard.commands.replace.evaluation.average_attention", too_small)
         assert refused() == "hidden states: no room"
-    assert replaced("--fractions", "0", "--seeds", 1).code == 0
+    assert replaced("--dynamic-fractions", "0", "--num-seeds", 1).code == 0
 
 
 def test_a_work_folder_without_finished_work_is_no_run_that_was_broken_off(replaced: Regard, tmp_path: Path) -> None:
     (tmp_path / "out" / "run.work").mkdir(parents=True)
     (tmp_path / "out" / "run.work" / "about.json").write_text("{}")
-    few = ("--fractions", "0", "--seeds", 1)
+    few = ("--dynamic-fractions", "0", "--num-seeds", 1)
     assert replaced(*few).code == 0
     (tmp_path / "out" / "run.work").mkdir()
     (tmp_path / "out" / "run.work" / "about.json").write_text("{}")
@@ -405,7 +405,7 @@ def test_an_interrupted_run_goes_on_to_the_same_scores(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run.work", "whole"]
     line = refused()
     assert line == "--out: out/run.work is of a run that was broken off; go on with --resume, or give --overwrite"
-    line = refused("--resume", "--seeds", 3)
+    line = refused("--resume", "--num-seeds", 3)
     assert line.startswith("resume: expected the settings of the run that was broken off; ")
     journal = (tmp_path / "out" / "run.work" / "journal.jsonl").read_text()
     assert journal.count("\n") == 4
@@ -442,4 +442,4 @@ def test_interrupted_before_anything_was_found(
 
 
 def test_resume_begins_where_there_is_nothing_to_go_on_with(replaced: Regard) -> None:
-    assert replaced("--resume", "--fractions", "0", "--seeds", 1).code == 0
+    assert replaced("--resume", "--dynamic-fractions", "0", "--num-seeds", 1).code == 0

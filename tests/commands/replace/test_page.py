@@ -53,7 +53,7 @@ def test_page_is_self_contained_and_accessible(parsed: Parsed) -> None:
 
 def test_lines_are_the_intervals(parsed: Parsed) -> None:
     means = intervals(TABLES[0])
-    ours = means[(means["task"] == "sst2") & (means["constants"] == "average") & (means["select"] == "lambda")]
+    ours = means[(means["task"] == "sst2") & (means["constants"] == "average") & (means["rank_heads_by"] == "lambda")]
     whole = means[(means["task"] == "sst2") & (means["constants"] == "none")]
     expected = pd.concat([whole, ours])
     found = points(parsed.data["scores"], 1, "average")
@@ -71,8 +71,8 @@ def test_a_line_for_each_source_and_each_order(parsed: Parsed) -> None:
 
 def test_headline_tells_scores_and_drops(parsed: Parsed) -> None:
     drops = relative_drop(TABLES[0])
-    row = drops[(drops["task"] == "cola") & (drops["select"] == "lambda") & (drops["constants"] == "average")].iloc[-1]
-    assert row["fraction_dynamic"] == 0
+    row = drops[(drops["task"] == "cola") & (drops["rank_heads_by"] == "lambda") & (drops["constants"] == "average")].iloc[-1]
+    assert row["dynamic_fraction"] == 0
     assert f"original {row['original']:.3g}, drop {row['drop']:.1f} %" in parsed.text
     assert f"{row['score']:.3g}" in parsed.text
     assert re.search(r"drop 0\.\d\d nats", parsed.text)
@@ -83,8 +83,8 @@ def test_headline_tells_scores_and_drops(parsed: Parsed) -> None:
 
 def test_mean_drop_leaves_nats_out(parsed: Parsed) -> None:
     drops = relative_drop(TABLES[0])
-    ours = drops[(drops["constants"] == "average") & (drops["select"] == "lambda") & (drops["unit"] == "%")]
-    mean = ours[ours["fraction_dynamic"] == 0]["drop"].mean()
+    ours = drops[(drops["constants"] == "average") & (drops["rank_heads_by"] == "lambda") & (drops["unit"] == "%")]
+    mean = ours[ours["dynamic_fraction"] == 0]["drop"].mean()
     assert f"drops by {mean:.1f} % on average over 2 tasks" in parsed.text
     assert "of 2 tasks" in parsed.text
 
@@ -147,7 +147,7 @@ def test_what_is_empty_is_not_shown() -> None:
 
 
 def test_the_untouched_model_alone_can_be_told() -> None:
-    scores = replaced_run.scores().query("fraction_dynamic == 1")
+    scores = replaced_run.scores().query("dynamic_fraction == 1")
     page = Parsed(replace_page(scores, NO_HEADS, NO_COST, replaced_run.record(), {}))
     assert "scores" not in ids(page)
     assert "No head was replaced" in terminal(scores, NO_HEADS, NO_COST, {})
@@ -222,7 +222,7 @@ def test_summary_fits_and_tells_scores(parsed: Parsed) -> None:
 
 def test_summary_keeps_the_smallest_fraction_of_many() -> None:
     scores = replaced_run.scores(("average",), ("lambda",))
-    more = [scores[scores["fraction_dynamic"] == 0.5].assign(fraction_dynamic=2.0**-k) for k in range(4, 9)]
+    more = [scores[scores["dynamic_fraction"] == 0.5].assign(dynamic_fraction=2.0**-k) for k in range(4, 9)]
     text = terminal(pd.concat([scores, *more]), NO_HEADS, NO_COST, {})
     assert re.search(r"dynamic heads +1 +1/2 +1/8 +1/16 +0$", text, flags=re.MULTILINE)
 

@@ -72,7 +72,7 @@ def test_the_order_is_written_most_dynamic_first(tmp_path: Path) -> None:
     shuffled = run.heads.sample(frac=1, random_state=0).assign(value=[np.nan, *range(5)], pattern=None)
     folder = ReplaceResult(run.scores, shuffled, run.cost, run.metadata).save(tmp_path / "run")
     told = json.loads((folder / "heads.json").read_text(encoding="utf-8"))
-    assert told["select"] == "lambda"
+    assert told["rank_heads_by"] == "lambda"
     ordered = shuffled.sort_values("rank")
     assert told["order"] == [["encoder", row.layer, row.head] for row in ordered.itertuples()]
     assert told["value"] == [None if np.isnan(value) else value for value in ordered["value"]]
@@ -141,7 +141,7 @@ SPOILING: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut constants": (lambda run: (run / "constants.safetensors").write_bytes(b"\0" * 9), "cannot be read"),
     "other costs": (
         lambda run: pd.DataFrame({"flops": [1.0]}).to_parquet(run / "cost.parquet"),
-        "cost.parquet lacks fraction_dynamic, milliseconds",
+        "cost.parquet lacks dynamic_fraction, milliseconds",
     ),
 }
 
@@ -166,7 +166,7 @@ def test_no_folder_is_refused(tmp_path: Path) -> None:
 
 def test_frame_takes_rows() -> None:
     run = made()
-    found = run.frame(task="sst2", fraction_dynamic=0, constants="average", select=["lambda"])
+    found = run.frame(task="sst2", dynamic_fraction=0, constants="average", select=["lambda"])
     assert found["seed"].tolist() == [0, 1, 2]
     assert len(run.frame()) == len(run.scores)
     with pytest.raises(UserError, match="unknown column 'tasks'; the table has: model, task"):

@@ -24,10 +24,10 @@ Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
     "length": 12,
     "rows": (24, 12),
-    "epochs": 2,
+    "num_epochs": 2,
     "batch_size": 8,
     "learning_rate": 0.01,
-    "seeds": 2,
+    "num_seeds": 2,
 }
 
 
@@ -56,15 +56,15 @@ def test_the_table_has_a_row_for_each_source_order_fraction_and_seed(tiny: Tiny,
         tiny, reviews, tmp_path / "work", select=orders, constants=("average", "zeros"), fractions=(1, 0.5, 0)
     )
     scores = found.scores
-    whole = scores[scores["fraction_dynamic"] == 1]
+    whole = scores[scores["dynamic_fraction"] == 1]
     assert len(whole) == 2
-    assert set(whole["constants"]) == set(whole["select"]) == {"none"}
-    rest = scores[scores["fraction_dynamic"] < 1]
+    assert set(whole["constants"]) == set(whole["rank_heads_by"]) == {"none"}
+    rest = scores[scores["dynamic_fraction"] < 1]
     assert len(rest) == 2 * len(orders) * 2 * 2
-    assert not rest.duplicated(["constants", "select", "fraction_dynamic", "seed"]).any()
+    assert not rest.duplicated(["constants", "rank_heads_by", "dynamic_fraction", "seed"]).any()
     assert scores["score"].between(0, 1).all()
     for name in ("average", "zeros"):  # with no head dynamic every order leaves the same model
-        ends = rest[(rest["constants"] == name) & (rest["fraction_dynamic"] == 0)].groupby("seed")["score"]
+        ends = rest[(rest["constants"] == name) & (rest["dynamic_fraction"] == 0)].groupby("seed")["score"]
         assert (ends.nunique() == 1).all()
     assert not (tmp_path / "work").exists()
 
@@ -127,7 +127,7 @@ def test_trained_constants_differ_from_their_start(
         return trained[-1][1]
 
     monkeypatch.setattr(HeadEvaluation, "trained", noted)
-    options: dict[str, Any] = {"fractions": (0,), "select": "input-dependence"}
+    options: dict[str, Any] = {"dynamic_fractions": (0,), "rank_heads_by": "input-dependence"}
     found = replaced(tiny, reviews, tmp_path / "work", constants=source, **options)
     assert set(found.scores["constants"]) == {source}
     ((start, end),) = trained
@@ -219,11 +219,11 @@ def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "settings,message",
     [
-        ({"fractions": (1.5,)}, "fractions: expected numbers from 0 to 1, got 1.5"),
-        ({"fractions": ()}, "fractions: expected numbers from 0 to 1, got none"),
+        ({"dynamic_fractions": (1.5,)}, "fractions: expected numbers from 0 to 1, got 1.5"),
+        ({"dynamic_fractions": ()}, "fractions: expected numbers from 0 to 1, got none"),
         ({"constants": "uniform"}, "constants: expected some of average, identity"),
-        ({"select": "size"}, "select: expected some of lambda, input-dependence"),
-        ({"seeds": 0}, "seeds: expected at least 1, got 0"),
+        ({"rank_heads_by": "size"}, "select: expected some of lambda, input-dependence"),
+        ({"num_seeds": 0}, "seeds: expected at least 1, got 0"),
         ({"scale": "moon"}, "scale: expected one of paper, laptop, got 'moon'"),
         ({"colour": 1}, "unknown setting colour; expected some of: constants"),
         ({"length": 2}, "length"),
@@ -255,7 +255,7 @@ def test_a_saved_model_with_constant_heads_is_measured_by_its_folder(
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_other_kinds_of_models(kind: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     """The encoder of an encoder–decoder, and a causal model, are probed in the same way."""
-    found = regard.replace(str(tiny(kind)), str(reviews), work=tmp_path / "work", **SMALL, fractions=(1, 0.5, 0))
+    found = regard.replace(str(tiny(kind)), str(reviews), work=tmp_path / "work", **SMALL, dynamic_fractions=(1, 0.5, 0))
     assert len(found.scores) == 6
     assert set(found.heads["site"]) == {"encoder" if kind == "t5" else "decoder"}
 
@@ -277,9 +277,9 @@ def test_a_language_model_is_judged_by_its_perplexity(tmp_path: Path) -> None:
     for name in ("train", "valid"):
         lines = (" ".join(draw.choices(words[2:], k=30)) for _ in range(12))
         (tmp_path / f"wiki.{name}.raw").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    settings: dict[str, Any] = {"length": 16, "rows": (12, 12), "epochs": 2, "batch_size": 4, "learning_rate": 0.05}
+    settings: dict[str, Any] = {"length": 16, "rows": (12, 12), "num_epochs": 2, "batch_size": 4, "learning_rate": 0.05}
     found = regard.replace(
-        model, "lm", tokenizer=tokenizer, data=tmp_path, work=tmp_path / "work", fractions=(1, 0.5, 0), **settings
+        model, "lm", tokenizer=tokenizer, data=tmp_path, work=tmp_path / "work", dynamic_fractions=(1, 0.5, 0), **settings
     )
     assert found.scores["metric"].unique().tolist() == ["negative_log_perplexity"]
     assert found.scores["seed"].tolist() == [0, 0, 0]
@@ -291,7 +291,7 @@ def test_a_language_model_is_judged_by_its_perplexity(tmp_path: Path) -> None:
         untouched = -float(model(ids, labels=ids).loss)
         with regard.replacing(model, constants):
             constant = -float(model(ids, labels=ids).loss)
-    scores = found.scores.set_index("fraction_dynamic")["score"]
+    scores = found.scores.set_index("dynamic_fraction")["score"]
     assert scores[1.0] == pytest.approx(untouched, abs=1e-5)
     assert scores[0.0] == pytest.approx(constant, abs=1e-5)
     assert scores[1.0] != pytest.approx(scores[0.0], abs=1e-3)
@@ -308,13 +308,13 @@ def test_a_language_model_needs_its_head(tiny: Tiny, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings,message",
     [
-        ({"seeds": "3"}, "seeds: expected a whole number, got '3'"),
+        ({"num_seeds": "3"}, "seeds: expected a whole number, got '3'"),
         ({"rows": 100}, "rows: expected two numbers, training and validation, got 100"),
-        ({"fractions": "1/2"}, "fractions: expected numbers from 0 to 1, got '1/2'"),
+        ({"dynamic_fractions": "1/2"}, "fractions: expected numbers from 0 to 1, got '1/2'"),
         ({"learning_rate": "fast"}, "learning-rate: expected a number above 0, got 'fast'"),
         ({"learning_rate": -1}, "learning-rate: expected a number above 0, got -1"),
-        ({"attention": "sigmoid", "fractions": (1, 0)}, "fractions: expected constants beside attention"),
-        ({"attention": "sigmoid", "select": "random"}, "select: expected constants beside attention"),
+        ({"attention": "sigmoid", "dynamic_fractions": (1, 0)}, "fractions: expected constants beside attention"),
+        ({"attention": "sigmoid", "rank_heads_by": "random"}, "select: expected constants beside attention"),
     ],
     ids=str,
 )
@@ -336,7 +336,7 @@ def test_what_is_no_task_and_no_tokenizer(tiny: Tiny, reviews: Path) -> None:
 def test_a_task_of_your_own_making(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     """As an object; without a work folder; and its order of heads goes into `replaced`."""
     task = read_task(str(reviews), rows=(24, 12))
-    of_object = regard.replace(str(tiny("bert")), task, **SMALL, fractions=(0.5, 0))
+    of_object = regard.replace(str(tiny("bert")), task, **SMALL, dynamic_fractions=(0.5, 0))
     of_file = replaced(tiny, reviews, tmp_path / "work", fractions=(0.5, 0))
     assert of_object.scores["score"].tolist() == of_file.scores["score"].tolist()
     heads = of_object.constant_heads(0.5)

@@ -19,7 +19,7 @@ KEY = {"model": "m", "task": "sst2", "metric": "accuracy"}
 
 def table(*rows: tuple[str, str, float, int, float], **key: str) -> pd.DataFrame:
     """Scores from (constants, select, fraction, seed, score)."""
-    made = pd.DataFrame(rows, columns=["constants", "select", "fraction_dynamic", "seed", "score"])
+    made = pd.DataFrame(rows, columns=["constants", "rank_heads_by", "dynamic_fraction", "seed", "score"])
     return made.assign(**{**KEY, **key})
 
 
@@ -44,8 +44,8 @@ def test_an_interval_by_hand() -> None:
     (row,) = intervals(scores).to_dict("records")
     assert row["n"] == 3
     assert row["mean"] == pytest.approx(0.84)
-    assert row["low"] == pytest.approx(0.84 - 0.131449, abs=1e-6)
-    assert row["high"] == pytest.approx(0.84 + 0.131449, abs=1e-6)
+    assert row["ci_low"] == pytest.approx(0.84 - 0.131449, abs=1e-6)
+    assert row["ci_high"] == pytest.approx(0.84 + 0.131449, abs=1e-6)
 
 
 @settings(max_examples=30, deadline=None)
@@ -55,14 +55,14 @@ def test_intervals_against_the_formula(values: list[float]) -> None:
     (row,) = intervals(scores).to_dict("records")
     half = t_value(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     assert row["mean"] == pytest.approx(statistics.fmean(values), abs=1e-9)
-    assert row["high"] - row["low"] == pytest.approx(2 * half, abs=1e-9)
+    assert row["ci_high"] - row["ci_low"] == pytest.approx(2 * half, abs=1e-9)
 
 
 def test_one_seed_has_no_interval_and_null_scores_are_left_out() -> None:
     (row,) = intervals(table(("a", "s", 0.5, 0, 0.7), ("a", "s", 0.5, 1, math.nan))).to_dict("records")
     assert (row["n"], row["mean"]) == (1, 0.7)
-    assert math.isnan(row["low"])
-    assert math.isnan(row["high"])
+    assert math.isnan(row["ci_low"])
+    assert math.isnan(row["ci_high"])
 
 
 def test_drops_by_hand() -> None:
@@ -73,7 +73,7 @@ def test_drops_by_hand() -> None:
         ("average", "lambda", 0.0, 1, 0.66),
         ("average", "lambda", 0.5, 0, 0.935),
     )
-    found = relative_drop(scores).set_index("fraction_dynamic")
+    found = relative_drop(scores).set_index("dynamic_fraction")
     assert found.loc[0.0, "drop"] == pytest.approx(20)
     assert found.loc[0.5, "drop"] == pytest.approx(-10)
     assert set(found["unit"]) == {"%"}
@@ -102,19 +102,19 @@ def test_every_curve_begins_at_the_untouched_model() -> None:
     scores = replaced_run.scores()
     found = curves(scores)
     means = intervals(scores)
-    for (task, _, _), curve in found.groupby(["task", "constants", "select"]):
-        assert curve["fraction_dynamic"].tolist() == [1, 0.5, 0.125, 0]
+    for (task, _, _), curve in found.groupby(["task", "constants", "rank_heads_by"]):
+        assert curve["dynamic_fraction"].tolist() == [1, 0.5, 0.125, 0]
         whole = means[(means["task"] == task) & (means["constants"] == "none")]
         assert curve["mean"].iloc[0] == whole["mean"].iloc[0]
-    assert found.groupby(["task", "constants", "select"]).ngroups == 9
+    assert found.groupby(["task", "constants", "rank_heads_by"]).ngroups == 9
 
 
 def test_orders_share_the_end_where_no_head_is_dynamic() -> None:
     scores = replaced_run.scores()
-    without = scores[~((scores["select"] == "random") & (scores["fraction_dynamic"] == 0))]
+    without = scores[~((scores["rank_heads_by"] == "random") & (scores["dynamic_fraction"] == 0))]
     found = curves(without)
-    ends = found[(found["fraction_dynamic"] == 0) & (found["constants"] == "average") & (found["task"] == "cola")]
-    assert set(ends["select"]) == {"lambda", "random"}
+    ends = found[(found["dynamic_fraction"] == 0) & (found["constants"] == "average") & (found["task"] == "cola")]
+    assert set(ends["rank_heads_by"]) == {"lambda", "random"}
     assert ends["mean"].nunique() == 1
 
 
@@ -123,7 +123,7 @@ def test_what_the_run_is_about() -> None:
     assert shown_constants(scores, {}) == ("average", "lambda")
     assert shown_constants(scores, replaced_run.record(constants=["zeros", "identity"])) == ("identity", "lambda")
     assert shown_constants(scores, replaced_run.record(select="random")) == ("average", "random")
-    assert shown_constants(scores[scores["fraction_dynamic"] == 1], {}) == ("none", "none")
+    assert shown_constants(scores[scores["dynamic_fraction"] == 1], {}) == ("none", "none")
 
 
 @pytest.mark.parametrize(

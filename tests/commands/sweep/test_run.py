@@ -100,7 +100,7 @@ def test_a_verb_that_there_is_not() -> None:
 def test_all_trials_are_run_once_and_compared(tmp_path: Path) -> None:
     events: list[SweepProgress] = []
     vary = {"name": ["softmax", "elu"], "rate": [0.0, 0.5]}
-    found = swept(tmp_path, vary, seeds=[0, 7], settings={"width": 4}, on_event=events.append)
+    found = swept(tmp_path, vary, seeds=[0, 7], settings={"hidden_size": 4}, on_event=events.append)
     assert set(counted(tmp_path, "begun").values()) == set(counted(tmp_path, "ended").values()) == {1}
     table = pd.read_parquet(tmp_path / "trials.parquet")
     assert list(table.columns) == ["key", "seed", "name", "rate", "valid_loss"]
@@ -143,7 +143,7 @@ def test_trials_that_failed_are_told_of_until_others_are_asked_for(tmp_path: Pat
 
 
 def test_values_of_several_kinds_become_text_in_the_table(tmp_path: Path) -> None:
-    found = swept(tmp_path, {"width": ["wide", 8]})
+    found = swept(tmp_path, {"hidden_size": ["wide", 8]})
     assert list(found.table["width"]) == ["wide", "8"]
 
 
@@ -215,7 +215,7 @@ def test_two_sweeps_at_once_in_a_folder(tmp_path: Path) -> None:
 def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_path: Path) -> None:
     """Made-up runs are put where the trials would write theirs: fine-tuning forgets 8 points a task, the other one."""
     vary = {"method": ["finetune", "prescale"]}
-    settings = {"stream": "yahoo-split", "epochs": 2}
+    settings = {"stream": "yahoo-split", "num_epochs": 2}
     for trial in combinations(COMMANDS["learn"](), vary, folder=tmp_path, settings=settings, seeds=[39, 508]):
         scores = learned.matrix([trial.values["method"]], [trial.seed])
         tables = {name: learned.tables(scores)[name] for name in ("matrix", "cost", "diagnostics", "interference")}
@@ -248,13 +248,13 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
 )
 def test_trials_of_learning_that_cannot_be(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
-        sweep("learn", {"epochs": [1, 2]}, out=tmp_path / "out", settings=settings, seeds=1)
+        sweep("learn", {"num_epochs": [1, 2]}, out=tmp_path / "out", settings=settings, seeds=1)
     assert not (tmp_path / "out").exists()
 
 
 def test_the_settings_of_a_run_of_learning_leave_what_its_scale_gives_to_another_scale(tmp_path: Path) -> None:
     verb = COMMANDS["learn"]()
-    whole = verb.complete({"stream": "ag-split", "epochs": 2, "seed": 3})
+    whole = verb.complete({"stream": "ag-split", "num_epochs": 2, "seed": 3})
     (tmp_path / "course.json").write_text(json.dumps(whole))
     other = verb.complete({**verb.base(None, tmp_path / "course.json"), "scale": "paper"})
     assert (whole["length"], other["length"], other["epochs"], other["seed"]) == (32, 128, 2, 3)

@@ -96,7 +96,7 @@ def test_what_is_written_is_looked_at() -> None:
     assert method.written(0) == tuple(SAID[0][0])
     assert method.written(1) is None
     found = {row["statistic"]: row["value"] for row in pseudo_rows(learner, method, 2)}
-    assert {row["position"] for row in pseudo_rows(learner, method, 2)} == {1}
+    assert {row["task_index"] for row in pseudo_rows(learner, method, 2)} == {1}
     assert found["kept"] == 2
     assert found["duplicates"] == 0
     assert "frechet" not in found

@@ -149,4 +149,4 @@ def test_answers_to_old_tasks_stay_as_they_are(kind: small_text.Kind) -> None:
 
     found = run_stream(learner, method, on_task=note).rows["matrix"]
     assert seen[0][0] == seen[1][0]
-    assert {row["score"] for row in found if row["position"] == 1 and row["after_task"]} == {found[1]["score"]}
+    assert {row["score"] for row in found if row["task_index"] == 1 and row["after_task"]} == {found[1]["score"]}

@@ -188,7 +188,7 @@ def test_the_gate_is_opened_before_the_block_is_trained() -> None:
             method.place(learner, task)
             method.after_task(learner, task)
         rows = gate_rows(learner, method, 3, scored=False)
-        own.append([row["value"] for row in rows if row["statistic"] == "own_weight"])
+        own.append([row["value"] for row in rows if row["statistic"] == "own_adapter_weight"])
     assert min(own[1]) > 0.6
     assert max(own[0]) < 0.6
 
@@ -268,14 +268,14 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
 def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
     learner, method = after_two(stored=3)
     found = gate_rows(learner, method, 3, rows=6)
-    by = {(row["position"], row["statistic"], row["block"]): row["value"] for row in found}
+    by = {(row["task_index"], row["statistic"], row["block"]): row["value"] for row in found}
     for place in (1, 2, 3):
         shares = [by[place, "weight", block] for block in (1, 2, 3)]
         assert sum(shares) == pytest.approx(1, abs=1e-6)
-        assert by[place, "own_weight", place] == shares[place - 1]
+        assert by[place, "own_adapter_weight", place] == shares[place - 1]
         assert 0 <= by[place, "entropy", None] <= math.log(3) + 1e-6
-        assert 0 <= by[place, "forced_score", place] <= 100
-    assert {row["position"] for row in found if row["statistic"] == "reflection"} == {1, 2}
+        assert 0 <= by[place, "own_adapter_score", place] <= 100
+    assert {row["task_index"] for row in found if row["statistic"] == "reflection"} == {1, 2}
     with torch.no_grad():
         learner.network_as(SaptNetwork).attention.keys[2].fill_(0)
         learner.network_as(SaptNetwork).attention.norm.bias.copy_(
@@ -284,7 +284,7 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
     found = gate_rows(learner, method, 3, scored=False)
     names = [task.name for task in learner.stream.tasks]
     assert list(find_closed_gates(found, 3, fresh=True)) == [names[2]]
-    own = {row["task"]: row["value"] for row in found if row["statistic"] == "own_weight"}
+    own = {row["task"]: row["value"] for row in found if row["statistic"] == "own_adapter_weight"}
     assert find_closed_gates(found, 3, fresh=False) == {name: own[name] for name in names[:2] if own[name] < 1 / 6}
 
 
@@ -298,10 +298,10 @@ def test_the_open_gate_learns_the_words() -> None:
     method = Sapt(Settings(rank=4, stored=8))
     learner = make_learner(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
     found = run_stream(learner, method).rows["matrix"]
-    at_once = [row["score"] for row in found if row["after_task"] == row["position"] and row["setting"] == "til"]
+    at_once = [row["score"] for row in found if row["after_task"] == row["task_index"] and row["scenario"] == "til"]
     assert len(at_once) == 3
     rows = gate_rows(learner, method, 3, scored=False)
-    own = [row["value"] for row in rows if row["statistic"] == "own_weight"]
+    own = [row["value"] for row in rows if row["statistic"] == "own_adapter_weight"]
     assert min(own) > 0.2
 
 

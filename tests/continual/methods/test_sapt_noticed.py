@@ -67,10 +67,10 @@ def begun(of: Stream, **settings: Any) -> tuple[Learner, SaptTaskFree]:
 
 def test_a_shut_gate_is_measured_by_the_blocks_that_there_are() -> None:
     """Of two blocks an equal share is a half, however many portions came."""
-    place = {"after_task": 20, "position": 3, "task": "again"}
+    place = {"after_task": 20, "task_index": 3, "task": "again"}
     weights = {1: 0.9, 2: 0.1}
     rows = [{**place, "statistic": "weight", "block": block, "value": value} for block, value in weights.items()]
-    rows.append({**place, "statistic": "own_weight", "block": 2, "value": 0.1})
+    rows.append({**place, "statistic": "own_adapter_weight", "block": 2, "value": 0.1})
     assert find_closed_gates(rows, 20, fresh=False) == {"again": 0.1}
     assert find_closed_gates([*rows[:2], {**rows[2], "value": 0.3}], 20, fresh=False) == {}
 
@@ -246,11 +246,11 @@ def test_what_is_kept_of_portions_goes_by_their_rows() -> None:
 def test_the_gate_is_looked_at_by_the_blocks_that_were_given() -> None:
     ran, method, *_ = learnt()
     rows = gate_rows(ran.learner, method, 3)
-    by = {(row["position"], row["statistic"], row["block"]): row["value"] for row in rows}
+    by = {(row["task_index"], row["statistic"], row["block"]): row["value"] for row in rows}
     for place, block in ((1, 1), (2, 2), (3, 1)):
-        assert by[place, "own_weight", block] == by[place, "weight", block] > 0.5
-        assert (place, "forced_score", block) in by
-        assert (place, "other_score", 3 - block) in by
+        assert by[place, "own_adapter_weight", block] == by[place, "weight", block] > 0.5
+        assert (place, "own_adapter_score", block) in by
+        assert (place, "last_adapter_score", 3 - block) in by
         assert by[place, "reflection", None] >= 0
     assert {row["block"] for row in rows} == {1, 2, None}
 

@@ -142,7 +142,7 @@ def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path
 def test_the_gate_of_prompts_is_looked_at() -> None:
     method = Sapt(Settings(**SMALL))
     ran = run_stream(make_learner(stream(4), method, loaded(), BUDGET, seed=1), method, gated=1)
-    own = [row["value"] for row in ran.rows["gate"] if row["statistic"] == "own_weight"]
+    own = [row["value"] for row in ran.rows["gate"] if row["statistic"] == "own_adapter_weight"]
     assert len(own) == 6
     assert all(0 < value <= 1 for value in own)
 

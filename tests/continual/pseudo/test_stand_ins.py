@@ -47,7 +47,7 @@ def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
     assert len(ran.rows["matrix"]) > 3
     texts = sum(len(kept.tensors[f"texts/{task}"]) for task in range(2))
     targets = sum(4 * (task + 1) for task in range(3))
-    assert memory_cost(learner, method)["bytes_stored"] == texts + targets
+    assert memory_cost(learner, method)["memory_bytes"] == texts + targets
 
 
 def test_a_vector_is_that_of_the_prompt_that_a_row_would_be() -> None:

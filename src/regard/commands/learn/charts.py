@@ -26,7 +26,7 @@ def specifications() -> dict[str, Any]:
     return {**{axis: _over(axis, title) for axis, title in _AXES.items()}, "dots": _dots(), "grid": _grid()}
 
 
-_AXES = {"after": "Tasks learnt", "layer": "Layer", "position": "Task"}
+_AXES = {"after": "Tasks learnt", "layer": "Layer", "task_index": "Task"}
 
 
 def _over(axis: str, title: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _curves(matrix: pd.DataFrame, setting: str) -> list[Panel]:
         lost = _panel("Forgotten so far", "points, mean over old tasks", lost_so_far(rows), told)
     each = []
     for index in thin_indices(max(len(names) - 1, 0), SHOWN_TASKS):
-        ours = rows[rows["position"] == index + 1].rename(columns={"score": "value"})
+        ours = rows[rows["task_index"] == index + 1].rename(columns={"score": "value"})
         place = "" if names[index] == f"Task {index + 1}" else f"task {index + 1}, "
         each += _panel(names[index], f"{place}score, %", ours, told)
     return [*seen, *lost, *each]
@@ -95,9 +95,9 @@ def means_seen(rows: pd.DataFrame) -> pd.DataFrame:
 
 def lost_so_far(rows: pd.DataFrame) -> pd.DataFrame:
     """By run and number of tasks learnt: the mean of what old tasks lost since they were learnt (`value`)."""
-    keys = [*learn_tables.RUN, "position"]
-    first = rows[rows["after_task"] == rows["position"]][[*keys, "score"]].rename(columns={"score": "at_first"})
-    old = rows[rows["after_task"] > rows["position"]].merge(first, on=keys)
+    keys = [*learn_tables.RUN, "task_index"]
+    first = rows[rows["after_task"] == rows["task_index"]][[*keys, "score"]].rename(columns={"score": "at_first"})
+    old = rows[rows["after_task"] > rows["task_index"]].merge(first, on=keys)
     old = old.assign(value=old["at_first"] - old["score"])
     grouped = old.groupby([*learn_tables.RUN, "after_task"], sort=False)["value"].agg(["mean", "count"]).reset_index()
     return grouped[grouped["count"] == grouped["after_task"] - 1].rename(columns={"mean": "value"})
@@ -138,12 +138,12 @@ def metric_panels(metrics: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
     """By setting: how much a run forgot against how well it ended, a dot for each run; none where FGT is missing."""
     told, names, found = learn_tables.styles(learn_tables.methods(matrix)), learn_tables.run_names(matrix), []
     for setting in learn_tables.settings(matrix):
-        ours = metrics[metrics["setting"] == setting]
+        ours = metrics[metrics["scenario"] == setting]
         wide = ours.pivot_table(index=learn_tables.RUN, columns="metric", values="value", sort=False)
         points = []
         for (method, seed, order), row in wide.iterrows():
             what = names.get((int(seed), str(order)), f"seed {seed}")
-            x, y = float(row.get("fgt", math.nan)), float(row.get("ap", math.nan))
+            x, y = float(row.get("forgetting", math.nan)), float(row.get("average_performance", math.nan))
             shown = f"FGT {learn_metrics.format_fixed(x)}, AP {learn_metrics.format_fixed(y)}"
             points += dot(str(method), what, x, y, shown)
         note = f"AP (%) over FGT (points), {learn_tables.SETTINGS[setting]}"
@@ -165,4 +165,4 @@ def cost_panels(totals: pd.DataFrame, matrix: pd.DataFrame, scores: Mapping[str,
     return found
 
 
-_COSTS = (("whole_seconds", "time of a run", "seconds", 1.0), ("bytes_stored", "memory kept", "MiB", 2.0**20))
+_COSTS = (("whole_seconds", "time of a run", "seconds", 1.0), ("memory_bytes", "memory kept", "MiB", 2.0**20))

@@ -45,7 +45,7 @@ def run(given: argparse.Namespace) -> int:
     from regard.continual.metrics import Scenario
 
     margin = float(parse_number(given.margin, float, "--margin"))
-    check_choice("setting", given.setting, get_args(Scenario))
+    check_choice("scenario", given.setting, get_args(Scenario))
     scores = LearnResult.load(given.run).accuracy_matrix
     methods = list(scores["method"].unique())
     found = sorted(find_drops(scores, margin, setting=given.setting), key=lambda one: methods.index(one.method))

@@ -21,27 +21,27 @@ if TYPE_CHECKING:
     from regard.data.stream import Stream
 
 _ALL_ROWS: dict[str, Any] = {
-    **{"rows": None, "eval_rows": None, "batch": 32, "most_steps": None},
-    **{"probing_epochs": 3, "probing_rate": 1e-3},
+    **{"samples_per_class": None, "max_eval_samples": None, "batch_size": 32, "max_steps": None},
+    **{"num_probing_epochs": 3, "probing_learning_rate": 1e-3},
 }
-_FALLING = {"schedule": "linear", "warmup": 0.06, "weight_decay": 0.01, "precision": "float32"}
+_FALLING = {"lr_scheduler_type": "linear", "warmup_ratio": 0.06, "weight_decay": 0.01, "precision": "float32"}
 _PAPER = {**_ALL_ROWS, **_FALLING, "length": 128, "target_length": 50}
-_CONSTANT = {"schedule": "constant", "warmup": 0.0, "weight_decay": 0.0, "precision": "bfloat16"}
+_CONSTANT = {"lr_scheduler_type": "constant", "warmup_ratio": 0.0, "weight_decay": 0.0, "precision": "bfloat16"}
 _SAPT_T5 = {**_ALL_ROWS, **_CONSTANT, "length": 512, "target_length": 50, "learning_rate": 3e-4}
 _SAPT_LLAMA = {**_SAPT_T5, "length": 1024, "learning_rate": 5e-5}
 _FEW_STEPS = ("cb=100", "copa=200", "boolq=500", "imdb=250", "dbpedia=200", "multirc=500")
 SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
         **_FALLING,
-        **{"rows": 60, "eval_rows": 100, "length": 32, "target_length": 16, "batch": 16, "most_steps": None},
-        **{"epochs": 3, "learning_rate": 1e-4, "probing_epochs": 3, "probing_rate": 1e-2},
+        **{"samples_per_class": 60, "max_eval_samples": 100, "length": 32, "target_length": 16, "batch_size": 16, "max_steps": None},
+        **{"num_epochs": 3, "learning_rate": 1e-4, "num_probing_epochs": 3, "probing_learning_rate": 1e-2},
     },
-    "paper": {**_PAPER, "epochs": 3, "learning_rate": 2e-5},
-    "paper-roberta": {**_PAPER, "epochs": 5, "learning_rate": 1e-5},
-    "sapt-t5-superni": {**_SAPT_T5, "epochs": 100},
-    "sapt-t5-long": {**_SAPT_T5, "epochs": 10},
-    "sapt-llama-superni": {**_SAPT_LLAMA, "epochs": 50},
-    "sapt-llama-long": {**_SAPT_LLAMA, "epochs": 20, "most_steps": _FEW_STEPS},
+    "paper": {**_PAPER, "num_epochs": 3, "learning_rate": 2e-5},
+    "paper-roberta": {**_PAPER, "num_epochs": 5, "learning_rate": 1e-5},
+    "sapt-t5-superni": {**_SAPT_T5, "num_epochs": 100},
+    "sapt-t5-long": {**_SAPT_T5, "num_epochs": 10},
+    "sapt-llama-superni": {**_SAPT_LLAMA, "num_epochs": 50},
+    "sapt-llama-long": {**_SAPT_LLAMA, "num_epochs": 20, "max_steps": _FEW_STEPS},
 }
 """What fields are that are not given: `paper` and `paper-roberta` as arXiv 2410.05648 trains BERT and RoBERTa.
 
@@ -56,9 +56,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "protocol": ("clean", "paper"),
     "precision": ("float32", "bfloat16"),
     "head": ("labels",),
-    "form": ("auto", "labels", "text"),
-    "missing": ("refuse", "skip"),
-    "schedule": ("linear", "constant"),
+    "task_type": ("auto", "labels", "text"),
+    "missing_tasks": ("refuse", "skip"),
+    "lr_scheduler_type": ("linear", "constant"),
 }
 """What may be said where there is a choice; None, where a field may be that, besides."""
 PUBLISHED_SEEDS = (508, 39, 123, 4536, 67)
@@ -67,7 +67,7 @@ SAPT_SEED = 42
 """The seed of arXiv 2401.08295."""
 AS_GIVEN = "given"
 """The order of a `Stream` that is given, as it is; one by its name has none."""
-RESUMABLE_FIELDS = frozenset({"micro_batch", "checkpoint_every", "data"})
+RESUMABLE_FIELDS = frozenset({"micro_batch_size", "save_steps", "data"})
 """Fields in which a run that goes on may differ from what it was.
 
 They change no number but by rounding; where something is dropped out, `micro_batch` also what that is.

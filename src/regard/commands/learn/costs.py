@@ -18,8 +18,8 @@ _NUMBERS = {
     "hook_seconds": "sum",
     "flops": "sum",
     "peak_memory_mib": "max",
-    "bytes_stored": "max",
-    "examples_kept": "max",
+    "memory_bytes": "max",
+    "memory_examples": "max",
     "examples_per_second": "mean",
 }
 ABOUT = (
@@ -64,8 +64,8 @@ def table(found: pd.DataFrame, methods: Sequence[str], scores: Mapping[str, Esti
         if method in found.index:
             row = found.loc[method]
             cells = [learn_metrics.shown(scores.get(method)), _time(row["whole_seconds"]), _time(row["hook_seconds"])]
-            cells += [_flops(row["flops"]), _number(row["peak_memory_mib"]), size(row["bytes_stored"])]
-            cells += [_number(row["examples_kept"]), _number(row["examples_per_second"])]
+            cells += [_flops(row["flops"]), _number(row["peak_memory_mib"]), size(row["memory_bytes"])]
+            cells += [_number(row["memory_examples"]), _number(row["examples_per_second"])]
             rows.append((method, learn_metrics.REFERENCES.get(method, ""), cells))
     head = ["Method", name, "Time a run", "Around training", "TFLOPs a run", "Peak memory, MiB", "Stored"]
     head += ["Examples kept", "Examples/s"]

@@ -35,16 +35,16 @@ def by_layer(table: pd.DataFrame, matrix: pd.DataFrame) -> dict[str, Any]:
     """
     rows = table[table["statistic"].isin(list(STATISTICS))].dropna(subset=["layer", "value"])
     rows = pd.concat(
-        [rows[rows["after_task"] == rows["position"] + ahead].assign(time=t) for t, ahead in _TIMES.items()]
+        [rows[rows["after_task"] == rows["task_index"] + ahead].assign(time=t) for t, ahead in _TIMES.items()]
     )
     if rows.empty:
         return {}
     names = learn_tables.task_names(matrix)
     layers = sorted(int(layer) for layer in rows["layer"].unique())
-    keys = ["statistic", "method", "position", "time", "layer"]
+    keys = ["statistic", "method", "task_index", "time", "layer"]
     means = rows.astype({"value": "float64"}).groupby(keys, sort=False)["value"].mean().reset_index()
-    places = sorted(int(place) for place in means["position"].unique())
-    tasks = {names[place - 1]: means[means["position"] == place] for place in places}
+    places = sorted(int(place) for place in means["task_index"].unique())
+    tasks = {names[place - 1]: means[means["task_index"] == place] for place in places}
     if len(places) > 1:
         tasks = {EVERY: means, **tasks}
     there = [name for name in STATISTICS if name in set(means["statistic"])]
@@ -78,7 +78,7 @@ def _by_method(
 
 def whole(table: pd.DataFrame) -> pd.DataFrame:
     """One value of each statistic for all layers, by run, task and time: the table's own, else the mean over layers."""
-    keys = ["method", "seed", "after_task", "position", "statistic"]
+    keys = ["method", "seed", "after_task", "task_index", "statistic"]
     known = table.dropna(subset=["value"]).astype({"value": "float64"})
     own = known[known["layer"].isna()].groupby(keys, sort=False)["value"].mean()
     means = known[known["layer"].notna()].groupby(keys, sort=False)["value"].mean()
@@ -93,7 +93,7 @@ def beside_forgetting(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
     """
     rows = whole(table)
     titles = {name: (title, _title(name)) for name, title in STATISTICS.items()}
-    return forgetting_over(rows[rows["after_task"] == rows["position"]], matrix, titles)
+    return forgetting_over(rows[rows["after_task"] == rows["task_index"]], matrix, titles)
 
 
 def forgetting_over(rows: pd.DataFrame, matrix: pd.DataFrame, titles: Mapping[str, tuple[str, str]]) -> list[Panel]:
@@ -102,11 +102,11 @@ def forgetting_over(rows: pd.DataFrame, matrix: pd.DataFrame, titles: Mapping[st
     if rows.empty or not known:
         return []
     lost = learn_tables.forgotten(matrix, known[0])
-    lost = lost[~lost.duplicated(["method", "seed", "position"], keep=False)]
-    rows = rows[["method", "seed", "position", "statistic", "value"]]
+    lost = lost[~lost.duplicated(["method", "seed", "task_index"], keep=False)]
+    rows = rows[["method", "seed", "task_index", "statistic", "value"]]
     told, found = learn_tables.styles(learn_tables.methods(matrix)), []
     for statistic, (title, axis) in titles.items():
-        pairs = rows[rows["statistic"] == statistic].merge(lost, on=["method", "seed", "position"])
+        pairs = rows[rows["statistic"] == statistic].merge(lost, on=["method", "seed", "task_index"])
         points = [point for row in pairs.to_dict("records") for point in _dot(row, title)]
         found += dots(title, _note(pairs), axis, points, told)
     return found

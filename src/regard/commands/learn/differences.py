@@ -15,7 +15,7 @@ from regard.commands.learn.tables import SETTINGS, Tables
 from regard.commands.learn.words import signed
 from regard.report import html as markup
 
-OPEN = ("ap", "fgt")
+OPEN = ("average_performance", "forgetting")
 """The metrics whose differences stand open on the page."""
 
 

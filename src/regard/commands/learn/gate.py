@@ -19,7 +19,7 @@ TIMES = {"learning": "when each task was learnt", "inference": "at the end"}
 """When a gate is looked at: right after each task, and after the last one."""
 
 LINES = {
-    "own_weight": ("Weight of the own block", "share of the task’s rows"),
+    "own_adapter_weight": ("Weight of the own block", "share of the task’s rows"),
     "entropy": ("Entropy of a row’s weights", "nats"),
     "reflection": ("Divergence from the weights that were kept", "nats"),
 }
@@ -41,11 +41,11 @@ _OTHERS = " With the other methods block 2 is that of the second task."
 _STROKES = {"learning": (4, 1), "inference": (0, 0)}
 _SCORES = (
     ("learning", "routed_score", "Routed, learnt"),
-    ("learning", "forced_score", "Own block, learnt"),
-    ("learning", "other_score", "Other block, learnt"),
+    ("learning", "own_adapter_score", "Own block, learnt"),
+    ("learning", "last_adapter_score", "Other block, learnt"),
     ("inference", "routed_score", "Routed, end"),
-    ("inference", "forced_score", "Own block, end"),
-    ("inference", "other_score", "Other block, end"),
+    ("inference", "own_adapter_score", "Own block, end"),
+    ("inference", "last_adapter_score", "Other block, end"),
 )
 
 
@@ -77,13 +77,13 @@ def gates(table: pd.DataFrame, matrix: pd.DataFrame) -> dict[str, Any]:
 
 def _by_time(rows: pd.DataFrame, whole: int) -> dict[str, pd.DataFrame]:
     """The rows of each time."""
-    return {"learning": rows[rows["after_task"] == rows["position"]], "inference": rows[rows["after_task"] == whole]}
+    return {"learning": rows[rows["after_task"] == rows["task_index"]], "inference": rows[rows["after_task"] == whole]}
 
 
 def owned(rows: pd.DataFrame) -> bool:
     """Whether each task of a method has a block of its own, in every run: the one at its place."""
-    own = rows[rows["statistic"] == "own_weight"]
-    return bool(len(own)) and bool((own["block"] == own["position"]).all())
+    own = rows[rows["statistic"] == "own_adapter_weight"]
+    return bool(len(own)) and bool((own["block"] == own["task_index"]).all())
 
 
 def _blocks(rows: pd.DataFrame, names: Sequence[str]) -> list[str]:
@@ -105,7 +105,7 @@ def about(table: pd.DataFrame) -> str:
 
 def _weights(rows: pd.DataFrame, tasks: int, blocks: int) -> Cells:
     weights = rows[rows["statistic"] == "weight"]
-    by = weights.astype({"value": "float64"}).groupby(["position", "block"])["value"].mean().to_dict()
+    by = weights.astype({"value": "float64"}).groupby(["task_index", "block"])["value"].mean().to_dict()
     places = range(1, blocks + 1)
     return [[learn_tables.rounded(by.get((task, block))) for block in places] for task in range(1, tasks + 1)]
 
@@ -117,16 +117,16 @@ def _lines(method: str, times: Mapping[str, pd.DataFrame]) -> list[Panel]:
         points = []
         for time, rows in times.items():
             means = _means(rows, statistic)
-            points += line("position", TIMES[time], [float(one) for one in means], list(means.values()))
+            points += line("task_index", TIMES[time], [float(one) for one in means], list(means.values()))
         styles = [(TIMES[time], *style) for time, style in _STROKES.items()]
-        found += panel(title, f"{method}, {unit}", "position", points, styles)
+        found += panel(title, f"{method}, {unit}", "task_index", points, styles)
     return found
 
 
 def _means(rows: pd.DataFrame, statistic: str) -> dict[int, float]:
     """The mean over runs by the place of the task."""
     ours = rows[rows["statistic"] == statistic].astype({"value": "float64"})
-    return {int(place): float(value) for place, value in ours.groupby("position", sort=True)["value"].mean().items()}
+    return {int(place): float(value) for place, value in ours.groupby("task_index", sort=True)["value"].mean().items()}
 
 
 def scores(table: pd.DataFrame, matrix: pd.DataFrame) -> str:
@@ -153,8 +153,8 @@ def _scores(method: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
 
 def _given(rows: pd.DataFrame) -> dict[int, str]:
     """The block that each task was given, by its place; all of them where runs differ."""
-    own = rows[rows["statistic"] == "own_weight"]
+    own = rows[rows["statistic"] == "own_adapter_weight"]
     return {
         int(place): " or ".join(str(int(block)) for block in sorted(blocks.dropna().unique()))
-        for place, blocks in own.groupby("position")["block"]
+        for place, blocks in own.groupby("task_index")["block"]
     }

@@ -32,15 +32,15 @@ def matrices(matrix: pd.DataFrame) -> dict[str, Any]:
         "settings": {one: learn_tables.SETTINGS[one] for one in settings},
         "methods": learn_tables.methods(matrix),
         "runs": runs,
-        "afters": {one: _afters(matrix[matrix["setting"] == one]) for one in settings},
-        "low": {one: _low(matrix[matrix["setting"] == one]) for one in settings},
+        "afters": {one: _afters(matrix[matrix["scenario"] == one]) for one in settings},
+        "low": {one: _low(matrix[matrix["scenario"] == one]) for one in settings},
         "tasks": _tasks(matrix, names, runs),
-        "cells": {one: _by_method(matrix[matrix["setting"] == one], names, runs, whole) for one in settings},
+        "cells": {one: _by_method(matrix[matrix["scenario"] == one], names, runs, whole) for one in settings},
     }
 
 
 def _fits(matrix: pd.DataFrame, whole: int) -> bool:
-    groups = matrix[[*learn_tables.RUN, "setting"]].drop_duplicates()
+    groups = matrix[[*learn_tables.RUN, "scenario"]].drop_duplicates()
     return len(groups) * whole * (whole + 1) <= NUMBERS
 
 
@@ -83,7 +83,7 @@ def _by_method(
 
 def cells(rows: pd.DataFrame, afters: list[int], whole: int) -> Cells:
     """The mean score by number of tasks learnt and place; None where there is none."""
-    by = rows.groupby(["after_task", "position"])["score"].mean().to_dict()
+    by = rows.groupby(["after_task", "task_index"])["score"].mean().to_dict()
     return [[learn_tables.rounded(by.get((after, place))) for place in range(1, whole + 1)] for after in afters]
 
 
@@ -97,15 +97,15 @@ def interference(table: pd.DataFrame, matrix: pd.DataFrame) -> dict[str, Any]:
     if rows.empty:
         return {}
     names = learn_tables.task_names(matrix)
-    turned = rows.rename(columns={"position_a": "position_b", "position_b": "position_a"})
-    keys = ["method", "after_task", "position_a", "position_b"]
+    turned = rows.rename(columns={"task_index_a": "task_index_b", "task_index_b": "task_index_a"})
+    keys = ["method", "after_task", "task_index_a", "task_index_b"]
     every = pd.concat([rows, turned]).groupby(keys, sort=False)[["cosine", "dot"]].mean().astype("float64")
     found: dict[str, dict[str, list[list[Any]]]] = {}
     for (method, after), of_pair in every.groupby(level=[0, 1], sort=False):
         by = {(int(a), int(b)): (row["cosine"], row["dot"]) for (_, _, a, b), row in of_pair.iterrows()}
         square = [[_pair(by.get((a + 1, b + 1))) for b in range(len(names))] for a in range(len(names))]
         found.setdefault(str(method), {})[str(int(after))] = square
-    other = every[every.index.get_level_values("position_a") != every.index.get_level_values("position_b")]
+    other = every[every.index.get_level_values("task_index_a") != every.index.get_level_values("task_index_b")]
     size = float(other["cosine"].abs().max()) if len(other) else 1.0
     return {
         "methods": list(found),

@@ -28,14 +28,14 @@ _ZERO_SHOT = (
     "(100 divided by the number of its classes, or 0 where answers are written)"
 )
 METRICS = {
-    "ap": Metric("AP", "mean score of all tasks at the end"),
-    "fgt": Metric("FGT", "what old tasks lost on average since they were learnt", rises=False),
-    "f_ra": Metric("F.Ra", "what old tasks lost on average since their best score", rises=False),
+    "average_performance": Metric("AP", "mean score of all tasks at the end"),
+    "forgetting": Metric("FGT", "what old tasks lost on average since they were learnt", rises=False),
+    "forgetting_rate": Metric("F.Ra", "what old tasks lost on average since their best score", rises=False),
     "bwt": Metric("BWT", "what old tasks gained on average since they were learnt"),
     "fwt": Metric("FWT", "mean score of tasks when learnt, less that of a model for each task"),
     "learning_accuracy": Metric("Learning accuracy", "mean score of tasks when learnt"),
     "intransigence": Metric("Intransigence", "what tasks, when learnt, lack of joint training’s score", rises=False),
-    "zero_shot": Metric("Zero-shot", _ZERO_SHOT),
+    "zero_shot_transfer": Metric("Zero-shot", _ZERO_SHOT),
     "area": Metric("Area", "mean, over the stream, of the mean score of the tasks seen"),
 }
 """The metrics by their names in the tables, in the order in which a report tells them."""
@@ -97,8 +97,8 @@ class Difference:
 def estimates(summary: pd.DataFrame, setting: str) -> dict[str, dict[str, Estimate]]:
     """The means by metric (its name in the table) and method."""
     found: dict[str, dict[str, Estimate]] = {}
-    for row in summary[summary["setting"] == setting].to_dict("records"):
-        one = Estimate(int(row["n"]), *(_float(row[key]) for key in ("mean", "low", "high")))
+    for row in summary[summary["scenario"] == setting].to_dict("records"):
+        one = Estimate(int(row["n"]), *(_float(row[key]) for key in ("mean", "ci_low", "ci_high")))
         if math.isfinite(one.mean):
             found.setdefault(str(row["metric"]), {})[str(row["method"])] = one
     return {name: found[name] for name in ordered(found)}
@@ -110,8 +110,8 @@ def differences(table: pd.DataFrame, setting: str) -> dict[str, list[Difference]
         return {}
     found: dict[str, list[Difference]] = {}
     test = tested(table)
-    for row in table[table["setting"] == setting].to_dict("records"):
-        value, low, high, p = (_float(row[key]) for key in ("difference", "low", "high", test))
+    for row in table[table["scenario"] == setting].to_dict("records"):
+        value, low, high, p = (_float(row[key]) for key in ("difference", "ci_low", "ci_high", test))
         zero = bool(pd.notna(row["overlaps"]) and row["overlaps"])
         one = Difference(str(row["method"]), str(row["against"]), int(row["n"]), value, low, high, p, zero)
         found.setdefault(str(row["metric"]), []).append(one)
@@ -134,7 +134,7 @@ def _float(value: object) -> float:
     return float(value) if pd.notna(value) else math.nan  # type: ignore[arg-type]
 
 
-def final(summary: pd.DataFrame, setting: str, name: str = "ap") -> dict[str, Estimate]:
+def final(summary: pd.DataFrame, setting: str, name: str = "average_performance") -> dict[str, Estimate]:
     """The means of a metric by method; empty where there are none."""
     return estimates(summary, setting).get(name, {})
 

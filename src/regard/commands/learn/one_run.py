@@ -127,7 +127,7 @@ def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
 
 def blocks_of(gate: Sequence[Row]) -> dict[str, int]:
     """The block of each task, by its place from 1, where a method has a gate."""
-    return {row["task"]: row["block"] for row in gate if row["statistic"] == "own_weight"}
+    return {row["task"]: row["block"] for row in gate if row["statistic"] == "own_adapter_weight"}
 
 
 def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
@@ -146,7 +146,7 @@ def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
             if task not in told:
                 said = f"gate: the block of {task} got {weight:.2g} of its rows' weight in the end; it is lost."
                 found.append(f"{said} Hold it: {_holding(method.settings)}")
-        own = [row["value"] for row in rows if row["statistic"] == "own_weight"]
+        own = [row["value"] for row in rows if row["statistic"] == "own_adapter_weight"]
         if own and (mean := sum(own) / len(own)) < SHARED:
             said = f"gate: tasks give their own blocks {mean:.2g} of their rows' weight on average in the end"
             found.append(f"{said}; either the gate is shut, or their texts are alike and share blocks")
@@ -162,13 +162,13 @@ def unlearnt(matrix: Sequence[Row], stream: Stream, own: MethodLearningRate | No
     of_each = {
         row["task"]: row["score"]
         for row in matrix
-        if row["setting"] == "til" and row["after_task"] == row["position"] and row["task"] in places
+        if row["scenario"] == "til" and row["after_task"] == row["task_index"] and row["task"] in places
     }
     found = [task for task, score in of_each.items() if score <= commonest(places[task].test.labels)]
     if not found:
         return []
     names = ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
-    more = "more --epochs or --learning-rate" if own is None else f"more epochs or another {own.option.rstrip(' =')}"
+    more = "more --num-epochs or --learning-rate" if own is None else f"more epochs or another {own.option.rstrip(' =')}"
     return [f"scores: no better than the commonest label when learnt: {names}. Try {more}"]
 
 
@@ -275,6 +275,6 @@ def _interference(learner: Learner, course: LearnConfig, *, learnt: int) -> list
     )
     names = {task + 1: learner.stream.tasks[task].name for task in tasks}
     named = found.assign(
-        task_a=found["position_a"].map(names), task_b=found["position_b"].map(names), after_task=learnt
+        task_a=found["task_index_a"].map(names), task_b=found["task_index_b"].map(names), after_task=learnt
     )
     return [dict(one) for one in json.loads(named.to_json(orient="records", double_precision=15))]

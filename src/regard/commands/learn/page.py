@@ -159,7 +159,7 @@ def _metrics(tables: Tables, data: Mapping[str, Any]) -> str:
 def _table(found: Mapping[str, Mapping[str, learn_metrics.Estimate]], setting: str) -> str:
     methods = list(dict.fromkeys(method for scores in found.values() for method in scores))
     rows = []
-    for method in learn_metrics.ranked(methods, found.get("ap", {})):
+    for method in learn_metrics.ranked(methods, found.get("average_performance", {})):
         runs = max(scores[method].n for scores in found.values() if method in scores)
         cells = [learn_metrics.shown(scores.get(method)) for scores in found.values()]
         rows.append((method, learn_metrics.REFERENCES.get(method, ""), [str(runs), *cells]))
@@ -168,7 +168,7 @@ def _table(found: Mapping[str, Mapping[str, learn_metrics.Estimate]], setting: s
 
 
 def _about_metrics(tables: Tables) -> str:
-    sure = tables["summary"][["low", "high"]].notna().all(axis=1).any()
+    sure = tables["summary"][["ci_low", "ci_high"]].notna().all(axis=1).any()
     names = learn_metrics.ordered(tables["summary"]["metric"].unique())
     each = [learn_metrics.metric(name) for name in names]
     told = "; ".join(f"{one.title}: {one.about}" for one in each if one.about)

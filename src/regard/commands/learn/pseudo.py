@@ -58,7 +58,7 @@ def qualities(table: pd.DataFrame, matrix: pd.DataFrame) -> str:
     names, lost, parts = learn_tables.task_names(matrix), _forgotten(matrix), []
     head = ["Task", *(title for title, _, _ in COLUMNS.values()), "Forgotten"]
     for method in map(str, rows["method"].unique()):
-        each = rows[rows["method"] == method].groupby(["position", "statistic"])["value"]
+        each = rows[rows["method"] == method].groupby(["task_index", "statistic"])["value"]
         means = {key: values.max() if key[1] == "two_sample_p" else values.mean() for key, values in each}
         lines = []
         for place in sorted({position for position, _ in means}):
@@ -80,5 +80,5 @@ def _forgotten(matrix: pd.DataFrame) -> dict[tuple[str, int], float]:
     lost = learn_tables.forgotten(matrix, settings[0])
     return {
         (str(method), int(place)): float(one)
-        for (method, place), one in lost.groupby(["method", "position"])["forgetting"].mean().items()
+        for (method, place), one in lost.groupby(["method", "task_index"])["forgetting"].mean().items()
     }

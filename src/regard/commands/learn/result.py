@@ -28,12 +28,12 @@ VERB, MODELS = "learn", "models"
 TABLES = ("matrix", "cost", "diagnostics", "interference", "gate", "pseudo")
 LATER = ("gate", "pseudo")
 """Tables that the folders of earlier versions lack."""
-_PLACE = ("position", "task")
+_PLACE = ("task_index", "task")
 COLUMNS: dict[str, tuple[str, ...]] = {
     "matrix": metrics.COLUMNS,
     "cost": (
         *("stream", "method", "seed", "order", *_PLACE, "seconds", "hook_seconds", "flops", "peak_memory_mib", "steps"),
-        *("examples_per_second", "bytes_stored", "examples_kept"),
+        *("examples_per_second", "memory_bytes", "memory_examples"),
     ),
     "diagnostics": (
         *("stream", "method", "seed", "order", "after_task", *_PLACE),
@@ -41,7 +41,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "interference": (
         *("stream", "method", "seed", "order", "after_task"),
-        *("position_a", "task_a", "position_b", "task_b", "dot", "cosine"),
+        *("task_index_a", "task_a", "task_index_b", "task_b", "dot", "cosine"),
     ),
     "gate": (*("stream", "method", "seed", "order", "after_task"), *_PLACE, *("statistic", "block", "value")),
     "pseudo": (*("stream", "method", "seed", "order"), *_PLACE, *("statistic", "value")),
@@ -94,7 +94,7 @@ class LearnResult:
 
     def __repr__(self) -> str:
         told = self.summary_table
-        told = told[(told["setting"] == "til") & (told["metric"] == "ap")]
+        told = told[(told["scenario"] == "til") & (told["metric"] == "average_performance")]
         means = ", ".join(f"{method} {mean:.1f}" for method, mean in zip(told["method"], told["mean"], strict=True))
         return f"Learning({self.metadata['stream']['name']}: {means})"
 

@@ -15,18 +15,18 @@ SETTINGS = {"til": "TIL", "cil": "CIL"}
 """The settings and their names: with the task known, and among the classes of all tasks so far."""
 
 COLUMNS = {
-    "matrix": ("stream", "method", "seed", "order", "after_task", "position", "task", "setting", "score"),
-    "metrics": ("method", "seed", "order", "setting", "metric", "value"),
-    "summary": ("method", "setting", "metric", "n", "mean", "low", "high"),
-    "differences": ("method", "against", "setting", "metric", "n", "difference", "low", "high", "overlaps"),
+    "matrix": ("stream", "method", "seed", "order", "after_task", "task_index", "task", "scenario", "score"),
+    "metrics": ("method", "seed", "order", "scenario", "metric", "value"),
+    "summary": ("method", "scenario", "metric", "n", "mean", "ci_low", "ci_high"),
+    "differences": ("method", "against", "scenario", "metric", "n", "difference", "ci_low", "ci_high", "overlaps"),
     "cost": (
-        *("method", "seed", "position", "seconds", "flops", "peak_memory_mib", "bytes_stored"),
-        *("examples_kept", "examples_per_second"),
+        *("method", "seed", "task_index", "seconds", "flops", "peak_memory_mib", "memory_bytes"),
+        *("memory_examples", "examples_per_second"),
     ),
-    "diagnostics": ("method", "seed", "after_task", "position", "task", "statistic", "layer", "value"),
-    "interference": ("method", "seed", "after_task", "position_a", "position_b", "dot", "cosine"),
-    "gate": ("method", "seed", "after_task", "position", "statistic", "block", "value"),
-    "pseudo": ("method", "seed", "position", "statistic", "value"),
+    "diagnostics": ("method", "seed", "after_task", "task_index", "task", "statistic", "layer", "value"),
+    "interference": ("method", "seed", "after_task", "task_index_a", "task_index_b", "dot", "cosine"),
+    "gate": ("method", "seed", "after_task", "task_index", "statistic", "block", "value"),
+    "pseudo": ("method", "seed", "task_index", "statistic", "value"),
 }
 """The columns that the report reads of each table."""
 
@@ -59,10 +59,10 @@ def _check_matrix(matrix: pd.DataFrame) -> None:
     streams = [str(name) for name in matrix["stream"].unique()]
     if len(streams) > 1:
         raise UserError(f"matrix: expected the runs of one stream, got {', '.join(streams)}")
-    unknown = sorted({str(one) for one in matrix["setting"].unique()} - set(SETTINGS))
+    unknown = sorted({str(one) for one in matrix["scenario"].unique()} - set(SETTINGS))
     if unknown:
         raise UserError(f"setting: expected {' or '.join(SETTINGS)}, got {', '.join(unknown)}")
-    keys = [*RUN, "after_task", "position", "setting"]
+    keys = [*RUN, "after_task", "task_index", "scenario"]
     twice = matrix[matrix.duplicated(keys)]
     if len(twice):
         told = ", ".join(f"{key} {twice.iloc[0][key]}" for key in keys)
@@ -82,24 +82,24 @@ def methods(matrix: pd.DataFrame) -> list[str]:
 
 def settings(matrix: pd.DataFrame) -> list[str]:
     """The settings that have scores of learnt tasks, TIL first."""
-    there = set(learnt(matrix)["setting"])
+    there = set(learnt(matrix)["scenario"])
     return [one for one in SETTINGS if one in there]
 
 
 def count_tasks(matrix: pd.DataFrame) -> int:
     """The number of tasks of the stream, as far as there are scores of them."""
-    return int(matrix["position"].max())
+    return int(matrix["task_index"].max())
 
 
 def learnt(matrix: pd.DataFrame, setting: str | None = None) -> pd.DataFrame:
     """The rows of tasks that have been learnt, of one setting or of all."""
-    rows = matrix[matrix["position"] <= matrix["after_task"]]
-    return rows if setting is None else rows[rows["setting"] == setting]
+    rows = matrix[matrix["task_index"] <= matrix["after_task"]]
+    return rows if setting is None else rows[rows["scenario"] == setting]
 
 
 def agree(matrix: pd.DataFrame) -> bool:
     """Whether each place has the same task in all runs."""
-    return bool((matrix.groupby("position")["task"].nunique() == 1).all())
+    return bool((matrix.groupby("task_index")["task"].nunique() == 1).all())
 
 
 def task_names(matrix: pd.DataFrame) -> list[str]:
@@ -107,7 +107,7 @@ def task_names(matrix: pd.DataFrame) -> list[str]:
     places = range(1, count_tasks(matrix) + 1)
     if not agree(matrix):
         return [f"Task {place}" for place in places]
-    by = matrix.drop_duplicates("position").set_index("position")["task"].to_dict()
+    by = matrix.drop_duplicates("task_index").set_index("task_index")["task"].to_dict()
     return [str(by.get(place, f"Task {place}")) for place in places]
 
 
@@ -131,10 +131,10 @@ def forgotten(matrix: pd.DataFrame, setting: str) -> pd.DataFrame:
     Columns: method, seed, order, position, task, forgetting (points).
     """
     rows, whole = learnt(matrix, setting), count_tasks(matrix)
-    first = rows[(rows["after_task"] == rows["position"]) & (rows["position"] < whole)]
-    last = rows[rows["after_task"] == whole][[*RUN, "position", "score"]].rename(columns={"score": "at_end"})
-    both = first.merge(last, on=[*RUN, "position"])
-    return both.assign(forgetting=both["score"] - both["at_end"])[[*RUN, "position", "task", "forgetting"]]
+    first = rows[(rows["after_task"] == rows["task_index"]) & (rows["task_index"] < whole)]
+    last = rows[rows["after_task"] == whole][[*RUN, "task_index", "score"]].rename(columns={"score": "at_end"})
+    both = first.merge(last, on=[*RUN, "task_index"])
+    return both.assign(forgetting=both["score"] - both["at_end"])[[*RUN, "task_index", "task", "forgetting"]]
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float:

@@ -21,7 +21,7 @@ from regard.report import labels
 WIDTH, GAP = 80, 2
 LEAST = 14
 """The fewest characters that a long name of a method is cut to."""
-SHOWN = ("ap", "fgt")
+SHOWN = ("average_performance", "forgetting")
 NAME, SCORE = 9, 8
 AHEAD = "In parentheses: not yet learnt."
 
@@ -77,7 +77,7 @@ def _matrices(matrix: pd.DataFrame) -> list[list[str]]:
     """The accuracy matrix by setting where there is one run only."""
     if len(matrix[learn_tables.RUN].drop_duplicates()) > 1:
         return []
-    return [_matrix(matrix[matrix["setting"] == one], SETTINGS[one]) for one in learn_tables.settings(matrix)]
+    return [_matrix(matrix[matrix["scenario"] == one], SETTINGS[one]) for one in learn_tables.settings(matrix)]
 
 
 def _matrix(rows: pd.DataFrame, setting: str) -> list[str]:

@@ -84,7 +84,7 @@ def _paired(tables: Tables, setting: str, rivals: Sequence[str]) -> list[str]:
     """
     if len(learn_metrics.level(rivals, learn_metrics.final(tables["summary"], setting))) > 1:
         return []
-    every = learn_metrics.differences(learn_tables.table(tables, "differences"), setting).get("ap", [])
+    every = learn_metrics.differences(learn_tables.table(tables, "differences"), setting).get("average_performance", [])
     others = dict.fromkeys([*rivals[1:2], learn_tables.methods(tables["matrix"])[0]])
     found = [_between(every, rivals[0], other) for other in others]
     return [_difference(one) for one in found if one is not None and one.sure][:1]
@@ -109,7 +109,7 @@ def _difference(one: Difference) -> str:
 
 def _rest(tables: Tables, setting: str, rivals: Sequence[str]) -> list[str]:
     """Who forgets most and least, and where joint training ends."""
-    lost = learn_metrics.final(tables["summary"], setting, "fgt")
+    lost = learn_metrics.final(tables["summary"], setting, "forgetting")
     scores = learn_metrics.final(tables["summary"], setting)
     ours = learn_metrics.ranked([name for name in rivals if name in lost], lost)
     told = _extremes(ours, lost)
@@ -189,7 +189,7 @@ def key_figures(tables: Tables, record: Mapping[str, Any]) -> list[KeyFigure]:
     several = len(learn_tables.settings(matrix)) > 1
     for setting in learn_tables.settings(matrix):
         where = f", {SETTINGS[setting]}" if several else ""
-        for name, end in (("ap", "highest"), ("fgt", "least")):
+        for name, end in (("average_performance", "highest"), ("forgetting", "least")):
             scores = learn_metrics.final(tables["summary"], setting, name)
             order = [one for one in learn_metrics.ranked(list(scores), scores) if one not in REFERENCES]
             if order:

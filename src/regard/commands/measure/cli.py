@@ -17,7 +17,7 @@ EXAMPLES = """examples:
   regard measure minilm
   regard measure gpt2 --text book.txt notes.jsonl --length 512 --epsilon 0.2,0.3
   regard measure ./model --input random --statistics entropy --out runs/random
-  zcat corpus.gz | regard measure gpt2 --text - --layers 0,5,11
+  zcat corpus.gz | regard measure gpt2 --text - --layer-ids 0,5,11
 """
 
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, default=64, help="tokens in a window (default: 64)")
     parser.add_argument("--epsilon", default="0.3", help="thresholds of the sink rate, comma-separated (default: 0.3)")
     parser.add_argument("--statistics", default="default", metavar="NAME,…", help="default, all, or names")
-    parser.add_argument("--layers", default="all", help="layers to observe, counted from 0, as 0,3,8-11 (default: all)")
+    parser.add_argument("--layer-ids", default="all", help="layers to observe, counted from 0, as 0,3,8-11 (default: all)")
     parser.add_argument("--batch-size", default="auto", help="windows a forward (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16 or float64")
@@ -63,7 +63,7 @@ def run(given: argparse.Namespace) -> None:
         "samples": given.samples,
         "length": given.length,
         "epsilon": tuple(parse_number(part, float, "--epsilon") for part in given.epsilon.split(",")),
-        "layers": _layers(given.layers),
+        "layer_ids": _layers(given.layers),
         "batch_size": None if given.batch_size == "auto" else parse_number(given.batch_size, int, "--batch-size"),
         "seed": given.seed,
     }
@@ -122,7 +122,7 @@ def _layers(text: str) -> tuple[int, ...] | None:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise UserError(f"--layers: expected all, or numbers and ranges such as 0,3,8-11, got {text!r}")
+            raise UserError(f"--layer-ids: expected all, or numbers and ranges such as 0,3,8-11, got {text!r}")
         found += range(int(match[1]), int(match[2] or match[1]) + 1)
     return tuple(dict.fromkeys(found))
 

@@ -27,7 +27,7 @@ TRAIN_TOKENIZER, TRAINED_VOCAB_SIZE = "train", 2048
 CHOICES = {
     "ffn": ("swiglu", "relu", "gelu", "swish", "reglu", "geglu"),
     "norm": ("pre", "post"),
-    "schedule": ("constant", "cosine"),
+    "lr_scheduler_type": ("constant", "cosine"),
     "decay": ("all", "matrices"),
     "precision": ("float32", "bfloat16"),
 }
@@ -141,7 +141,7 @@ class PretrainConfig:
         from regard.attention.spec import ATTENTIONS
 
         check_choice("attention", self.attention, ATTENTIONS)
-        chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix", "form")}
+        chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix", "backend")}
         return ATTENTIONS[self.attention].with_(**chosen)
 
     def config(self, vocabulary: int, **tokens: Any) -> RegardConfig:
@@ -204,7 +204,7 @@ class PretrainConfig:
         return cls.from_dict(settings.read_file(path, verb="pretrain", field="recipe"))
 
 
-RESUMABLE_FIELDS = frozenset({"micro_batch", "checkpoint_every", "log_every", "trackers"})
+RESUMABLE_FIELDS = frozenset({"micro_batch_size", "save_steps", "logging_steps", "trackers"})
 """Fields in which a run that goes on may differ from what it was: they change no number of the model."""
 
 
@@ -227,24 +227,24 @@ def parse_field(name: str, text: str) -> Any:
 _PAPER: dict[str, Any] = {
     "length": 2048,
     "tokenizer": "EleutherAI/gpt-neox-20b",
-    "vocabulary": 50_432,
+    "vocab_size": 50_432,
     "data": ("hub:monology/pile-uncopyrighted",),
-    "steps": 20_000,
-    "batch": 512,
+    "max_steps": 20_000,
+    "batch_size": 512,
     "learning_rate": 4e-4,
     "precision": "bfloat16",
-    "watch_every": 1000,
-    "checkpoint_every": 1000,
+    "eval_steps": 1000,
+    "save_steps": 1000,
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "pico": {
-        **{"width": 64, "ffn_width": 128, "vocabulary": 1024, "length": 32, "batch": 32},
+        **{"hidden_size": 64, "intermediate_size": 128, "vocab_size": 1024, "length": 32, "batch_size": 32},
         **{"weight_decay": 0.5, "fixed_token": 0},
     },
     "nano": {},
-    "1m": {"layers": 2, "width": 256, "heads": 8, "ffn_width": 512, **_PAPER},
-    "60m": {"layers": 10, "width": 768, "heads": 8, "ffn_width": 1536, **_PAPER},
-    "1b": {"layers": 22, "width": 2048, "heads": 16, "ffn_width": 5632, **_PAPER},
+    "1m": {"num_layers": 2, "hidden_size": 256, "num_heads": 8, "intermediate_size": 512, **_PAPER},
+    "60m": {"num_layers": 10, "hidden_size": 768, "num_heads": 8, "intermediate_size": 1536, **_PAPER},
+    "1b": {"num_layers": 22, "hidden_size": 2048, "num_heads": 16, "intermediate_size": 5632, **_PAPER},
 }
 """By name, what each has other than the defaults, which are those of `nano`, of a million parameters.
 

@@ -46,7 +46,7 @@ def order_panels(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[dict[s
     constants, _ = shown_constants(scores, record)
     every = curves(constant_rows(scores))
     ours = every[every["constants"] == constants]
-    return _panels(ours, "select") if ours["select"].nunique() > 1 else []
+    return _panels(ours, "rank_heads_by") if ours["rank_heads_by"].nunique() > 1 else []
 
 
 _PANEL = ["model", "task", "metric", "constants"]
@@ -54,15 +54,15 @@ _PANEL = ["model", "task", "metric", "constants"]
 
 def _one_order(group: pd.DataFrame, select: str) -> pd.DataFrame:
     """The rows of one order: the wanted one, or the first where these constants were not run in it."""
-    names = list(group["select"].unique())
-    return group[group["select"] == (select if select in names else names[0])]
+    names = list(group["rank_heads_by"].unique())
+    return group[group["rank_heads_by"] == (select if select in names else names[0])]
 
 
 def _panels(points: pd.DataFrame, series: str) -> list[dict[str, Any]]:
     several = points["model"].nunique() > 1 if len(points) else False
     found = []
     for (model, task, metric), rows in points.groupby(["model", "task", "metric"], sort=False):
-        at = axis_places(rows["fraction_dynamic"].tolist())
+        at = axis_places(rows["dynamic_fraction"].tolist())
         found.append(
             {
                 "caption": words.title(str(model), str(task), with_model=several),
@@ -79,7 +79,7 @@ def _ticks(at: Mapping[float, float]) -> dict[str, list[Any]]:
 
 
 def _point(row: Mapping[Any, Any], at: Mapping[float, float], series: str) -> dict[str, Any]:
-    fraction, (mean, low, high) = float(row["fraction_dynamic"]), (float(row[key]) for key in ("mean", "low", "high"))
+    fraction, (mean, low, high) = float(row["dynamic_fraction"]), (float(row[key]) for key in ("mean", "ci_low", "ci_high"))
     seeds = f" ({row['n']} {'seed' if row['n'] == 1 else 'seeds'})"
     shown = words.interval(mean, low, high) + seeds
     return point(at[fraction], fraction, mean, str(row[series]), shown, low, high)
@@ -104,9 +104,9 @@ def point(
 def cost_panels(cost: pd.DataFrame) -> list[dict[str, Any]]:
     """One panel: time and FLOPs in percent of the untouched model's, by fraction; empty without two points."""
     shares = words.relative_cost(cost)
-    at = axis_places(shares["fraction_dynamic"].tolist())
+    at = axis_places(shares["dynamic_fraction"].tolist())
     points = [
-        point(at[row["fraction_dynamic"]], row["fraction_dynamic"], row[key], name, f"{labels.number(row[key], 3)} %")
+        point(at[row["dynamic_fraction"]], row["dynamic_fraction"], row[key], name, f"{labels.number(row[key], 3)} %")
         for key, name in (("time", "time"), ("work", "FLOPs"))
         for row in shares.to_dict("records")
         if not math.isnan(row[key])
@@ -118,7 +118,7 @@ def cost_panels(cost: pd.DataFrame) -> list[dict[str, Any]]:
 
 def order_maps(heads: pd.DataFrame, record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A map for each site: the rank of each head, 0 for the one that stays dynamic longest."""
-    told = labels.section(record, "settings").get("select")
+    told = labels.section(record, "settings").get("rank_heads_by")
     select = told[0] if isinstance(told, (list, tuple)) and told else told
     what = str(select) if isinstance(select, str) and select != NONE else "value"
     several, found = heads["site"].nunique() > 1, []

@@ -25,9 +25,9 @@ HELP = "Put constants or another operation where attention was; score a task."
 EXAMPLES = """examples:
   regard replace minilm --task sst2 --data glue
   regard replace bert-base-uncased --task cola --scale paper --out runs/cola
-  regard replace minilm --task ner --constants average,identity --select random
+  regard replace minilm --task ner --constants average,identity --rank-heads-by random
   regard replace minilm --task reviews.jsonl --text review --label stars
-  regard replace EleutherAI/pythia-160m --task lm --select input-dependence
+  regard replace EleutherAI/pythia-160m --task lm --rank-heads-by input-dependence
   regard replace gpt2 --task lm --attention sigmoid,off-by-one
 """
 OWN = ("text", "label", "validation", "metric")
@@ -66,21 +66,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--constants-from", metavar="TASK|FILE", help="take the averages from another task, or from a file of constants"
     )
     parser.add_argument(
-        "--fractions", default=FRACTIONS, metavar="F,…", help="heads that stay dynamic (1,1/2,1/8,1/16,0)"
+        "--dynamic-fractions", default=FRACTIONS, metavar="F,…", help="heads that stay dynamic (1,1/2,1/8,1/16,0)"
     )
     parser.add_argument(
-        "--select",
+        "--rank-heads-by",
         default=SELECT,
         metavar="NAME,…",
         help="order of the heads: lambda (default), input-dependence, "
         "output-norm, first-layers, last-layers, random, reversed",
     )
-    parser.add_argument("--seeds", type=int, default=3, help="probes for each score (default: 3)")
+    parser.add_argument("--num-seeds", type=int, default=3, help="probes for each score (default: 3)")
     parser.add_argument("--scale", default="laptop", metavar="SCALE", help="laptop (default) or paper")
-    parser.add_argument("--layout", default="paper", metavar="LAYOUT", help="paper (default) or natural")
+    parser.add_argument("--special-token-layout", default="paper", metavar="LAYOUT", help="paper (default) or natural")
     parser.add_argument("--length", type=int, help="tokens of an input (default: the scale's)")
     parser.add_argument("--rows", metavar="N,M", help="examples for training and validation (default: the scale's)")
-    parser.add_argument("--epochs", type=int, help="epochs of a probe (default: the scale's)")
+    parser.add_argument("--num-epochs", type=int, help="epochs of a probe (default: the scale's)")
     parser.add_argument("--batch-size", type=int, help="examples a step (default: the scale's)")
     parser.add_argument("--learning-rate", type=float, help="of the probe (default: the scale's)")
     parser.add_argument(
@@ -160,11 +160,11 @@ def run(given: argparse.Namespace) -> None:
 
 
 def _settings(given: argparse.Namespace) -> dict[str, Any]:
-    names = ("seeds", "scale", "layout", "length", "epochs", "batch_size", "learning_rate")
+    names = ("num_seeds", "scale", "special_token_layout", "length", "num_epochs", "batch_size", "learning_rate")
     settings: dict[str, Any] = {name: getattr(given, name) for name in names}
     settings |= {name: getattr(given, name) for name in OWN}
     several = [name for name in ("constants", "attention") if getattr(given, name) is not None]
-    several += ["select"] if given.select != SELECT else []
+    several += ["rank_heads_by"] if given.select != SELECT else []
     settings |= {name: tuple(getattr(given, name).split(",")) for name in several}
     if given.fractions != FRACTIONS:
         settings["fractions"] = tuple(_fraction(part) for part in given.fractions.split(","))
@@ -180,7 +180,7 @@ def _fraction(text: str) -> float:
     try:
         return float(Fraction(text.strip()))
     except (ValueError, ZeroDivisionError, OverflowError):
-        raise UserError(f"--fractions: expected numbers such as 1, 1/2, 0.25, got {text!r}") from None
+        raise UserError(f"--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got {text!r}") from None
 
 
 @contextmanager

@@ -18,7 +18,7 @@ OF_PLACE = ("first-layers", "last-layers", "random")
 """Orders of the heads that read no averages."""
 FRACTIONS = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
 CONSTANTS = ("average", *SOURCES, *TRAINED)
-WHOLE = ("seeds", "length", "epochs", "batch_size")
+WHOLE = ("num_seeds", "length", "num_epochs", "batch_size")
 """Settings that are whole numbers, or None."""
 UNTOUCHED = "none"
 OTHER_OPERATION = "attention"
@@ -68,12 +68,12 @@ class ReplaceConfig:
         if self.constants is None:
             object.__setattr__(self, "constants", () if self.attention else ("average",))
         self._complete()
-        for name in ("constants", "attention", "select", "fractions"):
+        for name in ("constants", "attention", "rank_heads_by", "dynamic_fractions"):
             value: Any = getattr(self, name)
             several = (value,) if isinstance(value, (str, int, float)) else tuple(value)
             object.__setattr__(self, name, tuple(dict.fromkeys(several)))
         self._check_kinds()
-        for name, known in (("constants", CONSTANTS), ("select", RANKINGS)):
+        for name, known in (("constants", CONSTANTS), ("rank_heads_by", RANKINGS)):
             unknown = [one for one in getattr(self, name) if one not in known]
             if unknown or not (getattr(self, name) or (self.attention and not self.constants)):
                 told = ", ".join(map(str, unknown)) or "none"
@@ -120,8 +120,8 @@ class ReplaceConfig:
 
     def _complete(self) -> None:
         """Orders and fractions where none are given. Raises UserError for some where no head becomes constant."""
-        usual: dict[str, tuple[Any, ...]] = {"select": ("lambda",), "fractions": FRACTIONS}
-        alone: dict[str, tuple[Any, ...]] = {"select": (), "fractions": (1.0,)}
+        usual: dict[str, tuple[Any, ...]] = {"rank_heads_by": ("lambda",), "dynamic_fractions": FRACTIONS}
+        alone: dict[str, tuple[Any, ...]] = {"rank_heads_by": (), "dynamic_fractions": (1.0,)}
         swapped = bool(self.attention) and not self.constants
         for name in usual:
             if getattr(self, name) is None:

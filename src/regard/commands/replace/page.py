@@ -97,17 +97,17 @@ def _drops_table(drops: pd.DataFrame) -> str:
     if drops.empty:
         return ""
     several = drops["model"].nunique() > 1
-    fractions = sorted({float(fraction) for fraction in drops["fraction_dynamic"]}, reverse=True)
+    fractions = sorted({float(fraction) for fraction in drops["dynamic_fraction"]}, reverse=True)
     lines = []
     for (model, task, metric), rows in drops.groupby(["model", "task", "metric"], sort=False):
-        by = {float(row.fraction_dynamic): words.drop(float(row.drop), str(row.unit)) for row in rows.itertuples()}
+        by = {float(row.dynamic_fraction): words.drop(float(row.drop), str(row.unit)) for row in rows.itertuples()}
         note = f"{words.metric(str(metric))}, original {labels.number(float(rows['original'].iloc[0]), 3)}"
         name = words.title(str(model), str(task), with_model=several)
         lines.append((name, note, [by.get(fraction, "–") for fraction in fractions]))
     percent = drops[(drops["unit"] == "%") & drops["drop"].notna()]
     counted = percent.groupby(["model", "task"]).ngroups
     if counted > 1:
-        means = percent.groupby("fraction_dynamic")["drop"].mean()
+        means = percent.groupby("dynamic_fraction")["drop"].mean()
         cells = [words.drop(float(means.get(fraction, float("nan"))), "%") for fraction in fractions]
         lines.append(("Mean", f"of {counted} tasks", cells))
     head = ["Dynamic heads", *(fraction_name(fraction) for fraction in fractions)]
@@ -128,7 +128,7 @@ def _sources_table(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
     if drops["constants"].nunique() < 2:
         return ""
     _, select = shown_constants(scores, record)
-    drops = drops.assign(other=drops["select"] != select).sort_values("other", kind="stable")
+    drops = drops.assign(other=drops["rank_heads_by"] != select).sort_values("other", kind="stable")
     drops = drops.drop_duplicates(["model", "task", "metric", "constants"]).sort_index()
     return _by_task(drops, "Constants", "no head constant")
 
@@ -152,8 +152,8 @@ def _by_task(drops: pd.DataFrame, what: str, original: str) -> str:
 
 
 def _at_least(scores: pd.DataFrame) -> pd.DataFrame:
-    drops = relative_drop(scores).loc[lambda rows: rows["select"] != ATTENTION]
-    return drops[drops["fraction_dynamic"] == drops["fraction_dynamic"].min()]
+    drops = relative_drop(scores).loc[lambda rows: rows["rank_heads_by"] != ATTENTION]
+    return drops[drops["dynamic_fraction"] == drops["dynamic_fraction"].min()]
 
 
 def _original(drops: pd.DataFrame, key: tuple[str, str, str]) -> str:
@@ -162,7 +162,7 @@ def _original(drops: pd.DataFrame, key: tuple[str, str, str]) -> str:
 
 
 def _sources_about(scores: pd.DataFrame) -> str:
-    least = float(constant_rows(scores)["fraction_dynamic"].min())
+    least = float(constant_rows(scores)["dynamic_fraction"].min())
     where = "all heads constant" if least == 0 else f"{fraction_name(least)} of the heads dynamic"
     return f"Mean score with {where}, and the relative drop."
 
@@ -200,9 +200,9 @@ def _cost(cost: pd.DataFrame, record: Mapping[str, Any], data: Mapping[str, Any]
         return ""
     rows = []
     for row in words.relative_cost(cost).to_dict("records"):
-        milliseconds, work = labels.number(row["milliseconds"], 3), labels.number(row["flops"] / 1e9, 3)
+        milliseconds, work = labels.number(row["latency_ms"], 3), labels.number(row["flops"] / 1e9, 3)
         shares = [f"{labels.number(row[key], 3)} %" for key in ("time", "work")]
-        rows.append((fraction_name(row["fraction_dynamic"]), "", [milliseconds, shares[0], work, shares[1]]))
+        rows.append((fraction_name(row["dynamic_fraction"]), "", [milliseconds, shares[0], work, shares[1]]))
     head = ["Dynamic heads", "Milliseconds", "of the original", "GFLOPs", "of the original"]
     table = markup.values_table(head, rows, "Time and FLOPs of a forward by fraction")
     return markup.section(

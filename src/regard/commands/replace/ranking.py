@@ -28,11 +28,11 @@ class HeadRanking:
         ranked = sorted(values, key=lambda head: (values[head], head), reverse=True)
         return cls(tuple(ranked), tuple(values[head] for head in ranked))
 
-    def constant(self, fraction_dynamic: float) -> list[Head]:
+    def constant(self, dynamic_fraction: float) -> list[Head]:
         """The heads to replace so that this fraction of them stays dynamic, rounded to whole heads."""
-        if not 0 <= fraction_dynamic <= 1:
-            raise UserError(f"fractions: expected numbers from 0 to 1, got {fraction_dynamic:g}")
-        return sorted(self.heads[round(fraction_dynamic * len(self.heads)) :])
+        if not 0 <= dynamic_fraction <= 1:
+            raise UserError(f"fractions: expected numbers from 0 to 1, got {dynamic_fraction:g}")
+        return sorted(self.heads[round(dynamic_fraction * len(self.heads)) :])
 
     def reversed(self) -> HeadRanking:
         """The same from the other end."""

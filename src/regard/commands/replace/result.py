@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCORES, HEADS, COST, CONSTANTS = "scores.parquet", "heads.json", "cost.parquet", "constants.safetensors"
 HEAD_COLUMNS = ("site", "layer", "head", "rank", "value", "pattern")
-COST_COLUMNS = ("fraction_dynamic", "milliseconds", "flops")
+COST_COLUMNS = ("dynamic_fraction", "latency_ms", "flops")
 
 __all__ = ["COST_COLUMNS", "HEAD_COLUMNS", "SCORE_COLUMNS", "ReplaceResult", "intervals", "relative_drop"]
 
@@ -39,7 +39,7 @@ __all__ = ["COST_COLUMNS", "HEAD_COLUMNS", "SCORE_COLUMNS", "ReplaceResult", "in
 class ReplaceResult:
     """What one run of replacing heads gave: scores, the order of the heads, costs, and where they come from.
 
-    `scores` (`SCORE_COLUMNS`) has one row a run; rows with a `fraction_dynamic` of 1 are the untouched model, with
+    `scores` (`SCORE_COLUMNS`) has one row a run; rows with a `dynamic_fraction` of 1 are the untouched model, with
     "none" for constants and select; those of another operation have its name for constants, "attention" for select,
     and a fraction of 0. `heads` (`HEAD_COLUMNS`) has one row a head, `rank` 0 being kept dynamic longest.
     `cost` (`COST_COLUMNS`) is one forward of a batch at each fraction. `record` is the provenance, `matrices` the
@@ -56,19 +56,19 @@ class ReplaceResult:
     def frame(self, **equal: Any) -> pd.DataFrame:
         """The scores, and of these only those where a column equals a value, or one of several, or is null (None).
 
-        `r.frame(task="sst2", fraction_dynamic=0)` are the scores with all heads constant.
+        `r.frame(task="sst2", dynamic_fraction=0)` are the scores with all heads constant.
         """
         return select_rows(self.scores, None, equal)
 
-    def constant_heads(self, fraction_dynamic: float) -> list[tuple[str, int, int]]:
+    def constant_heads(self, dynamic_fraction: float) -> list[tuple[str, int, int]]:
         """The heads (site, layer, head) that are constant where this fraction stays dynamic, in the run's order.
 
         As `regard.replacing` and `regard.replaced` take them. Raises UserError for a fraction outside 0 to 1.
         """
-        if not 0 <= fraction_dynamic <= 1:
-            raise UserError(f"fraction-dynamic: expected a number from 0 to 1, got {fraction_dynamic}")
+        if not 0 <= dynamic_fraction <= 1:
+            raise UserError(f"fraction-dynamic: expected a number from 0 to 1, got {dynamic_fraction}")
         ordered = self.heads.sort_values("rank")
-        rows = ordered.iloc[round(fraction_dynamic * len(ordered)) :]
+        rows = ordered.iloc[round(dynamic_fraction * len(ordered)) :]
         return sorted((str(row.site), int(row.layer), int(row.head)) for row in rows.itertuples())
 
     def plot(self, kind: Literal["fractions", "orders", "constants"] = "fractions") -> Figure:
@@ -97,9 +97,9 @@ class ReplaceResult:
         heads = self.heads.sort_values("rank", kind="stable")
         places = zip(heads["site"], heads["layer"], heads["head"], strict=True)
         settings = self.metadata.get("settings")
-        asked = settings.get("select") if isinstance(settings, Mapping) else None
+        asked = settings.get("rank_heads_by") if isinstance(settings, Mapping) else None
         return {
-            "select": asked[0] if isinstance(asked, (list, tuple)) and asked else asked,  # the order that this is
+            "rank_heads_by": asked[0] if isinstance(asked, (list, tuple)) and asked else asked,  # the order that this is
             "order": [[str(site), int(layer), int(head)] for site, layer, head in places],
             "value": [_number(value) for value in heads["value"]],
             "pattern": [None if pd.isna(pattern) else str(pattern) for pattern in heads["pattern"]],

@@ -157,7 +157,7 @@ def _task(task: str | Task, folder: str | Path | None, chosen: ReplaceConfig) ->
     """The task, and its settings with those of the user in their place."""
     name = task.name if isinstance(task, Task) else task
     scale: TaskPreset = getattr(TASKS.get(name, TASKS["sst2"]), chosen.scale)
-    own = {n: getattr(chosen, n) for n in ("length", "rows", "epochs", "batch_size", "learning_rate")}
+    own = {n: getattr(chosen, n) for n in ("length", "rows", "num_epochs", "batch_size", "learning_rate")}
     scale = changed(scale, **{n: value for n, value in own.items() if value is not None})
     user: dict[str, Any] = {n: getattr(chosen, n) for n in ("text", "label", "validation", "metric")}
     read = task if isinstance(task, Task) else None

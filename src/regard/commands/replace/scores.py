@@ -14,7 +14,7 @@ from regard.errors import UserError
 from regard.report import labels
 from regard.runs.intervals import t_value
 
-COLUMNS = ("model", "task", "constants", "select", "fraction_dynamic", "seed", "metric", "score")
+COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
 NONE = "none"
 """What stands for constants and order in the rows of the untouched model, whose fraction of dynamic heads is 1."""
 
@@ -24,7 +24,7 @@ ATTENTION = "attention"
 IN_NATS = ("negative_log_perplexity",)
 """Metrics whose zero means nothing: not a ratio but a difference is told of them."""
 
-KEYS = ["model", "task", "metric", "constants", "select", "fraction_dynamic"]
+KEYS = ["model", "task", "metric", "constants", "rank_heads_by", "dynamic_fraction"]
 GROUP = ["model", "task", "metric"]
 
 
@@ -43,7 +43,7 @@ def check_scores(scores: pd.DataFrame) -> None:
 
 def constant_rows(scores: pd.DataFrame) -> pd.DataFrame:
     """The rows of the untouched model, and of constant heads."""
-    return scores[scores["select"] != ATTENTION]
+    return scores[scores["rank_heads_by"] != ATTENTION]
 
 
 def intervals(scores: pd.DataFrame) -> pd.DataFrame:
@@ -56,8 +56,8 @@ def intervals(scores: pd.DataFrame) -> pd.DataFrame:
     grouped = scores.dropna(subset="score").groupby(KEYS, sort=False)["score"]
     found = grouped.agg(n="count", mean="mean", deviation="std").reset_index()
     half = [_half(int(n), float(s)) for n, s in zip(found["n"], found["deviation"], strict=True)]
-    found["low"], found["high"] = found["mean"] - half, found["mean"] + half
-    return found.drop(columns="deviation").astype({"low": "float64", "high": "float64"})
+    found["ci_low"], found["ci_high"] = found["mean"] - half, found["mean"] + half
+    return found.drop(columns="deviation").astype({"ci_low": "float64", "ci_high": "float64"})
 
 
 def _half(n: int, deviation: float) -> float:
@@ -71,7 +71,7 @@ def relative_drop(scores: pd.DataFrame) -> pd.DataFrame:
     perplexity; null where the original has no score or, in "%", scores 0.
     """
     means = intervals(scores).rename(columns={"mean": "score"})
-    whole = means["fraction_dynamic"] == 1
+    whole = means["dynamic_fraction"] == 1
     original = means[whole].drop_duplicates(GROUP)[[*GROUP, "score"]].rename(columns={"score": "original"})
     found = means[~whole][[*KEYS, "score"]].merge(original, on=GROUP, how="left")
     nats = found["metric"].isin(IN_NATS)
@@ -89,15 +89,15 @@ def curves(scores: pd.DataFrame) -> pd.DataFrame:
     was not run there ends at what another one of the same constants gave.
     """
     points = intervals(scores)
-    whole = points[points["fraction_dynamic"] == 1].drop_duplicates(GROUP)
-    rest = points[points["fraction_dynamic"] != 1]
+    whole = points[points["dynamic_fraction"] == 1].drop_duplicates(GROUP)
+    rest = points[points["dynamic_fraction"] != 1]
     parts = []
-    for key, group in rest.groupby([*GROUP, "constants", "select"], sort=False):
+    for key, group in rest.groupby([*GROUP, "constants", "rank_heads_by"], sort=False):
         begin = _of(whole, dict(zip(GROUP, key, strict=False)))
-        end = _of(rest, dict(zip([*GROUP, "constants"], key, strict=False)) | {"fraction_dynamic": 0}).head(1)
-        drawn = [begin, group, *([] if (group["fraction_dynamic"] == 0).any() else [end])]
+        end = _of(rest, dict(zip([*GROUP, "constants"], key, strict=False)) | {"dynamic_fraction": 0}).head(1)
+        drawn = [begin, group, *([] if (group["dynamic_fraction"] == 0).any() else [end])]
         curve = pd.concat([part for part in drawn if len(part)]).assign(constants=key[3], select=key[4])
-        parts.append(curve.sort_values("fraction_dynamic", ascending=False))
+        parts.append(curve.sort_values("dynamic_fraction", ascending=False))
     return pd.concat(parts, ignore_index=True) if parts else rest.reset_index(drop=True)
 
 
@@ -114,9 +114,9 @@ def shown_constants(scores: pd.DataFrame, record: Mapping[str, Any]) -> tuple[st
     """
     settings = labels.section(record, "settings")
     there = constant_rows(scores)
-    there = there[there["fraction_dynamic"] != 1]
+    there = there[there["dynamic_fraction"] != 1]
     constants = _first(there["constants"], settings.get("constants"))
-    select = _first(there["select"][there["constants"] == constants], settings.get("select"))
+    select = _first(there["rank_heads_by"][there["constants"] == constants], settings.get("rank_heads_by"))
     return constants, select
 
 

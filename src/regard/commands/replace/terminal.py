@@ -42,15 +42,15 @@ def _scores(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
     if drops.empty and len(words.operations(scores)):
         return []
     constants, select = shown_constants(scores, record)
-    fractions = _spread(sorted({float(fraction) for fraction in rows["fraction_dynamic"]}, reverse=True))
+    fractions = _spread(sorted({float(fraction) for fraction in rows["dynamic_fraction"]}, reverse=True))
     several = scores["model"].nunique() > 1
     lines = [f"Constants {constants}, order {select}" if len(drops) else "No head was replaced"]
     lines.append(_line("dynamic heads", [fraction_name(fraction) for fraction in fractions]))
     for (model, task, metric), group in rows.groupby(["model", "task", "metric"], sort=False):
         name = words.title(str(model), str(task), with_model=several)
-        means = dict(zip(group["fraction_dynamic"], group["mean"], strict=True))
+        means = dict(zip(group["dynamic_fraction"], group["mean"], strict=True))
         ours = drops[(drops["model"] == model) & (drops["task"] == task) & (drops["metric"] == metric)]
-        lost = {row.fraction_dynamic: words.drop(float(row.drop), str(row.unit)) for row in ours.itertuples()}
+        lost = {row.dynamic_fraction: words.drop(float(row.drop), str(row.unit)) for row in ours.itertuples()}
         shown = [labels.number(means[fraction], 3) if fraction in means else "–" for fraction in fractions]
         lines.append(_line(labels.visible(name).replace("␣", " "), shown))
         if lost:
@@ -94,10 +94,10 @@ def _cost(cost: pd.DataFrame) -> list[str]:
     if cost.empty:
         return []
     rows = words.relative_cost(cost)
-    kept = rows[rows["fraction_dynamic"].isin(_spread(rows["fraction_dynamic"].tolist()))].to_dict("records")
+    kept = rows[rows["dynamic_fraction"].isin(_spread(rows["dynamic_fraction"].tolist()))].to_dict("records")
     return [
-        _line("One forward", [fraction_name(row["fraction_dynamic"]) for row in kept]),
-        _line("  milliseconds", [labels.number(row["milliseconds"], 3) for row in kept]),
+        _line("One forward", [fraction_name(row["dynamic_fraction"]) for row in kept]),
+        _line("  milliseconds", [labels.number(row["latency_ms"], 3) for row in kept]),
         _line("  of the original", [f"{labels.number(row['time'], 3)} %" for row in kept]),
         _line("  GFLOPs", [labels.number(row["flops"] / 1e9, 3) for row in kept]),
     ]

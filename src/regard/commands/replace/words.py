@@ -66,7 +66,7 @@ def main_drops(scores: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
     """The drops of the constants and the order that the run is about."""
     constants, select = shown_constants(scores, record)
     drops = relative_drop(scores)
-    return drops[(drops["constants"] == constants) & (drops["select"] == select)]
+    return drops[(drops["constants"] == constants) & (drops["rank_heads_by"] == select)]
 
 
 def ledes(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
@@ -87,7 +87,7 @@ def ledes(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, record:
 
 def operations(scores: pd.DataFrame) -> pd.DataFrame:
     """The drops of other operations in the place of softmax."""
-    return relative_drop(scores).loc[lambda rows: rows["select"] == ATTENTION]
+    return relative_drop(scores).loc[lambda rows: rows["rank_heads_by"] == ATTENTION]
 
 
 def _swapped(scores: pd.DataFrame) -> str:
@@ -112,10 +112,10 @@ def _found(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
     unit = "%" if (drops["unit"] == "%").any() else str(drops["unit"].iloc[0])
     drops = drops[drops["unit"] == unit]
     constants, _ = shown_constants(scores, record)
-    least = float(drops["fraction_dynamic"].min())
+    least = float(drops["dynamic_fraction"].min())
     parts = []
     for fraction in dict.fromkeys((least, 0.5)):
-        there = drops[drops["fraction_dynamic"] == fraction]
+        there = drops[drops["dynamic_fraction"] == fraction]
         if there.empty:
             continue
         text = f"the score drops by {drop(float(there['drop'].mean()), unit)}"
@@ -143,15 +143,15 @@ def _saved(cost: pd.DataFrame) -> str:
     last = shares.iloc[-1]
     parts = [f"{last['time']:.0f} % of the time"] if not math.isnan(last["time"]) else []
     parts += [f"{last['work']:.0f} % of the FLOPs"] if not math.isnan(last["work"]) else []
-    where = "then" if last["fraction_dynamic"] == 0 else _with(float(last["fraction_dynamic"]))
+    where = "then" if last["dynamic_fraction"] == 0 else _with(float(last["dynamic_fraction"]))
     return f"One forward {where} takes {' and '.join(parts)}." if parts else ""
 
 
 def relative_cost(cost: pd.DataFrame) -> pd.DataFrame:
     """The costs from all heads dynamic to the fewest, with `time` and `work` in percent of the untouched model's."""
-    rows = cost.sort_values("fraction_dynamic", ascending=False, ignore_index=True).astype("float64")
-    whole = rows[rows["fraction_dynamic"] == 1].head(1)
-    for name, column in (("time", "milliseconds"), ("work", "flops")):
+    rows = cost.sort_values("dynamic_fraction", ascending=False, ignore_index=True).astype("float64")
+    whole = rows[rows["dynamic_fraction"] == 1].head(1)
+    for name, column in (("time", "latency_ms"), ("work", "flops")):
         rows[name] = 100 * rows[column] / (float(whole[column].iloc[0]) if len(whole) else math.nan)
     return rows
 
@@ -162,17 +162,17 @@ def key_figures(scores: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, A
     several = scores["model"].nunique() > 1
     figures = []
     for _, rows in drops.groupby(["model", "task", "metric"], sort=False):
-        row = rows.loc[rows["fraction_dynamic"].idxmin()]
+        row = rows.loc[rows["dynamic_fraction"].idxmin()]
         name = f"{title(str(row['model']), str(row['task']), with_model=several)}, {metric(str(row['metric']))}"
         note = f"original {labels.number(float(row['original']), 3)}, drop {drop(float(row['drop']), str(row['unit']))}"
-        fraction = float(row["fraction_dynamic"])
+        fraction = float(row["dynamic_fraction"])
         note += "" if fraction == 0 else f", {fraction_name(fraction)} of the heads dynamic"
         figures.append(KeyFigure(name, labels.number(float(row["score"]), 3), note))
     figures += _of_operations(scores)
     shares = relative_cost(cost)
     if len(shares) > 1 and not math.isnan(shares["time"].iloc[-1]):
         last = shares.iloc[-1]
-        note = f"{labels.number(float(last['milliseconds']), 3)} ms, {_with(float(last['fraction_dynamic']))[5:]}"
+        note = f"{labels.number(float(last['latency_ms']), 3)} ms, {_with(float(last['dynamic_fraction']))[5:]}"
         figures.append(KeyFigure("Speed-up of a forward", f"{100 / last['time']:.2f}×", note))
     return figures
 
@@ -194,5 +194,5 @@ def summary_rows(scores: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFram
     """The `intervals` of the untouched model, and of the constants and the order that the run is about."""
     constants, select = shown_constants(scores, record)
     found = intervals(scores)
-    ours = (found["constants"] == constants) & (found["select"] == select)
-    return found[ours | (found["fraction_dynamic"] == 1)]
+    ours = (found["constants"] == constants) & (found["rank_heads_by"] == select)
+    return found[ours | (found["dynamic_fraction"] == 1)]

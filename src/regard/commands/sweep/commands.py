@@ -90,7 +90,7 @@ def pretraining() -> Command:
     def base(name: str | None, file: Path | None) -> dict[str, Any]:
         return (recipes.PretrainConfig.from_file(file) if file else recipes.preset_config(name or "nano")).to_dict()
 
-    kinds = {"data": "many", "trackers": "many", "tied": "flag", "compile": "flag"}
+    kinds = {"data": "many", "trackers": "many", "tie_word_embeddings": "flag", "compile": "flag"}
     helps = {one.name: one.metadata.get("help", "") for one in recipes.PretrainConfig.__dataclass_fields__.values()}
 
     def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,8 +179,8 @@ def averages(folder: Path) -> pd.DataFrame:
     from regard.commands.learn.result import LearnResult
 
     scores = LearnResult.load(folder).accuracy_matrix
-    seen = scores[scores["position"] <= scores["after_task"]]
-    means = seen.groupby(["after_task", "setting"])["score"].mean().unstack()
+    seen = scores[scores["task_index"] <= scores["after_task"]]
+    means = seen.groupby(["after_task", "scenario"])["score"].mean().unstack()
     return means.add_prefix("ap_").rename_axis("tasks").reset_index()
 
 

@@ -77,7 +77,7 @@ class InfLora(IncrementalLora):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block, and design its A."""
-        super().prepare(learner, task)
+        super().before_task(learner, task)
         self.state.tensors.update({name: one.to(learner.device) for name, one in self.state.tensors.items()})
         moments = self._moments(learner, task)
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():

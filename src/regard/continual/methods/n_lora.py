@@ -53,7 +53,7 @@ class NLora(IncrementalLora):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block. Raises UserError where the product cannot be formed."""
-        super().prepare(learner, task)
+        super().before_task(learner, task)
         odd = [
             name
             for name, layer in learner.network_as(PoolNetwork).pool.layers.items()

@@ -105,7 +105,7 @@ def pseudo_rows(learner: Learner, method: Method, learnt: int) -> list[Row]:
         private_of = privacies(learner, method, task) if hasattr(learner.network, "vectors") else {}
         for name, private in private_of.items():
             told |= {f"{name} {one}": value for one, value in private._asdict().items()}
-        place = {"position": task + 1, "task": learner.stream.tasks[task].name}
+        place = {"task_index": task + 1, "task": learner.stream.tasks[task].name}
         found += [{**place, "statistic": one, "value": value} for one, value in told.items()]
     return found
 
