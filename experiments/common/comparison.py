@@ -69,7 +69,9 @@ class Comparison:
         """Means over runs with intervals, `regard.continual.comparing.summary`."""
         return comparing.summary(self.metrics)
 
-    def mean(self, stream: str, row: str, metric: str = "average_performance", setting: str | None = None) -> Interval | None:
+    def mean(
+        self, stream: str, row: str, metric: str = "average_performance", setting: str | None = None
+    ) -> Interval | None:
         """The mean of a measure over runs; None where no run defines it."""
         values = self.by_run(stream, row, metric, setting)
         return t_interval(list(values.values())) if values else None
@@ -80,7 +82,9 @@ class Comparison:
         """How much more of a measure a row has than another, run by run; None without a run in common."""
         return paired(*(self.by_run(stream, one, metric, setting) for one in (row, against)))
 
-    def by_run(self, stream: str, row: str, metric: str = "average_performance", setting: str | None = None) -> dict[Run, float]:
+    def by_run(
+        self, stream: str, row: str, metric: str = "average_performance", setting: str | None = None
+    ) -> dict[Run, float]:
         """A measure of each run of a row that defines it, by seed and order."""
         return self._values.get((stream, row, metric, setting or self.headline), {})
 
@@ -93,7 +97,9 @@ class Comparison:
             found.setdefault((stream, row, *place), {})[seed, order] = float(value)
         return found
 
-    def against(self, stream: str, against: str, metric: str = "average_performance", setting: str | None = None) -> pd.DataFrame:
+    def against(
+        self, stream: str, against: str, metric: str = "average_performance", setting: str | None = None
+    ) -> pd.DataFrame:
         """All rows of a stream against one, with the corrected p of the paired tests; empty without that row."""
         asked = where(self.metrics, stream=stream, metric=metric, setting=setting or self.headline)
         if against not in set(asked["method"]):

@@ -77,23 +77,23 @@ def near(found: Interval | None, margin: float = NEAR) -> Part:
     """Whether a difference lies within the margin: True if its interval does, False if that lies wholly outside."""
     if found is None or found.n < FEWEST:
         return None
-    if found.low >= -margin and found.high <= margin:
+    if found.ci_low >= -margin and found.ci_high <= margin:
         return True
-    return False if found.low > margin or found.high < -margin else None
+    return False if found.ci_low > margin or found.ci_high < -margin else None
 
 
 def at_least(found: Interval | None, bound: float) -> Part:
     """Whether a mean, or a difference, is no less than a bound: open where its interval holds both sides of it."""
-    if found is None or found.n < FEWEST or found.low < bound <= found.high:
+    if found is None or found.n < FEWEST or found.ci_low < bound <= found.ci_high:
         return None
-    return found.low >= bound
+    return found.ci_low >= bound
 
 
 def at_most(found: Interval | None, bound: float) -> Part:
     """Whether a mean, or a difference, is no more than a bound: open where its interval holds both sides of it."""
-    if found is None or found.n < FEWEST or found.low <= bound < found.high:
+    if found is None or found.n < FEWEST or found.ci_low <= bound < found.ci_high:
         return None
-    return found.high <= bound
+    return found.ci_high <= bound
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def told(found: Interval | None, digits: int, *, signed: bool = False) -> str:
     if found is None or math.isnan(found.mean):
         return "–"
     sign = "+" if signed else ""
-    half = f" ± {(found.high - found.low) / 2:.{digits}f}" if math.isfinite(found.low) else ""
+    half = f" ± {(found.ci_high - found.ci_low) / 2:.{digits}f}" if math.isfinite(found.ci_low) else ""
     return f"{found.mean:{sign}.{digits}f}{half}"
 
 
@@ -120,7 +120,7 @@ def means(one: tuple[str, Interval | None], other: tuple[str, Interval | None], 
     a, b = one[1], other[1]
     if a is None or b is None or a.overlaps is None or b.overlaps is None:
         return f"{both}."
-    apart = a.high < b.low or b.high < a.low
+    apart = a.ci_high < b.ci_low or b.ci_high < a.ci_low
     return f"{both}: their intervals {'do not overlap' if apart else 'overlap'}."
 
 

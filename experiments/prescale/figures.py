@@ -207,7 +207,7 @@ def smoothing(tables: Tables) -> Figure:
         for place, when in enumerate(WHEN):
             seeds = [list(tables.diagnosed(stream, row, "over_smoothing", when).values()) for row in rows]
             means = [t_interval(values) for values in seeds]
-            halves = [one.high - one.mean if one.n > 1 else 0.0 for one in means]
+            halves = [one.ci_high - one.mean if one.n > 1 else 0.0 for one in means]
             at = np.arange(len(rows)) + 0.4 * (place - 0.5)
             ink = colors.RAMP_LIGHT[2 + 3 * place]
             axes.bar(

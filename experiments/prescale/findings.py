@@ -136,7 +136,9 @@ def forgets_less(row: str, other: str) -> Judge:
 
     def judge(tables: Tables, stream: str) -> Judged:
         found = tables.difference(stream, row, other, "forgetting")
-        both = means((row, tables.mean(stream, row, "forgetting")), (other, tables.mean(stream, other, "forgetting")), 1)
+        both = means(
+            (row, tables.mean(stream, row, "forgetting")), (other, tables.mean(stream, other, "forgetting")), 1
+        )
         return [below(found)], [both, difference(found, 2)]
 
     return judge

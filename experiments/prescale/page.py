@@ -233,7 +233,9 @@ def _scores(tables: Tables, stream: str) -> str:
 
 def _cells(tables: Tables, stream: str, row: str) -> tuple[str, ...]:
     cost = tables.cost[(tables.cost["stream"] == stream) & (tables.cost["row"] == row)]
-    scores = [told(tables.mean(stream, row, name), 1) for name in ("average_performance", "forgetting", "learning_accuracy")]
+    scores = [
+        told(tables.mean(stream, row, name), 1) for name in ("average_performance", "forgetting", "learning_accuracy")
+    ]
     return (
         row,
         str(tables.n(stream, row)),
@@ -252,7 +254,11 @@ def _of_paper(*numbers: float | None) -> str:
 
 def _differences(tables: Tables, stream: str) -> str:
     """All rows against fine-tuning and against all tasks at once."""
-    held = [("finetune", "average_performance", "AP"), ("finetune", "forgetting", "FGT"), ("joint", "average_performance", "AP")]
+    held = [
+        ("finetune", "average_performance", "AP"),
+        ("finetune", "forgetting", "FGT"),
+        ("joint", "average_performance", "AP"),
+    ]
     found = [tables.against(stream, other, metric).set_index("method") for other, metric, _ in held]
     head = ["row", *(f"{title} to {other}{part}" for other, _, title in held for part in ("", ", p"))]
     lines = []

@@ -132,7 +132,9 @@ def _looked_at(runs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     if not frames:
         return pd.DataFrame(columns=columns)
     found = pd.concat(frames, ignore_index=True)
-    found["when"] = [WHEN[after == place] for after, place in zip(found["after_task"], found["task_index"], strict=True)]
+    found["when"] = [
+        WHEN[after == place] for after, place in zip(found["after_task"], found["task_index"], strict=True)
+    ]
     return found[columns].astype({"layer": "Int64"})
 
 

@@ -95,11 +95,13 @@ def bounded(found: Interval | None, bound: float, part: Part) -> str:
     """Where an interval lies beside a bound."""
     if found is None or found.n < FEWEST:
         return ""
-    side = "above" if found.low >= bound else "below" if found.high <= bound else "on both sides of"
+    side = "above" if found.ci_low >= bound else "below" if found.ci_high <= bound else "on both sides of"
     return f"Its interval lies {side} {bound:g}." if part is not None or side.startswith("on") else ""
 
 
-def _sides(tables: Tables, stream: str, one: str, other: str, metric: str = "average_performance", setting: Scenario = "cil") -> str:
+def _sides(
+    tables: Tables, stream: str, one: str, other: str, metric: str = "average_performance", setting: Scenario = "cil"
+) -> str:
     """The means of two rows over the runs that both have, and whether their intervals overlap."""
     ours, theirs = (tables.by_run(stream, row, metric, setting) for row in (one, other))
     both = [key for key in ours if key in theirs]

@@ -24,7 +24,11 @@ def number(measure: str, value: float | None, x: float | None = None) -> list[Nu
 def numbers(ran: RunState) -> list[Number]:
     """What a run came to: scores and forgetting in both settings, its gate, and seconds of training."""
     found: list[Number] = []
-    names = {"average_performance": average_performance, "forgetting_rate": forgetting_from_best, "learning_accuracy": learning_accuracy}
+    names = {
+        "average_performance": average_performance,
+        "forgetting_rate": forgetting_from_best,
+        "learning_accuracy": learning_accuracy,
+    }
     for setting in ("cil", "til"):
         for name, measure in names.items():
             found += number(f"{name} {setting}", _measured(ran, setting, measure))
@@ -69,7 +73,9 @@ def by_count(ran: RunState) -> list[Number]:
         found += number("seconds in hooks", row["hook_seconds"], row["task_index"])
     parts = [("ap by tasks", _cells(ran, "cil"))]
     gate = pd.DataFrame(ran.rows["gate"], columns=["after_task", "statistic", "value"])
-    parts += [(f"{name} by tasks", gate[gate["statistic"] == name]) for name in ("own_adapter_weight", "entropy") if len(gate)]
+    parts += [
+        (f"{name} by tasks", gate[gate["statistic"] == name]) for name in ("own_adapter_weight", "entropy") if len(gate)
+    ]
     for name, rows in parts:
         for after, value in rows.groupby("after_task")["value"].mean().items():
             found += number(name, value, float(after))

@@ -312,7 +312,14 @@ def _orders(tables: Tables) -> str:
         return ""
     head = ["row", *(f"{name}, {stream}" for stream in streams for name in ("AP", "F.Ra"))]
     lines = [
-        [row, *(told(tables.mean(stream, row, metric), 1) for stream in streams for metric in ("average_performance", "forgetting_rate"))]
+        [
+            row,
+            *(
+                told(tables.mean(stream, row, metric), 1)
+                for stream in streams
+                for metric in ("average_performance", "forgetting_rate")
+            ),
+        ]
         for row in tables.rows(tables.whole)
     ]
     return table(head, lines)

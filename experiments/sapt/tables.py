@@ -219,7 +219,9 @@ def _tasks(run: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 def _gate(run: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A line a task: what the gate did with its rows when it was learnt, and at the end."""
-    values = {(one["after_task"], one["task_index"], one["statistic"], one["block"]): one["value"] for one in run["gate"]}
+    values = {
+        (one["after_task"], one["task_index"], one["statistic"], one["block"]): one["value"] for one in run["gate"]
+    }
     single = {(after, at, name): value for (after, at, name, _), value in values.items() if name != "weight"}
     tasks = _tasks(run) if values else []
     found = []

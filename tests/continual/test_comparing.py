@@ -39,7 +39,12 @@ def test_a_mean_by_hand() -> None:
     found = one(summary(table({"replay": [70, 72, 74]})))
     half = 4.30265273 * 2 / math.sqrt(3)
     assert list(found) == list(SUMMARY)
-    assert (found["method"], found["scenario"], found["metric"], found["n"]) == ("replay", "til", "average_performance", 3)
+    assert (found["method"], found["scenario"], found["metric"], found["n"]) == (
+        "replay",
+        "til",
+        "average_performance",
+        3,
+    )
     assert (found["mean"], found["std"]) == (72, 2)
     assert (found["ci_low"], found["ci_high"]) == pytest.approx((72 - half, 72 + half))
 
@@ -145,7 +150,9 @@ def test_comparisons_of_one_metric_are_corrected_together() -> None:
     found = differences(both, against="a").set_index(["metric", "method"])
     for test in ("t_test", "signed_rank"):
         small, large = sorted(found.loc["average_performance", test])
-        assert sorted(found.loc["average_performance", f"{test}_holm"]) == pytest.approx([2 * small, max(2 * small, large)])
+        assert sorted(found.loc["average_performance", f"{test}_holm"]) == pytest.approx(
+            [2 * small, max(2 * small, large)]
+        )
         assert found.loc[("bwt", "b"), f"{test}_holm"] == found.loc[("bwt", "b"), test]
 
 
@@ -188,7 +195,10 @@ def test_the_tables_of_runs() -> None:
     runs += [at_end([90, 90, 90], seed=0), rows(RISE, seed=2, order="0-1-2")]
     metrics = metrics_table(pd.concat(runs))
     means = summary(metrics).set_index(["method", "metric"])
-    assert (means.loc[("finetune", "average_performance"), "n"], means.loc[("finetune", "forgetting"), "mean"]) == (2, 7.5)
+    assert (means.loc[("finetune", "average_performance"), "n"], means.loc[("finetune", "forgetting"), "mean"]) == (
+        2,
+        7.5,
+    )
     assert (means.loc[("joint", "average_performance"), "n"], means.loc[("joint", "forgetting"), "n"]) == (1, 0)
     found = differences(metrics, against="finetune").set_index("metric")
     assert found.index.tolist() == ["average_performance"]

@@ -34,8 +34,8 @@ def one(found: list[ForgottenTask]) -> ForgottenTask:
 def test_a_task_that_lost_much_over_many_rows_has_dropped() -> None:
     found = one(check(two(95, 80, n=400, seed=7)))
     low, high = fall_interval(0.95, 0.80, 400)
-    assert (found.low, found.high) == pytest.approx((100 * low, 100 * high))
-    assert 1 < found.low < 15 < found.high
+    assert (found.ci_low, found.ci_high) == pytest.approx((100 * low, 100 * high))
+    assert 1 < found.ci_low < 15 < found.ci_high
     assert (found.task, found.before, found.after, found.drop) == ("a", 95, 80, 15)
     assert (found.stream, found.method, found.setting) == ("letters", "finetune", "til")
     assert (found.n, found.seeds, found.verdict) == (400, (7,), "dropped")
@@ -44,7 +44,7 @@ def test_a_task_that_lost_much_over_many_rows_has_dropped() -> None:
 def test_a_drop_that_its_rows_do_not_bear_out_is_a_maybe() -> None:
     found = one(check(two(95, 92, n=100)))
     assert (found.verdict, found.drop) == ("maybe", 3)
-    assert found.low < 1
+    assert found.ci_low < 1
     assert one(check(two(95, 92, n=100_000))).verdict == "dropped"
 
 
@@ -57,7 +57,7 @@ def test_a_drop_within_the_margin_is_none() -> None:
 
 def test_the_margin_is_what_the_whole_interval_must_lie_above() -> None:
     frame = two(95, 80, n=400)
-    low = one(find_drops(frame)).low
+    low = one(find_drops(frame)).ci_low
     assert one(check(frame, margin=low - 0.01)).verdict == "dropped"
     assert one(check(frame, margin=low + 0.01)).verdict == "maybe"
     assert check(frame, margin=15) == []
@@ -92,7 +92,7 @@ def test_over_seeds_the_interval_is_of_their_drops() -> None:
     half = T_2 / math.sqrt(3)
     found = one(check(frame))
     assert (found.before, found.after, found.drop) == (90, 85, 5)
-    assert (found.low, found.high) == pytest.approx((5 - half, 5 + half))
+    assert (found.ci_low, found.ci_high) == pytest.approx((5 - half, 5 + half))
     assert (found.n, found.seeds, found.verdict) == (50, (0, 1, 2), "dropped")
     assert one(check(frame, margin=3)).verdict == "maybe"
     assert check(frame, margin=5) == []
@@ -103,7 +103,7 @@ def test_seeds_that_agree_to_the_row_are_no_more_sure_than_one() -> None:
     frame = pd.concat([two(92 + seed, 90 + seed, seed=seed) for seed in (0, 1)])
     found = one(check(frame))
     low, high = fall_interval(0.925, 0.905, 100)
-    assert (found.low, found.high) == pytest.approx((100 * low, 100 * high))
+    assert (found.ci_low, found.ci_high) == pytest.approx((100 * low, 100 * high))
     assert found.verdict == "maybe"
 
 
@@ -135,8 +135,8 @@ def test_methods_streams_and_settings_are_kept_apart() -> None:
 def test_whatever_the_scores_the_verdict_is_that_of_the_interval(scores: list[tuple[int, int]], margin: float) -> None:
     frame = pd.concat([two(before, after, seed=seed) for seed, (before, after) in enumerate(scores)])
     found = one(find_drops(frame, margin))
-    assert found.low - 1e-9 <= found.drop <= found.high + 1e-9
-    assert found.verdict == ("dropped" if found.low > margin else "maybe" if found.drop > margin else "kept")
+    assert found.ci_low - 1e-9 <= found.drop <= found.ci_high + 1e-9
+    assert found.verdict == ("dropped" if found.ci_low > margin else "maybe" if found.drop > margin else "kept")
     assert one(find_drops(frame.iloc[::-1], margin)).drop == pytest.approx(found.drop)
     assert check(frame, margin) == ([] if found.verdict == "kept" else [found])
 

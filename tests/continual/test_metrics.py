@@ -66,14 +66,29 @@ def test_three_tasks_whose_first_is_best_in_the_middle() -> None:
 
 def test_two_tasks_of_which_the_second_helps_the_first() -> None:
     found = of(RISE, separate={"a": 70, "b": 70})
-    told = {"average_performance": 70, "forgetting_rate": -5, "forgetting": -5, "bwt": 5, "fwt": -2.5, "learning_accuracy": 67.5, "area": 65}
+    told = {
+        "average_performance": 70,
+        "forgetting_rate": -5,
+        "forgetting": -5,
+        "bwt": 5,
+        "fwt": -2.5,
+        "learning_accuracy": 67.5,
+        "area": 65,
+    }
     assert {name: found[name] for name in told} == pytest.approx(told, rel=1e-14)
 
 
 def test_with_one_task_nothing_is_forgotten_and_nothing_transferred() -> None:
     found = of([[72.0]], separate={"a": 70}, joint={"a": 71}, initial={"a": 50})
     undefined = dict.fromkeys(("forgetting_rate", "forgetting", "bwt", "zero_shot_transfer"))
-    assert found == {**undefined, "average_performance": 72, "fwt": 2, "learning_accuracy": 72, "intransigence": -1, "area": 72}
+    assert found == {
+        **undefined,
+        "average_performance": 72,
+        "fwt": 2,
+        "learning_accuracy": 72,
+        "intransigence": -1,
+        "area": 72,
+    }
 
 
 def test_the_titles_are_those_of_the_measures() -> None:
@@ -107,7 +122,7 @@ def test_a_run_on_its_way_has_the_tasks_that_it_has_learnt() -> None:
     matrix = accuracy_matrix(rows(PEAK[:2], order="0-1-2", unlearnt=[50, 40, 55]), "til")
     assert matrix.scores.shape == (3, 2)
     assert not matrix.finished
-    assert Metrics.of(matrix).fgt == -4
+    assert Metrics.of(matrix).forgetting == -4
 
 
 def test_a_run_that_has_learnt_nothing_defines_nothing() -> None:
@@ -119,13 +134,13 @@ def test_a_run_that_has_learnt_nothing_defines_nothing() -> None:
 
 def test_models_of_single_tasks_keep_their_scores() -> None:
     found = Metrics.of(accuracy_matrix(own([80, 90, 70]), "til"))
-    assert (found.ap, found.fgt, found.f_ra) == (80, 0, 0)
+    assert (found.average_performance, found.forgetting, found.forgetting_rate) == (80, 0, 0)
     assert found.area == pytest.approx((80 + 85 + 80) / 3)
     scored = accuracy_matrix(rows(RISE, method="separate"), "til")
     assert scored.final.tolist() == [65, 75], "what was scored stands"
     assert np.isnan(accuracy_matrix(own([80, 90, 70]), "til").scores[np.triu_indices(3)]).all()
     other = Metrics.of(accuracy_matrix(own([80, 90, 70], method="finetune"), "til"))
-    assert (other.ap, other.fgt, other.learning_accuracy) == (None, None, 80)
+    assert (other.average_performance, other.forgetting, other.learning_accuracy) == (None, None, 80)
 
 
 def change(**values: object) -> Callable[[pd.DataFrame], pd.DataFrame]:

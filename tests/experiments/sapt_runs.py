@@ -62,9 +62,17 @@ def gate(row: str, order: str) -> list[dict[str, Any]]:
             learnt, end = OWN[row]
             given = weights_of(place, after, learnt if after == place else end)
             told: list[tuple[str, int | None, float]] = [("weight", at, share) for at, share in enumerate(given, 1)]
-            told += [("own_adapter_weight", place, given[place - 1]), ("entropy", None, 0.1 * after), ("reflection", None, 0.2)]
+            told += [
+                ("own_adapter_weight", place, given[place - 1]),
+                ("entropy", None, 0.1 * after),
+                ("reflection", None, 0.2),
+            ]
             if after == 3:
-                told += [("routed_score", None, 75.0), ("own_adapter_score", place, 76.0), ("last_adapter_score", 1, 40.0)]
+                told += [
+                    ("routed_score", None, 75.0),
+                    ("own_adapter_score", place, 76.0),
+                    ("last_adapter_score", 1, 40.0),
+                ]
             key = {"after_task": after, "task_index": place, "task": name}
             found += [{**key, "statistic": name, "block": block, "value": value} for name, block, value in told]
     return found

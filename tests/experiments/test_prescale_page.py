@@ -115,7 +115,7 @@ def finding(tables: Tables, words: str, stream: str = "db-split") -> prescale_fi
 
 
 def interval(mean: float, half: float, n: int = 5) -> Interval:
-    return Interval(n=n, mean=mean, sd=1.0, low=mean - half, high=mean + half)
+    return Interval(n=n, mean=mean, std=1.0, ci_low=mean - half, ci_high=mean + half)
 
 
 # -- the committed page ----------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_measures_are_those_of_hand(tables: Tables) -> None:
     assert mean is not None
     half = t_quantile(0.95, 2) * 2 / math.sqrt(3)
     assert mean.n == 3
-    assert [mean.mean, mean.low, mean.high] == pytest.approx([72.0, 72 - half, 72 + half])
+    assert [mean.mean, mean.ci_low, mean.ci_high] == pytest.approx([72.0, 72 - half, 72 + half])
     fgt = tables.mean("db-split", "finetune", "forgetting")
     assert fgt is not None
     assert fgt.mean == pytest.approx(99 - 72)
@@ -154,7 +154,7 @@ def test_differences_are_paired_by_seed(tables: Tables) -> None:
     assert found is not None
     wanted = t_interval([25.0, 24.5, 24.0])
     assert found.n == 3
-    assert [found.mean, found.low] == pytest.approx([24.5, wanted.low])
+    assert [found.mean, found.ci_low] == pytest.approx([24.5, wanted.ci_low])
     assert tables.difference("db-split", "prescale", "ewc") is None
 
 

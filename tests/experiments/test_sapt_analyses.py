@@ -143,7 +143,14 @@ def test_rates_are_those_that_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once; what it then writes is scored, and its blocks are weighed."""
     (tmp_path / "prose.txt").write_text("a cat sat on the mat, and the dog ran far away . " * 80, encoding="utf-8")
-    made: dict[str, Any] = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "length": 64, "vocab_size": 270}
+    made: dict[str, Any] = {
+        "num_layers": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 16,
+        "length": 64,
+        "vocab_size": 270,
+    }
     made |= {"max_steps": 2, "warmup_steps": 1, "sink_samples": 4, "eval_samples": 4}
     monkeypatch.setattr(sapt_decoder, "RECIPE", {**made, "data": (f"prose={tmp_path / 'prose.txt'}",)})
     monkeypatch.setattr(sapt_decoder, "written_tasks", lambda seed, data: small_text.stream())

@@ -80,10 +80,15 @@ def test_measures_are_those_of_hand(tables: Tables) -> None:
     ap = tables.mean(stream, "sapt")
     assert ap is not None
     wanted = t_interval([70.0, 71.0, 72.0])
-    assert [ap.n, ap.mean, ap.low] == pytest.approx([3, 71.0, wanted.low])
+    assert [ap.n, ap.mean, ap.ci_low] == pytest.approx([3, 71.0, wanted.ci_low])
     values = {
         (metric, setting): tables.mean(stream, "sapt", metric, setting)
-        for metric, setting in (("average_performance", "til"), ("forgetting_rate", "cil"), ("learning_accuracy", "cil"), ("fwt", "til"))
+        for metric, setting in (
+            ("average_performance", "til"),
+            ("forgetting_rate", "cil"),
+            ("learning_accuracy", "cil"),
+            ("fwt", "til"),
+        )
     }
     means = [one.mean for one in values.values() if one is not None]
     assert means == pytest.approx([76.0, 1.0, 71 + 2 / 3, 71 + 2 / 3 - (71 + 72 + 73.5) / 3])
@@ -98,9 +103,11 @@ def test_differences_are_paired_by_seed_and_order(both: Tables) -> None:
     found = both.difference(both.whole, "sequential-lora", "sapt")
     assert found is not None
     wanted = t_interval([-40.0, -39.0, -38.0, -40.0, -39.0])
-    assert [found.n, found.mean, found.low] == pytest.approx([5, wanted.mean, wanted.low])
+    assert [found.n, found.mean, found.ci_low] == pytest.approx([5, wanted.mean, wanted.ci_low])
     told = both.differences
-    one = told[(told["method"] == "sequential-lora") & (told["scenario"] == "cil") & (told["metric"] == "average_performance")]
+    one = told[
+        (told["method"] == "sequential-lora") & (told["scenario"] == "cil") & (told["metric"] == "average_performance")
+    ]
     assert dict(zip(one["stream"], one["n"], strict=True)) == {"orders 3 and 4": 5, "order 3": 3, "order 4": 2}
 
 

@@ -90,7 +90,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     **OF_NUMBERS,
     **OF_PARTS,
 }
-SETTING: dict[str, Any] = {"max_steps": 2400, "batch_size": 16, "length": 64, "weight_decay": 0.5, "learning_rate": 0.01}
+SETTING: dict[str, Any] = {
+    "max_steps": 2400,
+    "batch_size": 16,
+    "length": 64,
+    "weight_decay": 0.5,
+    "learning_rate": 0.01,
+}
 RECORD = {
     "recipe": preset_config("pico", fixed_token=0, **SETTING).to_dict(),
     "model": {"parameters": 327_296},

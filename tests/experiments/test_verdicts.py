@@ -9,7 +9,7 @@ from regard.runs.intervals import Interval
 
 
 def interval(low: float, high: float, n: int = FEWEST) -> Interval:
-    return Interval(n=n, mean=(low + high) / 2, sd=1.0, low=low, high=high)
+    return Interval(n=n, mean=(low + high) / 2, std=1.0, ci_low=low, ci_high=high)
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,11 @@ def test_the_run_is_written_read_and_told(found: ReplaceResult, tmp_path: Path) 
 
 
 def test_beside_constants(bert: Any, reviews: Path, tmp_path: Path, found: ReplaceResult) -> None:
-    options: dict[str, Any] = SMALL | {"constants": "identity", "rank_heads_by": "first-layers", "dynamic_fractions": (1, 0)}
+    options: dict[str, Any] = SMALL | {
+        "constants": "identity",
+        "rank_heads_by": "first-layers",
+        "dynamic_fractions": (1, 0),
+    }
     both = regard.replace(bert, str(reviews), attention="sigmoid", work=tmp_path / "work", **options)
     assert set(both.scores["constants"]) == {"none", "identity", "sigmoid"}
     same = both.frame(constants="sigmoid")["score"].tolist()

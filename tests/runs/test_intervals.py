@@ -56,8 +56,8 @@ def test_tails_and_quantiles_are_those_of_scipy(scipy_stats: Any) -> None:
 def test_an_interval_by_hand() -> None:
     found = t_interval([1, 2, 3])
     half = 4.30265273 / math.sqrt(3)
-    assert (found.n, found.mean, found.sd) == (3, 2, 1)
-    assert (found.low, found.high) == pytest.approx((2 - half, 2 + half))
+    assert (found.n, found.mean, found.std) == (3, 2, 1)
+    assert (found.ci_low, found.ci_high) == pytest.approx((2 - half, 2 + half))
     assert found.overlaps is True
     assert t_interval([1, 2, 3], confidence=0.5).overlaps is False
 
@@ -65,8 +65,8 @@ def test_an_interval_by_hand() -> None:
 def test_few_values_give_what_they_can() -> None:
     one, none, same = t_interval([3.0]), t_interval([]), t_interval([0.1 + 0.2, 0.3])
     assert (one.n, one.mean, one.overlaps) == (1, 3, None)
-    assert all(math.isnan(each) for each in (one.sd, one.low, one.high, none.mean, none.low))
-    assert (same.sd, same.high - same.low) == (0, 0)
+    assert all(math.isnan(each) for each in (one.std, one.ci_low, one.ci_high, none.mean, none.ci_low))
+    assert (same.std, same.ci_high - same.ci_low) == (0, 0)
 
 
 def test_a_spread_is_needed_to_test_a_mean() -> None:

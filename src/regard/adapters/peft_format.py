@@ -72,7 +72,11 @@ def export(adapters: AdapterModel, name: str, folder: Path, *, router: bool, ove
         (place / CONFIG).write_text(json.dumps(about, indent=2), encoding="utf-8")
         save_file(tensors, place / WEIGHTS, {"format": "pt", _OWN: json.dumps(own)})
         if router:
-            told = {"format": "pt", "names": json.dumps(adapters.adapter_names), "settings": json.dumps(adapters.settings)}
+            told = {
+                "format": "pt",
+                "names": json.dumps(adapters.adapter_names),
+                "settings": json.dumps(adapters.settings),
+            }
             save_file(saving.attention_tensors(adapters), place / ROUTER, told)
     return folder
 

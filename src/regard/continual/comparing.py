@@ -35,7 +35,7 @@ def summary(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     rows = []
     for key, group in metrics.groupby(["stream", "method", "scenario", "metric"], sort=False):
         found = t_interval(group["value"].dropna().to_numpy(), confidence)
-        rows.append((*key, found.n, found.mean, found.sd, found.low, found.high))
+        rows.append((*key, found.n, found.mean, found.std, found.ci_low, found.ci_high))
     return _floats(pd.DataFrame(rows, columns=[*SUMMARY]), "mean", "std", "ci_low", "ci_high")
 
 
@@ -58,7 +58,9 @@ def differences(metrics: pd.DataFrame, against: str | None = None, confidence: f
     for key, group in metrics.groupby([*PLACE], sort=False):
         rows += _compared(key, group, against, confidence)
     found = pd.DataFrame(rows, columns=[*DIFFERENCES]).astype({"overlaps": "boolean"})
-    return _floats(found, "difference", "std", "ci_low", "ci_high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm")
+    return _floats(
+        found, "difference", "std", "ci_low", "ci_high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm"
+    )
 
 
 def check_metrics(metrics: pd.DataFrame) -> None:
@@ -86,7 +88,21 @@ def _compared(key: tuple[Any, ...], group: pd.DataFrame, against: str | None, co
             found.append((method, other, t_interval(paired, confidence), t_test(paired), signed_rank_test(paired)))
     corrected = zip(holm([each[3] for each in found]), holm([each[4] for each in found]), strict=True)
     return [
-        (*key, method, other, one.n, one.mean, one.sd, one.low, one.high, one.overlaps, t, t_holm, rank, rank_holm)
+        (
+            *key,
+            method,
+            other,
+            one.n,
+            one.mean,
+            one.std,
+            one.ci_low,
+            one.ci_high,
+            one.overlaps,
+            t,
+            t_holm,
+            rank,
+            rank_holm,
+        )
         for (method, other, one, t, rank), (t_holm, rank_holm) in zip(found, corrected, strict=True)
     ]
 

@@ -33,8 +33,8 @@ class ForgottenTask:
     before: float
     after: float
     drop: float
-    low: float
-    high: float
+    ci_low: float
+    ci_high: float
     n: int
     seeds: tuple[int, ...]
     verdict: Verdict
@@ -79,8 +79,8 @@ def find_drops(
                 before=before,
                 after=after,
                 drop=drop,
-                low=low,
-                high=high,
+                ci_low=low,
+                ci_high=high,
                 n=min(fall.n for fall in falls),
                 seeds=tuple(fall.seed for fall in falls),
                 verdict=_verdict(drop, low, margin),
@@ -135,8 +135,8 @@ def _falls(scores: pd.DataFrame, setting: Scenario) -> dict[tuple[str, str, str]
 
 def _interval(falls: list[_Fall], confidence: float) -> tuple[float, float]:
     over_runs = t_interval([fall.before - fall.after for fall in falls], confidence)
-    if over_runs.n > 1 and over_runs.sd > 0:
-        return over_runs.low, over_runs.high
+    if over_runs.n > 1 and over_runs.std > 0:
+        return over_runs.ci_low, over_runs.ci_high
     before, after = (float(np.mean([getattr(fall, name) for fall in falls])) / 100 for name in ("before", "after"))
     low, high = fall_interval(before, after, min(fall.n for fall in falls), confidence)
     return 100 * low, 100 * high

@@ -140,14 +140,14 @@ class Metrics:
     transfer and no intransigence; a run that scored only at its end, as `joint`, has its average performance alone.
     """
 
-    ap: float | None
-    f_ra: float | None
-    fgt: float | None
+    average_performance: float | None
+    forgetting_rate: float | None
+    forgetting: float | None
     bwt: float | None
     fwt: float | None
     learning_accuracy: float | None
     intransigence: float | None
-    zero_shot: float | None
+    zero_shot_transfer: float | None
     area: float | None
 
     @classmethod
@@ -165,14 +165,14 @@ class Metrics:
         an untrained one, or chance.
         """
         return cls(
-            ap=average_performance(matrix),
-            f_ra=forgetting_from_best(matrix),
-            fgt=forgetting(matrix),
+            average_performance=average_performance(matrix),
+            forgetting_rate=forgetting_from_best(matrix),
+            forgetting=forgetting(matrix),
             bwt=backward_transfer(matrix),
             fwt=forward_transfer(matrix, separate or {}),
             learning_accuracy=learning_accuracy(matrix),
             intransigence=intransigence(matrix, joint or {}),
-            zero_shot=zero_shot_transfer(matrix, initial or {}),
+            zero_shot_transfer=zero_shot_transfer(matrix, initial or {}),
             area=area_under_curve(matrix),
         )
 

@@ -27,14 +27,14 @@ class Interval:
 
     n: int
     mean: float
-    sd: float
-    low: float
-    high: float
+    std: float
+    ci_low: float
+    ci_high: float
 
     @property
     def overlaps(self) -> bool | None:
         """Whether the interval holds 0; None where there is no interval."""
-        return self.low <= 0 <= self.high if math.isfinite(self.low) else None
+        return self.ci_low <= 0 <= self.ci_high if math.isfinite(self.ci_low) else None
 
 
 def check_confidence(confidence: float) -> None:
@@ -54,10 +54,10 @@ def t_interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> In
     n = len(given)
     mean = float(given.mean()) if n else math.nan
     if n < 2:
-        return Interval(n=n, mean=mean, sd=math.nan, low=math.nan, high=math.nan)
+        return Interval(n=n, mean=mean, std=math.nan, ci_low=math.nan, ci_high=math.nan)
     sd = 0.0 if np.ptp(given) <= ROUNDING else float(given.std(ddof=1))
     half = t_quantile(confidence, n - 1) * sd / math.sqrt(n)
-    return Interval(n=n, mean=mean, sd=sd, low=mean - half, high=mean + half)
+    return Interval(n=n, mean=mean, std=sd, ci_low=mean - half, ci_high=mean + half)
 
 
 def t_test(differences: Sequence[float] | Floats) -> float | None:
@@ -66,9 +66,9 @@ def t_test(differences: Sequence[float] | Floats) -> float | None:
     None for fewer than two differences, and where all are the same: there is no spread to hold the mean against.
     """
     found = t_interval(differences)
-    if found.n < 2 or found.sd == 0:
+    if found.n < 2 or found.std == 0:
         return None
-    return t_tails(found.mean / (found.sd / math.sqrt(found.n)), found.n - 1)
+    return t_tails(found.mean / (found.std / math.sqrt(found.n)), found.n - 1)
 
 
 def t_tails(t: float, freedom: int) -> float:

@@ -59,7 +59,10 @@ def metrics(scores: pd.DataFrame) -> pd.DataFrame:
         final, found = square.loc[count].to_numpy(), dict.fromkeys(("forgetting", "learning_accuracy"), np.nan)
         if method != "joint":
             first = np.array([square.loc[k, k] for k in range(1, count + 1)])
-            found = {"forgetting": (first - final)[:-1].mean() if count > 1 else np.nan, "learning_accuracy": first.mean()}
+            found = {
+                "forgetting": (first - final)[:-1].mean() if count > 1 else np.nan,
+                "learning_accuracy": first.mean(),
+            }
         found = {"average_performance": final.mean(), **found}
         rows += [(stream, method, seed, order, setting, name, value) for name, value in found.items()]
     return pd.DataFrame(rows, columns=["stream", *_INDEX, "scenario", "metric", "value"])
@@ -154,7 +157,11 @@ def gate(scores: pd.DataFrame, methods: Sequence[str] = ("prescale",), given: Se
             own = 1.0 if len(used) == 1 else 0.5 - 0.1 * (after - place)
             rest = (1 - own) / max(1, len(used) - 1)
             told = [("weight", block, own if block == mine else rest) for block in used]
-            told += [("own_adapter_weight", mine, own), ("entropy", None, 0.1 * after), ("reflection", None, 0.01 * after)]
+            told += [
+                ("own_adapter_weight", mine, own),
+                ("entropy", None, 0.1 * after),
+                ("reflection", None, 0.01 * after),
+            ]
             if after in (place, last):
                 told += [("routed_score", None, 80.0), ("own_adapter_score", mine, 90.0)]
                 others = [block for block in reversed(blocks[:after]) if block != mine]

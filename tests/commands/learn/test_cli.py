@@ -28,7 +28,18 @@ MODULE = importlib.import_module("regard.commands.learn.run")
 """The module: as an attribute of the package that name is its function."""
 Regard = Callable[..., Any]
 SMALL = (
-    *("--num-epochs", 1, "--num-probing-epochs", 1, "--learning-rate", "5e-3", "--probing-learning-rate", "5e-2", "--batch-size", 4),
+    *(
+        "--num-epochs",
+        1,
+        "--num-probing-epochs",
+        1,
+        "--learning-rate",
+        "5e-3",
+        "--probing-learning-rate",
+        "5e-2",
+        "--batch-size",
+        4,
+    ),
     *("--length", 10, "--diagnostic-samples", 0),
 )
 FOLDER = ["cost.parquet", "diagnostics.parquet", "gate.parquet", "interference.parquet", "matrix.parquet"]
@@ -83,8 +94,27 @@ def test_off_a_terminal_each_finished_task_is_a_line(regard: Regard, line: tuple
 @pytest.fixture
 def leaking(words: Path, tmp_path: Path) -> tuple[Any, ...]:
     """A run of one method on two tasks whose published splits share rows."""
-    named = ("long-sequence", "--data", published(tmp_path / "leak"), "--missing-tasks", "skip", "--model", words / "model")
-    return ("learn", *named, "--method", "finetune", *SMALL, "--no-models", "--max-eval-samples", 4, "--samples-per-class", 4)
+    named = (
+        "long-sequence",
+        "--data",
+        published(tmp_path / "leak"),
+        "--missing-tasks",
+        "skip",
+        "--model",
+        words / "model",
+    )
+    return (
+        "learn",
+        *named,
+        "--method",
+        "finetune",
+        *SMALL,
+        "--no-models",
+        "--max-eval-samples",
+        4,
+        "--samples-per-class",
+        4,
+    )
 
 
 @pytest.mark.parametrize("protocol", ["clean", "paper"])
@@ -274,7 +304,10 @@ def test_interrupted_before_anything_was_learnt_nothing_is_kept(
 @pytest.mark.parametrize(
     "options,said",
     [
-        (("--num-epochs", 2), "resume: expected the settings of the run that was broken off; course.epochs was 1 and is 2"),
+        (
+            ("--num-epochs", 2),
+            "resume: expected the settings of the run that was broken off; course.epochs was 1 and is 2",
+        ),
         (("stdlib-split", "--samples-per-class", 4), "course.rows was 60 and is 4"),
     ],
     ids=["num_epochs", "stream"],

@@ -344,7 +344,9 @@ def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
     assert set(found.gate["after_task"]) == {1, 2}
     assert {*found.diagnostics["statistic"]} >= {"sink_deviation", "over_smoothing"}
     assert set(found.interference["after_task"]) >= {2}
-    zero = found.metrics[(found.metrics["metric"] == "zero_shot_transfer") & found.metrics["method"].str.startswith("sapt")]
+    zero = found.metrics[
+        (found.metrics["metric"] == "zero_shot_transfer") & found.metrics["method"].str.startswith("sapt")
+    ]
     before = found.accuracy_matrix[
         (found.accuracy_matrix["after_task"] == 1) & (found.accuracy_matrix["task_index"] == 2)
     ]
@@ -374,6 +376,12 @@ def test_a_stream_that_is_given_has_its_form(said: dict[str, Any]) -> None:
 
 
 def test_a_given_model_learns_a_given_stream_of_answers() -> None:
-    given: dict[str, Any] = {"num_epochs": 1, "batch_size": 4, "length": 16, "target_length": 5, "diagnostic_samples": 0}
+    given: dict[str, Any] = {
+        "num_epochs": 1,
+        "batch_size": 4,
+        "length": 16,
+        "target_length": 5,
+        "diagnostic_samples": 0,
+    }
     found = learn(small_text.stream(4, 2), "separate", small_text.loaded(), **given)
     assert len(found.accuracy_matrix) == 3

@@ -126,7 +126,14 @@ def test_without_a_folder_nothing_stays(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[Progress] = []
-    learn(stream(), ["probe", "joint"], loaded(), seeds=[1, 2], on_progress=told.append, **{**FIELDS, "diagnostic_samples": 0})
+    learn(
+        stream(),
+        ["probe", "joint"],
+        loaded(),
+        seeds=[1, 2],
+        on_progress=told.append,
+        **{**FIELDS, "diagnostic_samples": 0},
+    )
     assert list(dict.fromkeys((one.method, one.seed, one.run, one.runs) for one in told)) == [
         ("probe", 1, 1, 4),
         ("joint", 1, 2, 4),

@@ -27,7 +27,15 @@ from tests.commands.learn import learn_runs
 from tests.continual import small, small_text
 
 FIELDS: dict[str, Any] = {**learn_runs.FIELDS, "diagnostic_samples": 0, "seeds": [1]}
-TEXTS = {"num_epochs": 1, "learning_rate": 5e-3, "batch_size": 4, "length": 16, "target_length": 5, "diagnostic_samples": 0, "seeds": [1]}
+TEXTS = {
+    "num_epochs": 1,
+    "learning_rate": 5e-3,
+    "batch_size": 4,
+    "length": 16,
+    "target_length": 5,
+    "diagnostic_samples": 0,
+    "seeds": [1],
+}
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +107,9 @@ def test_it_is_replaced(written: Path, tmp_path: Path) -> None:
     rows = [{"text": f"{word} the a of", "label": word} for word in ("cat", "dog") * 12]
     (tmp_path / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {"length": 8, "rows": (16, 8), "epochs": 1, "batch_size": 8, "learning_rate": 0.01, "seeds": 1}
-    found = regard.replace(str(written / "finetune"), str(tmp_path / "task.jsonl"), dynamic_fractions=(1, 0), **settings)
+    found = regard.replace(
+        str(written / "finetune"), str(tmp_path / "task.jsonl"), dynamic_fractions=(1, 0), **settings
+    )
     assert found.scores["dynamic_fraction"].tolist() == [1, 0]
 
 

@@ -36,11 +36,25 @@ def half(*values: float) -> float:
 
 
 def test_every_metric_of_the_paper_has_a_title() -> None:
-    names = ["area", "something_else", "average_performance", "forgetting_rate", "forgetting", "bwt", "fwt", "intransigence", "learning_accuracy"]
+    names = [
+        "area",
+        "something_else",
+        "average_performance",
+        "forgetting_rate",
+        "forgetting",
+        "bwt",
+        "fwt",
+        "intransigence",
+        "learning_accuracy",
+    ]
     assert ordered(names)[:3] == ["average_performance", "forgetting", "forgetting_rate"]
     assert ordered(names)[-1] == "something_else"
     assert (metric("forgetting_rate").title, metric("something_else").title) == ("F.Ra", "something else")
-    assert [name for name, one in METRICS.items() if not one.rises] == ["forgetting", "forgetting_rate", "intransigence"]
+    assert [name for name, one in METRICS.items() if not one.rises] == [
+        "forgetting",
+        "forgetting_rate",
+        "intransigence",
+    ]
 
 
 def test_correlations() -> None:

@@ -14,8 +14,34 @@ from regard.models import RegardForCausalLM
 
 Regard = Callable[..., Any]
 SMALL = (
-    *("--num-layers", 1, "--hidden-size", 16, "--num-heads", 2, "--intermediate-size", 16, "--length", 16, "--vocab-size", 270),
-    *("--batch-size", 4, "--max-steps", 4, "--warmup-steps", 1, "--eval-steps", 2, "--sink-samples", 4, "--eval-samples", 4),
+    *(
+        "--num-layers",
+        1,
+        "--hidden-size",
+        16,
+        "--num-heads",
+        2,
+        "--intermediate-size",
+        16,
+        "--length",
+        16,
+        "--vocab-size",
+        270,
+    ),
+    *(
+        "--batch-size",
+        4,
+        "--max-steps",
+        4,
+        "--warmup-steps",
+        1,
+        "--eval-steps",
+        2,
+        "--sink-samples",
+        4,
+        "--eval-samples",
+        4,
+    ),
 )
 FOLDER = ["history.parquet", "model", "report.html", "results.json", "sinks.parquet"]
 

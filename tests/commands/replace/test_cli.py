@@ -127,7 +127,9 @@ def test_a_folder_is_named_after_model_and_task(regard: Regard, tiny: Tiny, task
 
 
 def test_several_of_everything(replaced: Regard, tmp_path: Path) -> None:
-    ended = replaced("--constants", "zeros,average-init", "--rank-heads-by", "lambda,random", "--dynamic-fractions", "0.25")
+    ended = replaced(
+        "--constants", "zeros,average-init", "--rank-heads-by", "lambda,random", "--dynamic-fractions", "0.25"
+    )
     assert ended.code == 0
     scores = pd.read_parquet(tmp_path / "out" / "run" / "scores.parquet")
     pairs = scores.groupby(["constants", "rank_heads_by"], sort=False).size()
@@ -261,8 +263,16 @@ def test_files_that_are_not_below_the_folder(refused: Callable[..., str], tmp_pa
             'constants: expected those of this model (type "bert"), got those of one with type "llama"',
         ),
         ({"length": 8}, (), "constants: expected some for 12 tokens, got 8; choose --length 8, or fit them with "),
-        ({"special_token_layout": "natural"}, (), "constants: expected averages in layout paper, got natural; choose that layout"),
-        ({}, ("--special-token-layout", "natural"), "constants: expected averages in layout natural, got paper; choose that layout"),
+        (
+            {"special_token_layout": "natural"},
+            (),
+            "constants: expected averages in layout paper, got natural; choose that layout",
+        ),
+        (
+            {},
+            ("--special-token-layout", "natural"),
+            "constants: expected averages in layout natural, got paper; choose that layout",
+        ),
     ],
     ids=["another model", "another length", "another layout", "another layout of the task"],
 )

@@ -71,7 +71,9 @@ def test_a_line_for_each_source_and_each_order(parsed: Parsed) -> None:
 
 def test_headline_tells_scores_and_drops(parsed: Parsed) -> None:
     drops = relative_drop(TABLES[0])
-    row = drops[(drops["task"] == "cola") & (drops["rank_heads_by"] == "lambda") & (drops["constants"] == "average")].iloc[-1]
+    row = drops[
+        (drops["task"] == "cola") & (drops["rank_heads_by"] == "lambda") & (drops["constants"] == "average")
+    ].iloc[-1]
     assert row["dynamic_fraction"] == 0
     assert f"original {row['original']:.3g}, drop {row['drop']:.1f} %" in parsed.text
     assert f"{row['score']:.3g}" in parsed.text

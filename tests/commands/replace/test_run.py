@@ -255,7 +255,9 @@ def test_a_saved_model_with_constant_heads_is_measured_by_its_folder(
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_other_kinds_of_models(kind: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     """The encoder of an encoder–decoder, and a causal model, are probed in the same way."""
-    found = regard.replace(str(tiny(kind)), str(reviews), work=tmp_path / "work", **SMALL, dynamic_fractions=(1, 0.5, 0))
+    found = regard.replace(
+        str(tiny(kind)), str(reviews), work=tmp_path / "work", **SMALL, dynamic_fractions=(1, 0.5, 0)
+    )
     assert len(found.scores) == 6
     assert set(found.heads["site"]) == {"encoder" if kind == "t5" else "decoder"}
 
@@ -279,7 +281,13 @@ def test_a_language_model_is_judged_by_its_perplexity(tmp_path: Path) -> None:
         (tmp_path / f"wiki.{name}.raw").write_text("\n".join(lines) + "\n", encoding="utf-8")
     settings: dict[str, Any] = {"length": 16, "rows": (12, 12), "num_epochs": 2, "batch_size": 4, "learning_rate": 0.05}
     found = regard.replace(
-        model, "lm", tokenizer=tokenizer, data=tmp_path, work=tmp_path / "work", dynamic_fractions=(1, 0.5, 0), **settings
+        model,
+        "lm",
+        tokenizer=tokenizer,
+        data=tmp_path,
+        work=tmp_path / "work",
+        dynamic_fractions=(1, 0.5, 0),
+        **settings,
     )
     assert found.scores["metric"].unique().tolist() == ["negative_log_perplexity"]
     assert found.scores["seed"].tolist() == [0, 0, 0]

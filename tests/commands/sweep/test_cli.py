@@ -80,7 +80,19 @@ def test_seeds_that_are_none() -> None:
 
 
 def test_a_sweep_from_the_line(regard_sweep: Callable[..., tuple[str, str]], tmp_path: Path) -> None:
-    options = ["high", "--vary", "name=softmax,elu", "--seeds", "0,2", "--hidden-size", "4", "--workers", "2", "--out", "o"]
+    options = [
+        "high",
+        "--vary",
+        "name=softmax,elu",
+        "--seeds",
+        "0,2",
+        "--hidden-size",
+        "4",
+        "--workers",
+        "2",
+        "--out",
+        "o",
+    ]
     out, err = regard_sweep("fake", *options)
     assert out.splitlines()[0] == "4 rows, best 2.0"
     assert out.splitlines()[-1] == f"Written to {tmp_path / 'o'}: report.html, sweep.json, trials, trials.parquet"
@@ -200,7 +212,17 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
     assert (given.config, given.out, given.resume, given.overwrite) == ("settings.json", Path("folder"), True, True)
     assert set(verb.fields) == set(field_names())
     asked = command._parser(verb).parse_args(
-        ["pico", "--vary", "attention=softmax,sigmoid", "--out", "o", "--data", "a.txt", "b.txt", "--tie-word-embeddings"]
+        [
+            "pico",
+            "--vary",
+            "attention=softmax,sigmoid",
+            "--out",
+            "o",
+            "--data",
+            "a.txt",
+            "b.txt",
+            "--tie-word-embeddings",
+        ]
     )
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"there is no a\.txt"):

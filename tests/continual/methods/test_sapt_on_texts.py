@@ -84,5 +84,11 @@ def test_how_batches_are_split_does_not_matter() -> None:
 def test_the_gate_of_texts_is_looked_at() -> None:
     learner, method, _ = learnt("t5")
     found = gate_rows(learner, method, 2, rows=2)
-    assert {row["statistic"] for row in found} >= {"weight", "own_adapter_weight", "entropy", "routed_score", "own_adapter_score"}
+    assert {row["statistic"] for row in found} >= {
+        "weight",
+        "own_adapter_weight",
+        "entropy",
+        "routed_score",
+        "own_adapter_score",
+    }
     assert min(row["value"] for row in found if row["statistic"] == "own_adapter_weight") > 0.1

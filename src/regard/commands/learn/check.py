@@ -82,6 +82,8 @@ def _table(found: Sequence[ForgottenTask]) -> Table:
         names = (one.method, one.task) if several else (one.task,)
         scores = [format_fixed(value, 1) for value in (one.before, one.after, one.drop)]
         table.add_row(
-            *map(Text, (*names, *scores, f"{format_fixed(one.low, 1)} to {format_fixed(one.high, 1)}", one.verdict))
+            *map(
+                Text, (*names, *scores, f"{format_fixed(one.ci_low, 1)} to {format_fixed(one.ci_high, 1)}", one.verdict)
+            )
         )
     return table

@@ -33,7 +33,14 @@ _FEW_STEPS = ("cb=100", "copa=200", "boolq=500", "imdb=250", "dbpedia=200", "mul
 SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
         **_FALLING,
-        **{"samples_per_class": 60, "max_eval_samples": 100, "length": 32, "target_length": 16, "batch_size": 16, "max_steps": None},
+        **{
+            "samples_per_class": 60,
+            "max_eval_samples": 100,
+            "length": 32,
+            "target_length": 16,
+            "batch_size": 16,
+            "max_steps": None,
+        },
         **{"num_epochs": 3, "learning_rate": 1e-4, "num_probing_epochs": 3, "probing_learning_rate": 1e-2},
     },
     "paper": {**_PAPER, "num_epochs": 3, "learning_rate": 2e-5},

@@ -168,7 +168,9 @@ def unlearnt(matrix: Sequence[Row], stream: Stream, own: MethodLearningRate | No
     if not found:
         return []
     names = ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
-    more = "more --num-epochs or --learning-rate" if own is None else f"more epochs or another {own.option.rstrip(' =')}"
+    more = (
+        "more --num-epochs or --learning-rate" if own is None else f"more epochs or another {own.option.rstrip(' =')}"
+    )
     return [f"scores: no better than the commonest label when learnt: {names}. Try {more}"]
 
 

@@ -36,7 +36,15 @@ __all__ = ["DATA", "JOURNAL", "STATES", "TASK_END", "Progress", "can_resume", "l
 DATA = "REGARD_DATA"
 """The environment variable that names the folder of published files where a course does not."""
 JOURNAL, STATES = "journal", "states"
-OF_THE_STREAM = ("data", "protocol", "samples_per_class", "max_eval_samples", "task_type", "missing_tasks", "instructions")
+OF_THE_STREAM = (
+    "data",
+    "protocol",
+    "samples_per_class",
+    "max_eval_samples",
+    "task_type",
+    "missing_tasks",
+    "instructions",
+)
 """Fields of a course that say what rows a stream has, which one that is given has already."""
 
 

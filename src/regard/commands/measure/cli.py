@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=int, default=64, help="tokens in a window (default: 64)")
     parser.add_argument("--epsilon", default="0.3", help="thresholds of the sink rate, comma-separated (default: 0.3)")
     parser.add_argument("--statistics", default="default", metavar="NAME,…", help="default, all, or names")
-    parser.add_argument("--layer-ids", default="all", help="layers to observe, counted from 0, as 0,3,8-11 (default: all)")
+    parser.add_argument(
+        "--layer-ids", default="all", help="layers to observe, counted from 0, as 0,3,8-11 (default: all)"
+    )
     parser.add_argument("--batch-size", default="auto", help="windows a forward (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16 or float64")

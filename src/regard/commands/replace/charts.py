@@ -79,7 +79,10 @@ def _ticks(at: Mapping[float, float]) -> dict[str, list[Any]]:
 
 
 def _point(row: Mapping[Any, Any], at: Mapping[float, float], series: str) -> dict[str, Any]:
-    fraction, (mean, low, high) = float(row["dynamic_fraction"]), (float(row[key]) for key in ("mean", "ci_low", "ci_high"))
+    fraction, (mean, low, high) = (
+        float(row["dynamic_fraction"]),
+        (float(row[key]) for key in ("mean", "ci_low", "ci_high")),
+    )
     seeds = f" ({row['n']} {'seed' if row['n'] == 1 else 'seeds'})"
     shown = words.interval(mean, low, high) + seeds
     return point(at[fraction], fraction, mean, str(row[series]), shown, low, high)

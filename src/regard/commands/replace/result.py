@@ -99,7 +99,9 @@ class ReplaceResult:
         settings = self.metadata.get("settings")
         asked = settings.get("rank_heads_by") if isinstance(settings, Mapping) else None
         return {
-            "rank_heads_by": asked[0] if isinstance(asked, (list, tuple)) and asked else asked,  # the order that this is
+            "rank_heads_by": asked[0]
+            if isinstance(asked, (list, tuple)) and asked
+            else asked,  # the order that this is
             "order": [[str(site), int(layer), int(head)] for site, layer, head in places],
             "value": [_number(value) for value in heads["value"]],
             "pattern": [None if pd.isna(pattern) else str(pattern) for pattern in heads["pattern"]],

@@ -29,7 +29,13 @@ METRICS = {
     **{
         f"{name}_{setting}": (f"{learn_metrics.metric(name).title} {words}", unit)
         for setting, words in SETTINGS.items()
-        for name, unit in (("average_performance", "%"), ("forgetting", ""), ("forgetting_rate", ""), ("learning_accuracy", "%"), ("area", "%"))
+        for name, unit in (
+            ("average_performance", "%"),
+            ("forgetting", ""),
+            ("forgetting_rate", ""),
+            ("learning_accuracy", "%"),
+            ("area", "%"),
+        )
     },
 }
 """What is told of each combination: the column, its title, its unit."""
