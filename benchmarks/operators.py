@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.timing import Contestants, parser, prepared, race, row, show, write
 from regard.attention.call import AttentionCall, Operation
-from regard.attention.operator import plain_output
+from regard.attention.operator import compute_output
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.attention.weightings import FEATURE_MAPS
 
@@ -107,7 +107,7 @@ def regard(of: Training, query: Tensor, key: Tensor) -> Tensor:
     operation = Operation.of(of.spec, shift=shift, **tensors)
     sink = of.learned.get("sink")
     scale = WIDTH**-0.5
-    return plain_output(
+    return compute_output(
         AttentionCall(query=query, key=key, value=of.value, scale=scale, causal=True, sink=sink, operation=operation)
     )
 

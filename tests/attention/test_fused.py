@@ -54,7 +54,7 @@ def drawn(
 def assert_defined(
     found: Tensor, call: AttentionCall, operation: Operation, leaves: list[Tensor], near: float = 1e-9
 ) -> None:
-    expected = reference.operate(call, operation)
+    expected = reference.operation_output(call, operation)
     torch.testing.assert_close(found, expected, rtol=near, atol=near)
     leaves = [leaf for leaf in leaves if leaf.requires_grad]
     onto = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=expected.dtype)
@@ -146,7 +146,7 @@ def test_sixteen_bits_are_as_near_as_they_can_be_far_into_a_sequence(learned: di
         operation = replace(operation, slopes=operation.slopes / operation.slopes.max())
     found = DEVICES[device](half, operation)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), reference.operate(exact, operation), rtol=0.03, atol=0.03)
+    torch.testing.assert_close(found.double(), reference.operation_output(exact, operation), rtol=0.03, atol=0.03)
 
 
 def test_autocast_decides_the_dtype() -> None:
@@ -156,7 +156,7 @@ def test_autocast_decides_the_dtype() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = fused.fused(single, operation)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), reference.operate(call, operation), rtol=0.03, atol=0.03)
+    torch.testing.assert_close(found.double(), reference.operation_output(call, operation), rtol=0.03, atol=0.03)
     assert all(torch.isfinite(g).all() for g in torch.autograd.grad(found.float().sum(), leaves))
 
 

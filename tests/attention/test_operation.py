@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import reference
-from regard.attention.call import REDUCTIONS, AttentionCall, ConstantHeadsInput, Operation, ReductionRequest, visible
-from regard.attention.operator import FORMS, attend, form_of, plain_output, reduce, simplified
+from regard.attention.call import (
+    REDUCTIONS,
+    AttentionCall,
+    ConstantHeadsInput,
+    Operation,
+    ReductionRequest,
+    visible_mask,
+)
+from regard.attention.operator import BACKENDS, attend, compute_output, reduce, select_backend, simplify
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from tests.attention import formulas
 
@@ -136,7 +143,7 @@ def test_every_attention_in_every_form_has_the_output_and_gradients_of_the_paper
     call = call_of(spec, tensors)
     assert call.operation is not None
     expected = formulas.output(**tensors, **choices(spec), scale=0.7)
-    assert_like_formulas(FORMS[form](call, call.operation), expected, tensors)
+    assert_like_formulas(BACKENDS[form](call, call.operation), expected, tensors)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -148,9 +155,9 @@ def test_attend_takes_the_form_of_the_spec_and_has_the_output_of_the_papers(name
     output, found = attend(call, NOTHING)
     assert not found
     assert_like_formulas(output, expected, tensors)
-    simple = simplified(call)[0]
+    simple = simplify(call)[0]
     if simple.operation is not None:
-        assert form_of(simple, simple.operation) == spec.resolved
+        assert select_backend(simple, simple.operation) == spec.resolved
 
 
 @pytest.mark.parametrize("form, window", [("blockwise", None), ("blockwise", 2), ("fused", None), ("rowwise", 2)])
@@ -163,12 +170,12 @@ def test_a_prefix_opens_what_is_to_come_and_nothing_that_the_caller_hides(form: 
     keep[..., 0, 2] = keep[..., 4, 1] = keep[..., 4, 4] = False
     last = 5 if window is None else window
     see = torch.tensor([[j < 3 or 0 <= i - j < last for j in range(5)] for i in range(5)]) & keep
-    assert torch.equal(visible(replace(call, keep=keep)), see)
+    assert torch.equal(visible_mask(replace(call, keep=keep)), see)
     q, k, v = (tensors[name] for name in "qkv")
     expected = (0.7 * q @ k.repeat_interleave(2, 1).mT).masked_fill(~see, -torch.inf).softmax(-1)
     expected = expected @ v.repeat_interleave(2, 1)
-    torch.testing.assert_close(plain_output(replace(call, keep=keep)), expected)
-    assert not torch.equal(visible(call).expand_as(see), see)
+    torch.testing.assert_close(compute_output(replace(call, keep=keep)), expected)
+    assert not torch.equal(visible_mask(call).expand_as(see), see)
 
 
 @st.composite
@@ -214,7 +221,7 @@ def test_any_call_of_any_spec_has_the_output_and_gradients_of_the_papers(
     tensors = leaves(tensors)
     length = tensors["k"].shape[2]
     expected = formulas.output(**tensors, **choices(spec, length), **options, scale=0.7)
-    output = plain_output(call_of(spec, tensors, length=length, **options))
+    output = compute_output(call_of(spec, tensors, length=length, **options))
     used = {name: t for name, t in tensors.items() if t.requires_grad and _reaches(expected, t)}
     assert_like_formulas(output, expected, used)
 
@@ -272,7 +279,7 @@ def test_weights_of_either_sign_are_measured_by_their_share_of_the_absolute_sum(
 
 @pytest.mark.parametrize("name", ["softmax", "v-bias", "v-bias-shared", "sink-logit", "off-by-one", "qk-norm"])
 def test_softmax_with_no_more_than_a_logit_is_no_operation(name: str) -> None:
-    call, added = simplified(call_of(ATTENTIONS[name], parts(ATTENTIONS[name])))
+    call, added = simplify(call_of(ATTENTIONS[name], parts(ATTENTIONS[name])))
     assert call.operation is None
     assert (added is None) != name.startswith("v-bias")
 
@@ -320,5 +327,5 @@ def test_softpick_has_a_gradient_where_a_hidden_score_is_beyond_all_floats() -> 
     call = AttentionCall(
         query=query, key=key, value=key, scale=1.0, causal=True, operation=Operation(weighting="softpick")
     )
-    (gradient,) = torch.autograd.grad(plain_output(call).sum(), query)
+    (gradient,) = torch.autograd.grad(compute_output(call).sum(), query)
     assert torch.isfinite(gradient).all()

@@ -10,7 +10,7 @@ from regard.attention.call import PER_KEY, AttentionCall, ReductionRequest
 
 NAMES = operator.ROWS_BY_KERNEL | PER_KEY
 
-if not kernels.available():
+if not kernels.is_available():
     pytest.skip("triton is not installed, or was imported without its interpreter", allow_module_level=True)
 
 

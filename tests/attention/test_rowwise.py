@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.attention import recomputed as module
 from regard.attention.blockwise import blockwise
 from regard.attention.call import AttentionCall, Operation
-from regard.attention.operator import form_of
+from regard.attention.operator import select_backend
 from regard.attention.rowwise import ROWWISE, rowwise
 from regard.attention.spec import EXTRAS, AttentionSpec
 from tests.attention import formulas
@@ -166,7 +166,7 @@ def test_no_matrix_is_made(weighting: str, window: int | None, prefix: int) -> N
 
 def test_whole_sequences_alone_go_in_tiles() -> None:
     call, operation = made(1, 1, 1, 8), Operation(distance=torch.zeros(1, 8), form="rowwise")
-    assert form_of(call, operation) == "rowwise"
+    assert select_backend(call, operation) == "rowwise"
     padded = AttentionCall(
         query=call.query,
         key=call.key,
@@ -175,4 +175,4 @@ def test_whole_sequences_alone_go_in_tiles() -> None:
         causal=True,
         key_mask=torch.ones(1, 8, dtype=torch.bool),
     )
-    assert form_of(padded, operation) == "blockwise"
+    assert select_backend(padded, operation) == "blockwise"

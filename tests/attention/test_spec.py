@@ -6,7 +6,7 @@ import json
 import pytest
 
 from regard.attention.call import Operation
-from regard.attention.spec import ATTENTIONS, EXTRAS, FORMS, AttentionSpec
+from regard.attention.spec import ATTENTIONS, BACKENDS, EXTRAS, AttentionSpec
 from regard.errors import UserError
 
 REFUSED = {
@@ -15,7 +15,7 @@ REFUSED = {
     "normalisation": ({"normalisation": "l2"}, "normalisation is one of none, sum, clamped-sum, got 'l2'"),
     "extra": ({"extra": "q-bias"}, f"extra is one of {', '.join(EXTRAS)}, got 'q-bias'"),
     "positions": ({"positions": "xpos"}, "positions is one of rotary, none, sinusoidal"),
-    "form": ({"form": "quick"}, f"form is one of {', '.join(FORMS)}, got 'quick'"),
+    "form": ({"form": "quick"}, f"form is one of {', '.join(BACKENDS)}, got 'quick'"),
     "window": ({"window": 0}, "window is a whole number of at least 1, got 0"),
     "a window that is true": ({"window": True}, "window is a whole number of at least 1, got True"),
     "a window in parts": ({"window": 2.5}, "window is a whole number of at least 1, got 2.5"),

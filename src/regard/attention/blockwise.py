@@ -36,9 +36,11 @@ def blockwise(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch
 def _output(part: AttentionCall) -> Tensor:
     assert part.operation is not None
     if not (torch.is_grad_enabled() and part.differentiable):
-        return reference.operate(part, part.operation)
+        return reference.operation_output(part, part.operation)
     random = part.dropout > 0
-    output: Tensor = checkpoint(reference.operate, part, part.operation, use_reentrant=False, preserve_rng_state=random)
+    output: Tensor = checkpoint(
+        reference.operation_output, part, part.operation, use_reentrant=False, preserve_rng_state=random
+    )
     return output
 
 
@@ -75,7 +77,7 @@ def _reduce_blocks(call: AttentionCall, wanted: ReductionRequest) -> dict[str, T
 
 def _weights(call: AttentionCall) -> Tensor:
     """The matrices summed over the unpadded samples, (head, query, key)."""
-    samples = reference.reference_matrix(call)
+    samples = reference.unpadded_samples(call)
     heads, queries = call.query.shape[1:3]
     room = call.query.new_zeros(heads, queries, call.key.shape[2])
     row = 0

@@ -169,8 +169,8 @@ class AttentionCall:
 
     def of_heads(self, heads: Sequence[int]) -> AttentionCall:
         """The call of some heads alone, each with its own keys and values."""
-        chosen = run(heads)
-        groups = run([head // self.num_key_value_groups for head in heads])
+        chosen = as_slice(heads)
+        groups = as_slice([head // self.num_key_value_groups for head in heads])
         parts: dict[str, Any] = {"query": self.query[:, chosen], "constant": None}
         parts |= {"key": self.key[:, groups], "value": self.value[:, groups]}
         for name in ("keep", "bias"):
@@ -184,7 +184,7 @@ class AttentionCall:
         return replace(self, **parts)
 
 
-def visible(call: AttentionCall) -> Tensor:
+def visible_mask(call: AttentionCall) -> Tensor:
     """Which (query, key) pairs may meet: bool, broadcastable to (batch, head, query, key)."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     see = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=call.query.device)
@@ -219,7 +219,7 @@ def relative_positions(call: AttentionCall) -> Int[Tensor, "query key"]:
     return at[:, None] - torch.arange(keys, device=call.query.device)
 
 
-def run(numbers: Sequence[int]) -> slice | list[int]:
+def as_slice(numbers: Sequence[int]) -> slice | list[int]:
     """The numbers as a slice where they follow each other, so that no copy is made."""
     first = numbers[0]
     together = list(numbers) == list(range(first, first + len(numbers)))

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.call import AttentionCall, ConstantHeadsInput, visible
+from regard.attention.call import AttentionCall, ConstantHeadsInput, visible_mask
 
 FEW = 8
 """Queries a call, up to which the rows of shifted samples are looked up one by one."""
@@ -22,7 +22,7 @@ FEW = 8
 def constant_weights(call: AttentionCall) -> Float[Tensor, "batch constant query key"]:
     """The weights of the constant heads entry by entry, without the gate: the definition."""
     constant = _constant(call)
-    see = visible(call)
+    see = visible_mask(call)
     if see.shape[1] > 1:
         see = see[:, list(constant.heads)]
     if call.query_mask is not None:

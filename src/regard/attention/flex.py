@@ -59,7 +59,7 @@ def flex(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head
     return output + (value if operation.extra_key is None or column is None else (1 - share).to(output.dtype) * value)
 
 
-def flex_serves(call: AttentionCall, operation: Operation) -> bool:
+def supports_flex(call: AttentionCall, operation: Operation) -> bool:
     """Whether the compiled kernel can take a whole causal sequence."""
     return (
         call.query.is_cuda

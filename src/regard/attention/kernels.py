@@ -44,7 +44,7 @@ class Tiling:
     stages: int
 
 
-def available() -> bool:
+def is_available() -> bool:
     """True where the kernels can run: Triton is installed, and there is a GPU or Triton's interpreter is on.
 
     The interpreter (TRITON_INTERPRET=1 in the environment before Triton is first imported) runs them on a CPU, slowly.
@@ -52,7 +52,7 @@ def available() -> bool:
     return importlib.util.find_spec("triton") is not None and (torch.cuda.is_available() or _interpreted())
 
 
-def tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
+def choose_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
     """The blocks for heads of this width: as large as one program's registers and shared memory hold."""
     width = _padded(head_dim)
     if dtype == torch.float32:
@@ -85,7 +85,7 @@ def row_statistics(
     logit a head that joins the normaliser, uncapped and unscaled. Query head h reads key group h // (head / group).
 
     Any strides, head widths and lengths; float32, bfloat16 and float16, summed in float32. Not differentiable.
-    `blocks` overrides the choice of `tiling`. ValueError: inputs do not fit together; ImportError: no Triton.
+    `blocks` overrides the choice of `choose_tiling`. ValueError: inputs do not fit together; ImportError: no Triton.
     Heads wider than 512 in float32 need a GPU that gives a program 128 KiB of shared memory; wider than 1024, more.
 
     Source: the online softmax of Milakov & Gimelshein, arXiv:1805.02867, as FlashAttention streams it
@@ -98,7 +98,7 @@ def row_statistics(
     source = _source(query)
     lse, entropy = (query.new_empty(batch, heads, queries, dtype=torch.float32) for _ in range(2))
     reach = torch.empty_like(lse) if distance else None
-    cut = blocks or tiling(head_dim, query.dtype)
+    cut = blocks or choose_tiling(head_dim, query.dtype)
     grid = (batch * heads * math.ceil(queries / cut.resident),)
     if grid[0]:
         with torch.cuda.device_of(query):
@@ -152,7 +152,7 @@ def column_statistics(
     source = _source(query)
     mass = query.new_empty(batch, heads, key.shape[2], dtype=torch.float32)
     squared = torch.empty_like(mass) if square else None
-    cut = blocks or tiling(head_dim, query.dtype)
+    cut = blocks or choose_tiling(head_dim, query.dtype)
     grid = (batch * heads * math.ceil(key.shape[2] / cut.resident),)
     if grid[0]:
         with torch.cuda.device_of(query):

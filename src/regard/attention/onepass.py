@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.call import PER_KEY, PER_QUERY, AttentionCall, ReductionRequest
-from regard.attention.reference import reference_matrix
+from regard.attention.reference import unpadded_samples
 from regard.attention.tiles import BLIND, ROWS, Tile, tiles
 
 
@@ -133,7 +133,7 @@ class _Columns:
         self.found: dict[str, Tensor] = {n: call.query.new_zeros(batch, heads, keys) for n in names}
         if "weights" in all_names:
             self.found["weights"] = call.query.new_zeros(heads, queries, keys)
-            self.whole = reference_matrix(call)
+            self.whole = unpadded_samples(call)
         self.real = None if call.query_mask is None else call.query_mask.to(call.query.dtype)[:, None, None]
 
     def add(self, tile: Tile, inverse: Tensor) -> None:

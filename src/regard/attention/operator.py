@@ -11,10 +11,10 @@ from torch import Tensor
 
 from regard.attention import kernels, reference
 from regard.attention.blockwise import blockwise, reduce_by_rows, to_acc_dtype
-from regard.attention.call import PER_KEY, AttentionCall, Operation, ReductionRequest, run, visible
+from regard.attention.call import PER_KEY, AttentionCall, Operation, ReductionRequest, as_slice, visible_mask
 from regard.attention.chunked import chunked
 from regard.attention.constant import constant_output
-from regard.attention.flex import flex, flex_serves
+from regard.attention.flex import flex, supports_flex
 from regard.attention.fused import fused
 from regard.attention.onepass import one_pass
 from regard.attention.pointwise import pointwise
@@ -23,8 +23,8 @@ from regard.attention.spectrum import spectral_bound
 from regard.attention.tiles import LOG2_E
 
 ROWS_BY_KERNEL = frozenset({"lse", "first_mass", "entropy", "distance", "row_sum", "virtual_sink_mass"})
-FORMS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {
-    "materialised": reference.operate,
+BACKENDS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {
+    "materialised": reference.operation_output,
     "blockwise": blockwise,
     "pointwise": pointwise,
     "rowwise": rowwise,
@@ -43,19 +43,19 @@ def attend(call: AttentionCall, wanted: ReductionRequest) -> tuple[Tensor, dict[
     """
     if call.constant is not None:
         found = reference.reduce(to_acc_dtype(_biased(call).detached()), wanted) if wanted.names else {}
-        return partly_constant(call), found
-    call, added = simplified(call)
+        return _constant_heads_output(call), found
+    call, added = simplify(call)
     if added is not None:
         bare, found = attend(call, wanted)
         return bare + added.to(bare.dtype), found
     graph = torch.is_grad_enabled() and call.differentiable
     if not wanted.names or call.dropout or graph or call.operation is not None:
-        output = plain_output(call)
+        output = compute_output(call)
         return output, reduce(call, wanted)
     if fused_lse_serves(call, wanted):
         return _with_lse(call, wanted)
     if call.query.is_cuda:
-        return plain_output(call), reduce(call, wanted)
+        return compute_output(call), reduce(call, wanted)
     result, reductions = _reductions(call, wanted, output=True)
     assert result is not None
     return result.to(call.query.dtype), reductions
@@ -69,14 +69,14 @@ def reduce(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
     return _reductions(call.detached(), wanted, output=False)[1]
 
 
-def plain_output(call: AttentionCall) -> Tensor:
+def compute_output(call: AttentionCall) -> Tensor:
     """The output alone, through PyTorch's fused attention where that can express the call."""
-    call, added = simplified(call)
+    call, added = simplify(call)
     if added is not None:
-        bare = plain_output(call)
+        bare = compute_output(call)
         return bare + added.to(bare.dtype)
     if call.operation is not None:
-        return FORMS[form_of(call, call.operation)](call, call.operation)
+        return BACKENDS[select_backend(call, call.operation)](call, call.operation)
     if call.softcap is None and call.sink is None:
         return _fused(call)
     if _unbroken(call):
@@ -88,7 +88,7 @@ def plain_output(call: AttentionCall) -> Tensor:
     return output.to(call.query.dtype)
 
 
-def simplified(call: AttentionCall) -> tuple[AttentionCall, Tensor | None]:
+def simplify(call: AttentionCall) -> tuple[AttentionCall, Tensor | None]:
     """The call, without an operation where that is softmax and no more, and what is added to its output beside."""
     operation = call.operation
     if operation is None:
@@ -106,7 +106,7 @@ def simplified(call: AttentionCall) -> tuple[AttentionCall, Tensor | None]:
     return replace(call, operation=operation), added
 
 
-def form_of(call: AttentionCall, operation: Operation) -> str:
+def select_backend(call: AttentionCall, operation: Operation) -> str:
     """How the output of a call is computed: as its operation says for a whole sequence, on CUDA by FlexAttention.
 
     That replaces tiles, and the blocks of what else it can do.
@@ -116,7 +116,7 @@ def form_of(call: AttentionCall, operation: Operation) -> str:
     if not _unbroken(call):
         return "blockwise"
     if operation.form in ("pointwise", "rowwise", "blockwise", "flex"):
-        if flex_serves(call, operation):
+        if supports_flex(call, operation):
             return "flex"
         return "blockwise" if operation.form == "flex" else operation.form
     return operation.form
@@ -129,14 +129,14 @@ def _unbroken(call: AttentionCall) -> bool:
     return call.causal and call.offset == 0 and queries == keys > 1 and not masked and not call.dropout
 
 
-def partly_constant(call: AttentionCall) -> Tensor:
+def _constant_heads_output(call: AttentionCall) -> Tensor:
     """The output where some heads are constant: their C·V beside the attention of the others, or mixed with it."""
     assert call.constant is not None
     constant = call.constant
     fixed = constant_output(call)
     heads = list(constant.heads)
     if constant.gate is not None:
-        free = plain_output(replace(call, constant=None)).transpose(1, 2)
+        free = compute_output(replace(call, constant=None)).transpose(1, 2)
         gate = constant.gate.to(free.dtype)[:, None]
         fixed = gate * free[:, :, heads] + (1 - gate) * fixed
         if len(heads) == free.shape[2]:
@@ -145,13 +145,13 @@ def partly_constant(call: AttentionCall) -> Tensor:
     others = [head for head in range(call.query.shape[1]) if head not in set(heads)]
     if not others:
         return fixed.transpose(1, 2)
-    free = plain_output(call.of_heads(others)).transpose(1, 2)
+    free = compute_output(call.of_heads(others)).transpose(1, 2)
     if torch.is_grad_enabled() and (free.requires_grad or fixed.requires_grad):
         back = torch.tensor([*others, *heads], device=free.device).argsort()
         return torch.cat([free, fixed], dim=2).index_select(2, back).transpose(1, 2)
     room = free.new_empty(*free.shape[:2], len(heads) + len(others), free.shape[-1])
     for part, numbers in ((free, others), (fixed, heads)):
-        room[:, :, run(numbers)] = part
+        room[:, :, as_slice(numbers)] = part
     return room.transpose(1, 2)
 
 
@@ -168,7 +168,7 @@ def _biased(call: AttentionCall) -> AttentionCall:
 def _reductions(
     call: AttentionCall, wanted: ReductionRequest, *, output: bool
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
-    call, _ = simplified(call)
+    call, _ = simplify(call)
     if call.operation is not None:
         return None, reduce_by_rows(call, wanted)
     full = to_acc_dtype(call)
@@ -189,7 +189,7 @@ def _fused(call: AttentionCall) -> Tensor:
     mask = _mask(call)
     simple = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
     if mask is None and call.causal and not simple:
-        mask = visible(call)
+        mask = visible_mask(call)
     return torch.nn.functional.scaled_dot_product_attention(
         call.query,
         call.key,
@@ -209,7 +209,7 @@ def _mask(call: AttentionCall) -> Tensor | None:
         padding = call.key_mask[:, None, None, :]
         see = padding if see is None else see & padding
     if call.causal and (see is not None or call.bias is not None):
-        future = visible(replace(call, keep=None, key_mask=None))
+        future = visible_mask(replace(call, keep=None, key_mask=None))
         see = future if see is None else see & future
     if call.bias is None:
         return see
@@ -227,7 +227,7 @@ def fused_lse_serves(call: AttentionCall, wanted: ReductionRequest) -> bool:
         and call.value.shape[-1] == call.query.shape[-1]
         and call.query.dtype in (torch.float32, torch.float64)
         and (not call.causal or call.offset == 0)
-        and FUSED_CPU is not None
+        and FLASH_FORWARD is not None
     )
 
 
@@ -236,15 +236,15 @@ def _fused_cpu() -> Any | None:
     return getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
-FUSED_CPU = _fused_cpu()
+FLASH_FORWARD = _fused_cpu()
 
 
 def _with_lse(call: AttentionCall, wanted: ReductionRequest) -> tuple[Tensor, dict[str, Tensor]]:
-    assert FUSED_CPU is not None
+    assert FLASH_FORWARD is not None
     padding = None
     if call.key_mask is not None:
         padding = call.query.new_zeros(call.key_mask.shape).masked_fill_(~call.key_mask, -torch.inf)[:, None, None, :]
-    output, lse = FUSED_CPU(call.query, call.key, call.value, 0.0, call.causal, attn_mask=padding, scale=call.scale)
+    output, lse = FLASH_FORWARD(call.query, call.key, call.value, 0.0, call.causal, attn_mask=padding, scale=call.scale)
     if call.key_mask is not None:
         lse = lse.masked_fill(_blind(call, call.key_mask), -torch.inf)
     found = {"lse": lse} if "lse" in wanted.names else {}
@@ -303,7 +303,7 @@ def kernels_serve(call: AttentionCall, wanted: ReductionRequest) -> bool:
     return (
         call.query.is_cuda
         and call.query.dtype in kernels.DTYPES
-        and kernels.available()
+        and kernels.is_available()
         and call.keep is None
         and call.bias is None
         and bool(wanted.names)

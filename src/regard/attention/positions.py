@@ -10,7 +10,7 @@ from torch import Tensor
 
 POSITIONS = ("rotary", "none", "sinusoidal", "learned", "alibi", "t5", "t5-bucket-number")
 """`t5-bucket-number` adds the number of the bucket itself, as the code released with Gu et al. 2025 does."""
-BUCKETS, FARTHEST = 32, 128
+NUM_BUCKETS, MAX_DISTANCE = 32, 128
 
 
 def rotary_angles(
@@ -34,7 +34,7 @@ def rotate(
     return x * cosine[:, None].to(x.dtype) + swapped * sine[:, None].to(x.dtype)
 
 
-def sinusoidal(length: int, width: int) -> Float[Tensor, "length width"]:
+def sinusoidal_table(length: int, width: int) -> Float[Tensor, "length width"]:
     """The table of Vaswani et al. 2017: sines in the even columns, cosines in the odd ones."""
     angles = torch.arange(length)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     table = torch.zeros(length, width)
@@ -49,7 +49,7 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
 
 def t5_buckets(distances: Int[Tensor, "*lead"]) -> Int[Tensor, "*lead"]:
     """The bucket of each distance to an earlier key (Raffel et al. 2020): exact below 16, then logarithmic to 128."""
-    exact = BUCKETS // 2
+    exact = NUM_BUCKETS // 2
     distances = distances.clamp(min=0)
-    far = exact + (distances.clamp(min=1) / exact).log() / math.log(FARTHEST / exact) * (BUCKETS - exact)
-    return torch.where(distances < exact, distances, far.long().clamp(max=BUCKETS - 1))
+    far = exact + (distances.clamp(min=1) / exact).log() / math.log(MAX_DISTANCE / exact) * (NUM_BUCKETS - exact)
+    return torch.where(distances < exact, distances, far.long().clamp(max=NUM_BUCKETS - 1))

@@ -14,18 +14,18 @@ from regard.attention.call import (
     Operation,
     ReductionRequest,
     relative_positions,
-    visible,
+    visible_mask,
 )
 from regard.attention.constant import constant_weights
-from regard.attention.weightings import NORMALISATIONS, WEIGHTINGS, proxy
+from regard.attention.weightings import NORMALISATIONS, WEIGHTINGS, proxy_distribution
 
 
 def scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     """The logits before the softmax, −inf where a query may not see a key."""
-    return all_scores(call).masked_fill(~visible(call), float("-inf"))
+    return unmasked_scores(call).masked_fill(~visible_mask(call), float("-inf"))
 
 
-def all_scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
+def unmasked_scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     """The logits of every pair, also of those that may not meet."""
     key = call.key.repeat_interleave(call.num_key_value_groups, dim=1)
     result = call.query @ key.mT * call.scale
@@ -55,7 +55,7 @@ def operation_weights(
 ) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query 1"] | None]:
     """The weights on the keys, and that on the extra column if there is one."""
     call = replace(call, operation=operation)
-    keep, found = visible(call), all_scores(call)
+    keep, found = visible_mask(call), unmasked_scores(call)
     if call.bias is not None:
         keep = keep & (found > float("-inf"))
     columns = _extra_scores(call, operation)
@@ -87,7 +87,7 @@ def mixed_weights(
     return _with_constant(call, call.constant, found), None if column is None else column * _free_share(call, column)
 
 
-def operate(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+def operation_output(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """The output of an operation, with the dropout of the call."""
     matrix, column = mixed_weights(call, operation)
     result = torch.nn.functional.dropout(matrix, call.dropout) @ call.value.repeat_interleave(
@@ -109,7 +109,7 @@ def _free_share(call: AttentionCall, like: Tensor) -> Float[Tensor, "head 1 1"]:
     return share[:, None, None]
 
 
-def log_normaliser(call: AttentionCall) -> Float[Tensor, "batch head query"]:
+def log_normalizer(call: AttentionCall) -> Float[Tensor, "batch head query"]:
     """The log-normaliser log Σ_j exp(s_ij) of softmax, a column beside the keys included; −inf where nothing is seen.
 
     The weights of constant heads come normalised: theirs is 0.
@@ -129,7 +129,7 @@ def weights(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
     if call.operation is not None:
         return mixed_weights(call, call.operation)[0]
     free = replace(call, constant=None)
-    lse = log_normaliser(free)[..., None]
+    lse = log_normalizer(free)[..., None]
     found = torch.where(lse.isinf(), 0.0, (scores(free) - lse.masked_fill(lse.isinf(), 0.0)).exp())
     return found if call.constant is None else _with_constant(call, call.constant, found)
 
@@ -146,7 +146,7 @@ def _with_constant(call: AttentionCall, constant: ConstantHeadsInput, found: Ten
 def attend(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]:
     """The output A·V, with the dropout of the call."""
     if call.operation is not None:
-        return operate(call, call.operation)
+        return operation_output(call, call.operation)
     matrix = torch.nn.functional.dropout(weights(call), call.dropout)
     return matrix @ call.value.repeat_interleave(call.num_key_value_groups, dim=1)
 
@@ -157,7 +157,7 @@ def spectral_bound(matrix: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*
     return torch.linalg.matrix_norm(centred, ord=2).square()
 
 
-def reference_matrix(call: AttentionCall) -> Bool[Tensor, " batch"]:
+def unpadded_samples(call: AttentionCall) -> Bool[Tensor, " batch"]:
     """Which samples of the batch have no padding, so that their matrices may be averaged entry by entry."""
     batch = call.query.shape[0]
     result = torch.ones(batch, dtype=torch.bool, device=call.query.device)
@@ -177,11 +177,11 @@ def distribution(
     operation = call.operation
     if operation is None:
         a = weights(call)
-        return a, (1 - a.sum(-1)) * (log_normaliser(call) > float("-inf"))
+        return a, (1 - a.sum(-1)) * (log_normalizer(call) > float("-inf"))
     a, column = mixed_weights(call, operation)
     both = a if column is None else torch.cat([column, a], dim=-1)
     if WEIGHTINGS[operation.weighting].proxy:
-        both = proxy(both)
+        both = proxy_distribution(both)
     return (both, torch.zeros_like(both[..., 0])) if column is None else (both[..., 1:], both[..., 0])
 
 
@@ -198,13 +198,13 @@ def reduce(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
     every = {
         "column_mass": lambda: counted.sum(-2),
         "column_square": lambda: counted.square().sum(-2),
-        "lse": lambda: log_normaliser(call) if _is_softmax(call) else weights(call).abs().sum(-1).log(),
+        "lse": lambda: log_normalizer(call) if _is_softmax(call) else weights(call).abs().sum(-1).log(),
         "entropy": lambda: -torch.special.xlogy(a, a).sum(-1),
         "distance": lambda: (a * (queries - keys).abs()).sum(-1),
         "row_sum": lambda: weights(call).sum(-1),
         "virtual_sink_mass": lambda: missing,
         "first_mass": lambda: _first_mass(call, a, wanted.first),
-        "weights": lambda: counted[reference_matrix(call)].sum(0),
+        "weights": lambda: counted[unpadded_samples(call)].sum(0),
         "spectral_bound": lambda: _spectral_by_sample(call, a),
     }
     return {name: every[name]() for name in wanted.names}

@@ -10,7 +10,7 @@ from regard.attention.weightings import FEATURE_MAPS, NORMALISATIONS, WEIGHTINGS
 from regard.errors import UserError
 
 EXTRAS = ("none", "zero", "sink-logit", "k-bias", "v-bias", "kv-bias")
-FORMS = ("auto", "materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused", "flex")
+BACKENDS = ("auto", "materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused", "flex")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ _KNOWN: dict[str, Any] = {
     "normalisation": tuple(NORMALISATIONS),
     "extra": EXTRAS,
     "positions": POSITIONS,
-    "form": FORMS,
+    "form": BACKENDS,
 }
 _PREFERRED = ("fused", "chunked", "pointwise", "rowwise", "blockwise")
 _IN_SCORES = ("t5", "t5-bucket-number")
@@ -137,7 +137,7 @@ def _obstacle(spec: AttentionSpec, form: str) -> str | None:
 
 
 def _possible(spec: AttentionSpec) -> str:
-    return ", ".join(form for form in FORMS if form != "auto" and not _obstacle(spec, form))
+    return ", ".join(form for form in BACKENDS if form != "auto" and not _obstacle(spec, form))
 
 
 ATTENTIONS: dict[str, AttentionSpec] = {

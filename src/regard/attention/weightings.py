@@ -59,7 +59,7 @@ def softpick(
 
 @dataclass(frozen=True)
 class Weighting:
-    """A way from scores to weights. `linear` in the scores; `proxy`: no distribution, one is made of it for sinks."""
+    """A way from scores to weights. `linear` in the scores; `proxy`: weights that are no distribution."""
 
     weigh: Callable[[Tensor, Tensor], Tensor]
     proxy: bool = True
@@ -75,45 +75,45 @@ WEIGHTINGS = {
 }
 
 
-def by_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+def normalize_by_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
     """A / (Σ_j A + 10⁻⁸), for weights that are not negative."""
     return weights / (weights.sum(-1, keepdim=True) + EPSILON)
 
 
-def by_clamped_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+def normalize_by_clamped_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
     """A / max(|Σ_j A|, 1), for weights of either sign."""
     return weights / weights.sum(-1, keepdim=True).abs().clamp(min=1)
 
 
 NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda weights: weights,
-    "sum": by_sum,
-    "clamped-sum": by_clamped_sum,
+    "sum": normalize_by_sum,
+    "clamped-sum": normalize_by_clamped_sum,
 }
 
 
-def proxy(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+def proxy_distribution(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
     """|A| / (Σ_j |A| + 10⁻⁸): the distribution on which sinks of other weightings are measured (Gu et al. 2025)."""
-    return by_sum(weights.abs())
+    return normalize_by_sum(weights.abs())
 
 
-def mlp(
+def mlp_features(
     x: Float[Tensor, "*lead width"], inner: Float[Tensor, "hidden width"], outer: Float[Tensor, "width hidden"]
 ) -> Float[Tensor, "*lead width"]:
     """φ(x) = W₂ relu(W₁ x), of weights that queries, keys and heads share."""
     return linear(relu(linear(x, inner)), outer)
 
 
-def elu_map(x: Float[Tensor, "*lead width"]) -> Float[Tensor, "*lead width"]:
+def elu_features(x: Float[Tensor, "*lead width"]) -> Float[Tensor, "*lead width"]:
     """elu(x) + 1, entry by entry."""
     return elu(x) + 1
 
 
-FEATURE_MAPS: dict[str, Callable[..., Tensor]] = {"none": lambda x: x, "elu": elu_map, "mlp": mlp}
+FEATURE_MAPS: dict[str, Callable[..., Tensor]] = {"none": lambda x: x, "elu": elu_features, "mlp": mlp_features}
 """`mlp` takes its two weights as well."""
 
 
-def gated(
+def apply_gate(
     output: Float[Tensor, "batch query head width"], gate: Float[Tensor, "batch query head #width"]
 ) -> Float[Tensor, "batch query head width"]:
     """The output o · σ(W_g x) of gated attention (Qiu et al. 2025); `gate` is W_g x."""

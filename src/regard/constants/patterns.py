@@ -31,14 +31,14 @@ NEIGHBOURHOOD = 5
 _OFFSETS = {"diagonal": 0, "previous token": -1, "next token": 1}
 
 
-def pattern(matrix: Tensor, separators: Sequence[int] = ()) -> Pattern:
-    """The pattern of one matrix (query, key); see `patterns`."""
+def classify_pattern(matrix: Tensor, separators: Sequence[int] = ()) -> Pattern:
+    """The pattern of one matrix (query, key); see `classify_patterns`."""
     if matrix.dim() != 2:
         raise UserError(f"pattern: expected one matrix (query, key), got the shape {tuple(matrix.shape)}")
-    return patterns(matrix, separators)[0]
+    return classify_patterns(matrix, separators)[0]
 
 
-def patterns(matrices: Tensor, separators: Sequence[int] = ()) -> list[Pattern]:
+def classify_patterns(matrices: Tensor, separators: Sequence[int] = ()) -> list[Pattern]:
     """The pattern of each matrix (…, query, key), the leading axes in row-major order.
 
     Compared are the band (own, previous, next token) and the special columns (the first one and `separators`; negative
@@ -46,7 +46,7 @@ def patterns(matrices: Tensor, separators: Sequence[int] = ()) -> list[Pattern]:
     everywhere, as a part of what is left beyond it. The larger excess names the pattern if it is at least `CLEAR`, else
     the matrix is "broad". In the band, the previous or the next token names it if more than `MOST` of the band's mass
     is there, else it is "diagonal". A matrix without any mass is "zero". A matrix may show both; `has_diagonal` and
-    `on_special` answer for each alone.
+    `is_on_special_tokens` answer for each alone.
     """
     held, even = _shares(matrices, separators)
     excess = {
@@ -63,7 +63,7 @@ def patterns(matrices: Tensor, separators: Sequence[int] = ()) -> list[Pattern]:
     return [PATTERNS[number] for number in code.flatten().tolist()]
 
 
-def shares(matrices: Tensor, separators: Sequence[int] = ()) -> dict[str, Tensor]:
+def mass_shares(matrices: Tensor, separators: Sequence[int] = ()) -> dict[str, Tensor]:
     """By name the share of a row's mass, a mean over rows, each of the shape (…) of matrices (…, query, key).
 
     "diagonal", "previous token" and "next token" are the offsets 0, −1 and +1, "band" is their sum, "special tokens"
@@ -87,13 +87,13 @@ def has_diagonal(matrices: Tensor, separators: Sequence[int] = ()) -> Tensor:
     return band.nan_to_num(0).amax(0) > BRIGHTER * beside
 
 
-def on_special(matrices: Tensor, separators: Sequence[int] = ()) -> Tensor:
+def is_on_special_tokens(matrices: Tensor, separators: Sequence[int] = ()) -> Tensor:
     """Whether more than half of the mass is on special tokens: booleans (…) for matrices (…, query, key)."""
-    return shares(matrices, separators)["special tokens"] > MOST
+    return mass_shares(matrices, separators)["special tokens"] > MOST
 
 
-def over_heads(matrices: Mapping[str, Tensor], separators: Sequence[int] = ()) -> dict[str, float]:
-    """The shares of all heads that `has_diagonal` and are `on_special`, of layers of matrices (head, query, key)."""
+def pattern_fractions(matrices: Mapping[str, Tensor], separators: Sequence[int] = ()) -> dict[str, float]:
+    """The fractions of heads that `has_diagonal` and `is_on_special_tokens`, of layers (head, query, key)."""
     if not matrices:
         raise UserError("patterns: expected the matrices of at least one layer, got none")
     layers = list(matrices.values())
@@ -101,7 +101,9 @@ def over_heads(matrices: Mapping[str, Tensor], separators: Sequence[int] = ()) -
         "has_diagonal": float(
             torch.cat([has_diagonal(layer, separators).flatten() for layer in layers]).double().mean()
         ),
-        "on_special": float(torch.cat([on_special(layer, separators).flatten() for layer in layers]).double().mean()),
+        "on_special": float(
+            torch.cat([is_on_special_tokens(layer, separators).flatten() for layer in layers]).double().mean()
+        ),
     }
 
 

@@ -31,7 +31,7 @@ def zeros(queries: int, keys: int) -> Float[Tensor, "query key"]:
 SOURCES: dict[str, Callable[[int, int], Tensor]] = {"identity": identity, "toeplitz": toeplitz, "zeros": zeros}
 
 
-def data_free(source: str, like: Constants) -> Constants:
+def make_data_free(source: str, like: Constants) -> Constants:
     """Constants of a data-free source for the model, the length and the layout of others."""
     check_choice("constants", source, SOURCES)
     matrices = {}

@@ -19,7 +19,7 @@ FORMS: tuple[Form, ...] = ("low-rank", "columns+band", "top-k", "toeplitz")
 Matrices = Float[Tensor, "head query key"]
 
 
-def structured(constants: Constants, form: Form, size: int) -> Constants:
+def approximate(constants: Constants, form: Form, size: int) -> Constants:
     """Constants of a cheaper form, each head's matrix approximated on its own; without counts.
 
     * "low-rank": U·W of rank `size`, nearest in the Frobenius norm. Entries may be negative and stay so, for U·W cannot
@@ -47,10 +47,10 @@ def structured(constants: Constants, form: Form, size: int) -> Constants:
     return Constants(matrices=matrices, origin=replace(constants.origin, notes=(*constants.origin.notes, note)))
 
 
-def error(constants: Constants, other: Constants) -> dict[Layer, Float[Tensor, " head"]]:
+def approximation_error(constants: Constants, other: Constants) -> dict[Layer, Float[Tensor, " head"]]:
     """‖C − C'‖ / ‖C‖ in the Frobenius norm, by head, in float64; NaN for a head whose C is zero.
 
-    Entries of averages weigh as in `structured`, by the counts of the first.
+    Entries of averages weigh as in `approximate`, by the counts of the first.
     """
     if constants.layers != other.layers or constants.length != other.length:
         raise UserError(
@@ -66,7 +66,7 @@ def error(constants: Constants, other: Constants) -> dict[Layer, Float[Tensor, "
     return found
 
 
-def multiply_adds(form: Form | Literal["dense"], size: int, length: int) -> int:
+def count_multiply_adds(form: Form | Literal["dense"], size: int, length: int) -> int:
     """Multiply-adds of one head for a matrix of that form and one column of values, of an input of `length` tokens.
 
     A dense matrix takes length². Columns and band count as if they did not overlap.

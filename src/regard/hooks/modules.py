@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
 PROJECTIONS = ("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj")
 
-LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
+LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
 """Where the configuration of a model says how many layers it has."""
 
 
@@ -57,7 +57,7 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
 def num_blocks(stack: Stack) -> int:
     """How many layers a stack has at the most: those that it holds, or as many as its configuration says."""
     config = stack.module.config.get_text_config()
-    said = [getattr(config, name, None) for name in LAYERS]
+    said = [getattr(config, name, None) for name in LAYER_COUNT_FIELDS]
     return max([len(stack.blocks), *(count for count in said if isinstance(count, int))])
 
 

@@ -26,7 +26,7 @@ from regard.hooks.sequences import Sequences
 from regard.statistics import Statistic, StatisticRow, select_statistics
 from regard.statistics.table import make_table, select_rows
 
-EMBEDDINGS = -1
+EMBEDDING_LAYER = -1
 """The number of the layer whose output is the input of layer 0."""
 
 
@@ -158,7 +158,7 @@ class Watch:
             )
 
     def _enter(self, sequences: Sequences, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if sequences.forward is not None and sequences.forward.blocks == 0 and self._watched(EMBEDDINGS):
+        if sequences.forward is not None and sequences.forward.blocks == 0 and self._watched(EMBEDDING_LAYER):
             sequences.forward.embeddings = hidden.of_arguments(args, kwargs)
 
     def _leave(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
@@ -199,8 +199,8 @@ class Watch:
         if what == "self" and number == 0:
             sequences.role = sequences.role or ("decoder" if causal_site else "encoder")
             sequences.first_attention(call)
-            if self._watched(EMBEDDINGS):
-                self._keep_hidden(sequences, EMBEDDINGS, forward.embeddings)
+            if self._watched(EMBEDDING_LAYER):
+                self._keep_hidden(sequences, EMBEDDING_LAYER, forward.embeddings)
             forward.embeddings = None
         if not self._watched(number):
             return None
@@ -254,9 +254,9 @@ def _layers(wanted: Any, count: int) -> frozenset[int]:
         found = [operator.index(layer) for layer in several]
     except TypeError:
         raise UserError(f"layers: expected numbers of layers, counted from 0, got {wanted!r}") from None
-    if wrong := [layer for layer in found if not EMBEDDINGS <= layer < count]:
+    if wrong := [layer for layer in found if not EMBEDDING_LAYER <= layer < count]:
         raise UserError(
-            f"layers: expected layers of this model, from 0 to {count - 1} ({EMBEDDINGS}: the embeddings); "
+            f"layers: expected layers of this model, from 0 to {count - 1} ({EMBEDDING_LAYER}: the embeddings); "
             f"got {wrong[0]}"
         )
     return frozenset(found)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention.call import AttentionCall, Operation, relative_positions, visible
+from regard.attention.call import AttentionCall, Operation, relative_positions, visible_mask
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.attention.weightings import FEATURE_MAPS
 from regard.constants import Layer
@@ -214,7 +214,7 @@ class LayerOperation:
 
 def _lowered(call: AttentionCall) -> AttentionCall:
     """The call with its scores lowered by the logarithm of how many keys each query sees (Ramapuram et al. 2024)."""
-    count = visible(call).sum(-1, keepdim=True).clamp(min=1)
+    count = visible_mask(call).sum(-1, keepdim=True).clamp(min=1)
     lower = -torch.log(count.to(call.query.dtype)).expand(*count.shape[:3], call.key.shape[2])
     bias: Tensor = lower if call.bias is None else call.bias + lower
     return replace(call, bias=bias)

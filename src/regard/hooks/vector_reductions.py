@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.blockwise import blocks
-from regard.attention.call import AttentionCall, relative_positions, visible
+from regard.attention.call import AttentionCall, relative_positions, visible_mask
 
 ROWS = 256
 
@@ -60,7 +60,9 @@ def early_count(call: AttentionCall) -> Float[Tensor, "batch one key"]:
     """How many real queries before key j see it, in any head: the prefix of an operation lets them."""
     count = to_acc_dtype(call.query).new_zeros(len(call.query), 1, call.key.shape[2])
     for part, keys in blocks(call):
-        early = (visible(part) & (relative_positions(part) < 0)).any(1, keepdim=True).expand(len(count), -1, -1, -1)
+        early = (
+            (visible_mask(part) & (relative_positions(part) < 0)).any(1, keepdim=True).expand(len(count), -1, -1, -1)
+        )
         if part.query_mask is not None:
             early = early & part.query_mask[:, None, :, None]
         count[..., keys] += early.sum(2)
@@ -111,7 +113,7 @@ def visible_sums(
         values = values * call.query_mask[:, None, :, None]
     keys = call.key.shape[2]
     if call.keep is not None or (call.operation is not None and call.operation.reaches):
-        return _masked_sums(values, visible(call), keys)
+        return _masked_sums(values, visible_mask(call), keys)
     if not call.causal:
         return values.sum(2, keepdim=True).expand(-1, -1, keys, -1)
     suffix = torch.nn.functional.pad(values.flip(2).cumsum(2).flip(2), (0, 0, 0, 1))

@@ -15,9 +15,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from regard.attention import reference
 from regard.attention.call import AttentionCall, Operation
-from regard.attention.operator import plain_output
+from regard.attention.operator import compute_output
 from regard.attention.positions import rotate
-from regard.attention.weightings import FEATURE_MAPS, gated
+from regard.attention.weightings import FEATURE_MAPS, apply_gate
 from regard.models.feed_forward import FEED_FORWARDS
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class RegardAttention(nn.Module):
                 key, value = key[:, :, :known], value[:, :, :known]
         output = self._attend(self._call(query, key, value, around), around)
         if self.gate_proj is not None:
-            output = gated(output, self._heads(self.gate_proj(hidden_states)))
+            output = apply_gate(output, self._heads(self.gate_proj(hidden_states)))
         return self.o_proj(output.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class RegardAttention(nn.Module):
             return output.transpose(1, 2)
         if self.config._attn_implementation == "eager":
             return reference.attend(call)
-        return plain_output(call)
+        return compute_output(call)
 
 
 _PLAIN = Operation(form="fused")

@@ -14,7 +14,7 @@ from regard.statistics.sinks import GU, mean_received_attention, sink_rate
 from regard.statistics.statistic import Average, PerLayer, SampleValues, StatisticInfo
 
 
-def visible_before(layer: Observation, tokens: int) -> int:
+def num_prepended_tokens(layer: Observation, tokens: int) -> int:
     """How many tokens a model has put in front of sequences of `tokens` tokens: one if it has a sink token."""
     return int(layer.length.max()) - tokens
 
@@ -32,7 +32,7 @@ class TokenFirst(Average):
         return self.statistic.sampled([self._given(layer) for layer in layers])
 
     def _given(self, layer: Observation) -> Observation:
-        front = visible_before(layer, self.tokens)
+        front = num_prepended_tokens(layer, self.tokens)
         if not front:
             return layer
         cut = {"hidden_norm": lambda tensor: tensor[:, front:]}
@@ -92,7 +92,7 @@ class VirtualSink(PerLayer):
     def _alpha(self, layer: Observation) -> Float[Tensor, "sample head"]:
         missing = layer.tensors["virtual_sink_mass"]
         mean = mean_over_queries(missing, layer.real_queries(missing.shape[-1]))
-        front = layer.tensors["column_mass"][..., : visible_before(layer, self.tokens)].double().sum(-1)
+        front = layer.tensors["column_mass"][..., : num_prepended_tokens(layer, self.tokens)].double().sum(-1)
         length = layer.length[:, None]
         alpha = mean + front / length
         return (1 + alpha * length) / (length + 1) if layer.virtual_key else alpha

@@ -13,7 +13,7 @@ from regard.statistics.statistic import PerLayer, SampleValues, StatisticInfo, S
 GU = "Gu et al. 2025 (arXiv 2410.10781)"
 
 
-def first_against_rest(
+def first_to_rest_ratio(
     norms: Float[Tensor, "sample ... token"], real: Bool[Tensor, "sample token"]
 ) -> Float[Tensor, "sample ..."]:
     """The value at position 0 over the mean of the sample's others; not finite if there are none or all are zero."""
@@ -32,7 +32,7 @@ class Norm(PerLayer):
         norms = layer.tensors[self.reduction]
         real = layer.real_keys(norms.shape[-1])
         yield SampleValues(self.key(layer, *self.axes), norms, real)
-        ratio = first_against_rest(norms, real)
+        ratio = first_to_rest_ratio(norms, real)
         key = StatisticKey(f"{self.name}_sink_ratio", layer.site, layer.layer, None, self.axes[:-1])
         yield SampleValues(key, ratio, ratio.isfinite())
 

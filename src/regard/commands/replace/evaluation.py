@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from regard.attention.operator import FUSED_CPU
+from regard.attention.operator import FLASH_FORWARD
 from regard.commands.replace.evaluators import Evaluator, read_batches
 from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm, rank_heads
 from regard.constants import Constants, Head
@@ -183,8 +183,8 @@ def _milliseconds(model: Any, inputs: Mapping[str, Tensor]) -> float:
 def _flops(model: Any, inputs: Mapping[str, Tensor]) -> float:
     """As PyTorch counts them, its fused attention for CPUs included."""
     own: dict[Any, Any] = {}
-    if FUSED_CPU is not None:
-        own[FUSED_CPU.default] = lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
+    if FLASH_FORWARD is not None:
+        own[FLASH_FORWARD.default] = lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
     with FlopCounterMode(display=False, custom_mapping=own) as counter:
         model(**inputs)
     return float(counter.get_total_flops())
