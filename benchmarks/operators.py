@@ -104,7 +104,7 @@ def regard(of: Training, query: Tensor, key: Tensor) -> Tensor:
     """The attention, in the form that its spec resolves to."""
     tensors = {name: tensor for name, tensor in of.learned.items() if name != "sink"}
     shift = -math.log(query.shape[2]) if of.spec.log_length else 0.0
-    operation = Operation.of(of.spec, shift=shift, **tensors)
+    operation = Operation.from_spec(of.spec, shift=shift, **tensors)
     sink = of.learned.get("sink")
     scale = WIDTH**-0.5
     return compute_output(

@@ -85,7 +85,7 @@ def test_blocks_give_what_the_whole_matrix_gives(case: dict[str, Any]) -> None:
 def test_reductions_of_blocks_are_those_of_the_whole_matrix(case: dict[str, Any]) -> None:
     call = AttentionCall(**case | {"operation": Operation(**case["operation"])})
     names = REDUCTIONS if call.query_mask is None else REDUCTIONS - {"spectral_bound"}
-    wanted = ReductionRequest(names=names, first=2)
+    wanted = ReductionRequest(names=names, num_first_keys=2)
     found, expected = blockwise.reduce_by_rows(call, wanted), reference.reduce(call, wanted)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():

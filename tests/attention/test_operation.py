@@ -103,7 +103,7 @@ def choices(spec: AttentionSpec, length: int = 7) -> dict[str, Any]:
 
 def call_of(spec: AttentionSpec, tensors: dict[str, Tensor], *, length: int = 7, **options: Any) -> AttentionCall:
     learned = {name: tensors[name] for name in ("extra_key", "extra_value", "distance", "slopes") if name in tensors}
-    operation = Operation.of(spec, shift=choices(spec, length)["shift"], **learned)
+    operation = Operation.from_spec(spec, shift=choices(spec, length)["shift"], **learned)
     q, k, v = (tensors[name] for name in "qkv")
     defaults = {"scale": 0.7, "causal": True, "sink": tensors.get("logit"), "operation": operation}
     return AttentionCall(query=q, key=k, value=v, **(defaults | options))
@@ -240,7 +240,7 @@ def test_reductions_by_rows_are_those_of_the_whole_matrix(
 ) -> None:
     spec, tensors, options = case
     call = call_of(spec, tensors, length=tensors["k"].shape[2], **options)
-    wanted = ReductionRequest(names=REDUCTIONS, first=2)
+    wanted = ReductionRequest(names=REDUCTIONS, num_first_keys=2)
     output, found = attend(call, wanted)
     expected = reference.reduce(call, wanted)
     assert found.keys() == expected.keys()

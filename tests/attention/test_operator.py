@@ -15,7 +15,7 @@ from regard.attention.onepass import one_pass
 from regard.attention.operator import attend, fused_lse_serves
 from regard.attention.tiles import ROWS
 
-EVERYTHING = ReductionRequest(names=REDUCTIONS, first=3)
+EVERYTHING = ReductionRequest(names=REDUCTIONS, num_first_keys=3)
 
 
 @st.composite
@@ -83,7 +83,7 @@ def test_spectral_bound_equals_the_largest_singular_value(case: dict[str, object
     call = AttentionCall(**case)
     if call.query_mask is not None and not call.query_mask.any(-1).all():
         return
-    wanted = ReductionRequest(names=frozenset({"spectral_bound"}), iterations=150)
+    wanted = ReductionRequest(names=frozenset({"spectral_bound"}), max_iterations=150)
     assert_same(attend(call, wanted)[1], reference.reduce(call, wanted), 1e-5)
 
 
@@ -94,7 +94,7 @@ def test_first_mass_by_log_sum_exp_equals_the_whole_matrix(case: dict[str, objec
     width = call.query.shape[-1]
     value = call.value[..., :1].repeat(1, 1, 1, width)
     call = dataclasses.replace(call, keep=None, bias=None, softcap=None, sink=None, offset=0, value=value)
-    wanted = ReductionRequest(names=frozenset({"first_mass", "lse"}), first=first)
+    wanted = ReductionRequest(names=frozenset({"first_mass", "lse"}), num_first_keys=first)
     assert fused_lse_serves(call, wanted)
     output, found = attend(call, wanted)
     expected = reference.reduce(call, wanted)

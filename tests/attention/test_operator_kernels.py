@@ -53,11 +53,11 @@ def test_kernels_equal_the_whole_matrix(
     call = made(causal, offset, padded, softcap, sink)
     names = NAMES - {"first_mass"} if softcap else NAMES
     names = names - {"row_sum", "virtual_sink_mass"} if sink else names
-    found = operator._by_kernels(call, ReductionRequest(names=names, first=3))
+    found = operator._by_kernels(call, ReductionRequest(names=names, num_first_keys=3))
     exact = dataclasses.replace(
         call, **{p: t.double() for p in ("query", "key", "value", "sink") if (t := getattr(call, p)) is not None}
     )
-    expected = reference.reduce(exact, ReductionRequest(names=names, first=3))
+    expected = reference.reduce(exact, ReductionRequest(names=names, num_first_keys=3))
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(

@@ -127,7 +127,7 @@ def test_what_is_learned_is_named() -> None:
 
 def test_an_operation_takes_the_choices_of_its_spec() -> None:
     spec = AttentionSpec(weighting="elu", normalisation="sum", window=5, prefix=2)
-    operation = Operation.of(spec, shift=-1.5)
+    operation = Operation.from_spec(spec, shift=-1.5)
     assert operation == Operation(
         weighting="elu", normalisation="sum", window=5, prefix=2, shift=-1.5, form="pointwise"
     )

@@ -30,7 +30,7 @@ def test_a_gate_goes_from_attention_to_constants(family: Any, build: Callable, i
     with regard.replacing(model, constants):
         constant = run(model, batch)
     with regard.mixing(model, constants) as mixed:
-        assert all(bool((share == 0.5).all()) for share in mixed.shares().values())
+        assert all(bool((share == 0.5).all()) for share in mixed.gate_values().values())
         found = {}
         for logit in (-40.0, 0.0, 40.0):
             with torch.no_grad():

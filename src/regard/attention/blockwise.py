@@ -35,7 +35,7 @@ def blockwise(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch
 
 def _output(part: AttentionCall) -> Tensor:
     assert part.operation is not None
-    if not (torch.is_grad_enabled() and part.differentiable):
+    if not (torch.is_grad_enabled() and part.requires_grad):
         return reference.operation_output(part, part.operation)
     random = part.dropout > 0
     output: Tensor = checkpoint(
@@ -93,7 +93,7 @@ def _spectral_bound(call: AttentionCall) -> Tensor:
     batch, heads = call.query.shape[:2]
     samples = [of_sample(call, sample) for sample in range(batch)]
     bounds = [
-        [reference.reduce(s.of_heads([head]), wanted)["spectral_bound"] for head in range(heads)] for s in samples
+        [reference.reduce(s.select_heads([head]), wanted)["spectral_bound"] for head in range(heads)] for s in samples
     ]
     return torch.stack([torch.cat(row, dim=1)[0] for row in bounds])
 

@@ -39,13 +39,13 @@ class ConstantHeadsInput:
     normalised: bool = False
     signed: bool = False
 
-    def detached(self) -> ConstantHeadsInput:
+    def detach(self) -> ConstantHeadsInput:
         """The same, cut from the graph."""
         gate = None if self.gate is None else self.gate.detach()
         return replace(self, matrices=self.matrices.detach(), gate=gate)
 
     @property
-    def shifted(self) -> bool:
+    def is_shifted(self) -> bool:
         """Whether samples begin at different positions."""
         return self.query_shift is not None or self.key_shift is not None
 
@@ -75,7 +75,7 @@ class Operation:
     """How a whole sequence is computed; one that is cached or padded goes block by block."""
 
     @classmethod
-    def of(cls, spec: AttentionSpec, **tensors: Any) -> Operation:
+    def from_spec(cls, spec: AttentionSpec, **tensors: Any) -> Operation:
         """What a spec asks for, with its tensors, and `shift` where it has one."""
         names = {name: getattr(spec, name) for name in ("weighting", "normalisation", "window", "prefix")}
         return cls(**names, form=spec.resolved, **tensors)
@@ -87,22 +87,22 @@ class Operation:
         return {name: tensor for name, tensor in every.items() if tensor is not None}
 
     @property
-    def column(self) -> bool:
+    def has_extra_column(self) -> bool:
         """Whether a column stands beside the keys."""
         return self.extra_key is not None
 
     @property
-    def reaches(self) -> bool:
+    def limits_keys(self) -> bool:
         """Whether it says itself which keys are seen, by a window or a prefix."""
         return self.window is not None or self.prefix > 0
 
-    def of_heads(self, heads: slice | list[int]) -> Operation:
+    def select_heads(self, heads: slice | list[int]) -> Operation:
         """That of some heads alone."""
         each = {name: tensor for name, tensor in self.tensors.items() if len(tensor) > 1 or name == "slopes"}
         own: dict[str, Any] = {name: tensor[heads] for name, tensor in each.items()}
         return replace(self, **own)
 
-    def detached(self) -> Operation:
+    def detach(self) -> Operation:
         """The same, cut from the graph."""
         bare: dict[str, Any] = {name: tensor.detach() for name, tensor in self.tensors.items()}
         return replace(self, **bare)
@@ -145,29 +145,29 @@ class AttentionCall:
         return self.query.shape[1] // self.key.shape[1]
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether scores are nothing but scaled products, masked by position and padding at most."""
         masked = self.keep is not None or self.bias is not None
         return not masked and self.softcap is None and self.sink is None and self.operation is None
 
     @property
-    def differentiable(self) -> bool:
+    def requires_grad(self) -> bool:
         """Whether a gradient may be asked of the output."""
         learned = () if self.operation is None else tuple(self.operation.tensors.values())
         sink = () if self.sink is None else (self.sink,)
         return any(t.requires_grad for t in (self.query, self.key, self.value, *sink, *learned))
 
-    def detached(self) -> AttentionCall:
+    def detach(self) -> AttentionCall:
         """The same call, cut from the graph."""
         parts = ("query", "key", "value", "bias", "sink")
         bare: dict[str, Any] = {p: t.detach() for p in parts if (t := getattr(self, p)) is not None}
         if self.constant is not None:
-            bare["constant"] = self.constant.detached()
+            bare["constant"] = self.constant.detach()
         if self.operation is not None:
-            bare["operation"] = self.operation.detached()
+            bare["operation"] = self.operation.detach()
         return replace(self, **bare)
 
-    def of_heads(self, heads: Sequence[int]) -> AttentionCall:
+    def select_heads(self, heads: Sequence[int]) -> AttentionCall:
         """The call of some heads alone, each with its own keys and values."""
         chosen = as_slice(heads)
         groups = as_slice([head // self.num_key_value_groups for head in heads])
@@ -180,7 +180,7 @@ class AttentionCall:
         if self.sink is not None:
             parts["sink"] = self.sink[chosen]
         if self.operation is not None:
-            parts["operation"] = self.operation.of_heads(chosen)
+            parts["operation"] = self.operation.select_heads(chosen)
         return replace(self, **parts)
 
 
@@ -231,9 +231,9 @@ class ReductionRequest:
     """Which reductions of the weights are asked for: names out of `REDUCTIONS`, and their few settings."""
 
     names: frozenset[str] = field(default_factory=frozenset)
-    first: int = 1
+    num_first_keys: int = 1
     """How many first keys `first_mass` covers."""
-    iterations: int = 64
+    max_iterations: int = 64
     """The most Lanczos steps that `spectral_bound` takes."""
 
     def __post_init__(self) -> None:

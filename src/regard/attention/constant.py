@@ -36,10 +36,10 @@ def constant_output(call: AttentionCall) -> Float[Tensor, "batch query constant 
     """The output of the constant heads alone, laid out as the host wants it next; differentiable."""
     constant = _constant(call)
     value = _value(call, constant)
-    masked = call.keep is not None or (call.operation is not None and call.operation.reaches)
-    if masked or (constant.shifted and not _begins(call, constant)):
+    masked = call.keep is not None or (call.operation is not None and call.operation.limits_keys)
+    if masked or (constant.is_shifted and not _begins(call, constant)):
         return torch.einsum("bhqk,bhkd->bqhd", constant_weights(call).to(value.dtype), value)
-    if constant.shifted:
+    if constant.is_shifted:
         return _moved(call, constant, value)
     return _product(call, _crop(call, constant), value, constant)
 
@@ -65,7 +65,7 @@ def _begins(call: AttentionCall, constant: ConstantHeadsInput) -> bool:
 
 def _aligned(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:
     """The matrices with a row for each query and a column for each key: (1 or batch, constant, query, key)."""
-    if not constant.shifted:
+    if not constant.is_shifted:
         return _crop(call, constant)[None]
     rows, columns = constant.matrices.shape[1:]
     query = _positions(constant.first_query, call.query.shape[2], constant.query_shift, call)

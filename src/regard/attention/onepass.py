@@ -19,7 +19,7 @@ def one_pass(call: AttentionCall, wanted: ReductionRequest, *, output: bool) -> 
     Computed in the dtype of the call, which must be float32 or float64. Linear in the number of keys in memory.
     """
     result = _output_room(call) if output else None
-    rows = _Rows(call, wanted.names & PER_QUERY, wanted.first)
+    rows = _Rows(call, wanted.names & PER_QUERY, wanted.num_first_keys)
     columns = _Columns(call, wanted.names & PER_KEY, wanted.names)
     for tile in tiles(call):
         inverse = tile.total.reciprocal()

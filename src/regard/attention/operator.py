@@ -42,13 +42,13 @@ def attend(call: AttentionCall, wanted: ReductionRequest) -> tuple[Tensor, dict[
     differentiable. The output is, carries the dropout of the call, and has its dtype.
     """
     if call.constant is not None:
-        found = reference.reduce(to_acc_dtype(_biased(call).detached()), wanted) if wanted.names else {}
+        found = reference.reduce(to_acc_dtype(_biased(call).detach()), wanted) if wanted.names else {}
         return _constant_heads_output(call), found
     call, added = simplify(call)
     if added is not None:
         bare, found = attend(call, wanted)
         return bare + added.to(bare.dtype), found
-    graph = torch.is_grad_enabled() and call.differentiable
+    graph = torch.is_grad_enabled() and call.requires_grad
     if not wanted.names or call.dropout or graph or call.operation is not None:
         output = compute_output(call)
         return output, reduce(call, wanted)
@@ -66,7 +66,7 @@ def reduce(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
     """The wanted reductions alone."""
     if not wanted.names:
         return {}
-    return _reductions(call.detached(), wanted, output=False)[1]
+    return _reductions(call.detach(), wanted, output=False)[1]
 
 
 def compute_output(call: AttentionCall) -> Tensor:
@@ -81,7 +81,7 @@ def compute_output(call: AttentionCall) -> Tensor:
         return _fused(call)
     if _unbroken(call):
         return fused(call, Operation())
-    if (torch.is_grad_enabled() and call.differentiable) or call.dropout:
+    if (torch.is_grad_enabled() and call.requires_grad) or call.dropout:
         return blockwise(call, Operation())
     output, _ = one_pass(to_acc_dtype(call), ReductionRequest(), output=True)
     assert output is not None
@@ -145,7 +145,7 @@ def _constant_heads_output(call: AttentionCall) -> Tensor:
     others = [head for head in range(call.query.shape[1]) if head not in set(heads)]
     if not others:
         return fixed.transpose(1, 2)
-    free = compute_output(call.of_heads(others)).transpose(1, 2)
+    free = compute_output(call.select_heads(others)).transpose(1, 2)
     if torch.is_grad_enabled() and (free.requires_grad or fixed.requires_grad):
         back = torch.tensor([*others, *heads], device=free.device).argsort()
         return torch.cat([free, fixed], dim=2).index_select(2, back).transpose(1, 2)
@@ -174,7 +174,7 @@ def _reductions(
     full = to_acc_dtype(call)
     found: dict[str, Tensor] = {}
     if "spectral_bound" in wanted.names:
-        found["spectral_bound"] = spectral_bound(full, wanted.iterations)
+        found["spectral_bound"] = spectral_bound(full, wanted.max_iterations)
     rest = replace(wanted, names=wanted.names.difference(found))
     if kernels_serve(call, rest):
         return None, found | _by_kernels(call, rest)
@@ -221,7 +221,7 @@ def fused_lse_serves(call: AttentionCall, wanted: ReductionRequest) -> bool:
     """Whether the fused CPU kernel's own log-sum-exp is enough: attention to the first keys needs nothing else."""
     return (
         wanted.names <= {"first_mass", "lse"}
-        and call.plain
+        and call.is_plain
         and call.query.device.type == "cpu"
         and all(t.stride(-1) == 1 for t in (call.query, call.key, call.value))
         and call.value.shape[-1] == call.query.shape[-1]
@@ -249,7 +249,7 @@ def _with_lse(call: AttentionCall, wanted: ReductionRequest) -> tuple[Tensor, di
         lse = lse.masked_fill(_blind(call, call.key_mask), -torch.inf)
     found = {"lse": lse} if "lse" in wanted.names else {}
     if "first_mass" in wanted.names:
-        found["first_mass"] = _first_mass(call, lse, wanted.first)
+        found["first_mass"] = _first_mass(call, lse, wanted.num_first_keys)
     return output, found
 
 
@@ -328,7 +328,7 @@ def _by_kernels(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tens
     found: dict[str, Tensor | None] = {"entropy": rows.entropy, "distance": rows.distance, "lse": lse}
     found |= {"row_sum": sees.to(rows.lse.dtype), "virtual_sink_mass": torch.zeros_like(rows.lse)}
     if "first_mass" in names:
-        found["first_mass"] = _first_mass(call, lse, wanted.first)
+        found["first_mass"] = _first_mass(call, lse, wanted.num_first_keys)
     if names & PER_KEY:
         mass, square = kernels.column_statistics(
             call.query, call.key, rows.lse, query_mask=call.query_mask, square="column_square" in names, **shared

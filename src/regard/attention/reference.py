@@ -203,7 +203,7 @@ def reduce(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
         "distance": lambda: (a * (queries - keys).abs()).sum(-1),
         "row_sum": lambda: weights(call).sum(-1),
         "virtual_sink_mass": lambda: missing,
-        "first_mass": lambda: _first_mass(call, a, wanted.first),
+        "first_mass": lambda: _first_mass(call, a, wanted.num_first_keys),
         "weights": lambda: counted[unpadded_samples(call)].sum(0),
         "spectral_bound": lambda: _spectral_by_sample(call, a),
     }

@@ -86,9 +86,9 @@ def dispatch(module: nn.Module, call: AttentionCall, causal_site: bool) -> Tenso
         answer = observer.before(module, call, causal_site)
         if answer is not None:
             call, wanted = answer
-            names, first = names | wanted.names, max(first, wanted.first)
+            names, first = names | wanted.names, max(first, wanted.num_first_keys)
             watching.append(observer)
-    output, reductions = attend(call, ReductionRequest(names=names, first=first))
+    output, reductions = attend(call, ReductionRequest(names=names, num_first_keys=first))
     for observer in watching:
         observer.after(module, call, output, reductions)
     return output

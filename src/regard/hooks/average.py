@@ -196,7 +196,7 @@ class _Sums:
         self._place = self.places[module, use]
         forward = self._forward[self._place.stack.path]
         queries = call.query.shape[2]
-        return replace(call, query_mask=forward.real_queries(queries)), ReductionRequest()
+        return replace(call, query_mask=forward.query_mask(queries)), ReductionRequest()
 
     @torch.no_grad()
     def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
@@ -213,7 +213,7 @@ class _Sums:
             self.sums[key] = torch.zeros(shape, dtype=torch.float64)
             self.squares[key] = torch.zeros(heads, dtype=torch.float64)
         step = max(1, ENTRIES // (heads * queries * keys))
-        whole = call.detached()
+        whole = call.detach()
         for first in range(0, batch, step):
             part = _rows(whole, slice(first, first + step))
             weights = reference.weights(part)
@@ -228,7 +228,7 @@ class _Sums:
         batch, _, queries, _ = call.query.shape
         forward = self._forward[place.stack.path]
         own = torch.ones(batch, queries) if call.query_mask is None else call.query_mask.cpu().float()
-        real = forward.encoder_real if place.site.startswith("cross") else forward.real
+        real = forward.encoder_mask if place.site.startswith("cross") else forward.token_mask
         other = torch.ones(batch, keys) if real is None else real.cpu().float()
         count = self.counts.setdefault(place.site, torch.zeros(self.length, self.length, dtype=torch.int64))
         count[:queries, :keys] += (own.double().mT @ other.double()).round().long()

@@ -31,7 +31,7 @@ class Pass:
     @classmethod
     def of(cls, forward: ForwardContext) -> Pass:
         """What follows from the arguments of a stack."""
-        return cls(forward, _shift(forward.real), _shift(forward.encoder_real))
+        return cls(forward, _shift(forward.token_mask), _shift(forward.encoder_mask))
 
 
 class ConstantHeads(nn.Module):
@@ -66,10 +66,10 @@ class ConstantHeads(nn.Module):
         queries, keys = call.query.shape[2], call.key.shape[2]
         offset = forward.offset if forward is not None else 0
         first_key = 0 if self.cross else max(offset + queries - keys, 0)
-        real = forward.real if forward else None
+        real = forward.token_mask if forward else None
         query_shift = key_shift = self.during.shift
         if self.cross:
-            real = forward.encoder_real if forward else None
+            real = forward.encoder_mask if forward else None
             key_shift = self.during.encoder_shift
         longest = max(offset + queries, keys if self.cross else 0)
         matrix = self._serving(longest, query_shift)
@@ -77,7 +77,7 @@ class ConstantHeads(nn.Module):
             matrix = matrix.tril()  # what training puts there would be seen
         call = self._simplified(call, real)
         if forward is not None and call.query_mask is None:
-            call = replace(call, query_mask=forward.real_queries(queries))
+            call = replace(call, query_mask=forward.query_mask(queries))
         normalised = not first_key and self.gate is None and not matrix.requires_grad
         normalised = normalised and (self.causal or matrix.shape[-1] <= keys)
         constant = ConstantHeadsInput(

@@ -19,11 +19,11 @@ class ForwardContext:
     """Tokens already in the cache."""
     tokens: Tensor | None
     """Token ids (batch, query) of this pass, if it was given ids."""
-    real: Tensor | None
+    token_mask: Tensor | None
     """Which tokens so far are not padding, (batch, all so far); None if all are."""
     segments: Tensor | None
     """Which packed sequence each token belongs to, (batch, query); None if there is one a row."""
-    encoder_real: Tensor | None
+    encoder_mask: Tensor | None
     """Which keys of cross-attention are not padding."""
     calls: Counter[str] = field(default_factory=Counter)
     """Attention layers seen so far in this pass, by kind."""
@@ -46,16 +46,16 @@ class ForwardContext:
         return cls(
             offset=offset,
             tokens=_tensor(given.get("input_ids")),
-            real=_real(mask, offset, before.real if before is not None and offset else None),
+            token_mask=_real(mask, offset, before.token_mask if before is not None and offset else None),
             segments=segments,
-            encoder_real=_padding(_seen(given.get("encoder_attention_mask"))),
+            encoder_mask=_padding(_seen(given.get("encoder_attention_mask"))),
         )
 
-    def real_queries(self, count: int) -> Tensor | None:
+    def query_mask(self, count: int) -> Tensor | None:
         """Which of this pass's `count` queries are not padding; None if all are."""
-        if self.real is None:
+        if self.token_mask is None:
             return None
-        return self.real[:, self.offset : self.offset + count]
+        return self.token_mask[:, self.offset : self.offset + count]
 
 
 def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Watch:
         self.samples = 0
         needs: frozenset[str] = frozenset().union(*(s.needs for s in statistics))
         first = max((getattr(s, "first", 1) for s in statistics), default=1)
-        self._wanted = ReductionRequest(names=needs & REDUCTIONS, first=first)
+        self._wanted = ReductionRequest(names=needs & REDUCTIONS, num_first_keys=first)
         self._vectors = sorted(needs & vectors.VECTORS.keys())
         self._hidden = sorted(needs & hidden.HIDDEN.keys())
         self._stacks = [Sequences(stack) for stack in find_stacks(model)]
@@ -204,11 +204,11 @@ class Watch:
             forward.embeddings = None
         if not self._watched(number):
             return None
-        call = replace(call, query_mask=forward.real_queries(call.query.shape[2]))
+        call = replace(call, query_mask=forward.query_mask(call.query.shape[2]))
         if what == "cross":
-            return replace(call, starts=_starts(forward.encoder_real, call, 0)), self._wanted
+            return replace(call, starts=_starts(forward.encoder_mask, call, 0)), self._wanted
         dropped = sequences.first_key(call)
-        starts = _starts(forward.real, call, dropped)
+        starts = _starts(forward.token_mask, call, dropped)
         return replace(call, offset=forward.offset - dropped, starts=starts), self._wanted
 
     @torch.no_grad()
@@ -222,7 +222,7 @@ class Watch:
         seen = vectors.AttentionIO(call, output.detach(), projection)
         tensors = {name: reductions[name] for name in self._wanted.names}
         if "first_mass" in tensors:
-            tensors["first_mass"] = tensors["first_mass"][..., : self._wanted.first]
+            tensors["first_mass"] = tensors["first_mass"][..., : self._wanted.num_first_keys]
         tensors |= {name: vectors.VECTORS[name](seen) for name in self._vectors}
         if call.operation is not None and call.operation.prefix and self._wanted.names & {"column_mass", "first_mass"}:
             tensors["early_count"] = vectors.early_count(call)
@@ -230,7 +230,7 @@ class Watch:
             tensors,
             first_key=sequences.first_key(call) if what == "self" else 0,
             keys=sequences.written(call) if what == "self" else call.key.shape[2],
-            virtual_key=call.operation is not None and call.operation.column,
+            virtual_key=call.operation is not None and call.operation.has_extra_column,
         )
 
     def _projection(self, sequences: Sequences, path: str, call: AttentionCall) -> Tensor:

@@ -191,7 +191,7 @@ class LayerOperation:
         """The call with the operation in it. Scores are of queries and keys as the model hands them over, mapped."""
         spec, mapped = self.spec, FEATURE_MAPS[self.spec.feature_map]
         sink = call.query.new_zeros(call.query.shape[1]) if spec.extra == "zero" else call.sink
-        operation = Operation.of(spec)
+        operation = Operation.from_spec(spec)
         if sink is not None and (spec.weighting != "softmax" or spec.window) and operation.form != "materialised":
             operation = replace(operation, form="blockwise")
         call = replace(call, query=mapped(call.query), key=mapped(call.key), sink=sink, operation=operation)

@@ -30,7 +30,7 @@ Heads = Collection[tuple[int, int] | Head] | float | None
 class Replacement:
     """What stands in a model: the constants, the heads that use them, and the modules that hold them."""
 
-    given: tuple[Constants, ...]
+    sources: tuple[Constants, ...]
     heads: tuple[Head, ...]
     modules: Mapping[Layer, ConstantHeads]
 
@@ -39,15 +39,15 @@ class Replacement:
         found = (p for module in self.modules.values() for p in module.parameters())
         return [parameter for parameter in found if parameter.requires_grad]
 
-    def shares(self) -> dict[Layer, Tensor]:
+    def gate_values(self) -> dict[Layer, Tensor]:
         """σ(l) by layer, (head): how much of each head's output is attention. Empty unless mixed."""
         gates = {place: module.gate for place, module in self.modules.items()}
         return {place: gate.detach().sigmoid().cpu() for place, gate in gates.items() if gate is not None}
 
     def constants(self) -> Constants:
         """The constants as they are now, after training."""
-        assert len(self.given) == 1, "several lengths are not trained"
-        first = self.given[0]
+        assert len(self.sources) == 1, "several lengths are not trained"
+        first = self.sources[0]
         matrices = {place: matrix.clone() for place, matrix in first.matrices.items()}
         for place, module in self.modules.items():
             trained_ones = module.matrices[0].detach().float().cpu()

@@ -102,7 +102,7 @@ class Sequences:
         batch, tokens = values.shape[:2]
         if self.forward.segments is not None:
             return SampleAlignment.of(batch, tokens, None, self.forward.segments, values.device).sums(values)
-        real = self.forward.real_queries(tokens)
+        real = self.forward.query_mask(tokens)
         return values.sum(1) if real is None else (values * real[..., None]).sum(1)
 
     def finish(self, site: str) -> list[Observation]:
@@ -121,13 +121,13 @@ class Sequences:
     def _observations(self, site: str) -> list[Observation]:
         assert self.last is not None
         last, device = self.last, next(iter(self._layers.values())).device
-        queries = SampleAlignment.of(self._batch, self._length, last.real, last.segments, device)
+        queries = SampleAlignment.of(self._batch, self._length, last.token_mask, last.segments, device)
         tokens = self.tokens
         found = []
         for (kind, number), layer in self._layers.items():
             keys, ids = queries, tokens
             if kind == "cross":
-                keys = SampleAlignment.of(self._batch, layer.keys, last.encoder_real, None, device)
+                keys = SampleAlignment.of(self._batch, layer.keys, last.encoder_mask, None, device)
                 ids = self.encoder_tokens
                 if ids is not None and ids.shape != (self._batch, layer.keys):
                     ids = None

@@ -112,7 +112,7 @@ def visible_sums(
     if call.query_mask is not None:
         values = values * call.query_mask[:, None, :, None]
     keys = call.key.shape[2]
-    if call.keep is not None or (call.operation is not None and call.operation.reaches):
+    if call.keep is not None or (call.operation is not None and call.operation.limits_keys):
         return _masked_sums(values, visible_mask(call), keys)
     if not call.causal:
         return values.sum(2, keepdim=True).expand(-1, -1, keys, -1)

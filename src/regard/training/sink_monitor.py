@@ -182,7 +182,7 @@ class _Columns:
         self, module: nn.Module, call: AttentionCall, causal_site: bool
     ) -> tuple[AttentionCall, ReductionRequest] | None:
         """Look at a call, of which nothing is wanted."""
-        column = call.operation is not None and call.operation.column
+        column = call.operation is not None and call.operation.has_extra_column
         longer = call.query.shape[2] > self.length
         self.found = self.found or column or longer or call.sink is not None
         return None

@@ -111,7 +111,7 @@ class HeadEvaluation:
             self.step("training lambda")
             with mixing(self.model, constants) as mixed:
                 self._train(mixed, seed, self.gate_rate)
-                told = [[*place, shares.tolist()] for place, shares in mixed.shares().items()]
+                told = [[*place, shares.tolist()] for place, shares in mixed.gate_values().items()]
             self.journal.add(name, told)
         return rank_by_gate({(site, int(layer)): torch.tensor(shares) for site, layer, shares in self.journal[name]})
 
