@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attention.call import AttentionCall, Operation
-from regard.attention.pieces import RowChunk, RowChunks
+from regard.attention.row_chunks import RowChunk, RowChunks
 from regard.attention.weightings import EPSILON
 
 CHUNK = 64

@@ -22,8 +22,8 @@ from torch.autograd.function import once_differentiable
 
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.fused import column_score
-from regard.attention.pieces import RowChunk, RowChunks
-from regard.attention.reach import AttentionSpan, Tile
+from regard.attention.row_chunks import RowChunk, RowChunks
+from regard.attention.span import AttentionSpan, Tile
 from regard.attention.tiles import HIDDEN
 
 ROWS, KEYS = 64, 1024
