@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import blockwise, reference
-from regard.attention.call import REDUCTIONS, AttentionCall, Operation, ReductionRequest
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.operator import BACKENDS, attend, compute_output
+from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from tests.attention.largest import Largest, largest
 from tests.attention.test_operation import MORE, assert_like_formulas, call_of, parts
@@ -84,9 +85,9 @@ def test_blocks_give_what_the_whole_matrix_gives(case: dict[str, Any]) -> None:
 @given(case=calls())
 def test_reductions_of_blocks_are_those_of_the_whole_matrix(case: dict[str, Any]) -> None:
     call = AttentionCall(**case | {"operation": Operation(**case["operation"])})
-    names = REDUCTIONS if call.query_mask is None else REDUCTIONS - {"spectral_bound"}
+    names = frozenset(WEIGHT_REDUCTIONS) - ({"spectral_bound"} if call.query_mask is not None else set())
     wanted = ReductionRequest(names=names, num_first_keys=2)
-    found, expected = blockwise.reduce_by_rows(call, wanted), reference.reduce(call, wanted)
+    found, expected = blockwise.reduce_by_rows(call, wanted), reduce_dense(call, wanted)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
@@ -134,23 +135,23 @@ def test_autocast_computes_blocks_in_float32() -> None:
 
 
 LENGTH = 1024
-FORM_OF_EACH = [
-    (name, form)
+BACKEND_OF_EACH = [
+    (name, backend)
     for name, spec in EVERY.items()
-    for form in ("blockwise", spec.resolved)
-    if name in MORE or form != "blockwise"
+    for backend in ("blockwise", spec.resolved)
+    if name in MORE or backend != "blockwise"
 ]
 
 
-@pytest.mark.parametrize("name, form", sorted(set(FORM_OF_EACH)))
-def test_no_tensor_of_a_form_is_as_large_as_the_matrix(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name, backend", sorted(set(BACKEND_OF_EACH)))
+def test_no_tensor_is_as_large_as_the_matrix(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blockwise, "ROWS", (16, 64))
     spec = EVERY[name]
     tensors = {n: t.float() for n, t in parts(spec, groups=1, shares=1, length=LENGTH).items()}
     tensors["q"].requires_grad_()
     call = call_of(spec, tensors, length=LENGTH)
     assert call.operation is not None
-    entries = largest(lambda: BACKENDS[form](call, call.operation))
+    entries = largest(lambda: BACKENDS[backend](call, call.operation))
     assert entries <= LENGTH * LENGTH // 2
 
 
@@ -160,7 +161,7 @@ def test_no_tensor_of_the_reductions_is_as_large_as_the_matrix(name: str, monkey
     spec = EVERY[name]
     call = call_of(spec, parts(spec, groups=1, shares=1, length=LENGTH), length=LENGTH)
     with Largest() as watch:
-        attend(call, ReductionRequest(names=REDUCTIONS - {"weights", "spectral_bound"}))
+        attend(call, ReductionRequest(names=frozenset(WEIGHT_REDUCTIONS) - {"weights", "spectral_bound"}))
     assert watch.entries <= LENGTH * LENGTH // 4
 
 

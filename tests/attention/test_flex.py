@@ -21,7 +21,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _able(name: str) -> bool:
     try:
-        EVERY[name].with_(form="flex")
+        EVERY[name].changed(backend="flex")
     except UserError:
         return False
     return True
@@ -39,7 +39,7 @@ def test_the_output_is_that_of_the_definition(name: str, shares: int) -> None:
 
 def test_it_is_for_cuda_alone() -> None:
     spec = EVERY["sigmoid"]
-    call = call_of(spec.with_(form="flex"), parts(spec))
+    call = call_of(spec.changed(backend="flex"), parts(spec))
     assert call.operation is not None
     assert not flex.supports_flex(call, call.operation)
     assert select_backend(call, call.operation) == "blockwise"

@@ -13,7 +13,7 @@ from regard.attention import fused, reference
 from regard.attention.call import AttentionCall, Operation
 
 DEVICES = {
-    "normaliser": lambda call, operation: fused._by_normaliser(call, *_beside(call, operation)),
+    "normaliser": lambda call, operation: fused._by_normalizer(call, *_beside(call, operation)),
     "entries": lambda call, operation: fused._by_entries(call, *_beside(call, operation)),
 }
 
@@ -88,14 +88,14 @@ def test_each_device_has_the_output_and_gradients_of_the_definition(
 def test_a_key_in_front_serves_where_groups_share_it(learned: dict[str, str], shares: int) -> None:
     learned = dict.fromkeys(learned, "shared" if shares > 1 else "own")
     call, operation, leaves = drawn(3, shares=shares, **learned)
-    assert fused._same_for_groups(call, operation)
+    assert fused._shares_column(call, operation)
     assert operation.extra_key is not None
-    assert_defined(fused._in_front(call, operation.extra_key, operation.extra_value), call, operation, leaves)
+    assert_defined(fused._with_front_key(call, operation.extra_key, operation.extra_value), call, operation, leaves)
 
 
-def test_keys_of_their_own_for_heads_of_one_group_cannot_stand_in_front() -> None:
+def test_keys_of_their_own_for_heads_of_one_group_cannot_stand_with_front_key() -> None:
     call, operation, _ = drawn(3, shares=3, extra_key="own")
-    assert not fused._same_for_groups(call, operation)
+    assert not fused._shares_column(call, operation)
 
 
 @settings(max_examples=40, deadline=None)
@@ -169,6 +169,6 @@ def test_without_the_kernels_for_cpus_the_others_serve(
         raise AssertionError("the kernels for CPUs are not there")
 
     monkeypatch.setattr(fused, "FLASH", None)
-    monkeypatch.setattr(fused, "_by_normaliser", refused)
+    monkeypatch.setattr(fused, "_by_normalizer", refused)
     call, operation, leaves = drawn(4, shares=shares, **learned)
     assert_defined(fused.fused(call, operation), call, operation, leaves)

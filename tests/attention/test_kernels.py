@@ -264,7 +264,7 @@ def test_strides_do_not_matter() -> None:
 def test_blocks_that_cannot_see_each_other_are_skipped_and_no_others(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], blocks: int
 ) -> None:
-    if not kernels._interpreted():
+    if not kernels._is_interpreted():
         pytest.skip("only the interpreter can be watched")
     source = importlib.import_module("regard.attention.triton_source")
     seen = []

@@ -1,4 +1,4 @@
-"""Every named attention, in every form that can compute it, against the formulas of the papers."""
+"""Every named attention, by every backend that can compute it, against the formulas of the papers."""
 
 import dataclasses
 import math
@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import reference
-from regard.attention.call import (
-    REDUCTIONS,
-    AttentionCall,
-    ConstantHeadsInput,
-    Operation,
-    ReductionRequest,
-    visible_mask,
-)
+from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, visible_mask
 from regard.attention.operator import BACKENDS, attend, compute_output, reduce, select_backend, simplify
+from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from tests.attention import formulas
 
@@ -52,9 +46,9 @@ MORE = {
 EVERY = ATTENTIONS | MORE
 
 
-def able(spec: AttentionSpec, form: str) -> bool:
+def able(spec: AttentionSpec, backend: str) -> bool:
     try:
-        spec.with_(form=form)
+        spec.changed(backend=backend)
     except ValueError:
         return False
     return True
@@ -133,21 +127,21 @@ def assert_like_formulas(found: Tensor, expected: Tensor, tensors: dict[str, Ten
         )
 
 
-CASES = [(name, form) for name, spec in EVERY.items() for form in FAST if able(spec, form)]
+CASES = [(name, backend) for name, spec in EVERY.items() for backend in FAST if able(spec, backend)]
 
 
-@pytest.mark.parametrize("name, form", CASES)
-def test_every_attention_in_every_form_has_the_output_and_gradients_of_the_papers(name: str, form: str) -> None:
-    spec = EVERY[name].with_(form=form)
+@pytest.mark.parametrize("name, backend", CASES)
+def test_every_attention_by_every_backend_has_the_output_and_gradients_of_the_papers(name: str, backend: str) -> None:
+    spec = EVERY[name].changed(backend=backend)
     tensors = leaves(parts(spec))
     call = call_of(spec, tensors)
     assert call.operation is not None
     expected = formulas.output(**tensors, **choices(spec), scale=0.7)
-    assert_like_formulas(BACKENDS[form](call, call.operation), expected, tensors)
+    assert_like_formulas(BACKENDS[backend](call, call.operation), expected, tensors)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_attend_takes_the_form_of_the_spec_and_has_the_output_of_the_papers(name: str) -> None:
+def test_attend_takes_the_backend_of_the_spec_and_has_the_output_of_the_papers(name: str) -> None:
     spec = EVERY[name]
     tensors = leaves(parts(spec, shares=1))
     call = call_of(spec, tensors)
@@ -160,10 +154,10 @@ def test_attend_takes_the_form_of_the_spec_and_has_the_output_of_the_papers(name
         assert select_backend(simple, simple.operation) == spec.resolved
 
 
-@pytest.mark.parametrize("form, window", [("blockwise", None), ("blockwise", 2), ("fused", None), ("rowwise", 2)])
-def test_a_prefix_opens_what_is_to_come_and_nothing_that_the_caller_hides(form: str, window: int | None) -> None:
+@pytest.mark.parametrize("backend, window", [("blockwise", None), ("blockwise", 2), ("fused", None), ("rowwise", 2)])
+def test_a_prefix_opens_what_is_to_come_and_nothing_that_the_caller_hides(backend: str, window: int | None) -> None:
     """Entries that `keep` hides, two of them in the prefix, weigh nothing; all others are as without it."""
-    spec = AttentionSpec(prefix=3, window=window, form=form)
+    spec = AttentionSpec(prefix=3, window=window, backend=backend)
     tensors = parts(spec, length=5)
     call = call_of(spec, tensors, length=5)
     keep = torch.ones(1, 1, 5, 5, dtype=torch.bool)
@@ -240,9 +234,9 @@ def test_reductions_by_rows_are_those_of_the_whole_matrix(
 ) -> None:
     spec, tensors, options = case
     call = call_of(spec, tensors, length=tensors["k"].shape[2], **options)
-    wanted = ReductionRequest(names=REDUCTIONS, num_first_keys=2)
+    wanted = ReductionRequest(names=frozenset(WEIGHT_REDUCTIONS), num_first_keys=2)
     output, found = attend(call, wanted)
-    expected = reference.reduce(call, wanted)
+    expected = reduce_dense(call, wanted)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         near = 1e-5 if name == "spectral_bound" else 1e-9
@@ -317,7 +311,7 @@ def test_a_learned_logit_without_an_operation_has_the_gradients_of_the_papers() 
         assert_like_formulas(output, formulas.output(**tensors, scale=0.7), tensors)
         torch.testing.assert_close(
             found["virtual_sink_mass"],
-            reference.reduce(call, ReductionRequest(names=frozenset(found)))["virtual_sink_mass"],
+            reduce_dense(call, ReductionRequest(names=frozenset(found)))["virtual_sink_mass"],
         )
 
 

@@ -62,7 +62,7 @@ def bert(tiny: Tiny) -> Any:
         (AttentionSpec(positions="alibi"), r"cannot be given positions=alibi, for it keeps its own"),
         (AttentionSpec(prefix=3), r"cannot be given prefix=3, for its own masks stay"),
         ("sigmoid+wide=3", r"expected changes of weighting, .*such as sigmoid\+window=8; got 'wide'"),
-        ("sigmoid+window=0", r"window is a whole number of at least 1, got 0"),
+        ("sigmoid+window=0", r"window must be a whole number of at least 1, got 0"),
     ],
     ids=str,
 )

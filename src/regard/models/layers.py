@@ -133,7 +133,8 @@ class RegardAttention(nn.Module):
         self.extra_value = nn.Parameter(torch.empty(beside)) if spec.extra in ("v-bias", "kv-bias") else None
         self.sink_logit = nn.Parameter(torch.zeros(heads)) if spec.extra == "sink-logit" else None
         shift = -math.log(config.max_position_embeddings) if spec.log_length else 0.0
-        self.operation = replace(Operation.from_spec(spec, shift=shift), prefix=spec.prefix and spec.prefix + spec.sink_token)
+        operation = Operation.from_spec(spec, shift=shift)
+        self.operation = replace(operation, prefix=spec.prefix and spec.prefix + spec.sink_token)
 
     def forward(self, hidden_states: Tensor, around: Surroundings, past_key_values: Cache | None = None) -> Tensor:
         """What is added to the stream, (batch, token, width)."""
@@ -197,7 +198,7 @@ class RegardAttention(nn.Module):
         return compute_output(call)
 
 
-_PLAIN = Operation(form="fused")
+_PLAIN = Operation(backend="fused")
 
 
 class RegardDecoderLayer(GradientCheckpointingLayer):

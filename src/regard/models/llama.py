@@ -59,7 +59,7 @@ def to_llama(model: RegardForCausalLM) -> LlamaForCausalLM:
     _check_type(model, RegardForCausalLM)
     config = model.config
     differing = {"ffn": (config.ffn, "swiglu"), "norm": (config.norm, "pre")}
-    plain = AttentionSpec(form=config.spec.form).to_dict()
+    plain = AttentionSpec(backend=config.spec.backend).to_dict()
     differing |= {f"attention {name}": (value, plain[name]) for name, value in config.attention.items()}
     _refuse(differing, "decoder")
     settings: dict[str, Any] = {name: getattr(config, name) for name in SHARED}

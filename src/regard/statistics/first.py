@@ -36,7 +36,7 @@ class TokenFirst(Average):
         if not front:
             return layer
         cut = {"hidden_norm": lambda tensor: tensor[:, front:]}
-        cut |= dict.fromkeys(("column_mass", "early_count"), lambda tensor: tensor[..., front:])
+        cut |= dict.fromkeys(("column_mass", "prefix_query_count"), lambda tensor: tensor[..., front:])
         tensors = {name: cut[name](tensor) for name, tensor in layer.tensors.items() if name in cut}
         return replace(layer, length=layer.length - front, keys=layer.keys - front, token_ids=None, tensors=tensors)
 

@@ -47,10 +47,10 @@ class Observation:
     def num_visible_queries(self, width: int) -> Int[Tensor, "sample key"]:
         """How many queries may see each of the first `width` keys: T − k in a causal site (k from 0), else all.
 
-        Earlier queries that see a key, which a prefix lets them, are counted as well: `tensors["early_count"]`.
+        Earlier queries that see a key, which a prefix lets them, are counted as well: `tensors["prefix_query_count"]`.
         """
         if not self.causal:
             return self.length[:, None].expand(-1, width)
         later = (self.length[:, None] - torch.arange(width, device=self.length.device)).clamp(min=0)
-        early = self.tensors.get("early_count")
+        early = self.tensors.get("prefix_query_count")
         return later if early is None else later + early[:, 0, :width].to(later.dtype)

@@ -141,9 +141,9 @@ class FirstMass(PerLayer):
     )
     needs = frozenset({"first_mass"})
 
-    def __init__(self, first: int = 4) -> None:
+    def __init__(self, num_first_keys: int = 4) -> None:
         super().__init__()
-        self.first = first
+        self.num_first_keys = num_first_keys
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         mass = layer.tensors["first_mass"]

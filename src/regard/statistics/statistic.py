@@ -68,6 +68,8 @@ class Statistic(ABC):
     name: str
     info: StatisticInfo
     needs: frozenset[str]
+    num_first_keys: int = 1
+    """How many keys `first_mass` covers, if it is needed."""
 
     @abstractmethod
     def update(self, layers: Sequence[Observation]) -> None:

@@ -142,7 +142,7 @@ class PretrainConfig:
 
         check_choice("attention", self.attention, ATTENTIONS)
         chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix", "backend")}
-        return ATTENTIONS[self.attention].with_(**chosen)
+        return ATTENTIONS[self.attention].changed(**chosen)
 
     def config(self, vocabulary: int, **tokens: Any) -> RegardConfig:
         """The decoder's configuration for a vocabulary; `tokens` are the ids of its special tokens."""

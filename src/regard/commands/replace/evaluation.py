@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from regard.attention.operator import FLASH_FORWARD
+from regard.attention.lse import FLASH_FORWARD
 from regard.commands.replace.evaluators import Evaluator, read_batches
 from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm, rank_heads
 from regard.constants import Constants, Head
@@ -53,7 +53,7 @@ class HeadEvaluation:
     def swapped(self, attention: str, seeds: Sequence[int]) -> dict[int, float]:
         """The score by seed with another operation in all heads."""
         spec = parse_attention(attention)
-        key = _key(json.dumps(spec.to_dict() | {"form": ""}), ())
+        key = _key(json.dumps(spec.to_dict() | {"backend": ""}), ())
         return self._scored(key, seeds, replacing(self.model, spec))
 
     def _scored(self, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]) -> dict[int, float]:
