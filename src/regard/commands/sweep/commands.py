@@ -151,7 +151,7 @@ def learning() -> Command:
         complete=complete,
         command=lambda file, folder: [
             *("-m", "regard", "learn", "--config", str(file), "--out", str(folder)),
-            *("--resume", "--overwrite", "--no-models"),
+            *("--resume", "--overwrite", "--no-save-models"),
         ],
         finished=partial(whole, "learn", field="course"),
         row=measures,
