@@ -88,7 +88,7 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult
         if (told.told.task_index, told.told.phase) == (3, "fine-tuning"):
             raise Broken
 
-    given: dict[str, Any] = {**SAPT, "work": tmp_path}
+    given: dict[str, Any] = {**SAPT, "work_dir": tmp_path}
     with pytest.raises(Broken):
         learn(stream(), "sapt", loaded(), on_progress=stop, **given)
     told: list[Progress] = []
@@ -107,7 +107,7 @@ def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
         if (told.told.task_index, told.told.phase) == (2, TASK_END):
             raise Broken
 
-    given: dict[str, Any] = {**SAPT, "diagnostic_samples": 0, "work": tmp_path}
+    given: dict[str, Any] = {**SAPT, "diagnostic_samples": 0, "work_dir": tmp_path}
     with pytest.raises(Broken):
         learn(stream(), "sapt", loaded(), on_progress=stop, **given)
     told: list[Progress] = []
@@ -281,7 +281,7 @@ def test_others_learn_with_the_words_of_labels(method: str) -> None:
 
 
 def test_a_head_that_another_run_had_is_not_gone_on_with(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "work": tmp_path}
+    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "work_dir": tmp_path}
     learn(stream(), "finetune", loaded(), **fields)
     with pytest.raises(UserError, match=r"resume: .*; course.head was "):
         learn(stream(), "finetune", loaded(), resume=True, head="labels", **fields)

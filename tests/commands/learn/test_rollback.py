@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with two methods and two seeds."""
     place = tmp_path_factory.mktemp("learnt")
     fields = {**FIELDS, "diagnostic_samples": 0}
-    found = learn(stream(), ["finetune", "prescale"], loaded(), seeds=[1, 2], work=place / "work", **fields)
+    found = learn(stream(), ["finetune", "prescale"], loaded(), seeds=[1, 2], work_dir=place / "work", **fields)
     return found.save(place / "run")
 
 

@@ -30,7 +30,7 @@ def learnt(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["finetune", "prescale"],
         str(words / "model"),
         seeds=[3],
-        work=folder / "work",
+        work_dir=folder / "work",
         **OPTIONS,
     )
     return found.save(folder / "run")

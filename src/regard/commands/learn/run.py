@@ -117,9 +117,8 @@ def learn(
                 if processes.is_main_process():
                     shutil.rmtree(place / STATES / key, ignore_errors=True)
         models = place / MODELS if save_models and work_dir is not None and (place / MODELS).is_dir() else None
-        return LearnResult(
-            **_tables(courses, streams, found), metadata=_record(course, courses, streams, loaded, found), models=models
-        )
+        tables, record = _tables(courses, streams, found), _record(course, courses, streams, loaded, found)
+        return LearnResult(accuracy_matrix=tables.pop("matrix"), **tables, metadata=record, models=models)
 
 
 def _course(stream: str | Stream | LearnConfig, method: Any, model: Any, changes: Mapping[str, Any]) -> LearnConfig:
