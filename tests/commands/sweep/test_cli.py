@@ -138,8 +138,8 @@ def test_failed_trials_are_named_and_the_others_compared(
 
 
 def test_many_failures_are_counted(regard_sweep: Callable[..., tuple[str, str]]) -> None:
+    options = ("--num-seeds", "7", "--retries", "0", "--workers", "1", "--out", "o")
     with pytest.raises(UserError, match=r"^7 trials failed: .*seed=4 and 2 more \(the disk is full\); the same"):
-        options = ("--num-seeds", "7", "--retries", "0", "--workers", "1", "--out", "o")
         regard_sweep("fake", "--vary", "failures=9", *options)
 
 

@@ -128,7 +128,8 @@ def _course(stream: str | Stream | LearnConfig, method: Any, model: Any, changes
         said["method"] = ",".join(map(str, method)) if isinstance(method, (list, tuple)) else method
     refused = [name for name in OF_THE_STREAM if isinstance(stream, Stream) and said.get(name) is not None]
     if refused:
-        raise UserError(f"{refused[0]}: expected none with a stream that is given, which has its rows")
+        option = refused[0].replace("_", "-")
+        raise UserError(f"{option}: expected none with a stream that is given, which has its rows")
     if isinstance(model, str):
         said["model"] = model
     if said.get("order") is None:
