@@ -150,7 +150,7 @@ def test_too_many_tokens_are_refused(build: Callable, inputs: Callable, families
     "heads,message",
     [
         (1.5, "heads: expected a fraction from 0 to 1, got 1.5"),
-        ([(0, 9)], "heads: expected heads of these constants, such as"),
+        ([(0, 9)], "heads: these constants have no head .*; choose heads such as"),
         (0.5, "input-dependence: expected averages as they were taken"),
     ],
     ids=str,
@@ -165,7 +165,7 @@ def test_heads_of_several_sites_are_named_in_full(build: Callable) -> None:
     model = build("T5")
     constants = constants_for(model)
     with (
-        pytest.raises(regard.UserError, match=r"expected \(site, layer, head\)"),
+        pytest.raises(regard.UserError, match=r"names no site; pass \(site, layer, head\)"),
         regard.replacing(model, constants, [(0, 0)]),
     ):
         pass

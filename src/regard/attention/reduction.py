@@ -30,6 +30,7 @@ class Reduction:
         steps: How the steps of a cached forward join. "add": sums, by key if it has that axis. "write": each step
             writes its keys. "concat": behind each other. "whole": unknown if a sequence comes in several steps.
         packed: Whether it is known for rows that hold several sequences.
+        finite: Whether its entries are finite as long as activations are.
         backends: Which backends compute it; blocks of rows compute every reduction of weights.
         requires: Reductions that are computed with it.
         cost: What it costs beside the forward, for T tokens.
@@ -42,6 +43,7 @@ class Reduction:
     source: Literal["weights", "vectors", "hidden"]
     steps: Literal["add", "write", "concat", "whole"]
     packed: bool = True
+    finite: bool = True
     backends: frozenset[Backend] = frozenset()
     requires: tuple[str, ...] = ()
     cost: str
@@ -195,6 +197,7 @@ _REDUCTIONS = (
         axis="query",
         source="weights",
         steps="concat",
+        finite=False,
         backends=frozenset({"tiles", "triton", "lse"}),
         cost="nothing where the fused kernel returns it",
         reference=_lse,

@@ -16,6 +16,9 @@ from regard.errors import UserError
 from regard.hooks.attention_function import dispatch
 from regard.hooks.constant_heads import dynamic_heads
 
+MODEL_TYPES = ("deberta", "deberta-v2")
+"""Types of models whose attention takes no attention function."""
+
 
 def find_forwards(model: nn.Module) -> list[tuple[nn.Module, Callable[..., Any]]]:
     """Return the disentangled attention layers of a model, each with its forward through Regard.

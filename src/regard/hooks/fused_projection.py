@@ -43,7 +43,7 @@ def find_fused_projection(
         if output.shape[-1] != (heads + 2 * groups) * width:
             continue
         values = call.value.transpose(1, 2).flatten(2)
-        bias = getattr(module, "v_bias", 0)  # DeBERTa adds that of its values afterwards
+        bias = getattr(module, "v_bias", 0)  # some models add that of the values afterwards
         if torch.allclose(output[..., -groups * width :] + bias, values):
             return FusedProjection(name, "parts")
         by_head = output.unflatten(-1, (heads, 3, width)) if heads == groups else None

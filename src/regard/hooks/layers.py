@@ -18,8 +18,7 @@ from regard.errors import UserError
 from regard.hooks.attention_function import Observer
 from regard.hooks.fused_projection import FusedProjection, find_fused_projection
 from regard.hooks.modules import Stack, attention_kind, find_stacks
-from regard.hooks.registration import check_observable, no_attention_interface
-from regard.hooks.routing import ModuleHook, observing
+from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 
 FINGERPRINT_ENTRIES = 4
 """Entries of each weight matrix of an attention module in a fingerprint."""

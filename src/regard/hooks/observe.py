@@ -22,8 +22,7 @@ from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
 from regard.hooks.hidden_reductions import find_hidden_input, find_hidden_output
 from regard.hooks.modules import attention_kind, find_stacks, num_blocks, output_projection
-from regard.hooks.registration import check_observable, no_attention_interface
-from regard.hooks.routing import ModuleHook, observing
+from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 from regard.hooks.sequences import Sequences
 from regard.hooks.vector_reductions import AttentionIO, to_acc_dtype
 from regard.statistics import Statistic, StatisticRow, select_statistics

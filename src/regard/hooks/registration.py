@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
-from regard.errors import UserError
-
 NAME = "regard"
-PATCHED_TYPES = ("deberta", "deberta-v2")
-"""Model types that do not ask for an attention function, for which there are forwards of our own."""
 HINT = "regard_hint"
 """Attribute of a mask with the fields of a call that say the same, as long as nobody has written to the mask."""
 
@@ -79,32 +74,3 @@ def find_configs(model: nn.Module) -> list[Any]:
         if hasattr(config, "_attn_implementation_internal"):
             configs.setdefault(id(config), config)
     return list(configs.values())
-
-
-def check_observable(model: nn.Module) -> None:
-    """Raise a UserError if the attention of a model cannot be reached."""
-    name = type(model).__name__
-    if not isinstance(model, nn.Module) or not any(isinstance(m, PreTrainedModel) for m in model.modules()):
-        raise UserError(f"cannot observe {name}; pass a Hugging Face PreTrainedModel, or a module around one")
-    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
-        raise UserError(f"cannot observe a compiled {name}; pass the model as it was before compiling")
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel) and not _accepts_attention_function(module):
-            raise no_attention_interface(module)
-
-
-def no_attention_interface(model: nn.Module) -> UserError:
-    """Return the error of a model whose attention does not go through Transformers' interface."""
-    return UserError(
-        f"cannot observe {type(model).__name__}: it does not call its attention through Transformers' "
-        "AttentionInterface"
-    )
-
-
-def _accepts_attention_function(model: PreTrainedModel) -> bool:
-    """Return False for a model of Transformers that no attention function can be put into."""
-    model_type = str(getattr(model.config, "base_model_type", model.config.model_type))
-    is_of_transformers = type(model).__module__.startswith("transformers.models.")
-    if not is_of_transformers or model_type in PATCHED_TYPES:
-        return True
-    return bool(type(model)._can_set_attn_implementation())

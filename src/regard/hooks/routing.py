@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -17,6 +18,35 @@ from regard.hooks import deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
 from regard.hooks.patches import LOCK, can_patch, patched
 from regard.hooks.registration import NAME, find_configs, register
+
+
+def check_observable(model: nn.Module) -> None:
+    """Raise a UserError if the attention of a model cannot be reached."""
+    name = type(model).__name__
+    if not isinstance(model, nn.Module) or not any(isinstance(m, PreTrainedModel) for m in model.modules()):
+        raise UserError(f"cannot observe {name}; pass a Hugging Face PreTrainedModel, or a module around one")
+    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+        raise UserError(f"cannot observe a compiled {name}; pass the model as it was before compiling")
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and not _accepts_attention_function(module):
+            raise no_attention_interface(module)
+
+
+def no_attention_interface(model: nn.Module) -> UserError:
+    """Return the error of a model whose attention does not go through Transformers' interface."""
+    return UserError(
+        f"cannot observe {type(model).__name__}: it does not call its attention through Transformers' "
+        "AttentionInterface"
+    )
+
+
+def _accepts_attention_function(model: PreTrainedModel) -> bool:
+    """Return False for a model of Transformers that no attention function can be put into."""
+    model_type = str(getattr(model.config, "base_model_type", model.config.model_type))
+    is_of_transformers = type(model).__module__.startswith("transformers.models.")
+    if not is_of_transformers or model_type in deberta.MODEL_TYPES:
+        return True
+    return bool(type(model)._can_set_attn_implementation())
 
 
 class ModuleHook(NamedTuple):
@@ -100,7 +130,7 @@ def route_permanently(model: nn.Module) -> None:
 
 
 def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
-    """Return the attributes that route a model: the attention of its configs, and DeBERTa's own forwards."""
+    """Return the attributes that route a model: the attention of its configs, and forwards."""
     configs = [(config, "_attn_implementation_internal", NAME) for config in find_configs(model)]
     forwards = [(module, "forward", forward) for module, forward in deberta.find_forwards(model)]
     return [*configs, *(attribute for attribute in forwards if can_patch(attribute[0], "forward"))]

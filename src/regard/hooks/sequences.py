@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks.accumulate import LayerAccumulator
+from regard.hooks.accumulate import REDUCTIONS, LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.modules import Stack
@@ -159,7 +159,7 @@ class Sequences:
 
     def _check_finite(self, observation: Observation) -> None:
         for name, tensor in observation.tensors.items():
-            if tensor.is_floating_point() and name != "lse" and not bool(tensor.isfinite().all()):
+            if tensor.is_floating_point() and REDUCTIONS[name].finite and not bool(tensor.isfinite().all()):
                 raise UserError(
                     f"non-finite activations: {name} of layer {observation.layer} ({observation.site}) in batch "
                     f"{self.batches}; check the model and its precision"
