@@ -18,7 +18,7 @@ from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream, trim_padding
 from regard.continual.run_state import ProgressEvent, RunState
 from regard.continual.state import tensors_of
-from regard.data.stream import Stream, Task
+from regard.data.stream import ClassificationTask, Stream
 from regard.errors import UserError
 from tests.continual.small import BUDGET, CLASSES, loaded, stream
 
@@ -333,7 +333,7 @@ def test_a_damaged_state_is_told(name: str, content: str | None, tmp_path: Path)
 
 def test_a_task_with_one_class() -> None:
     of_one = {part: replace(stream().tasks[0].split(part), labels=(0,) * count) for part, count in PARTS.items()}
-    task = Task(name="one", labels=("cat",), **of_one)
+    task = ClassificationTask(name="one", labels=("cat",), **of_one)
     with pytest.raises(UserError, match="stream: expected at least two classes in each task, 'one' has 1"):
         exact(of=Stream(name="s", tasks=(task,), order=(0,), seed=0))
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.data import BatchSampler, Corpus, Domain, TokenBlocks, check_inserted_tokens, insert_tokens
-from regard.data.blocks import PackedBlocks
+from regard.data.blocks import BlocksMetadata
 from regard.errors import UserError
 
 
@@ -13,7 +13,7 @@ def blocks(first: int, rows: int, length: int = 2) -> TokenBlocks:
     """Blocks that begin with their number, from `first` on."""
     ids = np.repeat(np.arange(first, first + rows, dtype=np.uint16)[:, None], length, axis=1)
     about = {"dropped": 0, "dtype": "uint16", "sha256": "", "documents": 1, "source": "", "identity": ""}
-    return TokenBlocks(ids, PackedBlocks(rows=rows, length=length, tokenizer="", vocabulary=60_000, **about))
+    return TokenBlocks(ids, BlocksMetadata(rows=rows, length=length, tokenizer="", vocabulary=60_000, **about))
 
 
 def corpus(*rows: int, weights: tuple[float, ...] | None = None) -> Corpus:

@@ -10,8 +10,8 @@ import pytest
 
 from regard.data import STREAMS, read_stream
 from regard.data.instruction_settings import LONG_ORDERS, LONG_SEQUENCE, SUPER_NI_ORDERS
-from regard.data.instructions import check_labels, read_sheet
-from regard.data.stream import Stream, Task
+from regard.data.instructions import check_labels, read_instruction_file
+from regard.data.stream import ClassificationTask, Stream
 from regard.data.text_task import TextTask
 from regard.errors import UserError
 
@@ -135,7 +135,7 @@ def test_classification_in_all_layouts(tmp_path: Path, layout: str) -> None:
     by_name = {task.name: task for task in stream.tasks}
     assert sizes(by_name["sst2"]) == (36, 4, 10)
     assert sizes(by_name["amazon"]) == (90, 10, 25)
-    texts = {name: task.test.texts[1] for name, task in by_name.items() if isinstance(task, Task)}
+    texts = {name: task.test.texts[1] for name, task in by_name.items() if isinstance(task, ClassificationTask)}
     assert texts["mnli"] == ("mnli test one 1", "test two 1")
     assert texts["wic"] == ("test1: wic test one 1.", "test two 1.")
     assert texts["copa"] == ('Which is the cause of "copa test one 1"?', "A: test two 1 B: or not")
@@ -146,7 +146,9 @@ def test_classification_in_all_layouts(tmp_path: Path, layout: str) -> None:
     assert texts["agnews"] == ("agnews test one 1", "test two 1")
     assert by_name["qqp"].labels == ("no", "yes")
     assert by_name["agnews"].labels[3] == "Science or Technology"
-    labels = {name: task.labels[task.test.labels[1]] for name, task in by_name.items() if isinstance(task, Task)}
+    labels = {
+        name: task.labels[task.test.labels[1]] for name, task in by_name.items() if isinstance(task, ClassificationTask)
+    }
     assert (labels["qqp"], labels["rte"], labels["mnli"]) == ("yes", "contradiction", "neutral")
 
 
@@ -162,7 +164,7 @@ def test_classes_of_the_same_name_are_the_same(tmp_path: Path) -> None:
 
 def test_instructions_before_the_texts(tmp_path: Path) -> None:
     stream = read_stream("long-sequence", long_sequence(tmp_path), instructions=True)
-    texts = {task.name: task.test.texts[1] for task in stream.tasks if isinstance(task, Task)}
+    texts = {task.name: task.test.texts[1] for task in stream.tasks if isinstance(task, ClassificationTask)}
     assert texts["sst2"] == ("Tell sst2.", "sst2 test one 1")
     assert texts["mnli"] == ("Tell mnli.", "mnli test one 1 test two 1")
     assert texts["copa"] == ('Which is the cause of "copa test one 1"?', "A: test two 1 B: or not"), "it has none"
@@ -207,7 +209,7 @@ def test_both_forms_have_the_same_rows(tmp_path: Path) -> None:
     labels = read_stream("long-sequence", folder, rows=7, eval_rows=5, seed=3)
     texts = read_stream("long-sequence", folder, rows=7, eval_rows=5, seed=3, form="text")
     for one, other in zip(labels.tasks, texts.tasks, strict=True):
-        assert isinstance(one, Task)
+        assert isinstance(one, ClassificationTask)
         assert isinstance(other, TextTask)
         for split in ("train", "dev", "test"):
             answers = [one.labels[label] for label in getattr(one, split).labels]
@@ -374,7 +376,7 @@ def test_classification_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets, "load_dataset", loaded)
     stream = read_stream("long-sequence", rows=20)
-    by_name = {task.name: task for task in stream.tasks if isinstance(task, Task)}
+    by_name = {task.name: task for task in stream.tasks if isinstance(task, ClassificationTask)}
     rte = by_name["rte"]
     assert rte.labels[rte.test.labels[1]] == "contradiction"
     assert rte.test.texts[1] == ("validation sentence1 1", "validation sentence2 1")
@@ -425,7 +427,7 @@ def test_files_that_are_not_the_layout(tmp_path: Path, content: str, said: str) 
     path = tmp_path / "train.json"
     path.write_text(content)
     with pytest.raises(UserError) as caught:
-        read_sheet(path)
+        read_instruction_file(path)
     assert said in str(caught.value)
     assert str(path) in str(caught.value)
 

@@ -13,12 +13,12 @@ import pytest
 
 from regard.data import STREAMS, parse_order, read_stream
 from regard.data.stream import Stream
-from regard.data.stream_settings import DATA_SETS
+from regard.data.stream_settings import DATASETS
 from regard.errors import UserError
 
 SEEDS = (508, 39, 123, 4536, 67)
-DBPEDIA = DATA_SETS["dbpedia"].labels
-AG = DATA_SETS["ag-news"].labels
+DBPEDIA = DATASETS["dbpedia"].labels
+AG = DATASETS["ag-news"].labels
 
 
 def write(path: Path, content: str) -> Path:
@@ -99,10 +99,10 @@ def test_the_published_streams() -> None:
             continue
         assert stream.rows == 1245
         for task in stream.tasks if name != "stdlib-split" else ():
-            assert set(task.labels) <= set(DATA_SETS[task.data].labels)
+            assert set(task.labels) <= set(DATASETS[task.data].labels)
     for name, data in (("db-split", "dbpedia"), ("yahoo-split", "yahoo"), ("ag-split", "ag-news")):
         labels = [label for task in STREAMS[name].tasks for label in task.labels]
-        assert sorted(labels) == sorted(DATA_SETS[data].labels)
+        assert sorted(labels) == sorted(DATASETS[data].labels)
 
 
 # -- published files ----------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def held(monkeypatch: pytest.MonkeyPatch, columns: dict[str, Any], repository: s
 
 
 def test_yahoo_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = list(DATA_SETS["yahoo"].labels)
+    names = list(DATASETS["yahoo"].labels)
     columns = {
         "topic": [at % 10 for at in range(120)],
         "question_title": [f"why {at}" for at in range(120)],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regard.data import TASKS, read_task
-from regard.data.task_files import bio2
+from regard.data.task_files import convert_to_bio2
 from regard.errors import UserError
 
 COLA = [
@@ -119,7 +119,7 @@ def test_entities_become_bio2(tmp_path: Path) -> None:
     ],
 )
 def test_bio2(written: str, expected: str) -> None:
-    assert bio2(written.split()) == tuple(expected.split())
+    assert convert_to_bio2(written.split()) == tuple(expected.split())
 
 
 def test_two_columns_are_a_word_and_the_tag_asked_for(tmp_path: Path) -> None:

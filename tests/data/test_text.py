@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from regard.data import python_documentation, read_texts, windows
+from regard.data import load_python_documentation, make_text_windows, read_texts
 from regard.data.text import _docstrings, _without_rules
 from regard.errors import UserError
 
@@ -109,10 +109,10 @@ def test_no_files() -> None:
 
 def test_python_documentation_is_the_topics() -> None:
     topics = pytest.importorskip("pydoc_data.topics", reason="this Python ships without pydoc_data").topics
-    found = python_documentation()
+    found = load_python_documentation()
     assert len(found.documents) == len(topics) > 50
     assert "pydoc_data" in found.source
-    assert found == python_documentation()
+    assert found == load_python_documentation()
     assert sum(map(len, found.documents)) > 200_000
 
 
@@ -122,7 +122,7 @@ def test_python_without_topics_has_docstrings(monkeypatch: pytest.MonkeyPatch, t
     write(tmp_path / "c.py", "x = 1\n")
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    found = python_documentation()
+    found = load_python_documentation()
     assert found.documents == ("Of C.", "Module b.\n\nOf f.")
     assert found.source.startswith("docstrings of Python 3.")
     assert list(found.documents) == _docstrings(tmp_path)
@@ -143,7 +143,7 @@ def test_the_documentation_holds_enough_for_the_demo() -> None:
     from regard.models import load
 
     tokenizer = load("minilm").tokenizer
-    found = windows(python_documentation().documents, tokenizer, length=64, samples=100)
+    found = make_text_windows(load_python_documentation().documents, tokenizer, length=64, samples=100)
     assert found.input_ids.shape == (100, 64)
     assert found.input_ids[:, 0].eq(tokenizer.cls_token_id).all()
     assert found.input_ids[:, -1].eq(tokenizer.sep_token_id).all()

@@ -6,7 +6,7 @@ import pytest
 
 from regard.data.examples import Examples
 from regard.data.splits import check_disjoint
-from regard.data.stream import Stream, Task
+from regard.data.stream import ClassificationTask, Stream
 from regard.data.stream_given import with_row_hashes
 from regard.data.text_task import TextPairs, TextTask
 from regard.errors import UserError
@@ -20,9 +20,9 @@ def text_task(name: str = "talk", dev: str = "d") -> TextTask:
     return TextTask(name=name, train=pairs("a", "b"), dev=pairs(dev), test=pairs("e"), metric="rouge-l")
 
 
-def labelled(name: str = "films") -> Task:
+def labelled(name: str = "films") -> ClassificationTask:
     rows = Examples(texts=(("good",), ("bad",)), labels=(0, 1))
-    return Task(name=name, labels=("yes", "no"), train=rows, dev=rows, test=rows)
+    return ClassificationTask(name=name, labels=("yes", "no"), train=rows, dev=rows, test=rows)
 
 
 def stream(*tasks: Any) -> Stream:

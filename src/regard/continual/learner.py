@@ -15,7 +15,7 @@ from regard.continual.batches import Batches, Epochs, ExampleRef
 from regard.continual.network import Network
 from regard.continual.stage import LossClasses, TrainingBudget, TrainingPhase
 from regard.data.encoding import Encoded, encode
-from regard.data.stream import SPLITS, Split, Stream, Task
+from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.errors import UserError
 from regard.models.heads import LabelTextHead
 from regard.training.states import eval_mode
@@ -218,7 +218,7 @@ class Learner:
 
 def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int, Split], Encoded]:
     """The splits of each task as token ids, each text once. Raises UserError for tasks that cannot be learnt."""
-    tasks = cast("tuple[Task, ...]", stream.tasks)
+    tasks = cast("tuple[ClassificationTask, ...]", stream.tasks)
     for task in tasks:
         _check(task)
     return {
@@ -235,7 +235,7 @@ def check_lengths(encoded: Mapping[Any, Encoded], most: int | None) -> None:
         raise UserError(f"length: expected at most {most} tokens, which this model takes, got a text of {longest}")
 
 
-def _check(task: Task) -> None:
+def _check(task: ClassificationTask) -> None:
     """Nothing, or a UserError: a task whose classes or rows are not as they should be."""
     count = len(task.labels)
     if count < 2:

@@ -1,10 +1,10 @@
 """Text to measure on, as windows, and to train on, as blocks of tokens; tasks to probe on, special tokens in place."""
 
-from regard.data.arrange import ArrangedTokens, SpecialTokens, arrange_special_tokens, special_tokens
+from regard.data.arrange import ArrangedTokens, SpecialTokenCounts, arrange_special_tokens, count_special_tokens
 from regard.data.blocks import TokenBlocks
 from regard.data.common_tokens import common_tokens
-from regard.data.corpus import Corpus, Domain, prepare
-from regard.data.corpus_sources import Source, texts_of
+from regard.data.corpus import Corpus, Domain, prepare_corpus
+from regard.data.corpus_sources import Source, sample_texts
 from regard.data.draw import BatchSampler, check_inserted_tokens, insert_tokens
 from regard.data.encoding import IGNORE_INDEX, LAYOUTS, Encoded, SpecialTokenLayout, encode, mask_tokens
 from regard.data.examples import KINDS, Examples, Task, TaskKind
@@ -13,10 +13,10 @@ from regard.data.splits import check_selection
 from regard.data.stream import Stream
 from regard.data.stream_settings import STREAMS
 from regard.data.streams import parse_order, read_stream
-from regard.data.tasks import TASKS, TaskPreset, TaskSettings, read_task
-from regard.data.text import Texts, python_documentation, read_texts, standard_library
+from regard.data.tasks import TASKS, TaskPreset, TaskSpec, read_task
+from regard.data.text import Texts, load_python_documentation, load_standard_library, read_texts
 from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, tokenizer_hash, train_tokenizer
-from regard.data.windowing import BOS, Bos, Windows, random_windows, repeated_windows, windows
+from regard.data.windowing import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows
 
 __all__ = [
     "BOS",
@@ -33,13 +33,13 @@ __all__ = [
     "Encoded",
     "Examples",
     "Source",
+    "SpecialTokenCounts",
     "SpecialTokenLayout",
-    "SpecialTokens",
     "Stream",
     "Task",
     "TaskKind",
     "TaskPreset",
-    "TaskSettings",
+    "TaskSpec",
     "Texts",
     "TokenBlocks",
     "Windows",
@@ -48,24 +48,24 @@ __all__ = [
     "check_selection",
     "check_tokenizer",
     "common_tokens",
+    "count_special_tokens",
     "encode",
     "insert_tokens",
+    "load_python_documentation",
+    "load_standard_library",
+    "make_random_windows",
+    "make_repeated_windows",
+    "make_text_windows",
     "mask_tokens",
     "ordinary_tokens",
     "pack",
     "parse_order",
-    "prepare",
-    "python_documentation",
-    "random_windows",
+    "prepare_corpus",
     "read_stream",
     "read_task",
     "read_texts",
     "read_tokenizer",
-    "repeated_windows",
-    "special_tokens",
-    "standard_library",
-    "texts_of",
+    "sample_texts",
     "tokenizer_hash",
     "train_tokenizer",
-    "windows",
 ]

@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.errors import UserError
 
 
-class SpecialTokens(NamedTuple):
+class SpecialTokenCounts(NamedTuple):
     """How many special tokens a tokenizer puts before the first text, between two texts, and after the last."""
 
     before: int
@@ -30,7 +30,7 @@ class ArrangedTokens(NamedTuple):
     cut: Tensor
 
 
-def special_tokens(tokenizer: Any, *, pairs: bool) -> SpecialTokens:
+def count_special_tokens(tokenizer: Any, *, pairs: bool) -> SpecialTokenCounts:
     """How many special tokens this tokenizer puts around one text or two, found by building an input with it."""
     texts = ("a", "a") if pairs else ("a",)
     built = tokenizer(*texts, return_special_tokens_mask=True, padding=False, truncation=False, verbose=False)
@@ -38,16 +38,16 @@ def special_tokens(tokenizer: Any, *, pairs: bool) -> SpecialTokens:
     text = [column for column, special in enumerate(mask) if not special]
     if not text:
         raise UserError("tokenizer: expected a token for the text 'a', it made none")
-    return SpecialTokens(text[0], sum(mask[text[0] : text[-1]]), len(mask) - 1 - text[-1])
+    return SpecialTokenCounts(text[0], sum(mask[text[0] : text[-1]]), len(mask) - 1 - text[-1])
 
 
-def separators(count: SpecialTokens, length: int) -> tuple[int, ...]:
+def separator_columns(count: SpecialTokenCounts, length: int) -> tuple[int, ...]:
     """The columns in which `arrange_special_tokens` holds special tokens, ascending."""
     middle = range(length // 2, length // 2 + count.between)
     return (*range(count.before), *middle, *range(length - count.after, length))
 
 
-def check_length(count: SpecialTokens, length: int) -> None:
+def check_min_length(count: SpecialTokenCounts, length: int) -> None:
     """Raises UserError where `length` columns leave a text without a token."""
     least = sum(count) + 1
     if count.between:
@@ -64,7 +64,7 @@ def arrange_special_tokens(
     token_type_ids: Tensor | None,
     special: Tensor,
     *,
-    count: SpecialTokens,
+    count: SpecialTokenCounts,
     length: int,
     pad: int,
 ) -> ArrangedTokens:
@@ -82,27 +82,27 @@ def arrange_special_tokens(
     has the type of the special token that ends its text. Where the tokenizer puts nothing after the texts (GPT-2),
     nothing is held there, and the text stands on the left.
     """
-    check_length(count, length)
+    check_min_length(count, length)
     target = _targets(attention_mask, special, count, length)
     rows, width = target.shape
     columns = torch.full((rows, length + 1), -1, dtype=torch.int64)
     columns.scatter_(1, target, torch.arange(width).expand(rows, width))
     columns = columns[:, :length]
     return ArrangedTokens(
-        move_labels(input_ids, columns, pad),
+        gather_columns(input_ids, columns, pad),
         columns >= 0,
-        None if token_type_ids is None else _types(move_labels(token_type_ids, columns, 0), columns, count),
+        None if token_type_ids is None else _types(gather_columns(token_type_ids, columns, 0), columns, count),
         columns,
         (attention_mask & (target == length)).any(dim=1),
     )
 
 
-def move_labels(values: Tensor, columns: Tensor, fill: int) -> Tensor:
+def gather_columns(values: Tensor, columns: Tensor, fill: int) -> Tensor:
     """One value a token, (row, width), brought to the columns of its token; `fill` in padding."""
     return torch.where(columns >= 0, values.gather(1, columns.clamp_min(0)), fill)
 
 
-def _targets(mask: Tensor, special: Tensor, count: SpecialTokens, length: int) -> Tensor:
+def _targets(mask: Tensor, special: Tensor, count: SpecialTokenCounts, length: int) -> Tensor:
     """(row, width): the column each token belongs in; `length` for padding and for what is cut off."""
     column = torch.arange(mask.shape[1]).expand(mask.shape)
     end = mask.sum(dim=1, keepdim=True) - count.after
@@ -127,7 +127,7 @@ def _targets(mask: Tensor, special: Tensor, count: SpecialTokens, length: int) -
     return torch.where(after, column - end + last, target)
 
 
-def _types(types: Tensor, columns: Tensor, count: SpecialTokens) -> Tensor:
+def _types(types: Tensor, columns: Tensor, count: SpecialTokenCounts) -> Tensor:
     """The token types, padding with that of the special token that ends its text."""
     rows, length = types.shape
     column = torch.arange(length).expand(rows, length)

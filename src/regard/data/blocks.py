@@ -19,7 +19,7 @@ BLOCKS = "blocks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedBlocks:
+class BlocksMetadata:
     """What is known of a file of blocks; stands beside it as JSON.
 
     `rows` blocks of `length` tokens; `dropped`: the tokens after the last whole block, which are left out; `sha256`:
@@ -46,7 +46,7 @@ class TokenBlocks:
     """
 
     ids: np.ndarray
-    packed: PackedBlocks
+    packed: BlocksMetadata
     chosen: Tensor | None = None
 
     @classmethod
@@ -54,7 +54,7 @@ class TokenBlocks:
         """The blocks that `pack` left in `folder`. Raises UserError where they are missing or not whole."""
         file, about = Path(folder) / f"{name}.bin", Path(folder) / f"{name}.json"
         try:
-            packed = PackedBlocks(**json.loads(about.read_text(encoding="utf-8")))
+            packed = BlocksMetadata(**json.loads(about.read_text(encoding="utf-8")))
             size, wanted = file.stat().st_size, packed.rows * packed.length * np.dtype(packed.dtype).itemsize
         except OSError as error:
             raise UserError(f"blocks: expected {file} with {about.name} beside it: {error.strerror or error}") from None
@@ -124,7 +124,7 @@ def is_packed(folder: str | Path, names: Iterable[str], wanted: Mapping[str, obj
     return all(packed[key] == value for packed in found for key, value in wanted.items())
 
 
-def check_rows(packed: PackedBlocks | None, length: int, source: str, least: int = 1) -> None:
+def check_num_blocks(packed: BlocksMetadata | None, length: int, source: str, least: int = 1) -> None:
     """Raises UserError where there are fewer than `least` blocks."""
     rows, dropped = (packed.rows, packed.dropped) if packed else (0, 0)
     if rows < least:

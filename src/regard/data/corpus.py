@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.data.blocks import BLOCKS, TokenBlocks, check_rows, is_packed
-from regard.data.corpus_sources import Source, documents_of, source_identity
+from regard.data.blocks import BLOCKS, TokenBlocks, check_num_blocks, is_packed
+from regard.data.corpus_sources import Source, identify_source, read_documents
 from regard.data.packing import Packing, pack
 from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError
@@ -69,7 +69,7 @@ class Corpus:
         return self.domains[0].train.length
 
 
-def prepare(
+def prepare_corpus(
     sources: Sequence[Source],
     tokenizer: Any,
     *,
@@ -123,13 +123,13 @@ def _domain(
 ) -> Domain:
     """The domain of one source, packed or found packed."""
     told = None if on_progress is None else partial(on_progress, source.name)
-    identity = source_identity(source.where) + ("" if source.tokens is None else f", {source.tokens} tokens")
+    identity = identify_source(source.where) + ("" if source.tokens is None else f", {source.tokens} tokens")
     text = _Text(source.where, identity, source.tokens)
     if source.valid is None:
         place = _place(folder, source, f"{identity}, {valid_share} to validate", length, tokenizer)
         train, valid, split = _split(text, tokenizer, length, place, valid_share, told)
     else:
-        own = _Text(source.valid, source_identity(source.valid), None)
+        own = _Text(source.valid, identify_source(source.valid), None)
         train = _whole(text, tokenizer, length, _place(folder, source, identity, length, tokenizer), told)
         valid = _whole(own, tokenizer, length, _place(folder, source, own.identity, length, tokenizer), told)
         split = "own"
@@ -153,7 +153,7 @@ def _place(folder: Path, source: Source, identity: str, length: int, tokenizer: 
 def _whole(text: _Text, tokenizer: Any, length: int, place: Path, told: Callable[[int], None] | None) -> TokenBlocks:
     """All blocks of a text."""
     return pack(
-        documents_of(text.where),
+        read_documents(text.where),
         tokenizer,
         length,
         place,
@@ -170,7 +170,7 @@ def _split(
     """The blocks to train on, those to validate on, and how they were told apart."""
     wanted = {"length": length, "identity": text.identity, "tokenizer": tokenizer_hash(tokenizer)}
     if not is_packed(place, [BLOCKS], wanted) and not is_packed(place, [TRAIN, VALID], wanted):
-        documents = documents_of(text.where)
+        documents = read_documents(text.where)
         first = list(islice(documents, FEW_DOCUMENTS))
         part_of = _one_part if len(first) < FEW_DOCUMENTS else partial(_part_of, share=share)
         with Packing(place, tokenizer, length, source=text.where, identity=text.identity) as packing:
@@ -178,7 +178,7 @@ def _split(
             counted = packing.finish()
         for part in [BLOCKS] if part_of is _one_part else [TRAIN, VALID]:
             name = text.where if part == BLOCKS else f"the part of {text.where} to {_PURPOSES[part]} on"
-            check_rows(counted.get(part), length, name, least=2 if part == BLOCKS else 1)
+            check_num_blocks(counted.get(part), length, name, least=2 if part == BLOCKS else 1)
     if is_packed(place, [TRAIN, VALID], wanted):
         return TokenBlocks.load(place, TRAIN), TokenBlocks.load(place, VALID), "documents"
     return *_cut(TokenBlocks.load(place), share), "end"

@@ -19,7 +19,13 @@ import pyarrow.parquet
 
 from regard.data.packing import Document, sections
 from regard.data.task_hub import network_errors
-from regard.data.text import check_text_column, decode_bytes, python_documentation, standard_library, text_of
+from regard.data.text import (
+    check_text_column,
+    decode_bytes,
+    load_python_documentation,
+    load_standard_library,
+    parse_json_document,
+)
 from regard.errors import UserError
 
 PYTHON, HUB = "python", "hub:"
@@ -75,22 +81,22 @@ class Source:
         return f"{self.name}{weight}={self.where}{valid}{tokens}"
 
 
-def documents_of(where: str) -> Iterator[Document]:
+def read_documents(where: str) -> Iterator[Document]:
     """The documents of a place, one at a time, in an order that is the same in every run; see `Source` for places.
 
     Raises UserError for what is missing, empty or not text, some of it only when it is come to.
     """
     if where == PYTHON:
-        yield from python_documentation().documents
-        yield from standard_library().documents
+        yield from load_python_documentation().documents
+        yield from load_standard_library().documents
     elif where.startswith(HUB):
         yield from _hub_documents(*_hub_name(where))
     else:
-        for path in files_of(where):
+        for path in find_text_files(where):
             yield from _READERS[_kind(path)](path)
 
 
-def source_identity(where: str) -> str:
+def identify_source(where: str) -> str:
     """What tells whether the text of a place is still the same: of files the sha256 over names and bytes.
 
     Of Python its version; of the hub its name alone, for what is streamed is not known before.
@@ -100,7 +106,7 @@ def source_identity(where: str) -> str:
     if where.startswith(HUB):
         return HUB + ":".join(map(str, _hub_name(where)))
     digest = hashlib.sha256()
-    for file in files_of(where):
+    for file in find_text_files(where):
         digest.update(file.name.encode() + b"\0")
         with file.open("rb") as stream:
             while raw := stream.read(_PIECE):
@@ -108,13 +114,13 @@ def source_identity(where: str) -> str:
     return digest.hexdigest()
 
 
-def texts_of(sources: Iterable[Source], characters: int = 100_000_000) -> Iterator[str]:
+def sample_texts(sources: Iterable[Source], characters: int = 100_000_000) -> Iterator[str]:
     """Text of all sources to train a tokenizer on: of each as much as its weight says, `characters` in all at most."""
     sources = tuple(sources)
     total = sum(source.weight for source in sources)
     for source in sources:
         left = int(characters * source.weight / total)
-        parts = (section for document in documents_of(source.where) for section in sections(document))
+        parts = (section for document in read_documents(source.where) for section in sections(document))
         for part in parts:
             yield part[:left]
             left -= len(part)
@@ -122,7 +128,7 @@ def texts_of(sources: Iterable[Source], characters: int = 100_000_000) -> Iterat
                 break
 
 
-def files_of(where: str) -> list[Path]:
+def find_text_files(where: str) -> list[Path]:
     """The file of this path, or all files with text in this folder and those under it, sorted by their paths."""
     path = Path(where).expanduser()
     allowed = ", ".join(_READERS)
@@ -142,7 +148,7 @@ def check_source(source: Source) -> None:
     """Nothing, or a UserError: a file or folder of the source is not there. What is elsewhere is not looked for."""
     for where in (source.where, source.valid):
         if where is not None and where != PYTHON and not where.startswith(HUB):
-            files_of(where)
+            find_text_files(where)
 
 
 def _not_empty(texts: Iterator[str], path: Path) -> Iterator[str]:
@@ -201,7 +207,7 @@ def _lines(path: Path) -> Iterator[str]:
             place = f"{path}, line {number}"
             line = decode_bytes(raw, place)
             if line.strip():
-                yield text_of(line, place)
+                yield parse_json_document(line, place)
 
 
 def _column(path: Path) -> Iterator[str]:

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from regard.data.arrange import (
-    SpecialTokens,
+    SpecialTokenCounts,
     arrange_special_tokens,
-    check_length,
-    move_labels,
-    separators,
-    special_tokens,
+    check_min_length,
+    count_special_tokens,
+    gather_columns,
+    separator_columns,
 )
 from regard.data.examples import KINDS, Examples, TaskKind
 from regard.errors import UserError, check_choice
@@ -34,7 +34,7 @@ class Encoded:
 
     `input_ids`: (N, T) int64. `attention_mask`: (N, T) bool, false at padding. `token_type_ids`: (N, T) int64, None
     for tokenizers without them. `labels`: (N,), or (N, T) for token tasks and mlm; −100 where there is none.
-    `separators`: the columns that special tokens stand in in every row, () where none are held. `truncated`: how many
+    `separator_columns`: the columns that special tokens stand in in every row, () where none are held. `truncated`: how many
     examples did not fit and were cut.
     """
 
@@ -120,7 +120,7 @@ def encode(
         labels=torch.cat(labels),
         layout=layout,
         length=length,
-        separators=separators(frame.count, length) if layout == "paper" else (),
+        separators=separator_columns(frame.count, length) if layout == "paper" else (),
         truncated=sum(cut),
     )
 
@@ -167,7 +167,7 @@ class _Frame:
 
     kind: TaskKind
     tokenizer: Any
-    count: SpecialTokens
+    count: SpecialTokenCounts
     length: int
     layout: SpecialTokenLayout
     cut_by_tokenizer: bool  # by `arrange_special_tokens` otherwise, which holds each text to its own columns
@@ -182,8 +182,8 @@ class _Frame:
         sizes = {len(texts) for texts in examples.texts} if kind == "sequence" else {1}
         if sizes not in ({1}, {2}):
             raise UserError(f"examples: expected one text in each or two in each, got {sorted(sizes)}")
-        count = special_tokens(tokenizer, pairs=sizes == {2})
-        check_length(count if layout == "paper" else SpecialTokens(sum(count), 0, 0), length)
+        count = count_special_tokens(tokenizer, pairs=sizes == {2})
+        check_min_length(count if layout == "paper" else SpecialTokenCounts(sum(count), 0, 0), length)
         by_tokenizer = layout == "natural" or (sizes == {2} and not count.between)
         spaced = kind == "token" and _glues_words(tokenizer)
         return cls(kind, tokenizer, count, length, layout, by_tokenizer, spaced)
@@ -214,7 +214,7 @@ class _Frame:
             return _Rows(ids, mask, types, marks, len(too_long))
         special = _padded(built["special_tokens_mask"], 0, width).bool()
         made = arrange_special_tokens(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
-        marks = move_labels(marks, made.columns, IGNORE_INDEX) if self.kind == "token" else marks
+        marks = gather_columns(marks, made.columns, IGNORE_INDEX) if self.kind == "token" else marks
         cut = len(too_long) if self.cut_by_tokenizer else int(made.cut.sum())
         return _Rows(made.input_ids, made.attention_mask, made.token_type_ids, marks, cut)
 
@@ -241,8 +241,8 @@ class _Frame:
 
 def _windows(examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout) -> Encoded:
     """All texts as one run of tokens, cut into windows without padding."""
-    count = special_tokens(tokenizer, pairs=False)
-    check_length(count, length)
+    count = count_special_tokens(tokenizer, pairs=False)
+    check_min_length(count, length)
     held = sum(count)
     built = tokenizer("a", return_token_type_ids=True, padding=False, truncation=False, verbose=False)
     end = len(built["input_ids"]) - count.after
@@ -265,7 +265,7 @@ def _windows(examples: Examples, tokenizer: Any, length: int, layout: SpecialTok
         labels=torch.full_like(ids, IGNORE_INDEX),
         layout=layout,
         length=length,
-        separators=separators(count, length) if layout == "paper" else (),
+        separators=separator_columns(count, length) if layout == "paper" else (),
         truncated=0,
     )
 

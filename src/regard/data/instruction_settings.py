@@ -9,12 +9,12 @@ from typing import Literal
 
 from regard.data.text_task import Metric
 
-SheetForm = Literal["labels", "text"]
+TaskForm = Literal["labels", "text"]
 """'labels': classification, for encoders; 'text': from text to text."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hub:
+class HubDataset:
     """Where the rows of a data set are on the hub: its columns are the parts of an input, `names` those of its classes.
 
     `splits`: those of train and of what is evaluated on, which `evaluated` says. `texts` as in `InstructionTask`.
@@ -42,7 +42,7 @@ class InstructionTask:
     labels: tuple[str, ...]
     parts: str
     texts: tuple[str, ...]
-    hub: Hub
+    hub: HubDataset
     body: bool = False
     grouped: bool = False
 
@@ -55,7 +55,7 @@ class Benchmark:
     """
 
     folder: str
-    forms: tuple[SheetForm, ...]
+    forms: tuple[TaskForm, ...]
     metric: Metric
     prompt: str
     headless: str
@@ -83,28 +83,30 @@ _LONG = (
         labels=_NLI,
         parts=_SENTENCES,
         texts=_PAIR,
-        hub=Hub(place=(_GLUE, "mnli"), columns=("premise", "hypothesis"), splits=("train", "validation_matched")),
+        hub=HubDataset(
+            place=(_GLUE, "mnli"), columns=("premise", "hypothesis"), splits=("train", "validation_matched")
+        ),
     ),
     InstructionTask(
         name="cb",
         labels=("entailment", "contradiction", "neutral"),
         parts=_SENTENCES,
         texts=_PAIR,
-        hub=Hub(place=(_SUPER, "cb"), columns=("premise", "hypothesis")),
+        hub=HubDataset(place=(_SUPER, "cb"), columns=("premise", "hypothesis")),
     ),
     InstructionTask(
         name="wic",
         labels=_TRUTH,
         parts=r"\s*word:[ \t]*(.*?)\s*\n(.*?)\s*\n(.*?)\s*\Z",
         texts=("{0}: {1}", "{2}"),
-        hub=Hub(place=(_SUPER, "wic"), columns=("word", "sentence1", "sentence2")),
+        hub=HubDataset(place=(_SUPER, "wic"), columns=("word", "sentence1", "sentence2")),
     ),
     InstructionTask(
         name="copa",
         labels=("A", "B"),
         parts=r"(.*?)\s*\nA:[ \t]*(.*?)\s*\nB:[ \t]*(.*?)\s*\Z",
         texts=("{0}", "A: {1} B: {2}"),
-        hub=Hub(
+        hub=HubDataset(
             place=(_SUPER, "copa"),
             columns=("premise", "question", "choice1", "choice2"),
             names=("choice1", "choice2"),
@@ -116,28 +118,30 @@ _LONG = (
         labels=("no", "yes"),
         parts=_labelled("first sentence", "second sentence"),
         texts=_PAIR,
-        hub=Hub(place=(_GLUE, "qqp"), columns=("question1", "question2"), names=("not_duplicate", "duplicate")),
+        hub=HubDataset(place=(_GLUE, "qqp"), columns=("question1", "question2"), names=("not_duplicate", "duplicate")),
     ),
     InstructionTask(
         name="boolq",
         labels=_TRUTH,
         parts=_labelled("question", "passage"),
         texts=_PAIR,
-        hub=Hub(place=(_SUPER, "boolq"), columns=("question", "passage")),
+        hub=HubDataset(place=(_SUPER, "boolq"), columns=("question", "passage")),
     ),
     InstructionTask(
         name="rte",
         labels=("entailment", "contradiction"),
         parts=_SENTENCES,
         texts=_PAIR,
-        hub=Hub(place=(_GLUE, "rte"), columns=("sentence1", "sentence2"), names=("entailment", "not_entailment")),
+        hub=HubDataset(
+            place=(_GLUE, "rte"), columns=("sentence1", "sentence2"), names=("entailment", "not_entailment")
+        ),
     ),
     InstructionTask(
         name="imdb",
         labels=("Bad", "Good"),
         parts=r"\s*(.*?)\s*\Z",
         texts=_ONE,
-        hub=Hub(
+        hub=HubDataset(
             place=("stanfordnlp/imdb", None),
             columns=("text",),
             names=("neg", "pos"),
@@ -150,7 +154,7 @@ _LONG = (
         labels=_MOODS,
         parts=_labelled("Text"),
         texts=_ONE,
-        hub=Hub(
+        hub=HubDataset(
             place=("fancyzhx/yelp_review_full", None),
             columns=("text",),
             names=("1 star", "2 star", "3 stars", "4 stars", "5 stars"),
@@ -163,7 +167,7 @@ _LONG = (
         labels=_MOODS,
         parts=_TITLED,
         texts=_PAIR,
-        hub=Hub(
+        hub=HubDataset(
             place=("SetFit/amazon_reviews_multi_en", None),
             columns=("text",),
             texts=_ONE,
@@ -176,7 +180,7 @@ _LONG = (
         labels=("Bad", "Good"),
         parts=_labelled("Text"),
         texts=_ONE,
-        hub=Hub(place=(_GLUE, "sst2"), columns=("sentence",), names=("negative", "positive")),
+        hub=HubDataset(place=(_GLUE, "sst2"), columns=("sentence",), names=("negative", "positive")),
     ),
     InstructionTask(
         name="dbpedia",
@@ -199,7 +203,7 @@ _LONG = (
         parts=_TITLED,
         texts=_PAIR,
         body=True,
-        hub=Hub(
+        hub=HubDataset(
             place=("fancyzhx/dbpedia_14", None),
             columns=("title", "content"),
             names=(
@@ -228,7 +232,7 @@ _LONG = (
         parts=_TITLED,
         texts=_PAIR,
         body=True,
-        hub=Hub(
+        hub=HubDataset(
             place=("fancyzhx/ag_news", None),
             columns=("text",),
             names=("World", "Sports", "Business", "Sci/Tech"),
@@ -243,7 +247,7 @@ _LONG = (
         parts=_labelled("paragraph", "question", "candidate answer"),
         texts=("{0}", "{1} {2}"),
         grouped=True,
-        hub=Hub(place=(_SUPER, "multirc"), columns=("paragraph", "question", "answer")),
+        hub=HubDataset(place=(_SUPER, "multirc"), columns=("paragraph", "question", "answer")),
     ),
     InstructionTask(
         name="yahoo",
@@ -261,7 +265,7 @@ _LONG = (
         ),
         parts=_labelled("Title", "Answer"),
         texts=_PAIR,
-        hub=Hub(
+        hub=HubDataset(
             place=("community-datasets/yahoo_answers_topics", None),
             columns=("question_title", "best_answer"),
             label="topic",

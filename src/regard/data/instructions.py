@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data import task_files
-from regard.data.instruction_settings import Benchmark, InstructionTask, SheetForm
-from regard.data.splits import RESERVED_SPLIT, RawTask, Sample, Samples, divide_rows, key_of
+from regard.data.instruction_settings import Benchmark, InstructionTask, TaskForm
+from regard.data.splits import FREE_ANSWER, LabeledRow, LabeledRows, RawTask, divide_rows, hash_text
 from regard.data.task_files import NO_GOLD_LABEL, STREAM, Columns
 from regard.data.task_hub import read_hub
 from regard.errors import UserError
@@ -33,41 +33,41 @@ _KINDS = {
 }
 
 
-class Info(NamedTuple):
+class TaskInfo(NamedTuple):
     """What a task from text to text is beside its rows."""
 
     definition: str
     kind: str
 
 
-class SplitReader(NamedTuple):
+class InstructionSource(NamedTuple):
     """A task as read; `files` tells what was found in its files, and what became of it."""
 
     raw: RawTask
-    info: Info
+    info: TaskInfo
     files: Mapping[str, Any]
 
 
-class Sheet(NamedTuple):
+class InstructionFile(NamedTuple):
     """A file of a task: what it says of itself, and its inputs with their answers.
 
     `unanswered`: how many rows had none, and were left out; `sha256` is that of the file.
     """
 
     path: Path
-    info: Info
+    info: TaskInfo
     rows: tuple[tuple[str, tuple[str, ...]], ...]
     unanswered: int
     sha256: str
 
 
-def read_sheet(path: Path) -> Sheet:
+def read_instruction_file(path: Path) -> InstructionFile:
     """A file with a Definition and Instances of input and output, the latter a text or a list of texts.
 
     Raises UserError for a file that is none, an input that is empty, and where no row has an answer.
     """
     try:
-        said = json.loads("\n".join(task_files.lines_of(path, STREAM)))
+        said = json.loads("\n".join(task_files.read_text_lines(path, STREAM)))
         written = [(row["input"], row["output"]) for row in said["Instances"]]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -77,13 +77,15 @@ def read_sheet(path: Path) -> Sheet:
     answered = tuple(row for row in rows if row[1])
     if not answered:
         raise UserError(f"stream: expected rows with an answer in {path}, got {len(rows)} rows and none with one")
-    info = Info(_first(said.get("Definition"), path).strip(), _kind(_first(said.get("Categories"), path)))
-    return Sheet(path, info, answered, len(rows) - len(answered), hashlib.sha256(path.read_bytes()).hexdigest())
+    info = TaskInfo(_first(said.get("Definition"), path).strip(), _kind(_first(said.get("Categories"), path)))
+    return InstructionFile(
+        path, info, answered, len(rows) - len(answered), hashlib.sha256(path.read_bytes()).hexdigest()
+    )
 
 
-def files_of(folder: Path, benchmark: Benchmark, name: str) -> dict[str, Path]:
+def find_task_files(folder: Path, benchmark: Benchmark, name: str) -> dict[str, Path]:
     """The files of a task by split, or one as 'all'; none where there are none."""
-    for root in roots(folder, benchmark):
+    for root in candidate_folders(folder, benchmark):
         found = {split: file for split in _NAMES if (file := _there(root / name / f"{split}.json")) is not None}
         if found:
             return found
@@ -97,19 +99,19 @@ def _there(path: Path) -> Path | None:
     return next((one for one in (path, path.with_name(f"{path.name}.gz")) if one.is_file()), None)
 
 
-def roots(folder: Path, benchmark: Benchmark) -> tuple[Path, ...]:
+def candidate_folders(folder: Path, benchmark: Benchmark) -> tuple[Path, ...]:
     """Where the tasks of a benchmark may lie below a folder."""
     return folder / "CL_Benchmark" / benchmark.folder, folder / benchmark.folder, folder / "tasks", folder
 
 
-def read_task(
+def read_instruction_task(
     name: str,
     files: Mapping[str, Path],
     benchmark: Benchmark,
     *,
-    form: SheetForm = "text",
+    form: TaskForm = "text",
     definitions: bool = False,
-) -> SplitReader:
+) -> InstructionSource:
     """A task from its files, `definitions` before the texts where it is read as classification.
 
     dev is left to be held out of train where all its rows are test rows. Where there is no test file, the dev file is
@@ -119,7 +121,7 @@ def read_task(
 
     Raises UserError for files that are not as they should be, and answers that the task does not have.
     """
-    sheets = {split: read_sheet(path) for split, path in files.items()}
+    sheets = {split: read_instruction_file(path) for split, path in files.items()}
     info = next(iter(sheets.values())).info
     task = benchmark.tasks.get(name)
     make = _free(benchmark, info) if task is None else _labelled(task, benchmark, info, form, definitions)
@@ -127,7 +129,7 @@ def read_task(
     if empty := next((split for split, found in rows.items() if not found), None):
         raise UserError(f"stream: expected rows with a label in {files[empty]}, got none")
     splits = _splits(name, rows, _groups(task, sheets.values()))
-    labels = (RESERVED_SPLIT,) if task is None else task.labels
+    labels = (FREE_ANSWER,) if task is None else task.labels
     raw = RawTask(
         name=name,
         labels=labels,
@@ -137,10 +139,10 @@ def read_task(
         source=f"{', '.join(str(path) for path in files.values())} ({splits.evaluated})",
         free=task is None,
     )
-    return SplitReader(raw, info, _record(sheets, rows, splits.evaluated))
+    return InstructionSource(raw, info, _record(sheets, rows, splits.evaluated))
 
 
-def read_hub_task(task: InstructionTask) -> SplitReader:
+def read_hub_task(task: InstructionTask) -> InstructionSource:
     """A task of classification from the hub."""
     hub = task.hub
     known = {str(at): label for at, label in enumerate(task.labels)} | {label: label for label in task.labels}
@@ -156,11 +158,11 @@ def read_hub_task(task: InstructionTask) -> SplitReader:
                 )
             parts = tuple(part or "" for part in row.texts)
             texts = tuple(made.format(*parts) for made in hub.texts or task.texts)
-            samples.append(Sample(texts, known[row.label], _key(task, parts)))
+            samples.append(LabeledRow(texts, known[row.label], _key(task, parts)))
         found.append(tuple(samples))
     source = f"{'/'.join(part for part in hub.place if part)} ({hub.splits[0]}, {hub.splits[1]}: {hub.evaluated})"
     raw = RawTask(name=task.name, labels=task.labels, train=found[0], dev=None, test=found[1], source=source)
-    return SplitReader(raw, Info("", ""), {"evaluated": hub.evaluated})
+    return InstructionSource(raw, TaskInfo("", ""), {"evaluated": hub.evaluated})
 
 
 def check_labels(name: str, labels: Sequence[str]) -> None:
@@ -176,36 +178,38 @@ def check_labels(name: str, labels: Sequence[str]) -> None:
 
 # -- rows -----------------------------------------------------------------------------------------------
 
-_Make = Callable[[str, tuple[str, ...], str], Sample | None]
+_Make = Callable[[str, tuple[str, ...], str], LabeledRow | None]
 """A sample of an input, its answers and its place; None for one without a gold label."""
 
 
 class _Splits(NamedTuple):
-    train: Samples
-    dev: Samples | None
-    test: Samples
+    train: LabeledRows
+    dev: LabeledRows | None
+    test: LabeledRows
     evaluated: str
 
 
-def _samples(sheet: Sheet, make: _Make) -> Samples:
+def _samples(sheet: InstructionFile, make: _Make) -> LabeledRows:
     made = (make(*row, f"{sheet.path}, {row[0]!r:.40}") for row in sheet.rows)
     return tuple(sample for sample in made if sample is not None)
 
 
-def _free(benchmark: Benchmark, info: Info) -> _Make:
+def _free(benchmark: Benchmark, info: TaskInfo) -> _Make:
     """Samples whose answers are free."""
 
-    def make(written: str, answers: tuple[str, ...], place: str) -> Sample:
-        return Sample((prompt(benchmark, info.definition, written),), RESERVED_SPLIT, key_of((written,)), answers)
+    def make(written: str, answers: tuple[str, ...], place: str) -> LabeledRow:
+        return LabeledRow(
+            (format_prompt(benchmark, info.definition, written),), FREE_ANSWER, hash_text((written,)), answers
+        )
 
     return make
 
 
-def _labelled(task: InstructionTask, benchmark: Benchmark, info: Info, form: SheetForm, definitions: bool) -> _Make:
+def _labelled(task: InstructionTask, benchmark: Benchmark, info: TaskInfo, form: TaskForm, definitions: bool) -> _Make:
     """Samples of a task with labels: texts for an encoder, or a prompt and its answer."""
     pattern = re.compile(task.parts, re.DOTALL)
 
-    def make(written: str, answers: tuple[str, ...], place: str) -> Sample | None:
+    def make(written: str, answers: tuple[str, ...], place: str) -> LabeledRow | None:
         label = answers[0]
         if label == NO_GOLD_LABEL:
             return None
@@ -215,16 +219,16 @@ def _labelled(task: InstructionTask, benchmark: Benchmark, info: Info, form: She
             raise UserError(f"stream: expected the parts of an input of {task.name} in {place}: {task.parts!r}")
         key = _key(task, match.groups())
         if form == "text":
-            return Sample((prompt(benchmark, info.definition, written),), label, key, answers)
+            return LabeledRow((format_prompt(benchmark, info.definition, written),), label, key, answers)
         texts = tuple(made.format(*match.groups()) for made in task.texts)
         if definitions and info.definition:
             texts = (info.definition, " ".join(texts))
-        return Sample(texts, label, key)
+        return LabeledRow(texts, label, key)
 
     return make
 
 
-def prompt(benchmark: Benchmark, definition: str, written: str) -> str:
+def format_prompt(benchmark: Benchmark, definition: str, written: str) -> str:
     """The complete prompt, as a model reads it."""
     if not definition:
         return benchmark.headless.format(input=written)
@@ -232,10 +236,10 @@ def prompt(benchmark: Benchmark, definition: str, written: str) -> str:
 
 
 def _key(task: InstructionTask, parts: Sequence[str]) -> str:
-    return key_of(parts[-1:] if task.body and parts[-1].strip() else parts)
+    return hash_text(parts[-1:] if task.body and parts[-1].strip() else parts)
 
 
-def _splits(name: str, rows: Mapping[str, Samples], groups: Mapping[str, str]) -> _Splits:
+def _splits(name: str, rows: Mapping[str, LabeledRows], groups: Mapping[str, str]) -> _Splits:
     """What is trained on and tested on, from the files that there are."""
     held_out = f"{HELD_OUT_TEST:.0%} of {'the rows, by their first parts,' if groups else 'each class'} of the"
     if "all" in rows:
@@ -256,7 +260,7 @@ def _splits(name: str, rows: Mapping[str, Samples], groups: Mapping[str, str]) -
     return _Splits(rows["train"], dev if own else None, rows["test"], "the test file")
 
 
-def _held_out(name: str, rows: Samples, groups: Mapping[str, str]) -> tuple[Samples, Samples]:
+def _held_out(name: str, rows: LabeledRows, groups: Mapping[str, str]) -> tuple[LabeledRows, LabeledRows]:
     """The rows without a fifth of each class, and those; of rows in groups whole groups."""
     if not groups:
         train, test = divide_rows(rows, (HELD_OUT_TEST,), _SEED, repr(name))
@@ -272,16 +276,16 @@ def _held_out(name: str, rows: Samples, groups: Mapping[str, str]) -> tuple[Samp
     return train, test
 
 
-def _groups(task: InstructionTask | None, sheets: Iterable[Sheet]) -> dict[str, str]:
+def _groups(task: InstructionTask | None, sheets: Iterable[InstructionFile]) -> dict[str, str]:
     """The group of each row by its key, where rows share their first part."""
     if task is None or not task.grouped:
         return {}
     pattern = re.compile(task.parts, re.DOTALL)
     matches = (match for sheet in sheets for written, _ in sheet.rows if (match := pattern.match(written)))
-    return {_key(task, match.groups()): key_of(match.groups()[:1]) for match in matches}
+    return {_key(task, match.groups()): hash_text(match.groups()[:1]) for match in matches}
 
 
-def _record(sheets: Mapping[str, Sheet], rows: Mapping[str, Samples], evaluated: str) -> dict[str, Any]:
+def _record(sheets: Mapping[str, InstructionFile], rows: Mapping[str, LabeledRows], evaluated: str) -> dict[str, Any]:
     """What the files hold and have in common, before anything is divided or dropped."""
     keys = {split: {row.key for row in rows.get(split, ())} for split in _NAMES}
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from regard.data.blocks import BLOCKS, PackedBlocks, TokenBlocks, check_rows, is_packed
+from regard.data.blocks import BLOCKS, BlocksMetadata, TokenBlocks, check_num_blocks, is_packed
 from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError
 
@@ -63,7 +63,7 @@ def pack(
     with Packing(folder, tokenizer, length, source=source, identity=identity) as packing:
         packing.add(documents, lambda _: BLOCKS, most=most, on_progress=on_progress)
         counted = packing.finish()
-    check_rows(counted.get(BLOCKS), length, source or "the text")
+    check_num_blocks(counted.get(BLOCKS), length, source or "the text")
     return TokenBlocks.load(folder)
 
 
@@ -148,10 +148,10 @@ class Packing:
             if on_progress is not None:
                 on_progress(tokens)
 
-    def finish(self) -> dict[str, PackedBlocks]:
+    def finish(self) -> dict[str, BlocksMetadata]:
         """What was packed, by part, once it stands in its folder."""
         with _written(self.folder):
-            made = {name: PackedBlocks(**self.about, **writer.finish()) for name, writer in self.writers.items()}
+            made = {name: BlocksMetadata(**self.about, **writer.finish()) for name, writer in self.writers.items()}
             for name, packed in made.items():
                 text = json.dumps(asdict(packed), indent=1) + "\n"
                 (self.temporary / f"{name}.json").write_text(text, encoding="utf-8")

@@ -16,20 +16,20 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from regard.data.examples import Examples
-from regard.data.stream import Protocol, Split, Task
+from regard.data.stream import ClassificationTask, Protocol, Split
 from regard.data.text_task import TextPairs, TextTask
 from regard.errors import UserError
 
 HELD_OUT = 0.1
 """The share of each class that is held out of training rows where there is no dev split."""
 
-RESERVED_SPLIT = "any answer"
+FREE_ANSWER = "any answer"
 """The class of all rows of a task whose answers are free."""
 
 _NO_WORD = re.compile(r"[\W_]+")
 
 
-class Sample(NamedTuple):
+class LabeledRow(NamedTuple):
     """One row: its texts, its class by name, and the key of its text, which rows with the same text share.
 
     `answers`: of a row from text to text, what may be answered.
@@ -41,27 +41,27 @@ class Sample(NamedTuple):
     answers: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, texts: Iterable[str], label: str) -> Sample:
+    def of(cls, texts: Iterable[str], label: str) -> LabeledRow:
         """The row with the key of all its texts."""
         texts = tuple(texts)
-        return cls(texts, label, key_of(texts))
+        return cls(texts, label, hash_text(texts))
 
 
-Samples = tuple[Sample, ...]
+LabeledRows = tuple[LabeledRow, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawTask:
     """A task as read, before anything is drawn or dropped: `dev` is None where it has to be held out of train.
 
-    `free`: its answers are no classes, all rows are of the class `RESERVED_SPLIT`.
+    `free`: its answers are no classes, all rows are of the class `FREE_ANSWER`.
     """
 
     name: str
     labels: tuple[str, ...]
-    train: Samples
-    dev: Samples | None
-    test: Samples
+    train: LabeledRows
+    dev: LabeledRows | None
+    test: LabeledRows
     source: str
     free: bool = False
 
@@ -87,13 +87,13 @@ class RawTask:
             raise UserError(f"stream: expected rows of {missing[0]!r} in the train split of {self.name!r}, got none")
 
 
-class CleanedSplits(NamedTuple):
+class TaskSplits(NamedTuple):
     """The splits that a stream works with, `common` telling what they had in common and what was dropped for it."""
 
     name: str
-    train: Samples
-    dev: Samples
-    test: Samples
+    train: LabeledRows
+    dev: LabeledRows
+    test: LabeledRows
     common: Mapping[str, int]
 
 
@@ -116,7 +116,7 @@ class _Counts:
         return counts | {f"dropped_from_{name}": count for name, count in self.dropped.items()}
 
 
-def key_of(texts: Sequence[str]) -> str:
+def hash_text(texts: Sequence[str]) -> str:
     """A hash of the texts that letter case, punctuation, white space and Unicode's forms do not change."""
     plain = " ".join(unicodedata.normalize("NFKC", " ".join(texts)).casefold().split())
     bare = _NO_WORD.sub(" ", plain) if plain.isascii() else "".join(map(_or_space, plain))
@@ -140,7 +140,7 @@ def check_selection(split: str) -> Split:
     raise UserError(f"selection: expected dev, got {split!r}")
 
 
-def check_disjoint(task: Task | TextTask) -> None:
+def check_disjoint(task: ClassificationTask | TextTask) -> None:
     """Nothing, or a UserError: rows that are to choose something are among those that it is scored on."""
     scored = set(_keys(task.test))
     same = sum(key in scored for key in _keys(task.dev))
@@ -148,7 +148,7 @@ def check_disjoint(task: Task | TextTask) -> None:
         raise UserError(f"selection: expected dev rows of {task.name!r} that are no test rows, got {same} that are")
 
 
-def sample_balanced(rows: Samples, most: int | None, seed: int) -> Samples:
+def sample_balanced(rows: LabeledRows, most: int | None, seed: int) -> LabeledRows:
     """At most so many rows of each class, in their order; None for all."""
     if most is None:
         return rows
@@ -156,7 +156,7 @@ def sample_balanced(rows: Samples, most: int | None, seed: int) -> Samples:
     return tuple(row for row, rank in zip(rows, ranks, strict=True) if rank < most)
 
 
-def sample_proportional(rows: Samples, most: int | None, seed: int) -> Samples:
+def sample_proportional(rows: LabeledRows, most: int | None, seed: int) -> LabeledRows:
     """At most so many rows in their order, classes in the shares that they have among all; None for all."""
     if most is None or most >= len(rows):
         return rows
@@ -167,7 +167,7 @@ def sample_proportional(rows: Samples, most: int | None, seed: int) -> Samples:
     return tuple(row for at, row in enumerate(rows) if at in chosen)
 
 
-def divide_rows(rows: Samples, shares: Sequence[float], seed: int, name: str) -> tuple[Samples, ...]:
+def divide_rows(rows: LabeledRows, shares: Sequence[float], seed: int, name: str) -> tuple[LabeledRows, ...]:
     """The rows in parts: what is left first, then one part a share of each class, at least one text of it in each.
 
     Rows with the same text and class stay together. `name`: what the rows are called in messages.
@@ -192,7 +192,7 @@ def divide_rows(rows: Samples, shares: Sequence[float], seed: int, name: str) ->
 
 def clean_splits(
     tasks: Sequence[RawTask], protocol: Protocol, seed: int, *, dev_is_test: bool = False
-) -> list[CleanedSplits]:
+) -> list[TaskSplits]:
     """The splits of all tasks of a stream, what they have in common counted and, unless 'paper', dropped.
 
     'clean': train loses what dev or test of any task has, and later copies of its own rows; dev loses what test of any
@@ -213,22 +213,22 @@ def clean_splits(
         _count_common(task, tests, devs, count, same)
         if protocol == "clean":
             task = _clean(task, tests, devs, count)
-        settled.append(CleanedSplits(task.name, task.train, task.dev or (), task.test, count.as_record()))
+        settled.append(TaskSplits(task.name, task.train, task.dev or (), task.test, count.as_record()))
     return settled
 
 
-def pairs_of(rows: Samples) -> TextPairs:
+def to_text_pairs(rows: LabeledRows) -> TextPairs:
     """The rows from text to text: their prompts and answers."""
     return TextPairs(inputs=tuple(row.texts[0] for row in rows), targets=tuple(row.answers for row in rows))
 
 
-def examples_of(rows: Samples, labels: Sequence[str]) -> Examples:
+def to_examples(rows: LabeledRows, labels: Sequence[str]) -> Examples:
     """The rows with their classes as numbers into `labels`."""
     number = {label: at for at, label in enumerate(labels)}
     return Examples(texts=tuple(row.texts for row in rows), labels=tuple(number[row.label] for row in rows))
 
 
-def sha256_of_rows(rows: Samples) -> str:
+def hash_rows(rows: LabeledRows) -> str:
     """The sha256 over texts and classes of the rows, or their answers, in their order."""
     found = hashlib.sha256()
     for row in rows:
@@ -239,7 +239,7 @@ def sha256_of_rows(rows: Samples) -> str:
 def _keys(rows: Examples | TextPairs) -> list[str]:
     """The key of each row's text."""
     texts = rows.texts if isinstance(rows, Examples) else tuple((text,) for text in rows.inputs)
-    return [key_of(of) for of in texts]
+    return [hash_text(of) for of in texts]
 
 
 class _Owners:
@@ -316,7 +316,7 @@ def _clean(task: RawTask, tests: _Owners, devs: _Owners, count: _Counts) -> RawT
     return replace(task, train=train, dev=dev)
 
 
-def _check_left(task: RawTask, split: str, rows: Samples) -> None:
+def _check_left(task: RawTask, split: str, rows: LabeledRows) -> None:
     """Raises UserError where a class has no rows left."""
     left = {row.label for row in rows}
     gone = [label for label in task.labels if label not in left]
@@ -327,9 +327,9 @@ def _check_left(task: RawTask, split: str, rows: Samples) -> None:
         )
 
 
-def _once(rows: Samples) -> Samples:
+def _once(rows: LabeledRows) -> LabeledRows:
     """The rows without later ones of the same text."""
-    first: dict[str, Sample] = {}
+    first: dict[str, LabeledRow] = {}
     for row in rows:
         first.setdefault(row.key, row)
     return tuple(first.values())
@@ -340,7 +340,7 @@ def _or_space(sign: str) -> str:
     return sign if unicodedata.category(sign)[0] in "LMN" else " "
 
 
-def _ranks(rows: Samples, seed: int, purpose: str) -> list[int]:
+def _ranks(rows: LabeledRows, seed: int, purpose: str) -> list[int]:
     """The place of each row among those of its class, in an order that the seed and the texts give."""
     seen: Counter[str] = Counter()
     ranks = [0] * len(rows)

@@ -12,21 +12,21 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from regard.data.splits import key_of
+from regard.data.splits import hash_text
 from regard.errors import UserError
 
-LEAST_WORDS = 6
+MIN_WORDS = 6
 """Documentation of fewer words is left out."""
 _PASSED_OVER = re.compile(r"(^|\.)(__main__|test|tests|_.*)(\.|$)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def source() -> str:
+def describe_source() -> str:
     """What the texts are, with the version of the interpreter that they were read from."""
     return f"documentation of the standard library of Python {platform.python_version()}"
 
 
-def documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+def read_documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """For each module the documentation of its functions, classes and methods, sorted by where they are.
 
     A text is the object's own name and what its docstring says. A package has that of its public submodules too,
@@ -65,8 +65,8 @@ def _texts_of(name: str) -> dict[str, str]:
             if not isinstance(said, str) or _ADDRESS.search(said):
                 continue
             said = own_name.sub("", inspect.cleandoc(said)).strip()
-            if len(re.findall(r"\w+", said)) >= LEAST_WORDS:
-                texts.setdefault(key_of((said,)), f"{called}: {said}")
+            if len(re.findall(r"\w+", said)) >= MIN_WORDS:
+                texts.setdefault(hash_text((said,)), f"{called}: {said}")
     return texts
 
 

@@ -17,7 +17,7 @@ Protocol = Literal["clean", "paper"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class ClassificationTask:
     """A task of classification: its examples, and the names of its classes, of which a label is the number.
 
     `source` says where the rows came from; `sha256` has a hash of each split's rows.
@@ -46,7 +46,7 @@ class Stream:
     """
 
     name: str
-    tasks: tuple[Task | TextTask, ...]
+    tasks: tuple[ClassificationTask | TextTask, ...]
     order: tuple[int, ...]
     seed: int
     protocol: Protocol = "clean"

@@ -11,30 +11,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data import task_files
-from regard.data.splits import RawTask, Sample, Samples, divide_rows, key_of
-from regard.data.stream_settings import DataSet, StreamFiles
+from regard.data.splits import LabeledRow, LabeledRows, RawTask, divide_rows, hash_text
+from regard.data.stream_settings import DatasetFiles, DatasetSpec
 from regard.data.task_files import NO_GOLD_LABEL, STREAM
 from regard.data.task_hub import read_hub
 from regard.errors import UserError
 
 SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "test": "test"}
 """What a column or a file may call a split, and which it is."""
-OWN_SHARES = (0.1, 0.2)
+HELD_OUT_FRACTIONS = (0.1, 0.2)
 """The shares of dev and test, drawn from each class of a table that does not say its splits."""
 
 
-class RowPool(NamedTuple):
+class DatasetRows(NamedTuple):
     """The rows of a data set to train and to test on, and where they came from."""
 
-    train: Samples
-    test: Samples
+    train: LabeledRows
+    test: LabeledRows
     source: str
 
 
 # -- data sets as published -----------------------------------------------------------------------------
 
 
-def read_data_set(name: str, settings: DataSet, folder: Path | None) -> RowPool:
+def read_dataset(name: str, settings: DatasetSpec, folder: Path | None) -> DatasetRows:
     """A data set from the hub, or from its files below a folder.
 
     The first of its published forms that has a training file is read, both splits from the same place: sources are
@@ -57,16 +57,16 @@ def read_data_set(name: str, settings: DataSet, folder: Path | None) -> RowPool:
     )
 
 
-def _from_hub(settings: DataSet) -> RowPool:
+def _from_hub(settings: DatasetSpec) -> DatasetRows:
     """Both splits from the hub."""
     tables = [read_hub(*settings.hub, split, settings.columns, asked=STREAM) for split in settings.splits]
     train, test = (
         _samples(((row.texts, row.label, table.place(row)) for row in table.rows), settings, 0) for table in tables
     )
-    return RowPool(train, test, f"{tables[0].name} (train), {tables[1].name} (test: {settings.evaluated})")
+    return DatasetRows(train, test, f"{tables[0].name} (train), {tables[1].name} (test: {settings.evaluated})")
 
 
-def _from_files(settings: DataSet, files: StreamFiles, train: Path, test: Path) -> RowPool:
+def _from_files(settings: DatasetSpec, files: DatasetFiles, train: Path, test: Path) -> DatasetRows:
     """Both splits from files; where train has no titles at all, those of test are left out."""
     read = _FORMS[files.form]
     rows, tested = list(read(train, files)), list(read(test, files))
@@ -76,7 +76,7 @@ def _from_files(settings: DataSet, files: StreamFiles, train: Path, test: Path) 
     elif files.form == "csv" and len(files.fields) == 2 and not any(texts[0] for texts, *_ in rows):
         rows, tested, said = _untitled(rows), _untitled(tested), ", without titles, which train lacks"
     source = f"{train} (train), {test} (test: {files.evaluated or settings.evaluated}){said}"
-    return RowPool(_samples(rows, settings, files.first), _samples(tested, settings, files.first), source)
+    return DatasetRows(_samples(rows, settings, files.first), _samples(tested, settings, files.first), source)
 
 
 _Written = tuple[tuple[str, ...], Any, str]
@@ -91,7 +91,7 @@ def _untitled(rows: Iterable[_Written]) -> list[_Written]:
     return [(texts[-1:], label, place) for texts, label, place in rows]
 
 
-def _samples(rows: Iterable[_Written], settings: DataSet, first: int) -> Samples:
+def _samples(rows: Iterable[_Written], settings: DatasetSpec, first: int) -> LabeledRows:
     """The rows with classes by name; those without any text are left out."""
     numbers = {str(at + first): label for at, label in enumerate(settings.labels)}
     known = numbers | dict(settings.words) | {label: label for label in settings.labels}
@@ -102,8 +102,8 @@ def _samples(rows: Iterable[_Written], settings: DataSet, first: int) -> Samples
             raise UserError(f"stream: expected a class of {allowed} in {place}, got {label!r}")
         texts = tuple(text or "" for text in written)
         if any(text.strip() for text in texts):
-            key = key_of(texts[-1:] if settings.body and texts[-1].strip() else texts)
-            samples.append(Sample(texts, known[label], key))
+            key = hash_text(texts[-1:] if settings.body and texts[-1].strip() else texts)
+            samples.append(LabeledRow(texts, known[label], key))
     return tuple(samples)
 
 
@@ -113,9 +113,9 @@ def _found(place: Path, names: Sequence[str]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _csv(path: Path, files: StreamFiles) -> Iterator[_Written]:
+def _csv(path: Path, files: DatasetFiles) -> Iterator[_Written]:
     """Zhang et al.'s rows: class and texts; a first line of names is passed over, the titles may be missing."""
-    reader = csv.reader(io.StringIO("\n".join(task_files.lines_of(path, STREAM))), strict=True)
+    reader = csv.reader(io.StringIO("\n".join(task_files.read_text_lines(path, STREAM))), strict=True)
     full = max(files.fields) + 1
     try:
         for fields in reader:
@@ -132,21 +132,21 @@ def _csv(path: Path, files: StreamFiles) -> Iterator[_Written]:
         raise UserError(f"stream: expected CSV in {path}, line {reader.line_num}: {error}") from None
 
 
-def _sentences(path: Path, files: StreamFiles) -> Iterator[_Written]:
+def _sentences(path: Path, files: DatasetFiles) -> Iterator[_Written]:
     """The rows of GLUE, and of jsonl with the same columns."""
     assert files.columns is not None, "a file of sentences has names of its columns"
     table = task_files.read_sentences(path, files.columns, STREAM)
     return ((row.texts, row.label, table.place(row)) for row in table.rows)
 
 
-def _instructions(path: Path, files: StreamFiles) -> Iterator[_Written]:
+def _instructions(path: Path, files: DatasetFiles) -> Iterator[_Written]:
     """The rows of a benchmark of instructions: each input holds 'Part: text' line by line, and the output is the class.
 
     A part that an input lacks is ''. Rows labelled '-' are left out.
     """
     assert files.columns is not None, "instructions say what the parts of an input are called"
     try:
-        instances = json.loads("\n".join(task_files.lines_of(path, STREAM)))["Instances"]
+        instances = json.loads("\n".join(task_files.read_text_lines(path, STREAM)))["Instances"]
         pairs = [(str(row["input"]), str(row["output"])) for row in instances]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -164,7 +164,7 @@ def _instructions(path: Path, files: StreamFiles) -> Iterator[_Written]:
             yield tuple(text or "" for text in match.groups()), label, place
 
 
-_FORMS: Mapping[str, Callable[[Path, StreamFiles], Iterable[_Written]]] = {
+_FORMS: Mapping[str, Callable[[Path, DatasetFiles], Iterable[_Written]]] = {
     "csv": _csv,
     "sentences": _sentences,
     "instructions": _instructions,
@@ -173,7 +173,7 @@ _FORMS: Mapping[str, Callable[[Path, StreamFiles], Iterable[_Written]]] = {
 # -- a user's own ---------------------------------------------------------------------------------------
 
 
-def read_own(path: Path, seed: int) -> list[RawTask]:
+def read_user_tasks(path: Path, seed: int) -> list[RawTask]:
     """The tasks of a table with the columns task, text, label (and text_pair, split), or of a folder of folders.
 
     A table: tasks in the order in which they are first met. Without a column `split`, dev and test are drawn by the
@@ -188,7 +188,7 @@ def read_own(path: Path, seed: int) -> list[RawTask]:
     if path.is_dir():
         return _own_folder(path)
     rows = _own_rows(path, ("task",))
-    tasks: dict[str, dict[str, list[Sample]]] = {}
+    tasks: dict[str, dict[str, list[LabeledRow]]] = {}
     split_of = any("split" in row.record for row in rows)
     for row in rows:
         split = _own_split(row) if split_of else "all"
@@ -197,7 +197,7 @@ def read_own(path: Path, seed: int) -> list[RawTask]:
 
 
 class _OwnRow(NamedTuple):
-    sample: Sample
+    sample: LabeledRow
     record: Mapping[str, Any]
     place: str
 
@@ -233,17 +233,17 @@ def _own_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _own_parts(name: str, parts: Mapping[str, Sequence[Sample]], path: Path, seed: int) -> RawTask:
+def _own_parts(name: str, parts: Mapping[str, Sequence[LabeledRow]], path: Path, seed: int) -> RawTask:
     """A task of a table from its rows by split, or by one 'all' to be split."""
     if "all" not in parts:
         return _own_task_of(name, {split: tuple(rows) for split, rows in parts.items()}, str(path))
-    dev, test = (f"{share:.0%}" for share in OWN_SHARES)
-    train, *drawn = divide_rows(tuple(parts["all"]), OWN_SHARES, seed, f"{name!r} of {path}")
+    dev, test = (f"{share:.0%}" for share in HELD_OUT_FRACTIONS)
+    train, *drawn = divide_rows(tuple(parts["all"]), HELD_OUT_FRACTIONS, seed, f"{name!r} of {path}")
     source = f"{path}, {dev} (dev) and {test} (test) of each class drawn with seed {seed}"
     return _own_task_of(name, {"train": train, "dev": drawn[0], "test": drawn[1]}, source)
 
 
-def _own_task_of(name: str, parts: Mapping[str, Samples], source: str) -> RawTask:
+def _own_task_of(name: str, parts: Mapping[str, LabeledRows], source: str) -> RawTask:
     """The task; its classes are those of train: numbers by size, then names by alphabet."""
     found = {row.label for rows in parts.values() for row in rows}
     if all(_whole(label) for label in found):
@@ -262,7 +262,7 @@ def _own_task_of(name: str, parts: Mapping[str, Samples], source: str) -> RawTas
     )
 
 
-def _in(parts: Mapping[str, Samples], label: str) -> bool:
+def _in(parts: Mapping[str, LabeledRows], label: str) -> bool:
     """Whether train has rows of a class."""
     return any(row.label == label for row in parts.get("train", ()))
 
@@ -275,13 +275,15 @@ def _own_rows(path: Path, also: tuple[str, ...] = ()) -> list[_OwnRow]:
     """The rows of a table, at least one; `also`: columns that it needs beside text and label."""
     unit = "row" if path.suffix == ".parquet" else "line"
     rows = []
-    for number, record in task_files.records_of(path, STREAM):
+    for number, record in task_files.read_records(path, STREAM):
         place = f"{path}, {unit} {number}"
         missing = [name for name in (*also, "text", "label") if name not in record]
         if missing:
             found = ", ".join(map(str, record)) or "none"
             raise UserError(f"stream: expected the column '{missing[0]}' in {place}, found {found}")
-        rows.append(_OwnRow(Sample.of(_own_texts(record, place), _own_label(record["label"], place)), record, place))
+        rows.append(
+            _OwnRow(LabeledRow.of(_own_texts(record, place), _own_label(record["label"], place)), record, place)
+        )
     if not rows:
         raise UserError(f"stream: expected rows in {path}, found none")
     if all(_number(row.sample.texts[0]) for row in rows):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from regard.data.splits import RESERVED_SPLIT, Sample, sha256_of_rows
-from regard.data.stream import SPLITS, Split, Stream, Task
+from regard.data.splits import FREE_ANSWER, LabeledRow, hash_rows
+from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.data.text_task import TextTask
 from regard.errors import UserError
 
@@ -29,18 +29,18 @@ def _text_with_digests(task: TextTask) -> TextTask:
 def _text_digest(task: TextTask, split: Split) -> str:
     """The hash of prompts and answers of a split."""
     rows = task.split(split)
-    return sha256_of_rows(
-        tuple(Sample((text,), RESERVED_SPLIT, "", of) for text, of in zip(rows.inputs, rows.targets, strict=True))
+    return hash_rows(
+        tuple(LabeledRow((text,), FREE_ANSWER, "", of) for text, of in zip(rows.inputs, rows.targets, strict=True))
     )
 
 
-def _with_digests(task: Task) -> Task:
+def _with_digests(task: ClassificationTask) -> ClassificationTask:
     for split in SPLITS:
         _check_texts(task, split)
     return replace(task, sha256={split: task.sha256.get(split) or _digest(task, split) for split in SPLITS})
 
 
-def _check_texts(task: Task, split: Split) -> None:
+def _check_texts(task: ClassificationTask, split: Split) -> None:
     """Nothing, or a UserError: a row of a split holds something else than texts."""
     rows: tuple[Any, ...] = task.split(split).texts
     for texts in rows:
@@ -48,10 +48,10 @@ def _check_texts(task: Task, split: Split) -> None:
             raise UserError(f"stream: expected a tuple of texts in each row, {task.name} {split} has {texts!r}")
 
 
-def _digest(task: Task, split: Split) -> str:
+def _digest(task: ClassificationTask, split: Split) -> str:
     """The hash of texts and classes of a split."""
     names, rows = dict(enumerate(task.labels)), task.split(split)
     labels = (names.get(label, repr(label)) for label in rows.labels)
-    return sha256_of_rows(
-        tuple(Sample(tuple(texts), label, "") for texts, label in zip(rows.texts, labels, strict=True))
+    return hash_rows(
+        tuple(LabeledRow(tuple(texts), label, "") for texts, label in zip(rows.texts, labels, strict=True))
     )

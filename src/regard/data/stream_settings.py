@@ -9,14 +9,14 @@ from typing import Literal
 from regard.data.instruction_settings import LONG_ORDERS, LONG_SEQUENCE, SUPER_NI, SUPER_NI_ORDERS, Benchmark
 from regard.data.task_files import Columns
 
-Form = Literal["csv", "sentences", "instructions"]
+FileFormat = Literal["csv", "sentences", "instructions"]
 
 ROWS = 1245
 """Training rows a class, as published (arXiv 2410.05648)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamFiles:
+class DatasetFiles:
     """A published form of a data set: what its folder is called, its files, and how they are written.
 
     `form`: 'csv' as Zhang et al. (arXiv 1509.01626) publish theirs, no line of names, the class in the first column
@@ -29,7 +29,7 @@ class StreamFiles:
     folders: tuple[str, ...]
     train: tuple[str, ...]
     test: tuple[str, ...]
-    form: Form
+    form: FileFormat
     fields: tuple[int, ...] = ()
     columns: Columns | None = None
     first: int = 0
@@ -38,7 +38,7 @@ class StreamFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSet:
+class DatasetSpec:
     """What is known of a data set before it is read.
 
     `labels`: its classes in the order of their numbers; `words`: other words for them. `hub`: repository and
@@ -51,13 +51,13 @@ class DataSet:
     columns: Columns
     splits: tuple[str, str]
     evaluated: str
-    files: tuple[StreamFiles, ...]
+    files: tuple[DatasetFiles, ...]
     words: Mapping[str, str] = field(default_factory=dict)
     body: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubsetTask:
+class StreamTaskSpec:
     """A task of a stream: some classes of a data set, or all; `all_rows` where all of train was published.
 
     Without labels: answers are free.
@@ -70,7 +70,7 @@ class SubsetTask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamSettings:
+class StreamSpec:
     """The tasks of a stream in their published order, the published numbers of rows, and who published it.
 
     `rows`: for training, a class, or a task whose answers are free; `eval_rows`: to evaluate on, a task, None for all.
@@ -78,7 +78,7 @@ class StreamSettings:
     `benchmark`: where the tasks have instructions.
     """
 
-    tasks: tuple[SubsetTask, ...]
+    tasks: tuple[StreamTaskSpec, ...]
     rows: int = ROWS
     eval_rows: int | None = None
     paper: str
@@ -86,14 +86,14 @@ class StreamSettings:
     benchmark: Benchmark | None = None
 
 
-def _zhang(*folders: str, fields: tuple[int, ...], train: tuple[str, ...] = ("train.csv",)) -> StreamFiles:
-    return StreamFiles(folders=folders, train=train, test=("test.csv",), form="csv", fields=fields, first=1)
+def _zhang(*folders: str, fields: tuple[int, ...], train: tuple[str, ...] = ("train.csv",)) -> DatasetFiles:
+    return DatasetFiles(folders=folders, train=train, test=("test.csv",), form="csv", fields=fields, first=1)
 
 
-def _instructions(folder: str, *parts: str) -> StreamFiles:
+def _instructions(folder: str, *parts: str) -> DatasetFiles:
     columns = Columns(parts, "output")
     folders = (f"CL_Benchmark/Long_Sequence/{folder}", f"Long_Sequence/{folder}")
-    return StreamFiles(
+    return DatasetFiles(
         folders=folders,
         train=("train.json",),
         test=("test.json",),
@@ -103,10 +103,10 @@ def _instructions(folder: str, *parts: str) -> StreamFiles:
     )
 
 
-def _glue(folder: str, test: str, *columns: str, label: str) -> StreamFiles:
+def _glue(folder: str, test: str, *columns: str, label: str) -> DatasetFiles:
     folders = (f"glue/{folder}", folder)
     written = Columns(columns, label)
-    return StreamFiles(folders=folders, train=("train.tsv",), test=(test,), form="sentences", columns=written)
+    return DatasetFiles(folders=folders, train=("train.tsv",), test=(test,), form="sentences", columns=written)
 
 
 _GLUE = "nyu-mll/glue"
@@ -117,8 +117,8 @@ _STAR_WORDS = {"2 star": "2 stars"} | dict(
     zip(("very negative", "negative", "neutral", "positive", "very positive"), _STARS, strict=True)
 )
 
-DATA_SETS: Mapping[str, DataSet] = {
-    "ag-news": DataSet(
+DATASETS: Mapping[str, DatasetSpec] = {
+    "ag-news": DatasetSpec(
         labels=("World", "Sports", "Business", "Sci/Tech"),
         hub=("fancyzhx/ag_news", None),
         columns=Columns(("text",), "label"),
@@ -131,7 +131,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         words={"Science or Technology": "Sci/Tech"},
         body=True,
     ),
-    "dbpedia": DataSet(
+    "dbpedia": DatasetSpec(
         labels=(
             "Company",
             "EducationalInstitution",
@@ -154,7 +154,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         evaluated="official test",
         files=(
             _zhang("dbpedia_csv", "dbpedia", fields=(1, 2)),
-            StreamFiles(
+            DatasetFiles(
                 folders=("dbpedia14",),
                 train=("train.jsonl",),
                 test=("test.jsonl",),
@@ -174,7 +174,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         },
         body=True,
     ),
-    "yahoo": DataSet(
+    "yahoo": DatasetSpec(
         labels=(
             "Society & Culture",
             "Science & Mathematics",
@@ -196,7 +196,7 @@ DATA_SETS: Mapping[str, DataSet] = {
             _instructions("yahoo", "Title", "Answer"),
         ),
     ),
-    "yelp": DataSet(
+    "yelp": DatasetSpec(
         labels=_STARS,
         hub=("fancyzhx/yelp_review_full", None),
         columns=Columns(("text",), "label"),
@@ -205,7 +205,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         files=(_zhang("yelp_review_full_csv", "yelp_review_full", fields=(1,)), _instructions("yelp", "Text")),
         words=_STAR_WORDS,
     ),
-    "amazon": DataSet(
+    "amazon": DatasetSpec(
         labels=_STARS,
         hub=("SetFit/amazon_reviews_multi_en", None),
         columns=Columns(("text",), "label"),
@@ -217,7 +217,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         ),
         words=_STAR_WORDS,
     ),
-    "sst2": DataSet(
+    "sst2": DatasetSpec(
         labels=("negative", "positive"),
         hub=(_GLUE, "sst2"),
         columns=Columns(("sentence",), "label"),
@@ -225,7 +225,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         evaluated="GLUE dev",
         files=(_glue("SST-2", "dev.tsv", "sentence", label="label"),),
     ),
-    "rte": DataSet(
+    "rte": DatasetSpec(
         labels=("entailment", "not_entailment"),
         hub=(_GLUE, "rte"),
         columns=Columns(("sentence1", "sentence2"), "label"),
@@ -233,7 +233,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         evaluated="GLUE dev",
         files=(_glue("RTE", "dev.tsv", "sentence1", "sentence2", label="label"),),
     ),
-    "mrpc": DataSet(
+    "mrpc": DatasetSpec(
         labels=("not_equivalent", "equivalent"),
         hub=(_GLUE, "mrpc"),
         columns=Columns(("sentence1", "sentence2"), "label"),
@@ -241,7 +241,7 @@ DATA_SETS: Mapping[str, DataSet] = {
         evaluated="GLUE dev",
         files=(_glue("MRPC", "dev.tsv", "#1 String", "#2 String", label="Quality"),),
     ),
-    "mnli": DataSet(
+    "mnli": DatasetSpec(
         labels=("entailment", "neutral", "contradiction"),
         hub=(_GLUE, "mnli"),
         columns=Columns(("premise", "hypothesis"), "label"),
@@ -255,19 +255,19 @@ DATA_SETS: Mapping[str, DataSet] = {
 }
 
 
-def _parts(data: str, *parts: str) -> tuple[SubsetTask, ...]:
+def _parts(data: str, *parts: str) -> tuple[StreamTaskSpec, ...]:
     """Tasks from the parts 'name: class, class' of a data set."""
     tasks = []
     for part in parts:
         name, _, labels = part.partition(": ")
-        tasks.append(SubsetTask(name=name, data=data, labels=tuple(labels.split(", "))))
+        tasks.append(StreamTaskSpec(name=name, data=data, labels=tuple(labels.split(", "))))
     return tuple(tasks)
 
 
-def _whole(*names: str) -> tuple[SubsetTask, ...]:
+def _whole(*names: str) -> tuple[StreamTaskSpec, ...]:
     """One task a data set, with all its classes."""
     return tuple(
-        SubsetTask(name=name, data=name, labels=DATA_SETS[name].labels, all_rows=name == "rte") for name in names
+        StreamTaskSpec(name=name, data=name, labels=DATASETS[name].labels, all_rows=name == "rte") for name in names
     )
 
 
@@ -291,24 +291,24 @@ _DBPEDIA = _parts(
     "office-transportation: OfficeHolder, MeanOfTransportation",
 )
 
-STREAMS: Mapping[str, StreamSettings] = {
-    "yahoo-split": StreamSettings(tasks=_YAHOO, paper=_PRESCALE),
-    "db-split": StreamSettings(tasks=_DBPEDIA, paper=_PRESCALE),
-    "news-series": StreamSettings(tasks=_whole("ag-news", "sst2", "rte", "mrpc"), paper=_PRESCALE),
-    "news-series-mnli": StreamSettings(
+STREAMS: Mapping[str, StreamSpec] = {
+    "yahoo-split": StreamSpec(tasks=_YAHOO, paper=_PRESCALE),
+    "db-split": StreamSpec(tasks=_DBPEDIA, paper=_PRESCALE),
+    "news-series": StreamSpec(tasks=_whole("ag-news", "sst2", "rte", "mrpc"), paper=_PRESCALE),
+    "news-series-mnli": StreamSpec(
         tasks=_whole("ag-news", "sst2", "mnli", "mrpc"), paper=f"after {_PRESCALE}, MNLI in the place of RTE"
     ),
-    "ag-split": StreamSettings(
+    "ag-split": StreamSpec(
         tasks=_parts("ag-news", "world-sports: World, Sports", "business-science: Business, Sci/Tech"),
         paper=f"after {_PRESCALE}: AG News in two",
     ),
-    "yahoo-db-split": StreamSettings(tasks=_YAHOO + _DBPEDIA, paper=f"after {_PRESCALE}: one stream behind the other"),
-    "reviews": StreamSettings(
+    "yahoo-db-split": StreamSpec(tasks=_YAHOO + _DBPEDIA, paper=f"after {_PRESCALE}: one stream behind the other"),
+    "reviews": StreamSpec(
         tasks=_whole("ag-news", "yelp", "amazon", "dbpedia", "yahoo"),
         eval_rows=7600,
         paper="arXiv 1906.01076, stars of Yelp and Amazon as the same classes",
     ),
-    "stdlib-split": StreamSettings(
+    "stdlib-split": StreamSpec(
         tasks=_parts(
             "stdlib",
             "asyncio-email: asyncio, email",
@@ -321,9 +321,9 @@ STREAMS: Mapping[str, StreamSettings] = {
         ),
         paper="none: the documentation of Python's standard library",
     ),
-    "long-sequence": StreamSettings(
+    "long-sequence": StreamSpec(
         tasks=tuple(
-            SubsetTask(name=name, data=name, labels=LONG_SEQUENCE.tasks[name].labels) for name in LONG_ORDERS["3"]
+            StreamTaskSpec(name=name, data=name, labels=LONG_SEQUENCE.tasks[name].labels) for name in LONG_ORDERS["3"]
         ),
         rows=1000,
         eval_rows=7600,
@@ -331,8 +331,8 @@ STREAMS: Mapping[str, StreamSettings] = {
         benchmark=LONG_SEQUENCE,
         paper="arXiv 2310.14152, in the files of arXiv 2401.08295",
     ),
-    "superni": StreamSettings(
-        tasks=tuple(SubsetTask(name=name, data=name, labels=()) for name in SUPER_NI_ORDERS["1"]),
+    "superni": StreamSpec(
+        tasks=tuple(StreamTaskSpec(name=name, data=name, labels=()) for name in SUPER_NI_ORDERS["1"]),
         rows=1000,
         eval_rows=100,
         orders=SUPER_NI_ORDERS,

@@ -11,29 +11,37 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from regard.data import stdlib_texts, task_files
-from regard.data.instruction_settings import Benchmark, SheetForm
-from regard.data.instructions import Info, SplitReader, check_labels, files_of, read_hub_task, read_task, roots
+from regard.data.instruction_settings import Benchmark, TaskForm
+from regard.data.instructions import (
+    InstructionSource,
+    TaskInfo,
+    candidate_folders,
+    check_labels,
+    find_task_files,
+    read_hub_task,
+    read_instruction_task,
+)
 from regard.data.splits import (
     HELD_OUT,
-    CleanedSplits,
+    LabeledRow,
+    LabeledRows,
     RawTask,
-    Sample,
-    Samples,
+    TaskSplits,
     clean_splits,
     divide_rows,
-    examples_of,
-    pairs_of,
+    hash_rows,
     sample_balanced,
     sample_proportional,
-    sha256_of_rows,
+    to_examples,
+    to_text_pairs,
 )
-from regard.data.stream import SPLITS, Protocol, Stream, Task
-from regard.data.stream_files import RowPool, read_data_set, read_own
-from regard.data.stream_settings import DATA_SETS, STREAMS, StreamSettings, SubsetTask
+from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream
+from regard.data.stream_files import DatasetRows, read_dataset, read_user_tasks
+from regard.data.stream_settings import DATASETS, STREAMS, StreamSpec, StreamTaskSpec
 from regard.data.text_task import Metric, TextTask
 from regard.errors import UserError, check_choice
 
-Missing = Literal["refuse", "skip"]
+MissingTasks = Literal["refuse", "skip"]
 STDLIB = "stdlib-split"
 _STDLIB_SHARES = (0.15, 0.25)
 _STDLIB_SEED = 0
@@ -49,8 +57,8 @@ def read_stream(
     order: str | Sequence[int] = "paper",
     seed: int = 0,
     protocol: Protocol = "clean",
-    form: SheetForm | None = None,
-    missing: Missing = "refuse",
+    form: TaskForm | None = None,
+    missing: MissingTasks = "refuse",
     instructions: bool = False,
 ) -> Stream:
     """A stream by its name in `STREAMS`, or from a table or a folder of the user's own (`stream_files.read_own`).
@@ -79,7 +87,7 @@ def read_stream(
     _check_rows("rows", rows)
     _check_rows("eval rows", eval_rows)
     check_choice("protocol", protocol, get_args(Protocol))
-    check_choice("missing", missing, get_args(Missing))
+    check_choice("missing", missing, get_args(MissingTasks))
     name = str(name_or_path)
     settings = STREAMS.get(name)
     if settings is not None and settings.benchmark is not None:
@@ -109,7 +117,7 @@ def assemble_stream(
     name: str,
     raw: Sequence[RawTask],
     *,
-    infos: Mapping[str, Info] | None = None,
+    infos: Mapping[str, TaskInfo] | None = None,
     metric: Metric | None = None,
     rows: Sequence[int | None],
     eval_rows: int | None,
@@ -168,7 +176,7 @@ def parse_order(text: str, count: int, seed: int) -> tuple[int, ...]:
 
 
 def _numbers(
-    order: str | Sequence[int], settings: StreamSettings | None, names: Sequence[str], seed: int
+    order: str | Sequence[int], settings: StreamSpec | None, names: Sequence[str], seed: int
 ) -> tuple[int, ...]:
     """The order of the tasks by their numbers among `names`; a published order without the tasks that are not there."""
     orders = settings.orders if settings is not None else {}
@@ -212,16 +220,16 @@ def _own(name: str, folder: str | Path | None, seed: int) -> list[RawTask]:
         raise UserError(f"stream: expected one of {allowed}; got {name!r}")
     if folder is not None:
         raise UserError(f"data: expected no folder of published files with tasks of your own ({name}), got {folder}")
-    return read_own(path, seed)
+    return read_user_tasks(path, seed)
 
 
-def _built_in(name: str, settings: StreamSettings, folder: str | Path | None) -> list[RawTask]:
+def _built_in(name: str, settings: StreamSpec, folder: str | Path | None) -> list[RawTask]:
     """The tasks of a stream that is built in, each data set read once."""
     if name == STDLIB:
         return _standard_library(settings)
     place = None if folder is None else Path(folder)
     pools = {
-        data: read_data_set(data, DATA_SETS[data], place) for data in dict.fromkeys(of.data for of in settings.tasks)
+        data: read_dataset(data, DATASETS[data], place) for data in dict.fromkeys(of.data for of in settings.tasks)
     }
     return [_part(of, pools[of.data]) for of in settings.tasks]
 
@@ -231,12 +239,12 @@ class _Found:
     """The tasks of a stream as read; `infos` of those from text to text, `all_rows` where all of train is published."""
 
     raw: list[RawTask]
-    infos: Mapping[str, Info] | None = None
+    infos: Mapping[str, TaskInfo] | None = None
     all_rows: bool = False
     record: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _check_plain(name: str, form: SheetForm | None, instructions: bool) -> None:
+def _check_plain(name: str, form: TaskForm | None, instructions: bool) -> None:
     """Nothing, or a UserError: something is asked of a stream without instructions that only others have."""
     with_them = ", ".join(name for name, settings in STREAMS.items() if settings.benchmark is not None)
     if form not in (None, "labels"):
@@ -246,11 +254,11 @@ def _check_plain(name: str, form: SheetForm | None, instructions: bool) -> None:
 
 
 def _with_instructions(
-    settings: StreamSettings,
+    settings: StreamSpec,
     benchmark: Benchmark,
     folder: str | Path | None,
-    form: SheetForm | None,
-    missing: Missing,
+    form: TaskForm | None,
+    missing: MissingTasks,
     instructions: bool,
 ) -> _Found:
     """The tasks of a benchmark from its files, or those of classification from the hub."""
@@ -279,13 +287,13 @@ def _with_instructions(
 
 
 def _from_files(
-    names: Sequence[str], benchmark: Benchmark, folder: Path, form: SheetForm, missing: Missing, instructions: bool
-) -> list[SplitReader]:
+    names: Sequence[str], benchmark: Benchmark, folder: Path, form: TaskForm, missing: MissingTasks, instructions: bool
+) -> list[InstructionSource]:
     """The tasks that have files. Raises UserError where one has none, unless those are to be skipped, or none has."""
-    files = {name: files_of(folder, benchmark, name) for name in names}
+    files = {name: find_task_files(folder, benchmark, name) for name in names}
     lacking = [name for name in names if not files[name]]
     if len(lacking) == len(names):
-        looked = ", ".join(str(root) for root in roots(folder, benchmark))
+        looked = ", ".join(str(root) for root in candidate_folders(folder, benchmark))
         raise UserError(f"stream: expected a folder of train.json and test.json for each task in one of {looked}")
     if lacking and missing == "refuse":
         raise UserError(
@@ -293,30 +301,34 @@ def _from_files(
             "skip what is missing (missing=skip)"
         )
     return [
-        read_task(name, files[name], benchmark, form=form, definitions=instructions) for name in names if files[name]
+        read_instruction_task(name, files[name], benchmark, form=form, definitions=instructions)
+        for name in names
+        if files[name]
     ]
 
 
-def _part(of: SubsetTask, pool: RowPool) -> RawTask:
+def _part(of: StreamTaskSpec, pool: DatasetRows) -> RawTask:
     """The rows of a data set that are of a task's classes."""
     train, test = (tuple(row for row in rows if row.label in of.labels) for rows in (pool.train, pool.test))
     return RawTask(name=of.name, labels=of.labels, train=train, dev=None, test=test, source=pool.source)
 
 
-def _standard_library(settings: StreamSettings) -> list[RawTask]:
+def _standard_library(settings: StreamSpec) -> list[RawTask]:
     """Modules of the standard library as classes, split by the hash of the text."""
-    texts = stdlib_texts.documentation(tuple(label for of in settings.tasks for label in of.labels))
+    texts = stdlib_texts.read_documentation(tuple(label for of in settings.tasks for label in of.labels))
     raw = []
     for of in settings.tasks:
-        rows = tuple(Sample.of((text,), label) for label in of.labels for text in texts[label])
+        rows = tuple(LabeledRow.of((text,), label) for label in of.labels for text in texts[label])
         train, dev, test = divide_rows(rows, _STDLIB_SHARES, _STDLIB_SEED, of.name)
         raw.append(
-            RawTask(name=of.name, labels=of.labels, train=train, dev=dev, test=test, source=stdlib_texts.source())
+            RawTask(
+                name=of.name, labels=of.labels, train=train, dev=dev, test=test, source=stdlib_texts.describe_source()
+            )
         )
     return raw
 
 
-def _published_rows(settings: StreamSettings | None, found: _Found) -> list[int | None]:
+def _published_rows(settings: StreamSpec | None, found: _Found) -> list[int | None]:
     """For each task how many rows a class were trained on; None for all, as of a user's own."""
     if settings is None:
         return [None] * len(found.raw)
@@ -325,28 +337,28 @@ def _published_rows(settings: StreamSettings | None, found: _Found) -> list[int 
     return [None if of.all_rows else settings.rows for of in settings.tasks]
 
 
-def _drawn(task: CleanedSplits, of: RawTask, rows: int | None, eval_rows: int | None, seed: int) -> CleanedSplits:
+def _drawn(task: TaskSplits, of: RawTask, rows: int | None, eval_rows: int | None, seed: int) -> TaskSplits:
     """The task with the rows that are drawn of it; dev that was held out of train has no more of them than test."""
     test = sample_proportional(task.test, eval_rows, seed)
     dev = sample_proportional(task.dev, len(test) if of.dev is None and eval_rows is None else eval_rows, seed)
     return task._replace(train=sample_balanced(task.train, rows, seed), dev=dev, test=test)
 
 
-def _task(raw: RawTask, drawn: CleanedSplits) -> Task:
+def _task(raw: RawTask, drawn: TaskSplits) -> ClassificationTask:
     """The task with numbers for classes."""
-    parts: dict[str, Samples] = {"train": drawn.train, "dev": drawn.dev, "test": drawn.test}
-    return Task(
+    parts: dict[str, LabeledRows] = {"train": drawn.train, "dev": drawn.dev, "test": drawn.test}
+    return ClassificationTask(
         name=raw.name,
         labels=raw.labels,
         source=raw.source,
-        sha256={split: sha256_of_rows(part) for split, part in parts.items()},
-        **{split: examples_of(part, raw.labels) for split, part in parts.items()},
+        sha256={split: hash_rows(part) for split, part in parts.items()},
+        **{split: to_examples(part, raw.labels) for split, part in parts.items()},
     )
 
 
-def _text_task(raw: RawTask, drawn: CleanedSplits, info: Info, metric: Metric) -> TextTask:
+def _text_task(raw: RawTask, drawn: TaskSplits, info: TaskInfo, metric: Metric) -> TextTask:
     """The task from text to text."""
-    parts: dict[str, Samples] = {"train": drawn.train, "dev": drawn.dev, "test": drawn.test}
+    parts: dict[str, LabeledRows] = {"train": drawn.train, "dev": drawn.dev, "test": drawn.test}
     return TextTask(
         name=raw.name,
         metric=metric,
@@ -354,12 +366,12 @@ def _text_task(raw: RawTask, drawn: CleanedSplits, info: Info, metric: Metric) -
         labels=() if raw.free else raw.labels,
         kind=info.kind,
         source=raw.source,
-        sha256={split: sha256_of_rows(part) for split, part in parts.items()},
-        **{split: pairs_of(part) for split, part in parts.items()},
+        sha256={split: hash_rows(part) for split, part in parts.items()},
+        **{split: to_text_pairs(part) for split, part in parts.items()},
     )
 
 
-def _sizes(task: CleanedSplits) -> dict[str, dict[str, int]]:
+def _sizes(task: TaskSplits) -> dict[str, dict[str, int]]:
     """How many rows of each class a task has, split by split."""
     return {split: dict(sorted(Counter(row.label for row in getattr(task, split)).items())) for split in SPLITS}
 
@@ -374,12 +386,12 @@ def _said_of_dev(raw: Sequence[RawTask], protocol: Protocol, published: bool) ->
 
 
 def _protocols(
-    raw: Sequence[RawTask], settled: Sequence[CleanedSplits], files: Mapping[str, Any], protocol: Protocol, seed: int
+    raw: Sequence[RawTask], settled: Sequence[TaskSplits], files: Mapping[str, Any], protocol: Protocol, seed: int
 ) -> dict[str, Any]:
     """By task the fields of `text_streams.Compared`, from rows that have been read; {} where files are not known."""
     if any(set(files.get(task.name, {})) <= {"evaluated"} for task in raw):
         return {}
-    clean: Sequence[CleanedSplits | None] = settled
+    clean: Sequence[TaskSplits | None] = settled
     if protocol == "paper":
         try:
             clean = clean_splits(raw, "clean", seed, dev_is_test=True)
@@ -388,7 +400,7 @@ def _protocols(
     return {task.name: _compared(task, of, files[task.name]) for task, of in zip(raw, clean, strict=True)}
 
 
-def _compared(task: RawTask, clean: CleanedSplits | None, files: Mapping[str, Any]) -> dict[str, Any]:
+def _compared(task: RawTask, clean: TaskSplits | None, files: Mapping[str, Any]) -> dict[str, Any]:
     dev = task.test if task.dev is None else task.dev
     return {
         "identical": files["identical_dev_test"],

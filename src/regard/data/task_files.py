@@ -22,7 +22,7 @@ TASK, STREAM = "task", "stream"
 """What messages call the place where files were asked for: what a probe is of, or what is learnt."""
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One example as it is written: its label by name, names for token tasks, None for mlm; `line` counts from 1."""
 
     texts: tuple[str, ...]
@@ -38,7 +38,7 @@ class Table:
     """
 
     name: str
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     unit: str = "line"
     asked: str = TASK
 
@@ -46,7 +46,7 @@ class Table:
         if not self.rows:
             raise UserError(f"{self.asked}: expected examples in {self.name}, found none")
 
-    def place(self, row: Row) -> str:
+    def place(self, row: TableRow) -> str:
         """Where a row stands, for a message."""
         return f"{self.name}, {self.unit} {row.line}"
 
@@ -67,7 +67,7 @@ def read_sentences(path: Path, columns: Columns, asked: str = TASK) -> Table:
     which the user asked for it.
     """
     packed = path.name.removesuffix(".gz")
-    records = _tsv(path, asked, columns.header) if packed.endswith(".tsv") else records_of(path, asked)
+    records = _tsv(path, asked, columns.header) if packed.endswith(".tsv") else read_records(path, asked)
     rows = (_row(record, columns, f"{path}, line {line}", line, asked) for line, record in records)
     return Table(str(path), tuple(row for row in rows if row.label != NO_GOLD_LABEL), asked=asked)
 
@@ -77,7 +77,7 @@ def read_table(path: Path, columns: Columns) -> Table:
 
     Labels are strings or whole numbers.
     """
-    records = records_of(path)
+    records = read_records(path)
     unit = "row" if path.suffix == ".parquet" else "line"
     rows = (_row(record, columns, f"{path}, {unit} {line}", line, TASK) for line, record in records)
     return Table(str(path), tuple(rows), unit)
@@ -90,11 +90,11 @@ def read_conll(path: Path, task: str) -> Table:
     over. Four columns are word, part of speech, chunk, entity; three are word, part of speech, entity; two are a word
     and the tag asked for.
     """
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     words: list[str] = []
     tags: list[str] = []
     width = begun = 0
-    for number, line in enumerate([*lines_of(path), ""], start=1):
+    for number, line in enumerate([*read_text_lines(path), ""], start=1):
         fields = line.split()
         if fields and fields[0] != "-DOCSTART-":
             width = width or _conll_width(fields, f"{path}, line {number}")
@@ -104,18 +104,18 @@ def read_conll(path: Path, task: str) -> Table:
             words.append(fields[0])
             tags.append(fields[1] if task == "pos" else fields[-1])
         elif words:
-            rows.append(Row(tuple(words), bio2(tags) if task == "ner" else tuple(tags), begun))
+            rows.append(TableRow(tuple(words), convert_to_bio2(tags) if task == "ner" else tuple(tags), begun))
             words, tags, begun = [], [], 0
     return Table(str(path), tuple(rows))
 
 
-def read_lines(path: Path) -> Table:
+def read_running_text(path: Path) -> Table:
     """The lines of running text, without the space around them; empty ones are left out."""
-    lines = ((number, line.strip()) for number, line in enumerate(lines_of(path), start=1))
-    return Table(str(path), tuple(Row((line,), None, number) for number, line in lines if line))
+    lines = ((number, line.strip()) for number, line in enumerate(read_text_lines(path), start=1))
+    return Table(str(path), tuple(TableRow((line,), None, number) for number, line in lines if line))
 
 
-def bio2(tags: Sequence[str]) -> tuple[str, ...]:
+def convert_to_bio2(tags: Sequence[str]) -> tuple[str, ...]:
     """The tags with B- at the first word of every entity; IOB1 has it only between neighbours of one kind."""
     made, before = [], "O"
     for tag in tags:
@@ -142,7 +142,7 @@ def _conll_width(fields: Sequence[str], place: str) -> int:
     return len(fields)
 
 
-def _row(record: Mapping[str, Any], columns: Columns, place: str, line: int, asked: str) -> Row:
+def _row(record: Mapping[str, Any], columns: Columns, place: str, line: int, asked: str) -> TableRow:
     """The texts and the label of one record."""
     missing = [name for name in (*columns.texts, columns.label) if name not in record]
     if missing:
@@ -155,12 +155,12 @@ def _row(record: Mapping[str, Any], columns: Columns, place: str, line: int, ask
     label = record[columns.label]
     if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
         raise UserError(f"{asked}: expected a string or a whole number as label in {place}, got {label!r}")
-    return Row(texts, str(label), line)
+    return TableRow(texts, str(label), line)
 
 
 def _tsv(path: Path, asked: str, header: tuple[str, ...] | None = None) -> Iterator[tuple[int, dict[str, str]]]:
     """Line number and fields by name; no quotes."""
-    for number, line in enumerate(lines_of(path, asked), start=1):
+    for number, line in enumerate(read_text_lines(path, asked), start=1):
         fields = tuple(line.split("\t"))
         if header is None:
             header = fields
@@ -172,7 +172,7 @@ def _tsv(path: Path, asked: str, header: tuple[str, ...] | None = None) -> Itera
 
 def _csv(path: Path, asked: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Line number and fields by name, with the usual quotes; the line is the one that the record ends on."""
-    reader = csv.reader(io.StringIO("\n".join(lines_of(path, asked))), strict=True)
+    reader = csv.reader(io.StringIO("\n".join(read_text_lines(path, asked))), strict=True)
     header: list[str] | None = None
     try:
         for fields in reader:
@@ -189,7 +189,7 @@ def _csv(path: Path, asked: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _jsonl(path: Path, asked: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and object."""
-    for number, line in enumerate(lines_of(path, asked), start=1):
+    for number, line in enumerate(read_text_lines(path, asked), start=1):
         if not line.strip():
             continue
         try:
@@ -218,7 +218,7 @@ _READERS: dict[str, Callable[[Path, str], Iterator[tuple[int, dict[str, Any]]]]]
 }
 
 
-def records_of(path: Path, asked: str = TASK) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_records(path: Path, asked: str = TASK) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a table with their numbers, by the reader that its suffix says."""
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if suffix not in _READERS:
@@ -226,7 +226,7 @@ def records_of(path: Path, asked: str = TASK) -> Iterator[tuple[int, dict[str, A
     return _READERS[suffix](path, asked)
 
 
-def lines_of(path: Path, asked: str = TASK) -> list[str]:
+def read_text_lines(path: Path, asked: str = TASK) -> list[str]:
     """The lines of a UTF-8 file, unpacked if it ends in .gz, without line ends and byte order mark."""
     if not path.is_file():
         raise UserError(f"{asked}: expected a file, there is no {path}")

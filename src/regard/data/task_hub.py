@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from regard.data.task_files import TASK, Columns, Row, Table
+from regard.data.task_files import TASK, Columns, Table, TableRow
 from regard.errors import UserError
 
 CLIENTS = ("httpx2", "httpx", "requests")
@@ -29,16 +29,16 @@ def read_hub(repository: str, config: str | None, split: str, columns: Columns |
         raise UserError(f"{asked}: expected the column '{missing[0]}' in {name}, found {', '.join(data.column_names)}")
     if isinstance(columns, str):
         lines = ((number, str(line).strip()) for number, line in enumerate(data[columns], start=1))
-        return Table(name, tuple(Row((line,), None, number) for number, line in lines if line), "row", asked)
+        return Table(name, tuple(TableRow((line,), None, number) for number, line in lines if line), "row", asked)
     texts = [data[column] for column in columns.texts]
     names = _class_names(data.features[columns.label])
     rows = []
     for number, (label, *parts) in enumerate(zip(data[columns.label], *texts, strict=True), start=1):
         if isinstance(label, list):
             if label:
-                rows.append(Row(tuple(parts[0]), tuple(_named(tag, names) for tag in label), number))
+                rows.append(TableRow(tuple(parts[0]), tuple(_named(tag, names) for tag in label), number))
         elif label != -1:
-            rows.append(Row(tuple(parts), _named(label, names), number))
+            rows.append(TableRow(tuple(parts), _named(label, names), number))
     return Table(name, tuple(rows), "row", asked)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from regard.data import task_files
 from regard.data.examples import Examples, Task, TaskKind
-from regard.data.task_files import Columns, Row, Table
+from regard.data.task_files import Columns, Table, TableRow
 from regard.data.task_hub import read_hub
 from regard.errors import UserError
 
@@ -30,7 +30,7 @@ class TaskPreset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings:
+class TaskSpec:
     """What is known of a task before it is read.
 
     `labels`: the classes in the order of their numbers; None where the training data says. `hub`: repository and
@@ -74,8 +74,8 @@ _WIKITEXT: Mapping[str, Any] = {
     "validation": ("wiki.valid.raw", "wiki.valid.tokens"),
 }
 
-TASKS: Mapping[str, TaskSettings] = {
-    "cola": TaskSettings(
+TASKS: Mapping[str, TaskSpec] = {
+    "cola": TaskSpec(
         kind="sequence",
         metric="mcc",
         labels=("unacceptable", "acceptable"),
@@ -86,7 +86,7 @@ TASKS: Mapping[str, TaskSettings] = {
         paper=TaskPreset(learning_rate=2e-5, batch_size=16, epochs=15, length=64),
         laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=32, rows=(1500, 600)),
     ),
-    "sst2": TaskSettings(
+    "sst2": TaskSpec(
         kind="sequence",
         metric="accuracy",
         labels=("negative", "positive"),
@@ -97,7 +97,7 @@ TASKS: Mapping[str, TaskSettings] = {
         paper=TaskPreset(learning_rate=1e-4, batch_size=32, epochs=4, length=64),
         laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=48, rows=(1000, 500)),
     ),
-    "mrpc": TaskSettings(
+    "mrpc": TaskSpec(
         kind="sequence",
         metric="f1",
         labels=("not_equivalent", "equivalent"),
@@ -108,7 +108,7 @@ TASKS: Mapping[str, TaskSettings] = {
         paper=TaskPreset(learning_rate=2e-5, batch_size=16, epochs=15, length=128),
         laptop=TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=96, rows=(1600, 408)),
     ),
-    "mnli": TaskSettings(
+    "mnli": TaskSpec(
         kind="sequence",
         metric="accuracy",
         labels=("entailment", "neutral", "contradiction"),
@@ -121,23 +121,23 @@ TASKS: Mapping[str, TaskSettings] = {
         written=Columns(("sentence1", "sentence2"), "gold_label"),
         paper=TaskPreset(learning_rate=2e-4, batch_size=8, epochs=4, length=256),
     ),
-    "ner": TaskSettings(
+    "ner": TaskSpec(
         metric="entity_f1",
         columns=Columns(("tokens",), "ner_tags"),
         paper=TaskPreset(learning_rate=1e-4, batch_size=8, epochs=4, length=128),
         **_CONLL,
     ),
-    "pos": TaskSettings(
+    "pos": TaskSpec(
         metric="token_f1",
         columns=Columns(("tokens",), "pos_tags"),
         paper=TaskPreset(learning_rate=5e-4, batch_size=8, epochs=4, length=128),
         **_CONLL,
     ),
-    "mlm": TaskSettings(
+    "mlm": TaskSpec(
         **_WIKITEXT,
         paper=TaskPreset(learning_rate=5e-4, batch_size=8, epochs=2, length=128),
     ),
-    "lm": TaskSettings(
+    "lm": TaskSpec(
         **_WIKITEXT,
         paper=TaskPreset(learning_rate=5e-4, batch_size=8, epochs=2, length=128),
     ),
@@ -213,7 +213,7 @@ def read_task(
     )
 
 
-def _settings(name: str) -> TaskSettings:
+def _settings(name: str) -> TaskSpec:
     """The settings of a task by name."""
     if name not in TASKS:
         allowed = f"{', '.join(TASKS)}, or a file ({task_files.suffixes()})"
@@ -253,7 +253,7 @@ def _own(path: Path, columns: Columns, validation: str | Path | None, seed: int)
     return _Splits(train, rest, f"{path}, {len(rest.rows)} rows held out with seed {seed}")
 
 
-def _held_out(rows: Sequence[Row], seed: int) -> set[int]:
+def _held_out(rows: Sequence[TableRow], seed: int) -> set[int]:
     """The numbers of a fifth of the rows, at least one, drawn so that each label stays with a row to train on."""
     left = Counter(row.label for row in rows)
     chosen: set[int] = set()
@@ -264,13 +264,13 @@ def _held_out(rows: Sequence[Row], seed: int) -> set[int]:
     return chosen
 
 
-def _from_hub(settings: TaskSettings) -> _Splits:
+def _from_hub(settings: TaskSpec) -> _Splits:
     """Both splits of a task from the hub."""
     train, validation = (read_hub(*settings.hub, split, settings.columns) for split in settings.splits)
     return _Splits(train, validation, f"{train.name}, {validation.name}")
 
 
-def _from_folder(name: str, settings: TaskSettings, folder: Path) -> _Splits:
+def _from_folder(name: str, settings: TaskSpec, folder: Path) -> _Splits:
     """Both tables of a task from the files below a folder."""
     if not folder.is_dir():
         raise UserError(f"task: expected a folder with the files of {name}, there is no {folder}")
@@ -299,12 +299,12 @@ def _found(place: Path, names: Sequence[str]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _read(name: str, settings: TaskSettings, path: Path) -> Table:
+def _read(name: str, settings: TaskSpec, path: Path) -> Table:
     """The rows of one published file."""
     if settings.kind == "token":
         return task_files.read_conll(path, name)
     if settings.kind == "mlm":
-        return task_files.read_lines(path)
+        return task_files.read_running_text(path)
     assert settings.written is not None, f"{name} does not say how its files are written"
     return task_files.read_sentences(path, settings.written)
 

@@ -57,7 +57,7 @@ def read_texts(paths: Sequence[str | Path]) -> Texts:
     )
 
 
-def python_documentation() -> Texts:
+def load_python_documentation() -> Texts:
     """Python's own documentation: each topic of `pydoc_data.topics` a document, sorted by its title.
 
     Lines without a letter or a digit, the underlines and rules of the markup, are left out.
@@ -73,7 +73,7 @@ def python_documentation() -> Texts:
     return Texts.of(documents, f"documentation of Python {version} (pydoc_data.topics)")
 
 
-def standard_library() -> Texts:
+def load_standard_library() -> Texts:
     """The docstrings of Python's whole standard library, one document a module, sorted by their paths.
 
     Packages are entered; tests and the applications that come with Python (`_NO_LIBRARY`) are left out. Nothing is
@@ -114,10 +114,14 @@ def _read_txt(path: Path) -> list[str]:
 def _read_jsonl(path: Path) -> list[str]:
     """What stands under `text`, line by line; lines of white space alone are passed over."""
     lines = decode_bytes(path.read_bytes(), str(path)).split("\n")
-    return [text_of(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    return [
+        parse_json_document(line, f"{path}, line {number}")
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
 
 
-def text_of(line: str, place: str) -> str:
+def parse_json_document(line: str, place: str) -> str:
     """The document in one line of JSON."""
     try:
         row = json.loads(line)

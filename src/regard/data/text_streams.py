@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 
 from regard.data.examples import Examples
 from regard.data.instruction_settings import SUPER_NI
-from regard.data.instructions import SplitReader, files_of, read_task, roots
-from regard.data.splits import Sample, Samples, examples_of, sha256_of_rows
-from regard.data.stream import SPLITS, Protocol, Stream, Task
+from regard.data.instructions import InstructionSource, candidate_folders, find_task_files, read_instruction_task
+from regard.data.splits import LabeledRow, LabeledRows, hash_rows, to_examples
+from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream
 from regard.data.streams import assemble_stream, check_seed
 from regard.data.text_task import TextTask
 from regard.errors import UserError
 
-LEAST_ROWS = 20
+MIN_ROWS = 20
 """Tasks of a folder with fewer rows are passed over."""
 
 
 # -- many tasks -----------------------------------------------------------------------------------------
 
 
-def many_tasks(
+def sample_instruction_tasks(
     folder: str | Path,
     count: int,
     seed: int = 0,
@@ -52,7 +52,7 @@ def many_tasks(
     passed_over: list[str] = []
     reads = list(islice(_enough(drawn, Path(folder), passed_over), count))
     if len(reads) < count:
-        told = f"{len(names)} of which {len(reads)} have at least {LEAST_ROWS} rows" if passed_over else str(len(reads))
+        told = f"{len(names)} of which {len(reads)} have at least {MIN_ROWS} rows" if passed_over else str(len(reads))
         raise UserError(f"tasks: expected {count} tasks in {folder}, there are {told}")
     return assemble_stream(
         f"superni-{count}",
@@ -75,21 +75,21 @@ def many_tasks(
 
 def _names(folder: Path) -> list[str]:
     """The tasks of a folder by name: its first place that has any. Raises UserError where there is none."""
-    for root in roots(folder, SUPER_NI):
+    for root in candidate_folders(folder, SUPER_NI):
         if not root.is_dir():
             continue
         files = {path.name.removesuffix(".gz").removesuffix(".json") for path in root.glob("task*.json*")}
         folders = {path.name for path in root.iterdir() if path.is_dir()}
-        if names := sorted(name for name in files | folders if files_of(folder, SUPER_NI, name)):
+        if names := sorted(name for name in files | folders if find_task_files(folder, SUPER_NI, name)):
             return names
     raise UserError(f"tasks: expected files task*.json, or a folder of train.json for each task, in {folder}; none is")
 
 
-def _enough(names: Sequence[str], folder: Path, passed_over: list[str]) -> Iterator[SplitReader]:
+def _enough(names: Sequence[str], folder: Path, passed_over: list[str]) -> Iterator[InstructionSource]:
     """The tasks that have rows enough; the others are noted."""
     for name in names:
-        read = read_task(name, files_of(folder, SUPER_NI, name), SUPER_NI)
-        if sum(len(rows) for rows in (read.raw.train, read.raw.dev or (), read.raw.test)) < LEAST_ROWS:
+        read = read_instruction_task(name, find_task_files(folder, SUPER_NI, name), SUPER_NI)
+        if sum(len(rows) for rows in (read.raw.train, read.raw.dev or (), read.raw.test)) < MIN_ROWS:
             passed_over.append(name)
         else:
             yield read
@@ -98,7 +98,7 @@ def _enough(names: Sequence[str], folder: Path, passed_over: list[str]) -> Itera
 class _Class(NamedTuple):
     """A class that tasks are made of: its rows by split, how many tasks they are enough for, and their source."""
 
-    rows: Mapping[str, Samples]
+    rows: Mapping[str, LabeledRows]
     most: int
     source: str
 
@@ -107,7 +107,7 @@ _Pool = tuple[str, Mapping[str, _Class]]
 """The name of a stream, and its classes by name, all with the same number of texts in a row."""
 
 
-def split_into(streams: Sequence[Stream], count: int, seed: int = 0, *, classes: int = 2, least: int = 4) -> Stream:
+def split_classes(streams: Sequence[Stream], count: int, seed: int = 0, *, classes: int = 2, least: int = 4) -> Stream:
     """A stream of so many tasks of classification, each of some classes of one of the streams; no row is in two tasks.
 
     A class comes in several tasks where there are more tasks than classes, each time among others and with other rows:
@@ -126,7 +126,7 @@ def split_into(streams: Sequence[Stream], count: int, seed: int = 0, *, classes:
     chosen = _chosen([pool for _, pool in pools], count, classes, seed)
     uses = Counter((at, label) for at, labels in chosen for label in labels)
     shares = {(at, label): _shared_out(pools[at][1][label], many, seed) for (at, label), many in uses.items()}
-    tasks: list[Task] = []
+    tasks: list[ClassificationTask] = []
     for at, labels in chosen:
         parts = {label: shares[at, label].pop() for label in labels}
         tasks.append(_made(labels, parts, pools[at][1][labels[0]].source, len(tasks)))
@@ -145,12 +145,12 @@ def split_into(streams: Sequence[Stream], count: int, seed: int = 0, *, classes:
 def _pools(streams: Sequence[Stream], least: int) -> list[_Pool]:
     """The classes of each stream, without rows that another split or stream has before; test rows come first."""
     seen: set[str] = set()
-    rows: dict[tuple[int, int], dict[str, dict[str, list[Sample]]]] = {}
+    rows: dict[tuple[int, int], dict[str, dict[str, list[LabeledRow]]]] = {}
     sources: dict[tuple[int, str], str] = {}
     for at, stream in enumerate(streams):
         for split in reversed(SPLITS):
             for task in stream.tasks:
-                assert isinstance(task, Task), "checked above"
+                assert isinstance(task, ClassificationTask), "checked above"
                 sources |= {(at, label): task.source for label in task.labels}
                 for sample in _samples(task, task.split(split)):
                     if sample.key not in seen:
@@ -163,14 +163,14 @@ def _pools(streams: Sequence[Stream], least: int) -> list[_Pool]:
     ]
 
 
-def _class(rows: Mapping[str, Sequence[Sample]], least: int, source: str) -> _Class:
+def _class(rows: Mapping[str, Sequence[LabeledRow]], least: int, source: str) -> _Class:
     most = min(len(of) // least for of in rows.values())
     return _Class({split: tuple(of) for split, of in rows.items()}, most, source)
 
 
-def _samples(task: Task, rows: Examples) -> Iterator[Sample]:
+def _samples(task: ClassificationTask, rows: Examples) -> Iterator[LabeledRow]:
     for texts, label in zip(rows.texts, rows.labels, strict=True):
-        yield Sample.of(texts, task.labels[label])
+        yield LabeledRow.of(texts, task.labels[label])
 
 
 def _chosen(
@@ -197,28 +197,30 @@ def _chosen(
     return chosen
 
 
-def _shared_out(of: _Class, many: int, seed: int) -> list[dict[str, Samples]]:
+def _shared_out(of: _Class, many: int, seed: int) -> list[dict[str, LabeledRows]]:
     """The rows of a class in so many parts of the same size, but for one row."""
     drawn = {split: sorted(rows, key=lambda row: _drawn("rows", seed, row.key)) for split, rows in of.rows.items()}
     return [{split: tuple(rows[part::many]) for split, rows in drawn.items()} for part in range(many)]
 
 
-def _made(labels: tuple[str, ...], parts: Mapping[str, Mapping[str, Samples]], source: str, number: int) -> Task:
+def _made(
+    labels: tuple[str, ...], parts: Mapping[str, Mapping[str, LabeledRows]], source: str, number: int
+) -> ClassificationTask:
     """The task of some classes and their rows."""
     rows = {split: tuple(row for label in labels for row in parts[label][split]) for split in SPLITS}
-    return Task(
+    return ClassificationTask(
         name=f"{number:03d}-{re.sub(r'[^0-9a-z]+', '-', '-'.join(labels).casefold())}",
         labels=labels,
         source=source,
-        sha256={split: sha256_of_rows(of) for split, of in rows.items()},
-        **{split: examples_of(of, labels) for split, of in rows.items()},
+        sha256={split: hash_rows(of) for split, of in rows.items()},
+        **{split: to_examples(of, labels) for split, of in rows.items()},
     )
 
 
 # -- held out -------------------------------------------------------------------------------------------
 
 
-def unseen(stream: Stream, names: Sequence[str]) -> tuple[Stream, tuple[Task | TextTask, ...]]:
+def hold_out_tasks(stream: Stream, names: Sequence[str]) -> tuple[Stream, tuple[ClassificationTask | TextTask, ...]]:
     """The stream without some tasks, and those, which are evaluated but never trained on.
 
     `record["unseen"]` names them. Raises UserError for names that the stream does not have, none, and all.
@@ -244,7 +246,7 @@ def unseen(stream: Stream, names: Sequence[str]) -> tuple[Stream, tuple[Task | T
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedProtocols:
+class ProtocolComparison:
     """What the files of a task have in common as published, and what rows each protocol takes of them.
 
     `identical`: whether dev and test are the same file byte by byte, None where one is missing. `published`: numbers of
@@ -278,7 +280,7 @@ class ComparedProtocols:
         return f"{self.task}: {same[self.identical]}, {shared}; {sizes}; tested on {self.evaluated}"
 
 
-def protocols_compared(stream: Stream) -> tuple[ComparedProtocols, ...]:
+def compare_protocols(stream: Stream) -> tuple[ProtocolComparison, ...]:
     """For each task of a stream that was read from files, what 'paper' and 'clean' make of it; no file is read again.
 
     Raises UserError for streams of which that is not known.
@@ -286,7 +288,7 @@ def protocols_compared(stream: Stream) -> tuple[ComparedProtocols, ...]:
     found = stream.record.get("protocols", {})
     if any(task.name not in found for task in stream.tasks):
         raise UserError(f"protocols: expected a stream with instructions, read from files, got {stream.name!r}")
-    return tuple(ComparedProtocols(task=task.name, **found[task.name]) for task in stream.tasks)
+    return tuple(ProtocolComparison(task=task.name, **found[task.name]) for task in stream.tasks)
 
 
 def describe_protocol_differences(stream: Stream) -> dict[str, int]:
@@ -298,7 +300,7 @@ def describe_protocol_differences(stream: Stream) -> dict[str, int]:
     """
     if "protocols" not in stream.record:
         return {}
-    compared = protocols_compared(stream)
+    compared = compare_protocols(stream)
     if all(one.paper == one.clean for one in compared):
         return {}
     cleaned = [one.clean for one in compared if one.clean is not None]
@@ -314,7 +316,7 @@ def describe_protocol_differences(stream: Stream) -> dict[str, int]:
     }
 
 
-def explain(numbers: Mapping[str, float]) -> str:
+def format_protocol_differences(numbers: Mapping[str, float]) -> str:
     """What the protocols differ in, as `describe_protocol_differences` has it, in three lines."""
     shared = f"{numbers['dev_in_test']:,} of dev, {numbers['train_in_test']:,} of train"
     files = f"; {numbers['identical']} of {numbers['both']} tasks with both have byte-identical dev and test files"

@@ -45,7 +45,7 @@ class Frame(NamedTuple):
     after: tuple[int, ...]
 
 
-def windows(
+def make_text_windows(
     documents: Sequence[str],
     tokenizer: Any,
     *,
@@ -96,7 +96,7 @@ def windows(
     )
 
 
-def random_windows(
+def make_random_windows(
     tokenizer: Any, *, length: int, samples: int, bos: Bos = "keep", seed: int = 0, maximum: int | None = None
 ) -> Windows:
     """Windows of tokens drawn uniformly, each by itself, from the vocabulary without its special tokens."""
@@ -105,7 +105,7 @@ def random_windows(
     return _made(_drawn(tokenizer, (samples, content), seed), frame)
 
 
-def repeated_windows(
+def make_repeated_windows(
     tokenizer: Any, *, length: int, samples: int, bos: Bos = "keep", seed: int = 0, maximum: int | None = None
 ) -> Windows:
     """Windows that repeat one token each, drawn uniformly from the vocabulary without its special tokens."""

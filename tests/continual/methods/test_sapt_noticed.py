@@ -23,7 +23,7 @@ from regard.continual.methods.sapt_noticed import NoticedNetwork, SaptTaskFree, 
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
 from regard.continual.state import tensors_of
-from regard.data.stream import Stream, Task
+from regard.data.stream import ClassificationTask, Stream
 from regard.errors import UserError
 from tests.continual import small_text
 from tests.continual.small import BUDGET, CLASSES, examples, loaded, stream
@@ -43,7 +43,7 @@ def recurring(rows: int = ROWS) -> Stream:
     """Three portions, the third of which has new rows of the first one's classes under another name."""
     first, second = stream(rows).tasks[:2]
     drawn, labels = random.Random(77), CLASSES[0]
-    again = Task(
+    again = ClassificationTask(
         name="again",
         labels=labels,
         train=examples(labels, rows, drawn),

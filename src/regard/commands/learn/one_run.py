@@ -30,7 +30,7 @@ from regard.continual.scoring import score_task
 from regard.continual.stage import MethodLearningRate, TrainingBudget
 from regard.data.common_tokens import common_tokens
 from regard.data.splits import check_disjoint, check_selection
-from regard.data.stream import Stream, Task
+from regard.data.stream import ClassificationTask, Stream
 from regard.data.text_streams import describe_protocol_differences
 from regard.models.classifier import encoder_part
 from regard.models.heads import HeadName
@@ -158,7 +158,7 @@ def unlearnt(matrix: Sequence[Row], stream: Stream, own: MethodLearningRate | No
 
     `own`: the rate that the method is trained at, None: the budget's.
     """
-    places = {task.name: task for task in stream.tasks if isinstance(task, Task)}
+    places = {task.name: task for task in stream.tasks if isinstance(task, ClassificationTask)}
     of_each = {
         row["task"]: row["score"]
         for row in matrix

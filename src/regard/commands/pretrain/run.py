@@ -27,8 +27,8 @@ from regard.commands.pretrain.config import (
     preset_config,
 )
 from regard.commands.pretrain.result import VERB, PretrainResult, final_metrics, make_history
-from regard.data.corpus import Corpus, prepare
-from regard.data.corpus_sources import Source, source_identity, texts_of
+from regard.data.corpus import Corpus, prepare_corpus
+from regard.data.corpus_sources import Source, identify_source, sample_texts
 from regard.data.draw import BatchSampler, insert_tokens
 from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, tokenizer_hash, train_tokenizer
 from regard.errors import UserError
@@ -203,7 +203,7 @@ def _text(chosen: PretrainConfig, cache: Path, on_text: Callable[[str, int], Non
     with first:
         tokenizer = _tokenizer(chosen, sources, cache / "tokenizers")
         check_tokenizer(tokenizer, _vocabulary(chosen, tokenizer))
-        corpus = prepare(
+        corpus = prepare_corpus(
             sources,
             tokenizer,
             length=chosen.length,
@@ -220,11 +220,11 @@ def _tokenizer(chosen: PretrainConfig, sources: list[Source], cache: Path) -> An
     if chosen.tokenizer != TRAIN_TOKENIZER:
         return read_tokenizer(chosen.tokenizer)
     about = json.dumps(
-        [[[source_identity(s.where), s.weight, s.tokens] for s in sources], chosen.vocab_size or TRAINED_VOCAB_SIZE]
+        [[[identify_source(s.where), s.weight, s.tokens] for s in sources], chosen.vocab_size or TRAINED_VOCAB_SIZE]
     )
     folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
     if not folder.is_dir():
-        trained = train_tokenizer(texts_of(sources), chosen.vocab_size or TRAINED_VOCAB_SIZE)
+        trained = train_tokenizer(sample_texts(sources), chosen.vocab_size or TRAINED_VOCAB_SIZE)
         try:
             with atomic_folder(folder, overwrite=False) as place:
                 trained.save_pretrained(place)
