@@ -31,10 +31,10 @@ from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.run import make_learner
 from regard.continual.run_state import RunState
 from regard.continual.scoring import score_task
+from regard.data.derived_streams import hold_out_tasks, split_classes
 from regard.data.examples import Examples
 from regard.data.stream import ClassificationTask, Stream
 from regard.data.streams import read_stream
-from regard.data.text_streams import hold_out_tasks, split_classes
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
 

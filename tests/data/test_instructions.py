@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regard.data import STREAMS, read_stream
-from regard.data.instruction_settings import LONG_ORDERS, LONG_SEQUENCE, SUPER_NI_ORDERS
+from regard.data.benchmarks import LONG_ORDERS, LONG_SEQUENCE, SUPER_NI_ORDERS
 from regard.data.instructions import check_labels, read_instruction_file
 from regard.data.stream import ClassificationTask, Stream
 from regard.data.text_task import TextTask

@@ -9,7 +9,7 @@ import pytest
 
 from regard.data.splits import hash_text
 from regard.data.stdlib_texts import describe_source, read_documentation
-from regard.data.stream_settings import STREAMS
+from regard.data.stream_catalog import STREAMS
 from regard.errors import UserError
 
 MODULES = tuple(label for task in STREAMS["stdlib-split"].tasks for label in task.labels)

@@ -13,7 +13,7 @@ import pytest
 
 from regard.data import STREAMS, parse_order, read_stream
 from regard.data.stream import Stream
-from regard.data.stream_settings import DATASETS
+from regard.data.stream_catalog import DATASETS
 from regard.errors import UserError
 
 SEEDS = (508, 39, 123, 4536, 67)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regard.data import TASKS, read_task
-from regard.data.task_files import convert_to_bio2
+from regard.data.tables import convert_to_bio2
 from regard.errors import UserError
 
 COLA = [

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from regard.data import read_task
-from regard.data.task_hub import network_errors
+from regard.data.hub import network_errors
 from regard.errors import UserError
 
 datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")

@@ -1,22 +1,22 @@
 """Text to measure on, as windows, and to train on, as blocks of tokens; tasks to probe on, special tokens in place."""
 
-from regard.data.arrange import ArrangedTokens, SpecialTokenCounts, arrange_special_tokens, count_special_tokens
 from regard.data.blocks import TokenBlocks
 from regard.data.common_tokens import common_tokens
 from regard.data.corpus import Corpus, Domain, prepare_corpus
 from regard.data.corpus_sources import Source, sample_texts
-from regard.data.draw import BatchSampler, check_inserted_tokens, insert_tokens
 from regard.data.encoding import IGNORE_INDEX, LAYOUTS, Encoded, SpecialTokenLayout, encode, mask_tokens
 from regard.data.examples import KINDS, Examples, Task, TaskKind
 from regard.data.packing import pack
+from regard.data.sampling import BatchSampler, check_inserted_tokens, insert_tokens
+from regard.data.special_tokens import ArrangedTokens, SpecialTokenCounts, arrange_special_tokens, count_special_tokens
 from regard.data.splits import check_selection
 from regard.data.stream import Stream
-from regard.data.stream_settings import STREAMS
+from regard.data.stream_catalog import STREAMS
 from regard.data.streams import parse_order, read_stream
 from regard.data.tasks import TASKS, TaskPreset, TaskSpec, read_task
-from regard.data.text import Texts, load_python_documentation, load_standard_library, read_texts
+from regard.data.texts import Texts, load_python_documentation, load_standard_library, read_texts
 from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, tokenizer_hash, train_tokenizer
-from regard.data.windowing import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows
+from regard.data.windows import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows
 
 __all__ = [
     "BOS",

@@ -17,9 +17,9 @@ from typing import IO, Any, cast
 import pyarrow
 import pyarrow.parquet
 
+from regard.data.hub import network_errors
 from regard.data.packing import Document, sections
-from regard.data.task_hub import network_errors
-from regard.data.text import (
+from regard.data.texts import (
     check_text_column,
     decode_bytes,
     load_python_documentation,

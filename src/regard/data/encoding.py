@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.data.arrange import (
+from regard.data.examples import KINDS, Examples, TaskKind
+from regard.data.special_tokens import (
     SpecialTokenCounts,
     arrange_special_tokens,
     check_min_length,
@@ -19,7 +20,6 @@ from regard.data.arrange import (
     gather_columns,
     separator_columns,
 )
-from regard.data.examples import KINDS, Examples, TaskKind
 from regard.errors import UserError, check_choice
 
 SpecialTokenLayout = Literal["paper", "natural"]

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data import task_files
-from regard.data.instruction_settings import Benchmark, InstructionTask, TaskForm
+from regard.data import tables
+from regard.data.benchmarks import Benchmark, InstructionTask, TaskForm
+from regard.data.hub import read_hub
 from regard.data.splits import FREE_ANSWER, LabeledRow, LabeledRows, RawTask, divide_rows, hash_text
-from regard.data.task_files import NO_GOLD_LABEL, STREAM, Columns
-from regard.data.task_hub import read_hub
+from regard.data.tables import NO_GOLD_LABEL, STREAM, Columns
 from regard.errors import UserError
 
 HELD_OUT_TEST = 0.2
@@ -67,7 +67,7 @@ def read_instruction_file(path: Path) -> InstructionFile:
     Raises UserError for a file that is none, an input that is empty, and where no row has an answer.
     """
     try:
-        said = json.loads("\n".join(task_files.read_text_lines(path, STREAM)))
+        said = json.loads("\n".join(tables.read_text_lines(path, STREAM)))
         written = [(row["input"], row["output"]) for row in said["Instances"]]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(

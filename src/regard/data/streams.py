@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from regard.data import stdlib_texts, task_files
-from regard.data.instruction_settings import Benchmark, TaskForm
+from regard.data import stdlib_texts, tables
+from regard.data.benchmarks import Benchmark, TaskForm
+from regard.data.dataset_files import DatasetRows, read_dataset, read_user_tasks
 from regard.data.instructions import (
     InstructionSource,
     TaskInfo,
@@ -36,8 +37,7 @@ from regard.data.splits import (
     to_text_pairs,
 )
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream
-from regard.data.stream_files import DatasetRows, read_dataset, read_user_tasks
-from regard.data.stream_settings import DATASETS, STREAMS, StreamSpec, StreamTaskSpec
+from regard.data.stream_catalog import DATASETS, STREAMS, StreamSpec, StreamTaskSpec
 from regard.data.text_task import Metric, TextTask
 from regard.errors import UserError, check_choice
 
@@ -215,8 +215,8 @@ def _check_rows(name: str, rows: Any) -> None:
 def _own(name: str, folder: str | Path | None, seed: int) -> list[RawTask]:
     """The tasks of a user's table or folder."""
     path = Path(name)
-    if not (path.exists() or task_files.is_table(name)):
-        allowed = f"{', '.join(STREAMS)}, a file ({task_files.suffixes()}) or a folder with a folder for each task"
+    if not (path.exists() or tables.is_table(name)):
+        allowed = f"{', '.join(STREAMS)}, a file ({tables.suffixes()}) or a folder with a folder for each task"
         raise UserError(f"stream: expected one of {allowed}; got {name!r}")
     if folder is not None:
         raise UserError(f"data: expected no folder of published files with tasks of your own ({name}), got {folder}")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data import task_files
+from regard.data import tables
 from regard.data.examples import Examples, Task, TaskKind
-from regard.data.task_files import Columns, Table, TableRow
-from regard.data.task_hub import read_hub
+from regard.data.hub import read_hub
+from regard.data.tables import Columns, Table, TableRow
 from regard.errors import UserError
 
 
@@ -184,7 +184,7 @@ def read_task(
     """
     if rows is not None and min(rows) < 1:
         raise UserError(f"rows: expected at least 1 for training and 1 for validation, got {rows[0]} and {rows[1]}")
-    if task_files.is_table(name):
+    if tables.is_table(name):
         if folder is not None:
             raise UserError(f"folder: expected none with a file of your own ({name}), got {folder}")
         settings = None
@@ -216,7 +216,7 @@ def read_task(
 def _settings(name: str) -> TaskSpec:
     """The settings of a task by name."""
     if name not in TASKS:
-        allowed = f"{', '.join(TASKS)}, or a file ({task_files.suffixes()})"
+        allowed = f"{', '.join(TASKS)}, or a file ({tables.suffixes()})"
         raise UserError(f"task: expected one of {allowed}; got '{name}'")
     return TASKS[name]
 
@@ -240,9 +240,9 @@ def _metric(metric: str | None, labels: Sequence[str]) -> str:
 
 def _own(path: Path, columns: Columns, validation: str | Path | None, seed: int) -> _Splits:
     """A user's table, with its second one or a fifth of it held out."""
-    table = task_files.read_table(path, columns)
+    table = tables.read_table(path, columns)
     if validation is not None:
-        return _Splits(table, task_files.read_table(Path(validation), columns), f"{path}, {validation}")
+        return _Splits(table, tables.read_table(Path(validation), columns), f"{path}, {validation}")
     held_out = _held_out(table.rows, seed)
     if not held_out:
         raise UserError(
@@ -302,11 +302,11 @@ def _found(place: Path, names: Sequence[str]) -> Path | None:
 def _read(name: str, settings: TaskSpec, path: Path) -> Table:
     """The rows of one published file."""
     if settings.kind == "token":
-        return task_files.read_conll(path, name)
+        return tables.read_conll(path, name)
     if settings.kind == "mlm":
-        return task_files.read_running_text(path)
+        return tables.read_running_text(path)
     assert settings.written is not None, f"{name} does not say how its files are written"
-    return task_files.read_sentences(path, settings.written)
+    return tables.read_sentences(path, settings.written)
 
 
 def _numbers(names: tuple[str, ...] | None, train: Table) -> tuple[tuple[str, ...], dict[str, int]]:

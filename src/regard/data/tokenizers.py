@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from regard.data.task_hub import network_errors
+from regard.data.hub import network_errors
 from regard.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"

@@ -223,7 +223,7 @@ class LearnConfig:
 
     def read(self, folder: str | None = None) -> Stream:
         """The stream; one that is published from the course's folder, or from this one. Raises UserError."""
-        from regard.data.stream_settings import STREAMS
+        from regard.data.stream_catalog import STREAMS
         from regard.data.streams import STDLIB, read_stream
 
         return read_stream(

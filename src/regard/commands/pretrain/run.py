@@ -29,7 +29,7 @@ from regard.commands.pretrain.config import (
 from regard.commands.pretrain.result import VERB, PretrainResult, final_metrics, make_history
 from regard.data.corpus import Corpus, prepare_corpus
 from regard.data.corpus_sources import Source, identify_source, sample_texts
-from regard.data.draw import BatchSampler, insert_tokens
+from regard.data.sampling import BatchSampler, insert_tokens
 from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, tokenizer_hash, train_tokenizer
 from regard.errors import UserError
 from regard.models import RegardForCausalLM

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from regard.data.instruction_settings import LONG_SEQUENCE, SUPER_NI
+from regard.data.benchmarks import LONG_SEQUENCE, SUPER_NI
 from regard.data.text_task import TextTask
 
 ASKED = "__gen__"

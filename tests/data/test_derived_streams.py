@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from regard.data import read_stream
-from regard.data.examples import Examples
-from regard.data.stream import SPLITS, ClassificationTask, Stream
-from regard.data.text_streams import (
+from regard.data.derived_streams import (
     compare_protocols,
     describe_protocol_differences,
     format_protocol_differences,
@@ -18,6 +16,8 @@ from regard.data.text_streams import (
     sample_instruction_tasks,
     split_classes,
 )
+from regard.data.examples import Examples
+from regard.data.stream import SPLITS, ClassificationTask, Stream
 from regard.data.text_task import TextTask
 from regard.errors import UserError
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data import task_files
+from regard.data import tables
+from regard.data.hub import read_hub
 from regard.data.splits import LabeledRow, LabeledRows, RawTask, divide_rows, hash_text
-from regard.data.stream_settings import DatasetFiles, DatasetSpec
-from regard.data.task_files import NO_GOLD_LABEL, STREAM
-from regard.data.task_hub import read_hub
+from regard.data.stream_catalog import DatasetFiles, DatasetSpec
+from regard.data.tables import NO_GOLD_LABEL, STREAM
 from regard.errors import UserError
 
 SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "test": "test"}
@@ -115,7 +115,7 @@ def _found(place: Path, names: Sequence[str]) -> Path | None:
 
 def _csv(path: Path, files: DatasetFiles) -> Iterator[_Written]:
     """Zhang et al.'s rows: class and texts; a first line of names is passed over, the titles may be missing."""
-    reader = csv.reader(io.StringIO("\n".join(task_files.read_text_lines(path, STREAM))), strict=True)
+    reader = csv.reader(io.StringIO("\n".join(tables.read_text_lines(path, STREAM))), strict=True)
     full = max(files.fields) + 1
     try:
         for fields in reader:
@@ -135,7 +135,7 @@ def _csv(path: Path, files: DatasetFiles) -> Iterator[_Written]:
 def _sentences(path: Path, files: DatasetFiles) -> Iterator[_Written]:
     """The rows of GLUE, and of jsonl with the same columns."""
     assert files.columns is not None, "a file of sentences has names of its columns"
-    table = task_files.read_sentences(path, files.columns, STREAM)
+    table = tables.read_sentences(path, files.columns, STREAM)
     return ((row.texts, row.label, table.place(row)) for row in table.rows)
 
 
@@ -146,7 +146,7 @@ def _instructions(path: Path, files: DatasetFiles) -> Iterator[_Written]:
     """
     assert files.columns is not None, "instructions say what the parts of an input are called"
     try:
-        instances = json.loads("\n".join(task_files.read_text_lines(path, STREAM)))["Instances"]
+        instances = json.loads("\n".join(tables.read_text_lines(path, STREAM)))["Instances"]
         pairs = [(str(row["input"]), str(row["output"])) for row in instances]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -209,7 +209,7 @@ def _own_folder(path: Path) -> list[RawTask]:
         files = _own_files(below)
         missing = [split for split in ("train", "test") if split not in files]
         if missing:
-            allowed = task_files.suffixes()
+            allowed = tables.suffixes()
             raise UserError(f"stream: expected a file {missing[0]} ({allowed}) in {below}, there is none")
         parts = {split: tuple(row.sample for row in _own_rows(file)) for split, file in files.items()}
         tasks.append(_own_task_of(below.name, parts, str(below)))
@@ -223,7 +223,7 @@ def _own_files(folder: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         split = SPLIT_NAMES.get(file.name.split(".")[0])
-        if split is None or not file.is_file() or not task_files.is_table(file.name):
+        if split is None or not file.is_file() or not tables.is_table(file.name):
             continue
         if split in files:
             raise UserError(
@@ -275,7 +275,7 @@ def _own_rows(path: Path, also: tuple[str, ...] = ()) -> list[_OwnRow]:
     """The rows of a table, at least one; `also`: columns that it needs beside text and label."""
     unit = "row" if path.suffix == ".parquet" else "line"
     rows = []
-    for number, record in task_files.read_records(path, STREAM):
+    for number, record in tables.read_records(path, STREAM):
         place = f"{path}, {unit} {number}"
         missing = [name for name in (*also, "text", "label") if name not in record]
         if missing:

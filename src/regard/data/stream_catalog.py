@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from regard.data.instruction_settings import LONG_ORDERS, LONG_SEQUENCE, SUPER_NI, SUPER_NI_ORDERS, Benchmark
-from regard.data.task_files import Columns
+from regard.data.benchmarks import LONG_ORDERS, LONG_SEQUENCE, SUPER_NI, SUPER_NI_ORDERS, Benchmark
+from regard.data.tables import Columns
 
 FileFormat = Literal["csv", "sentences", "instructions"]
 

@@ -11,8 +11,8 @@ from itertools import combinations, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regard.data.benchmarks import SUPER_NI
 from regard.data.examples import Examples
-from regard.data.instruction_settings import SUPER_NI
 from regard.data.instructions import InstructionSource, candidate_folders, find_task_files, read_instruction_task
 from regard.data.splits import LabeledRow, LabeledRows, hash_rows, to_examples
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream

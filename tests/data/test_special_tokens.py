@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from regard.data import SpecialTokenCounts, arrange_special_tokens
-from regard.data.arrange import separator_columns
+from regard.data.special_tokens import separator_columns
 from regard.errors import UserError
 
 PAD = 99

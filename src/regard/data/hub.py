@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from regard.data.task_files import TASK, Columns, Table, TableRow
+from regard.data.tables import TASK, Columns, Table, TableRow
 from regard.errors import UserError
 
 CLIENTS = ("httpx2", "httpx", "requests")

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from regard.data import load_python_documentation, make_text_windows, read_texts
-from regard.data.text import _docstrings, _without_rules
+from regard.data.texts import _docstrings, _without_rules
 from regard.errors import UserError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.data import make_random_windows, make_repeated_windows, make_text_windows
-from regard.data.windowing import _sections
+from regard.data.windows import _sections
 from regard.errors import UserError
 
 Words = Callable[[int, int], str]
