@@ -32,8 +32,8 @@ from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
 from regard.continual.run import make_learner, run_stream
-from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
+from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
 from regard.report import colors

@@ -26,8 +26,8 @@ from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
 from regard.continual.run import make_learner, run_stream
 from regard.continual.stage import TrainingBudget
-from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
+from regard.data.tokenizers import common_tokens
 from regard.models.pretrained import Loaded, load
 from regard.runs.provenance import regard_version, versions
 

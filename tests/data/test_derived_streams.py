@@ -17,8 +17,7 @@ from regard.data.derived_streams import (
     split_classes,
 )
 from regard.data.examples import Examples
-from regard.data.stream import SPLITS, ClassificationTask, Stream
-from regard.data.text_task import TextTask
+from regard.data.stream import SPLITS, ClassificationTask, Stream, TextTask
 from regard.errors import UserError
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from regard.data.examples import Examples
 from regard.data.splits import check_disjoint
-from regard.data.stream import ClassificationTask, Stream
-from regard.data.stream_given import with_row_hashes
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import ClassificationTask, Stream, TextPairs, TextTask
+from regard.data.streams import with_row_hashes
 from regard.errors import UserError
 
 

@@ -33,8 +33,8 @@ from regard.continual.run_state import ProgressEvent, Row, RunState
 from regard.continual.scoring import Score, score_task
 from regard.continual.stage import TrainingBudget, TrainingPhase, warmup_steps
 from regard.continual.texts import begin_texts
-from regard.data.common_tokens import common_tokens
 from regard.data.stream import Stream
+from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import HeadName

@@ -13,8 +13,7 @@ from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import Method
 from regard.continual.stage import TrainingBudget
-from regard.data.stream import SPLITS, Split, Stream
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import SPLITS, Split, Stream, TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import Generator
 from regard.models.limits import maximum_length

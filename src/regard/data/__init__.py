@@ -1,7 +1,6 @@
 """Text to measure on, as windows, and to train on, as blocks of tokens; tasks to probe on, special tokens in place."""
 
 from regard.data.blocks import TokenBlocks
-from regard.data.common_tokens import common_tokens
 from regard.data.corpus import Corpus, Domain, prepare_corpus
 from regard.data.corpus_sources import Source, sample_texts
 from regard.data.encoding import IGNORE_INDEX, LAYOUTS, Encoded, SpecialTokenLayout, encode, mask_tokens
@@ -15,7 +14,14 @@ from regard.data.stream_catalog import STREAMS
 from regard.data.streams import parse_order, read_stream
 from regard.data.tasks import TASKS, TaskPreset, TaskSpec, read_task
 from regard.data.texts import Texts, load_python_documentation, load_standard_library, read_texts
-from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, tokenizer_hash, train_tokenizer
+from regard.data.tokenizers import (
+    check_tokenizer,
+    common_tokens,
+    ordinary_tokens,
+    read_tokenizer,
+    tokenizer_hash,
+    train_tokenizer,
+)
 from regard.data.windows import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows
 
 __all__ = [

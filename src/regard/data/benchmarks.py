@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from regard.data.text_task import Metric
+from regard.data.stream import Metric
 
 TaskForm = Literal["labels", "text"]
 """'labels': classification, for encoders; 'text': from text to text."""

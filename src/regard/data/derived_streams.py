@@ -15,9 +15,8 @@ from regard.data.benchmarks import SUPER_NI
 from regard.data.examples import Examples
 from regard.data.instructions import InstructionSource, candidate_folders, find_task_files, read_instruction_task
 from regard.data.splits import LabeledRow, LabeledRows, hash_rows, to_examples
-from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream
+from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextTask
 from regard.data.streams import assemble_stream, check_seed
-from regard.data.text_task import TextTask
 from regard.errors import UserError
 
 MIN_ROWS = 20

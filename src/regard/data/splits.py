@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from regard.data.examples import Examples
-from regard.data.stream import ClassificationTask, Protocol, Split
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import ClassificationTask, Protocol, Split, TextPairs, TextTask
 from regard.errors import UserError
 
 HELD_OUT = 0.1

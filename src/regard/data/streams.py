@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,6 +23,7 @@ from regard.data.instructions import (
     read_instruction_task,
 )
 from regard.data.splits import (
+    FREE_ANSWER,
     HELD_OUT,
     LabeledRow,
     LabeledRows,
@@ -36,9 +37,8 @@ from regard.data.splits import (
     to_examples,
     to_text_pairs,
 )
-from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream
+from regard.data.stream import SPLITS, ClassificationTask, Metric, Protocol, Split, Stream, TextTask
 from regard.data.stream_catalog import DATASETS, STREAMS, StreamSpec, StreamTaskSpec
-from regard.data.text_task import Metric, TextTask
 from regard.errors import UserError, check_choice
 
 MissingTasks = Literal["refuse", "skip"]
@@ -410,3 +410,49 @@ def _compared(task: RawTask, clean: TaskSplits | None, files: Mapping[str, Any])
         "clean": None if clean is None else {split: len(getattr(clean, split)) for split in SPLITS},
         "dropped": None if clean is None else sum(clean.common[f"dropped_from_{split}"] for split in ("train", "dev")),
     }
+
+
+def with_row_hashes(stream: Stream) -> Stream:
+    """The stream with a hash of the rows of each split that has none, by which a run that goes on knows it again.
+
+    Raises UserError for texts that are none.
+    """
+    tasks = tuple(
+        _text_with_digests(task) if isinstance(task, TextTask) else _with_digests(task) for task in stream.tasks
+    )
+    return replace(stream, tasks=tasks)
+
+
+def _text_with_digests(task: TextTask) -> TextTask:
+    return replace(task, sha256={split: task.sha256.get(split) or _text_digest(task, split) for split in SPLITS})
+
+
+def _text_digest(task: TextTask, split: Split) -> str:
+    """The hash of prompts and answers of a split."""
+    rows = task.split(split)
+    return hash_rows(
+        tuple(LabeledRow((text,), FREE_ANSWER, "", of) for text, of in zip(rows.inputs, rows.targets, strict=True))
+    )
+
+
+def _with_digests(task: ClassificationTask) -> ClassificationTask:
+    for split in SPLITS:
+        _check_texts(task, split)
+    return replace(task, sha256={split: task.sha256.get(split) or _digest(task, split) for split in SPLITS})
+
+
+def _check_texts(task: ClassificationTask, split: Split) -> None:
+    """Nothing, or a UserError: a row of a split holds something else than texts."""
+    rows: tuple[Any, ...] = task.split(split).texts
+    for texts in rows:
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise UserError(f"stream: expected a tuple of texts in each row, {task.name} {split} has {texts!r}")
+
+
+def _digest(task: ClassificationTask, split: Split) -> str:
+    """The hash of texts and classes of a split."""
+    names, rows = dict(enumerate(task.labels)), task.split(split)
+    labels = (names.get(label, repr(label)) for label in rows.labels)
+    return hash_rows(
+        tuple(LabeledRow(tuple(texts), label, "") for texts, label in zip(rows.texts, labels, strict=True))
+    )

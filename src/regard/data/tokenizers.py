@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,20 @@ def ordinary_tokens(tokenizer: Any) -> Int64[Tensor, " token"]:
     if not ids:
         raise UserError("tokenizer: expected tokens that are not special, its vocabulary has none")
     return torch.tensor(ids)
+
+
+def common_tokens(tokenizer: Any) -> frozenset[int]:
+    """Ids of the special tokens, and of all tokens made of punctuation (Unicode category P) and white space alone.
+
+    Bai et al. 2024 call these common: tokens that stand in every text whatever it is about.
+    """
+    found = set(tokenizer.all_special_ids)
+    for token, number in tokenizer.get_vocab().items():
+        if not any(map(str.isalnum, token)) and _is_punctuation(tokenizer.convert_tokens_to_string([token])):
+            found.add(number)
+    return frozenset(found)
+
+
+def _is_punctuation(text: str) -> bool:
+    letters = text.replace("#", "").strip() or text.strip()
+    return bool(letters) and all(unicodedata.category(letter).startswith("P") for letter in letters)

@@ -28,10 +28,10 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
 from regard.continual.stage import MethodLearningRate, TrainingBudget
-from regard.data.common_tokens import common_tokens
 from regard.data.derived_streams import describe_protocol_differences
 from regard.data.splits import check_disjoint, check_selection
 from regard.data.stream import ClassificationTask, Stream
+from regard.data.tokenizers import common_tokens
 from regard.models.classifier import encoder_part
 from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded

@@ -21,10 +21,8 @@ from regard.commands.learn.one_run import TASK_END, Row, run_method, task_hashes
 from regard.commands.learn.result import MODELS, TABLES, VERB, LearnResult, make_table
 from regard.continual.models import with_model_hash
 from regard.continual.run_state import ProgressEvent
-from regard.data.stream import Stream
-from regard.data.stream_given import with_row_hashes
-from regard.data.streams import parse_order
-from regard.data.text_task import TextTask
+from regard.data.stream import Stream, TextTask
+from regard.data.streams import parse_order, with_row_hashes
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, as_loaded, load
 from regard.runs import distributed as processes

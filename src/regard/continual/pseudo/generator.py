@@ -18,7 +18,7 @@ from regard.continual.pooled import AdapterNetwork
 from regard.continual.pseudo.packing import broadcast_from_main
 from regard.continual.pseudo.parsing import ASKED, INPUT, Frame, drop_duplicates, frame_of
 from regard.continual.texts import EncodedTexts, TextLearner, batch, encode_pairs
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX, Generator
 from regard.models.limits import maximum_length

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from regard.data.benchmarks import LONG_SEQUENCE, SUPER_NI
-from regard.data.text_task import TextTask
+from regard.data.stream import TextTask
 
 ASKED = "__gen__"
 INPUT = "__inp__"

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from regard.continual.pseudo.parsing import drop_duplicates, frame_of, plain_text
 from regard.data.benchmarks import LONG_SEQUENCE, InstructionTask
-from regard.data.stream import ClassificationTask
-from regard.data.text_task import TextTask
+from regard.data.stream import ClassificationTask, TextTask
 from regard.errors import UserError
 
 

@@ -16,7 +16,7 @@ from regard.continual.pseudo.reading import read_pseudo, readings
 from regard.continual.texts import TextLearner, batch, encode_pairs
 from regard.data.encoding import encode
 from regard.data.examples import Examples
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX
 
