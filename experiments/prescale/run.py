@@ -76,7 +76,7 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
     name, settings = ROWS[row]
     kind = method_named(name)
     method = kind(kind.Settings.parsed(settings))
-    tasks = read_stream(stream, data, rows=TRAIN, eval_rows=EVALUATED, order="random", seed=seed)
+    tasks = read_stream(stream, data, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
     learner = make_learner(tasks, method, loaded, budget(stream), seed=seed)
     common = common_tokens(loaded.tokenizer)
 
@@ -88,7 +88,7 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
 
     ran = run_stream(learner, method, diagnose=look if row in LOOKED_AT else None)
     return {
-        "stream": {"name": stream, "order": list(tasks.order), "record": dict(tasks.record)},
+        "stream": {"name": stream, "order": list(tasks.order), "record": dict(tasks.metadata)},
         "row": row,
         "seed": seed,
         **ran.rows,

@@ -246,7 +246,7 @@ def fifty(given: Setting) -> Cases:
     Three runs with half the epochs and half the length; what a step costs is to be held against the first task's.
     """
     streams = [
-        read_stream(name, folder, rows=MANY_ROWS, eval_rows=MANY_ROWS // 2, seed=given.seed)
+        read_stream(name, folder, samples_per_class=MANY_ROWS, max_eval_samples=MANY_ROWS // 2, seed=given.seed)
         for name, folder in (("stdlib-split", None), ("db-split", given.data))
     ]
     tasks = split_classes(streams, MANY, given.seed)

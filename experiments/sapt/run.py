@@ -104,12 +104,12 @@ def tasks_of(order: str, seed: int, data: str, *, instructions: bool = True) -> 
     found = read_stream(
         STREAM,
         data,
-        rows=TRAIN,
-        eval_rows=EVALUATED,
+        samples_per_class=TRAIN,
+        max_eval_samples=EVALUATED,
         order=order,
         seed=seed,
-        form="labels",
-        missing="skip",
+        task_type="labels",
+        missing_tasks="skip",
         instructions=instructions,
     )
     return dataclasses.replace(found, tasks=tuple(_fewer(task) for task in found.tasks))
@@ -177,7 +177,7 @@ def made(order: str, row: str, seed: int, loaded: Loaded, data: str, budget: Tra
         "order": order,
         "row": row,
         "seed": seed,
-        "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.record)},
+        "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.metadata)},
         **ran.rows,
         "regard": regard_version(),
         "versions": versions(),

@@ -284,7 +284,7 @@ def test_a_new_run_takes_nothing_from_the_old_one(tmp_path: Path) -> None:
     [
         ({"seed": 2}, "seed was 1 and is 2"),
         ({"budget": replace(BUDGET, num_epochs=5)}, "budget.epochs was 2 and is 5"),
-        ({"stream": stream().ordered((1, 0, 2))}, r"stream.order was \[0, 1, 2\] and is \[1, 0, 2\]"),
+        ({"stream": stream().reorder((1, 0, 2))}, r"stream.order was \[0, 1, 2\] and is \[1, 0, 2\]"),
         ({"stream": replace(stream(), name="other")}, 'stream.name was "words" and is "other"'),
         ({"method": "joint"}, 'method was "Finetune" and is "Joint"'),
         ({"head": "labels"}, 'model.head was "linear" and is "labels"'),

@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 
 from regard.data import read_stream
-from regard.data.derived_streams import (
-    compare_protocols,
-    describe_protocol_differences,
-    format_protocol_differences,
-    hold_out_tasks,
-    sample_instruction_tasks,
-    split_classes,
-)
+from regard.data.derived_streams import hold_out_tasks, sample_instruction_tasks, split_classes
 from regard.data.examples import Examples
+from regard.data.protocols import compare_protocols, describe_protocol_differences, format_protocol_differences
 from regard.data.stream import SPLITS, ClassificationTask, Stream, TextTask
 from regard.errors import UserError
 
@@ -82,7 +76,7 @@ def test_many_tasks_are_drawn_by_the_seed(tmp_path: Path) -> None:
     assert [task.name for task in sample_instruction_tasks(tmp_path, 8, seed=4).tasks] != [
         task.name for task in more.tasks
     ]
-    limited = sample_instruction_tasks(tmp_path, 4, seed=3, rows=10, eval_rows=2)
+    limited = sample_instruction_tasks(tmp_path, 4, seed=3, samples_per_task=10, max_eval_samples=2)
     assert {tuple(len(task.split(split)) for split in SPLITS) for task in limited.tasks} == {(10, 2, 2)}
 
 
@@ -93,7 +87,7 @@ def test_too_few_tasks(tmp_path: Path) -> None:
     write(tmp_path / "task900_short.json", [("a", "b"), ("c", "d"), ("e", "f")])
     with pytest.raises(UserError, match=r"expected 6 tasks in .*, there are 6 of which 5 have at least 20 rows$"):
         sample_instruction_tasks(tmp_path, 6)
-    passed = {sample_instruction_tasks(tmp_path, 5, seed=seed).record["passed_over"] for seed in range(8)}
+    passed = {sample_instruction_tasks(tmp_path, 5, seed=seed).metadata["passed_over"] for seed in range(8)}
     assert passed == {(), ("task900_short",)}
     with pytest.raises(UserError, match=r"tasks: expected files task\*.json, or a folder of train.json for each task"):
         sample_instruction_tasks(tmp_path / "nothing", 1)
@@ -110,7 +104,7 @@ def test_each_class_once_where_there_are_enough() -> None:
     assert len(labels) == len(set(labels)) == 8
     assert all(set(task.labels) <= set("abcd") or set(task.labels) <= set("vwxyz") for task in stream.tasks)
     assert {tuple(len(task.split(split)) for split in SPLITS) for task in stream.tasks} == {(32, 16, 16)}
-    assert sorted(stream.record["uses"]) == [f"one: {x}" for x in "abcd"] + [
+    assert sorted(stream.metadata["uses"]) == [f"one: {x}" for x in "abcd"] + [
         name for name in (f"two: {x}" for x in "vwxyz") if name[-1] in labels
     ]
 
@@ -124,7 +118,7 @@ def test_no_row_is_in_two_tasks_and_no_classes_twice() -> None:
     assert len({frozenset(task.labels) for task in stream.tasks}) == 15
     uses = Counter(label for task in stream.tasks for label in task.labels)
     assert {f"{'one' if label in 'abcdef' else 'two'}: {label}": many for label, many in uses.items()} == (
-        stream.record["uses"]
+        stream.metadata["uses"]
     )
     assert max(uses.values()) - min(uses.values()) <= 1, "classes are used as evenly as rows allow"
     for task in stream.tasks:
@@ -139,7 +133,7 @@ def test_no_row_is_in_two_tasks_and_no_classes_twice() -> None:
 
 def test_classes_with_few_rows_are_used_less() -> None:
     stream = split_classes([classes_of("one", "abcdef", 40), classes_of("two", "wx", 4)], 10, seed=2)
-    uses = stream.record["uses"]
+    uses = stream.metadata["uses"]
     assert (uses["two: w"], uses["two: x"]) == (1, 1)
     assert sum(uses.values()) == 20
 
@@ -157,7 +151,7 @@ def test_a_row_of_two_streams_is_in_one() -> None:
     first = classes_of("one", "abcd", 8)
     second = Stream(name="again", tasks=first.tasks, order=(0,), seed=0)
     stream = split_classes([first, second], 2)
-    assert {name.split(":")[0] for name in stream.record["uses"]} == {"one"}
+    assert {name.split(":")[0] for name in stream.metadata["uses"]} == {"one"}
     with pytest.raises(UserError, match="expected classes and rows for 5 tasks, there are enough for 4"):
         split_classes([first, second], 5)
 
@@ -184,13 +178,13 @@ def test_many_tasks_of_the_standard_library() -> None:
 
 
 def test_unseen_tasks() -> None:
-    whole = split_classes([classes_of("one", "abcdefgh", 8)], 4).ordered([2, 0, 3, 1])
+    whole = split_classes([classes_of("one", "abcdefgh", 8)], 4).reorder([2, 0, 3, 1])
     names = [task.name for task in whole.tasks]
     stream, held_out = hold_out_tasks(whole, [names[3], names[0]])
     assert [task.name for task in stream.tasks] == names[1:3]
     assert [task.name for task in held_out] == [names[3], names[0]]
     assert stream.order == (0, 1), "of 0 and 3 the first and the second"
-    assert stream.record["unseen"] == (names[3], names[0])
+    assert stream.metadata["unseen"] == (names[3], names[0])
     assert set(stream.classes).isdisjoint(label for task in held_out for label in task.labels)
 
 
@@ -230,7 +224,9 @@ DIFFERENCE = {
 @pytest.mark.parametrize("protocol", ["clean", "paper"])
 def test_what_the_protocols_differ_in(protocol: Any, tmp_path: Path) -> None:
     """It is the same whichever of them the stream is read with."""
-    stream = read_stream("long-sequence", published(tmp_path), missing="skip", form="text", protocol=protocol)
+    stream = read_stream(
+        "long-sequence", published(tmp_path), missing_tasks="skip", task_type="text", protocol=protocol
+    )
     imdb, sst2 = compare_protocols(stream)
     assert (imdb.task, imdb.identical, imdb.dev_in_test, imdb.dropped) == ("imdb", False, 1, 1)
     assert imdb.published == imdb.paper == {"train": 40, "dev": 11, "test": 10}
@@ -261,7 +257,7 @@ def test_the_difference_in_words() -> None:
 
 
 def test_protocols_that_clean_files_do_not_set_apart(tmp_path: Path) -> None:
-    stream = read_stream("long-sequence", published(tmp_path, leak=False), missing="skip")
+    stream = read_stream("long-sequence", published(tmp_path, leak=False), missing_tasks="skip")
     assert [one.clean == one.paper for one in compare_protocols(stream)] == [True, True]
     assert describe_protocol_differences(stream) == {}
 
@@ -280,14 +276,14 @@ def test_what_clean_refuses_is_no_mistake_of_paper(tmp_path: Path) -> None:
     rows = [("Text: sst2 test 1", "Good"), *((f"Text: sst2 train {at}", "Bad") for at in range(20))]
     write(folder / "Long_Sequence/sst2/train.json", rows)
     with pytest.raises(UserError, match="expected rows of 'Good' in the train split of 'sst2'"):
-        read_stream("long-sequence", folder, missing="skip")
-    found = compare_protocols(read_stream("long-sequence", folder, missing="skip", protocol="paper"))
+        read_stream("long-sequence", folder, missing_tasks="skip")
+    found = compare_protocols(read_stream("long-sequence", folder, missing_tasks="skip", protocol="paper"))
     assert [(one.clean, one.dropped) for one in found] == [(None, None)] * 2
     assert "clean: refused" in str(found[0])
 
 
 def test_protocols_of_other_streams() -> None:
-    stream = read_stream("stdlib-split", rows=5, eval_rows=5)
+    stream = read_stream("stdlib-split", samples_per_class=5, max_eval_samples=5)
     with pytest.raises(UserError, match=r"protocols: expected a stream with instructions, read from files, got 'std"):
         compare_protocols(stream)
     assert describe_protocol_differences(stream) == {}
@@ -296,7 +292,7 @@ def test_protocols_of_other_streams() -> None:
 @pytest.mark.data
 def test_thirty_tasks_with_the_same_dev_and_test(data_folder: Path) -> None:
     found = [
-        describe_protocol_differences(read_stream(name, data_folder, missing="skip", protocol=protocol))
+        describe_protocol_differences(read_stream(name, data_folder, missing_tasks="skip", protocol=protocol))
         for name in ("long-sequence", "superni")
         for protocol in ("clean", "paper")
     ]

@@ -62,7 +62,7 @@ def long_sequence(folder: Path, layout: str = LAYOUTS[0], without: tuple[str, ..
 
 def only(name: str, folder: Path, **settings: Any) -> Any:
     """The one task that a folder has."""
-    stream = read_stream("long-sequence", folder, missing="skip", **settings)
+    stream = read_stream("long-sequence", folder, missing_tasks="skip", **settings)
     assert [task.name for task in stream.tasks] == [name]
     return stream
 
@@ -111,9 +111,9 @@ def test_orders_by_name(tmp_path: Path, order: str, first: str, last: str) -> No
 
 def test_orders_without_the_tasks_that_are_missing(tmp_path: Path) -> None:
     folder = long_sequence(tmp_path, without=("yahoo", "yelp", "cb"))
-    stream = read_stream("long-sequence", folder, order="4", missing="skip")
+    stream = read_stream("long-sequence", folder, order="4", missing_tasks="skip")
     assert [task.name for task in stream.tasks] == [n for n in LONG_ORDERS["4"] if n not in ("yahoo", "yelp", "cb")]
-    assert stream.record["missing"] == ("cb", "yelp", "yahoo")
+    assert stream.metadata["missing"] == ("cb", "yelp", "yahoo")
     assert sorted(stream.order) == list(range(12))
 
 
@@ -155,7 +155,7 @@ def test_classes_of_the_same_name_are_the_same(tmp_path: Path) -> None:
     stream = read_stream("long-sequence", long_sequence(tmp_path))
     assert len(stream.classes) == 3 + 2 + 2 + 2 + 2 + 4 + 14 + 4 + 9, "neutral and Sports are there twice"
     names = [task.name for task in stream.tasks]
-    numbers = {name: stream.class_numbers(at) for at, name in enumerate(names)}
+    numbers = {name: stream.class_indices(at) for at, name in enumerate(names)}
     assert set(numbers["cb"]) == set(numbers["mnli"]) > set(numbers["rte"])
     assert numbers["sst2"] == numbers["imdb"]
     assert numbers["boolq"] == numbers["wic"] == numbers["multirc"]
@@ -167,30 +167,30 @@ def test_instructions_before_the_texts(tmp_path: Path) -> None:
     assert texts["sst2"] == ("Tell sst2.", "sst2 test one 1")
     assert texts["mnli"] == ("Tell mnli.", "mnli test one 1 test two 1")
     assert texts["copa"] == ('Which is the cause of "copa test one 1"?', "A: test two 1 B: or not"), "it has none"
-    assert stream.record["instructions"] is True
+    assert stream.metadata["instructions"] is True
 
 
 def test_rows_without_a_gold_label_are_left_out(tmp_path: Path) -> None:
     for split in ("train", "dev", "test"):
         save(tmp_path / f"mnli/{split}.json", [*rows_of("mnli", split, 20), (written("mnli", split, 99), "-")] * 1)
     stream = only("mnli", tmp_path)
-    assert stream.record["files"]["mnli"]["no_gold_label"] == {"train": 1, "dev": 1, "test": 1}
+    assert stream.metadata["files"]["mnli"]["no_gold_label"] == {"train": 1, "dev": 1, "test": 1}
     assert sizes(stream.tasks[0]) == (60, 60, 60), "a dev file of its own is the dev split"
 
 
 def test_rows_are_drawn_by_class_and_all_are_published(tmp_path: Path) -> None:
     folder = long_sequence(tmp_path)
-    few = read_stream("long-sequence", folder, rows=3, eval_rows=4)
+    few = read_stream("long-sequence", folder, samples_per_class=3, max_eval_samples=4)
     assert {sizes(task) for task in few.tasks if len(task.labels) == 2} == {(6, 4, 4)}
     whole = read_stream("long-sequence", folder)
-    assert set(whole.record["rows"].values()) == {None}
+    assert set(whole.metadata["rows"].values()) == {None}
 
 
 # -- text to text -------------------------------------------------------------------------------------
 
 
 def test_prompts_and_answers_as_published(tmp_path: Path) -> None:
-    stream = read_stream("long-sequence", long_sequence(tmp_path), form="text")
+    stream = read_stream("long-sequence", long_sequence(tmp_path), task_type="text")
     assert (stream.text, stream.classes) == (True, ())
     by_name = {task.name: task for task in stream.tasks if isinstance(task, TextTask)}
     assert by_name["mnli"].test.inputs[1] == (
@@ -205,8 +205,8 @@ def test_prompts_and_answers_as_published(tmp_path: Path) -> None:
 
 def test_both_forms_have_the_same_rows(tmp_path: Path) -> None:
     folder = long_sequence(tmp_path)
-    labels = read_stream("long-sequence", folder, rows=7, eval_rows=5, seed=3)
-    texts = read_stream("long-sequence", folder, rows=7, eval_rows=5, seed=3, form="text")
+    labels = read_stream("long-sequence", folder, samples_per_class=7, max_eval_samples=5, seed=3)
+    texts = read_stream("long-sequence", folder, samples_per_class=7, max_eval_samples=5, seed=3, task_type="text")
     for one, other in zip(labels.tasks, texts.tasks, strict=True):
         assert isinstance(one, ClassificationTask)
         assert isinstance(other, TextTask)
@@ -254,7 +254,7 @@ def test_superni_from_one_file_a_task(tmp_path: Path) -> None:
     assert (task.kind, task.train.targets[0]) == ("sentiment", ("yes",))
     inputs = [{*getattr(task, split).inputs} for split in ("train", "dev", "test")]
     assert len(set.union(*inputs)) == 200
-    few = read_stream("superni", tmp_path, rows=50, eval_rows=7)
+    few = read_stream("superni", tmp_path, samples_per_class=50, max_eval_samples=7)
     assert {sizes(task) for task in few.tasks} == {(50, 7, 7)}
 
 
@@ -264,7 +264,7 @@ def test_rows_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> None
     rows: list[tuple[str, Any]] = [(f"x {at}", ["", "good"] if at else [" "]) for at in range(30)]
     save(tmp_path / name / "train.json", rows)
     stream = read_stream("superni", tmp_path)
-    assert stream.record["files"][name]["no_answer"] == {"train": 1, "dev": 0, "test": 0}
+    assert stream.metadata["files"][name]["no_answer"] == {"train": 1, "dev": 0, "test": 0}
     task = stream.tasks[0]
     assert isinstance(task, TextTask)
     assert sum(map(len, (task.train, task.dev))) == 29
@@ -278,8 +278,8 @@ def test_tasks_without_files(tmp_path: Path) -> None:
     folder = long_sequence(tmp_path, without=("yahoo", "cb"))
     said = refusal("long-sequence", folder)
     assert said.startswith(f"stream: expected files of every task in {folder}, got none of cb, yahoo; to leave them")
-    assert len(read_stream("long-sequence", folder, missing="skip")) == 13
-    said = refusal("long-sequence", tmp_path / "x", missing="skip")
+    assert len(read_stream("long-sequence", folder, missing_tasks="skip")) == 13
+    said = refusal("long-sequence", tmp_path / "x", missing_tasks="skip")
     assert "expected a folder of train.json and test.json for each task in one of" in said
 
 
@@ -291,7 +291,7 @@ def test_without_a_test_file_a_fifth_is_held_out(tmp_path: Path) -> None:
     assert Counter(task.test.labels) == {0: 10, 1: 10}
     assert task.test == only("sst2", tmp_path, seed=2).tasks[0].test
     assert not {*task.train.texts} & {*task.test.texts}
-    evaluated = stream.record["files"]["sst2"]["evaluated"]
+    evaluated = stream.metadata["files"]["sst2"]["evaluated"]
     assert evaluated == "20% of each class of the train file, the only one"
     assert task.source.endswith(f"({evaluated})")
     paper = only("sst2", tmp_path, protocol="paper").tasks[0]
@@ -320,18 +320,18 @@ def test_without_a_test_file_the_dev_file_is_it(tmp_path: Path) -> None:
         save(tmp_path / f"sst2/{split}.json", rows_of("sst2", split, 20))
     stream = only("sst2", tmp_path)
     assert sizes(stream.tasks[0]) == (36, 4, 40)
-    assert stream.record["files"]["sst2"]["evaluated"] == "the dev file, there is no test file"
+    assert stream.metadata["files"]["sst2"]["evaluated"] == "the dev file, there is no test file"
 
 
 def test_identical_files_are_noticed(tmp_path: Path) -> None:
     stream = read_stream("long-sequence", long_sequence(tmp_path))
-    files = stream.record["files"]["mnli"]
+    files = stream.metadata["files"]["mnli"]
     assert (files["identical_dev_test"], files["dev_in_test"], files["train_in_test"]) == (True, 15, 0)
     assert files["rows"] == {"train": 60, "dev": 15, "test": 15}
-    assert "held out of train" in stream.record["dev"]
-    paper = read_stream("long-sequence", tmp_path, protocol="paper", form="text")
+    assert "held out of train" in stream.metadata["dev"]
+    paper = read_stream("long-sequence", tmp_path, protocol="paper", task_type="text")
     assert all(task.dev == task.test for task in paper.tasks)
-    assert paper.record["overlaps"]["mnli"]["dev_in_test"] == 15
+    assert paper.metadata["overlaps"]["mnli"]["dev_in_test"] == 15
 
 
 @pytest.mark.parametrize("form", ["labels", "text"])
@@ -348,11 +348,11 @@ def test_overlaps_are_counted_by_input_and_dropped(tmp_path: Path, form: str) ->
     ]
     save(tmp_path / "sst2/train.json", train, ["Tell sst2."])
     save(tmp_path / "sst2/test.json", rows_of("sst2", "test", 5), ["Tell sst2."])
-    stream = read_stream("long-sequence", tmp_path, missing="skip", form=form)  # type: ignore[arg-type]
-    counts = stream.record["overlaps"]["sst2"]
+    stream = read_stream("long-sequence", tmp_path, missing_tasks="skip", task_type=form)  # type: ignore[arg-type]
+    counts = stream.metadata["overlaps"]["sst2"]
     assert (counts["train_in_test"], counts["train_in_other_tasks"], counts["dropped_from_train"]) == (1, 1, 2)
     assert [sizes(task) for task in stream.tasks] == [(36, 4, 11), (36, 4, 10)]
-    assert stream.record["files"]["sst2"]["train_in_test"] == 1
+    assert stream.metadata["files"]["sst2"]["train_in_test"] == 1
 
 
 # -- the hub ------------------------------------------------------------------------------------------
@@ -361,20 +361,20 @@ def test_overlaps_are_counted_by_input_and_dropped(tmp_path: Path, form: str) ->
 def test_classification_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of classes become the words of the benchmark; 1000 a class at most are trained on."""
     datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
-    hubs = {task.hub.place: task for task in LONG_SEQUENCE.tasks.values()}
+    tasks = {(task.hub.repository, task.hub.config): task for task in LONG_SEQUENCE.tasks.values()}
 
     def loaded(path: str, config: str | None = None, *, split: str) -> Any:
-        task = hubs[path, config]
+        task = tasks[path, config]
+        texts, label = task.hub.columns.texts, task.hub.columns.label
         count = 30 * len(task.labels)
-        made: dict[str, list[Any]] = {c: [f"{split} {c} {at}" for at in range(count)] for c in task.hub.columns}
-        made[task.hub.label] = [at % len(task.labels) for at in range(count)]
-        features = {column: datasets.Value("string") for column in task.hub.columns}
-        names = list(task.hub.names or task.labels)
-        features[task.hub.label] = datasets.ClassLabel(names=names)
-        return datasets.Dataset.from_dict(made, features=datasets.Features(features))
+        rows: dict[str, list[Any]] = {name: [f"{split} {name} {row}" for row in range(count)] for name in texts}
+        rows[label] = [row % len(task.labels) for row in range(count)]
+        features = {name: datasets.Value("string") for name in texts}
+        features[label] = datasets.ClassLabel(names=list(task.hub_labels or task.labels))
+        return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
 
     monkeypatch.setattr(datasets, "load_dataset", loaded)
-    stream = read_stream("long-sequence", rows=20)
+    stream = read_stream("long-sequence", samples_per_class=20)
     by_name = {task.name: task for task in stream.tasks if isinstance(task, ClassificationTask)}
     rte = by_name["rte"]
     assert rte.labels[rte.test.labels[1]] == "contradiction"
@@ -382,10 +382,10 @@ def test_classification_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_name["copa"].test.texts[0][1] == "A: validation choice1 0 B: validation choice2 0"
     assert by_name["dbpedia"].labels[1] == "Educational Institution"
     assert len(by_name["sst2"].train) == 40
-    assert read_stream("long-sequence").record["rows"]["sst2"] == 1000
+    assert read_stream("long-sequence").metadata["rows"]["sst2"] == 1000
 
 
-@pytest.mark.parametrize("settings", [{"form": "text"}, {"instructions": True}])
+@pytest.mark.parametrize("settings", [{"task_type": "text"}, {"instructions": True}])
 def test_the_hub_has_no_definitions(settings: dict[str, Any]) -> None:
     assert refusal("long-sequence", **settings).startswith("folder: expected one with the published files")
 
@@ -396,11 +396,19 @@ def test_the_hub_has_no_definitions(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "name,settings,said",
     [
-        ("superni", {"form": "labels"}, "form: expected one of text, got 'labels'"),
-        ("long-sequence", {"form": "words"}, "form: expected one of labels, text, got 'words'"),
-        ("long-sequence", {"missing": "guess"}, "missing: expected one of refuse, skip, got 'guess'"),
-        ("long-sequence", {"form": "text", "instructions": True}, "instructions: expected none with the form text"),
-        ("stdlib-split", {"form": "text"}, "form: expected labels, or one of the streams long-sequence, superni, got"),
+        ("superni", {"task_type": "labels"}, "task_type: expected one of text, got 'labels'"),
+        ("long-sequence", {"task_type": "words"}, "task_type: expected one of labels, text, got 'words'"),
+        ("long-sequence", {"missing_tasks": "guess"}, "missing_tasks: expected one of refuse, skip, got 'guess'"),
+        (
+            "long-sequence",
+            {"task_type": "text", "instructions": True},
+            "instructions: expected none with the task type text",
+        ),
+        (
+            "stdlib-split",
+            {"task_type": "text"},
+            "task_type: expected labels, or one of the streams long-sequence, superni, got",
+        ),
         ("stdlib-split", {"instructions": True}, "instructions: expected none, or one of the streams long-sequence"),
     ],
 )
@@ -433,11 +441,11 @@ def test_files_that_are_not_the_layout(tmp_path: Path, content: str, said: str) 
 
 def test_answers_and_inputs_that_a_task_does_not_have(tmp_path: Path) -> None:
     save(tmp_path / "sst2/train.json", [*rows_of("sst2", "train", 20), ("Text: so so", "Fair")])
-    assert "expected one answer of Bad, Good in " in refusal("long-sequence", tmp_path, missing="skip")
+    assert "expected one answer of Bad, Good in " in refusal("long-sequence", tmp_path, missing_tasks="skip")
     save(tmp_path / "sst2/train.json", [*rows_of("sst2", "train", 20), ("so so", "Good")])
-    assert "expected the parts of an input of sst2 in " in refusal("long-sequence", tmp_path, missing="skip")
+    assert "expected the parts of an input of sst2 in " in refusal("long-sequence", tmp_path, missing_tasks="skip")
     save(tmp_path / "sst2/train.json", [("Text: so so", "-")])
-    assert "expected rows with a label in " in refusal("long-sequence", tmp_path, missing="skip")
+    assert "expected rows with a label in " in refusal("long-sequence", tmp_path, missing_tasks="skip")
 
 
 @pytest.mark.parametrize("labels", [("Good", "good!"), ("not equivalent", "not_equivalent"), ("A", "B", " a. ")])
@@ -458,9 +466,9 @@ def test_labels_of_the_benchmarks_do_not_collide() -> None:
 
 @pytest.mark.data
 def test_the_published_long_sequence(data_folder: Path) -> None:
-    stream: Stream = read_stream("long-sequence", data_folder, missing="skip")
-    files = stream.record["files"]
-    assert stream.record["missing"] == ("yahoo",)
+    stream: Stream = read_stream("long-sequence", data_folder, missing_tasks="skip")
+    files = stream.metadata["files"]
+    assert stream.metadata["missing"] == ("yahoo",)
     both = [name for name, of in files.items() if of["identical_dev_test"] is not None]
     assert len(both) == 11
     assert all(files[name]["identical_dev_test"] for name in both)
@@ -475,7 +483,7 @@ def test_the_published_long_sequence(data_folder: Path) -> None:
 @pytest.mark.data
 def test_the_published_superni(data_folder: Path) -> None:
     stream = read_stream("superni", data_folder, protocol="paper", order="2")
-    files = stream.record["files"]
+    files = stream.metadata["files"]
     assert len(stream) == 15
     assert all(of["identical_dev_test"] for of in files.values())
     by_name = {task.name.split("_")[0]: sizes(task) for task in stream.tasks}

@@ -74,7 +74,9 @@ def test_pairs_stand_where_one_by_one_puts_them(name: str, length: int) -> None:
     assert made.token_type_ids.tolist() == [types for _, types in expected]
     assert torch.equal(made.attention_mask, made.input_ids != PAD)
     room = (length // 2 - count.before, length - length // 2 - count.between - count.after)
-    assert made.cut.tolist() == [any(len(text) > most for text, most in zip(pair, room, strict=True)) for pair in pairs]
+    assert made.truncated.tolist() == [
+        any(len(text) > most for text, most in zip(pair, room, strict=True)) for pair in pairs
+    ]
 
 
 def test_one_text_may_take_all_columns_and_loses_only_its_end() -> None:
@@ -87,7 +89,7 @@ def test_one_text_may_take_all_columns_and_loses_only_its_end() -> None:
         [1, 10, 11, 12, 13, 14, 15, 3],
         [1, 10, 11, 12, 13, 14, 15, 3],
     ]
-    assert made.cut.tolist() == [False, False, False, True]
+    assert made.truncated.tolist() == [False, False, False, True]
     assert made.columns[1].tolist() == [0, 1, 2, -1, -1, -1, -1, 3]
 
 
@@ -116,7 +118,7 @@ def test_the_columns_of_separators() -> None:
 def test_each_text_has_room_for_a_token_at_the_least_length(count: SpecialTokenCounts, least: int) -> None:
     row = tensors([natural([10], [11], count) if count.between else [(1, 0, True), (10, 0, False), (3, 0, True)]])
     made = arrange_special_tokens(**row, count=count, length=least, pad=PAD)
-    assert not made.cut.any()
+    assert not made.truncated.any()
     with pytest.raises(UserError, match=f"expected at least {least}, .* got {least - 1}"):
         arrange_special_tokens(**row, count=count, length=least - 1, pad=PAD)
 

@@ -7,19 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_rows, hash_text, make_classification_task
 from regard.data.splits import (
-    LabeledRow,
-    LabeledRows,
-    RawTask,
     TaskSplits,
     check_selection,
     clean_splits,
     divide_rows,
-    hash_rows,
-    hash_text,
     sample_balanced,
     sample_proportional,
-    to_examples,
 )
 from regard.errors import UserError
 
@@ -167,14 +162,14 @@ def test_clean_drops_and_counts() -> None:
     assert texts(one.train) == ["red", "blue"]
     assert texts(one.dev) == ["dev", "new", "new too"]
     assert texts(one.test) == ["seen", "test", "Test"]
-    assert one.common == COUNTS | {"dropped_from_train": 5, "dropped_from_dev": 2}
-    assert two == TaskSplits("two", OTHER.train, OTHER.dev or (), OTHER.test, dict.fromkeys(one.common, 0))
+    assert one.overlaps == COUNTS | {"dropped_from_train": 5, "dropped_from_dev": 2}
+    assert two == TaskSplits("two", OTHER.train, OTHER.dev or (), OTHER.test, dict.fromkeys(one.overlaps, 0))
 
 
 def test_paper_counts_alone() -> None:
     one, _ = clean_splits([OVERLAPPING, OTHER], "paper", 0)
     assert (one.train, one.dev, one.test) == (OVERLAPPING.train, OVERLAPPING.dev, OVERLAPPING.test)
-    assert one.common == COUNTS | {"dropped_from_train": 0, "dropped_from_dev": 0}
+    assert one.overlaps == COUNTS | {"dropped_from_train": 0, "dropped_from_dev": 0}
 
 
 def test_dev_is_held_out_of_clean_rows() -> None:
@@ -183,15 +178,15 @@ def test_dev_is_held_out_of_clean_rows() -> None:
     assert Counter(row.label for row in found.dev) == {"a": 2, "b": 3}
     assert Counter(row.label for row in found.train) == {"a": 18, "b": 27}
     assert not {row.key for row in found.train} & {row.key for row in found.dev}
-    assert (found.common["train_in_test"], found.common["copies_in_train"]) == (1, 2)
-    assert found.common["dropped_from_train"] == 3
+    assert (found.overlaps["train_in_test"], found.overlaps["copies_in_train"]) == (1, 2)
+    assert found.overlaps["dropped_from_train"] == 3
 
 
 def test_dev_is_test_where_it_was_published_so() -> None:
     given_task = task("one", many("a", 20) + many("b", 20), None, rows("a x", "b y"))
     (paper,) = clean_splits([given_task], "paper", 0, dev_is_test=True)
     assert (paper.train, paper.dev) == (given_task.train, given_task.test)
-    assert paper.common["dev_in_test"] == 2
+    assert paper.overlaps["dev_in_test"] == 2
     (clean,) = clean_splits([given_task], "clean", 0, dev_is_test=True)
     assert not set(clean.dev) & set(clean.test)
 
@@ -252,22 +247,13 @@ def test_tasks_that_are_none(
         task("one", train, dev, test, labels)
 
 
-def test_numbers_and_digest() -> None:
-    made = rows("b x", "a y")
-    found = to_examples(made, ("a", "b"))
-    assert (found.texts, found.labels) == ((("x",), ("y",)), (1, 0))
-    assert hash_rows(made) == hash_rows(rows("b x", "a y"))
-    assert (
-        len(
-            {
-                hash_rows(made),
-                hash_rows(made[::-1]),
-                hash_rows(rows("a x", "a y")),
-                hash_rows(rows("b X", "a y")),
-            }
-        )
-        == 4
-    )
+def test_class_indices_and_hashes() -> None:
+    train = rows("b x", "a y")
+    made = make_classification_task("one", ("a", "b"), {split: train for split in ("train", "dev", "test")}, "here")
+    assert (made.train.texts, made.train.labels) == ((("x",), ("y",)), (1, 0))
+    assert made.sha256["train"] == hash_rows(train) == hash_rows(rows("b x", "a y"))
+    different = [train, train[::-1], rows("a x", "a y"), rows("b X", "a y")]
+    assert len({hash_rows(other) for other in different}) == 4
 
 
 def test_selection_on_test_rows_is_refused() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.data.splits import hash_text
-from regard.data.stdlib_texts import describe_source, read_documentation
+from regard.data.stdlib_texts import read_documentation, read_stdlib_tasks
 from regard.data.stream_catalog import STREAMS
 from regard.errors import UserError
 
@@ -101,4 +101,4 @@ def test_modules_without_texts(made: Path) -> None:
 
 
 def test_the_source_says_the_version() -> None:
-    assert describe_source().endswith("Python " + sys.version.split()[0])
+    assert read_stdlib_tasks(STREAMS["stdlib-split"])[0].source.endswith("Python " + sys.version.split()[0])

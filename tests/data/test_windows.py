@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.data import make_random_windows, make_repeated_windows, make_text_windows
-from regard.data.windows import _sections
+from regard.data.windows import _find_spans
 from regard.errors import UserError
 
 Words = Callable[[int, int], str]
@@ -110,7 +110,7 @@ def test_fewer_windows_than_asked_for(plain: Any, words: Words) -> None:
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"length": 9, "samples": 1, "maximum": 8}, "at most 8 tokens.*got 9"),
+        ({"length": 9, "samples": 1, "max_length": 8}, "at most 8 tokens.*got 9"),
         ({"length": 2, "samples": 1}, "more than the 2 special tokens.*got 2"),
         ({"length": 4, "samples": 0}, "samples: expected at least 1, got 0"),
     ],
@@ -123,7 +123,7 @@ def test_impossible_numbers(make: Any, options: dict[str, int], message: str, en
 
 
 def test_the_maximum_itself_is_allowed(plain: Any, words: Words) -> None:
-    assert make_text_windows([words(0, 8)], plain, length=8, samples=1, maximum=8).input_ids.shape == (1, 8)
+    assert make_text_windows([words(0, 8)], plain, length=8, samples=1, max_length=8).input_ids.shape == (1, 8)
 
 
 def test_a_long_text_is_not_tokenised_whole(plain: Any, words: Words) -> None:
@@ -145,13 +145,13 @@ def test_no_warning_about_a_long_text(plain: Any, words: Words, caplog: pytest.L
     assert caplog.messages == []
 
 
-def test_sections_are_the_text_cut_after_words() -> None:
+def test_find_spans_are_the_text_cut_after_words() -> None:
     text = "aaaa bbbb cccc dddd eeee"
-    spans = list(_sections(text, 10))
+    spans = list(_find_spans(text, 10))
     assert spans == [(0, 9), (9, 14), (14, 24)]
     assert "".join(text[start:end] for start, end in spans) == text
-    assert list(_sections("x" * 25, 10)) == [(0, 10), (10, 20), (20, 25)]
-    assert list(_sections("", 10)) == [(0, 0)]
+    assert list(_find_spans("x" * 25, 10)) == [(0, 10), (10, 20), (20, 25)]
+    assert list(_find_spans("", 10)) == [(0, 0)]
 
 
 def test_random_windows_hold_no_special_token_but_the_frame(encoder: Any) -> None:

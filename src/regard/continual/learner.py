@@ -52,7 +52,7 @@ class Learner:
         """Note which classes each task has, (task, class)."""
         self.own = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
         for number in range(len(self.stream)):
-            self.own[number, list(self.stream.class_numbers(number))] = True
+            self.own[number, list(self.stream.class_indices(number))] = True
 
     def network_as(self, kind: type[NetworkT]) -> NetworkT:
         """The network, which is of the kind that its method has made."""
@@ -142,7 +142,7 @@ class Learner:
             ids[here, :upto], mask[here, :upto] = part.input_ids[chosen, :upto], part.attention_mask[chosen, :upto]
             if part.token_type_ids is not None:
                 types[here, :upto], typed = part.token_type_ids[chosen, :upto], True
-            labels[here] = torch.tensor(self.stream.class_numbers(task))[part.labels[chosen]]
+            labels[here] = torch.tensor(self.stream.class_indices(task))[part.labels[chosen]]
         found = {"input_ids": ids, "attention_mask": mask, "labels": labels, "tasks": tasks, "rows": rows}
         return found | ({"token_type_ids": types} if typed else {})
 

@@ -1,13 +1,18 @@
-"""Text to measure on, as windows, and to train on, as blocks of tokens; tasks to probe on, special tokens in place."""
+"""Data: text windows to measure on, token blocks to train on, tasks to probe on, and streams of tasks."""
 
 from regard.data.blocks import TokenBlocks
 from regard.data.corpus import Corpus, Domain, prepare_corpus
 from regard.data.corpus_sources import Source, sample_texts
-from regard.data.encoding import IGNORE_INDEX, LAYOUTS, Encoded, SpecialTokenLayout, encode, mask_tokens
-from regard.data.examples import KINDS, Examples, Task, TaskKind
+from regard.data.encoding import LAYOUTS, Encoded, SpecialTokenLayout, encode, mask_tokens
+from regard.data.examples import IGNORE_INDEX, KINDS, Examples, Task, TaskKind
 from regard.data.packing import pack
-from regard.data.sampling import BatchSampler, check_inserted_tokens, insert_tokens
-from regard.data.special_tokens import ArrangedTokens, SpecialTokenCounts, arrange_special_tokens, count_special_tokens
+from regard.data.sampling import BatchSampler, insert_tokens
+from regard.data.special_tokens import (
+    ArrangedTokens,
+    SpecialTokenCounts,
+    arrange_special_tokens,
+    count_special_tokens,
+)
 from regard.data.splits import check_selection
 from regard.data.stream import Stream
 from regard.data.stream_catalog import STREAMS
@@ -22,7 +27,14 @@ from regard.data.tokenizers import (
     tokenizer_hash,
     train_tokenizer,
 )
-from regard.data.windows import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows
+from regard.data.windows import (
+    BOS,
+    Bos,
+    Windows,
+    make_random_windows,
+    make_repeated_windows,
+    make_text_windows,
+)
 
 __all__ = [
     "BOS",
@@ -50,7 +62,6 @@ __all__ = [
     "TokenBlocks",
     "Windows",
     "arrange_special_tokens",
-    "check_inserted_tokens",
     "check_selection",
     "check_tokenizer",
     "common_tokens",

@@ -1,4 +1,4 @@
-"""The benchmarks of instructions that O-LoRA and SAPT publish: tasks, answers, orders, and how an input is written."""
+"""The instruction benchmarks of O-LoRA and SAPT: their tasks, answers, prompts and task orders."""
 
 from __future__ import annotations
 
@@ -7,271 +7,198 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from regard.data.hub import HUB_DATASETS, HubDataset
 from regard.data.stream import Metric
 
 TaskForm = Literal["labels", "text"]
-"""'labels': classification, for encoders; 'text': from text to text."""
+"""How an instruction task is read: "labels" as classification for encoders, "text" as text to text."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HubDataset:
-    """Where the rows of a data set are on the hub: its columns are the parts of an input, `names` those of its classes.
-
-    `splits`: those of train and of what is evaluated on, which `evaluated` says. `texts` as in `InstructionTask`.
-    """
-
-    place: tuple[str, str | None]
-    columns: tuple[str, ...]
-    label: str = "label"
-    names: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
-    splits: tuple[str, str] = ("train", "validation")
-    evaluated: str = "the development set"
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class InstructionTask:
-    """A task of classification whose inputs are written in parts.
+    """A classification task with instructions, whose inputs are written in parts.
 
-    `labels`: the answers, in the order of the class numbers on the hub. `parts`: a pattern of the input with a group
-    for each part. `texts`: the one or two texts that an encoder reads, made of the parts by number. `body`: rows are
-    the same where their last parts are. `grouped`: several rows share their first part, as a passage.
+    Attributes:
+        name: Name of the task.
+        labels: Answers in the order of the class indices on the hub.
+        pattern: Regular expression of an input with a group for each part.
+        texts: One or two texts that an encoder reads, as templates of the parts by number.
+        hub: The same rows on the hub; its text columns are the parts.
+        hub_labels: Names of the classes on the hub; empty for those of `labels`.
+        hub_texts: Templates as `texts` for the columns of the hub; empty for `texts`.
+        hub_test: What the hub's test rows are.
+        match_last_part: Whether rows with the same last part are the same row.
+        shares_first_part: Whether several rows have the same first part, such as a passage.
     """
 
     name: str
     labels: tuple[str, ...]
-    parts: str
+    pattern: str
     texts: tuple[str, ...]
     hub: HubDataset
-    body: bool = False
-    grouped: bool = False
+    hub_labels: tuple[str, ...] = ()
+    hub_texts: tuple[str, ...] = ()
+    hub_test: str = "the development set"
+    match_last_part: bool = False
+    shares_first_part: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A collection of tasks with instructions: its folder, which forms of it there are, and how they are scored.
+    """A collection of tasks with instructions.
 
-    `prompt`: what a model reads, of {definition} and {input}; `headless` that of a task without a definition.
+    Attributes:
+        folder: Name of its folder.
+        forms: How its tasks can be read.
+        metric: How answers are scored.
+        prompt: Template of what a model reads, with {definition} and {input}.
+        prompt_without_definition: The same for tasks without a definition.
+        tasks: Classification tasks by name; all others have free answers.
     """
 
     folder: str
     forms: tuple[TaskForm, ...]
     metric: Metric
     prompt: str
-    headless: str
+    prompt_without_definition: str
     tasks: Mapping[str, InstructionTask] = field(default_factory=dict)
 
 
-def _labelled(*names: str) -> str:
-    """The pattern of an input that holds 'Name: text', one part behind the other, each at the start of a line."""
+def _named_parts(*names: str) -> str:
+    """Return the pattern of parts "Name: text", each at the start of a line."""
     return r"\n".join(rf"\s*{re.escape(name)}:[ \t]*(.*?)\s*" for name in names) + r"\Z"
 
 
-_GLUE, _SUPER = "nyu-mll/glue", "aps/super_glue"
-_PAIR = ("{0}", "{1}")
-_ONE = ("{0}",)
-_TRUTH = ("False", "True")
-_NLI = ("entailment", "neutral", "contradiction")
-_MOODS = ("very negative", "negative", "neutral", "positive", "very positive")
-_SENTENCES = _labelled("sentence 1", "sentence 2")
-_TITLED = _labelled("Title", "Text")
-_OFFICIAL = ("train", "test")
+def _split_names(names: str) -> tuple[str, ...]:
+    return tuple(names.split(", "))
 
-_LONG = (
+
+DBPEDIA_CLASSES = _split_names(
+    "Company, EducationalInstitution, Artist, Athlete, OfficeHolder, MeanOfTransportation, Building, NaturalPlace, "
+    "Village, Animal, Plant, Album, Film, WrittenWork"
+)
+YAHOO_CLASSES = _split_names(
+    "Society & Culture, Science & Mathematics, Health, Education & Reference, Computers & Internet, Sports, "
+    "Business & Finance, Entertainment & Music, Family & Relationships, Politics & Government"
+)
+_PAIR = ("{0}", "{1}")
+_SINGLE = ("{0}",)
+_TRUTH = ("False", "True")
+_SENTIMENT = ("very negative", "negative", "neutral", "positive", "very positive")
+_SENTENCES = _named_parts("sentence 1", "sentence 2")
+_TITLE_AND_TEXT = _named_parts("Title", "Text")
+_OFFICIAL = "official test"
+
+_LONG_SEQUENCE_TASKS = (
+    InstructionTask("mnli", ("entailment", "neutral", "contradiction"), _SENTENCES, _PAIR, HUB_DATASETS["mnli"]),
+    InstructionTask("cb", ("entailment", "contradiction", "neutral"), _SENTENCES, _PAIR, HUB_DATASETS["cb"]),
     InstructionTask(
-        name="mnli",
-        labels=_NLI,
-        parts=_SENTENCES,
-        texts=_PAIR,
-        hub=HubDataset(
-            place=(_GLUE, "mnli"), columns=("premise", "hypothesis"), splits=("train", "validation_matched")
+        "wic",
+        _TRUTH,
+        r"\s*word:[ \t]*(.*?)\s*\n(.*?)\s*\n(.*?)\s*\Z",
+        ("{0}: {1}", "{2}"),
+        HUB_DATASETS["wic"],
+    ),
+    InstructionTask(
+        "copa",
+        ("A", "B"),
+        r"(.*?)\s*\nA:[ \t]*(.*?)\s*\nB:[ \t]*(.*?)\s*\Z",
+        ("{0}", "A: {1} B: {2}"),
+        HUB_DATASETS["copa"],
+        hub_labels=("choice1", "choice2"),
+        hub_texts=("{0} What is the {1}?", "A: {2} B: {3}"),
+    ),
+    InstructionTask(
+        "qqp",
+        ("no", "yes"),
+        _named_parts("first sentence", "second sentence"),
+        _PAIR,
+        HUB_DATASETS["qqp"],
+        hub_labels=("not_duplicate", "duplicate"),
+    ),
+    InstructionTask("boolq", _TRUTH, _named_parts("question", "passage"), _PAIR, HUB_DATASETS["boolq"]),
+    InstructionTask(
+        "rte",
+        ("entailment", "contradiction"),
+        _SENTENCES,
+        _PAIR,
+        HUB_DATASETS["rte"],
+        hub_labels=("entailment", "not_entailment"),
+    ),
+    InstructionTask(
+        "imdb",
+        ("Bad", "Good"),
+        r"\s*(.*?)\s*\Z",
+        _SINGLE,
+        HUB_DATASETS["imdb"],
+        hub_labels=("neg", "pos"),
+        hub_test=_OFFICIAL,
+    ),
+    InstructionTask(
+        "yelp",
+        _SENTIMENT,
+        _named_parts("Text"),
+        _SINGLE,
+        HUB_DATASETS["yelp"],
+        hub_labels=("1 star", "2 star", "3 stars", "4 stars", "5 stars"),
+        hub_test=_OFFICIAL,
+    ),
+    InstructionTask(
+        "amazon",
+        _SENTIMENT,
+        _TITLE_AND_TEXT,
+        _PAIR,
+        HUB_DATASETS["amazon"],
+        hub_texts=_SINGLE,
+        hub_test="official test of the reviews of 2015 to 2019, not that of Zhang et al.",
+    ),
+    InstructionTask(
+        "sst2",
+        ("Bad", "Good"),
+        _named_parts("Text"),
+        _SINGLE,
+        HUB_DATASETS["sst2"],
+        hub_labels=("negative", "positive"),
+    ),
+    InstructionTask(
+        "dbpedia",
+        _split_names(
+            "Company, Educational Institution, Artist, Athlete, Office Holder, Mean of Transportation, Building, "
+            "Natural Place, Village, Animal, Plant, Album, Film, Written Work"
         ),
+        _TITLE_AND_TEXT,
+        _PAIR,
+        HUB_DATASETS["dbpedia"],
+        hub_labels=DBPEDIA_CLASSES,
+        hub_test=_OFFICIAL,
+        match_last_part=True,
     ),
     InstructionTask(
-        name="cb",
-        labels=("entailment", "contradiction", "neutral"),
-        parts=_SENTENCES,
-        texts=_PAIR,
-        hub=HubDataset(place=(_SUPER, "cb"), columns=("premise", "hypothesis")),
+        "agnews",
+        ("World", "Sports", "Business", "Science or Technology"),
+        _TITLE_AND_TEXT,
+        _PAIR,
+        HUB_DATASETS["ag-news"],
+        hub_labels=("World", "Sports", "Business", "Sci/Tech"),
+        hub_texts=_SINGLE,
+        hub_test=_OFFICIAL,
+        match_last_part=True,
     ),
     InstructionTask(
-        name="wic",
-        labels=_TRUTH,
-        parts=r"\s*word:[ \t]*(.*?)\s*\n(.*?)\s*\n(.*?)\s*\Z",
-        texts=("{0}: {1}", "{2}"),
-        hub=HubDataset(place=(_SUPER, "wic"), columns=("word", "sentence1", "sentence2")),
+        "multirc",
+        _TRUTH,
+        _named_parts("paragraph", "question", "candidate answer"),
+        ("{0}", "{1} {2}"),
+        HUB_DATASETS["multirc"],
+        shares_first_part=True,
     ),
     InstructionTask(
-        name="copa",
-        labels=("A", "B"),
-        parts=r"(.*?)\s*\nA:[ \t]*(.*?)\s*\nB:[ \t]*(.*?)\s*\Z",
-        texts=("{0}", "A: {1} B: {2}"),
-        hub=HubDataset(
-            place=(_SUPER, "copa"),
-            columns=("premise", "question", "choice1", "choice2"),
-            names=("choice1", "choice2"),
-            texts=("{0} What is the {1}?", "A: {2} B: {3}"),
-        ),
-    ),
-    InstructionTask(
-        name="qqp",
-        labels=("no", "yes"),
-        parts=_labelled("first sentence", "second sentence"),
-        texts=_PAIR,
-        hub=HubDataset(place=(_GLUE, "qqp"), columns=("question1", "question2"), names=("not_duplicate", "duplicate")),
-    ),
-    InstructionTask(
-        name="boolq",
-        labels=_TRUTH,
-        parts=_labelled("question", "passage"),
-        texts=_PAIR,
-        hub=HubDataset(place=(_SUPER, "boolq"), columns=("question", "passage")),
-    ),
-    InstructionTask(
-        name="rte",
-        labels=("entailment", "contradiction"),
-        parts=_SENTENCES,
-        texts=_PAIR,
-        hub=HubDataset(
-            place=(_GLUE, "rte"), columns=("sentence1", "sentence2"), names=("entailment", "not_entailment")
-        ),
-    ),
-    InstructionTask(
-        name="imdb",
-        labels=("Bad", "Good"),
-        parts=r"\s*(.*?)\s*\Z",
-        texts=_ONE,
-        hub=HubDataset(
-            place=("stanfordnlp/imdb", None),
-            columns=("text",),
-            names=("neg", "pos"),
-            splits=_OFFICIAL,
-            evaluated="official test",
-        ),
-    ),
-    InstructionTask(
-        name="yelp",
-        labels=_MOODS,
-        parts=_labelled("Text"),
-        texts=_ONE,
-        hub=HubDataset(
-            place=("fancyzhx/yelp_review_full", None),
-            columns=("text",),
-            names=("1 star", "2 star", "3 stars", "4 stars", "5 stars"),
-            splits=_OFFICIAL,
-            evaluated="official test",
-        ),
-    ),
-    InstructionTask(
-        name="amazon",
-        labels=_MOODS,
-        parts=_TITLED,
-        texts=_PAIR,
-        hub=HubDataset(
-            place=("SetFit/amazon_reviews_multi_en", None),
-            columns=("text",),
-            texts=_ONE,
-            splits=_OFFICIAL,
-            evaluated="official test of the reviews of 2015 to 2019, not that of Zhang et al.",
-        ),
-    ),
-    InstructionTask(
-        name="sst2",
-        labels=("Bad", "Good"),
-        parts=_labelled("Text"),
-        texts=_ONE,
-        hub=HubDataset(place=(_GLUE, "sst2"), columns=("sentence",), names=("negative", "positive")),
-    ),
-    InstructionTask(
-        name="dbpedia",
-        labels=(
-            "Company",
-            "Educational Institution",
-            "Artist",
-            "Athlete",
-            "Office Holder",
-            "Mean of Transportation",
-            "Building",
-            "Natural Place",
-            "Village",
-            "Animal",
-            "Plant",
-            "Album",
-            "Film",
-            "Written Work",
-        ),
-        parts=_TITLED,
-        texts=_PAIR,
-        body=True,
-        hub=HubDataset(
-            place=("fancyzhx/dbpedia_14", None),
-            columns=("title", "content"),
-            names=(
-                "Company",
-                "EducationalInstitution",
-                "Artist",
-                "Athlete",
-                "OfficeHolder",
-                "MeanOfTransportation",
-                "Building",
-                "NaturalPlace",
-                "Village",
-                "Animal",
-                "Plant",
-                "Album",
-                "Film",
-                "WrittenWork",
-            ),
-            splits=_OFFICIAL,
-            evaluated="official test",
-        ),
-    ),
-    InstructionTask(
-        name="agnews",
-        labels=("World", "Sports", "Business", "Science or Technology"),
-        parts=_TITLED,
-        texts=_PAIR,
-        body=True,
-        hub=HubDataset(
-            place=("fancyzhx/ag_news", None),
-            columns=("text",),
-            names=("World", "Sports", "Business", "Sci/Tech"),
-            texts=_ONE,
-            splits=_OFFICIAL,
-            evaluated="official test",
-        ),
-    ),
-    InstructionTask(
-        name="multirc",
-        labels=_TRUTH,
-        parts=_labelled("paragraph", "question", "candidate answer"),
-        texts=("{0}", "{1} {2}"),
-        grouped=True,
-        hub=HubDataset(place=(_SUPER, "multirc"), columns=("paragraph", "question", "answer")),
-    ),
-    InstructionTask(
-        name="yahoo",
-        labels=(
-            "Society & Culture",
-            "Science & Mathematics",
-            "Health",
-            "Education & Reference",
-            "Computers & Internet",
-            "Sports",
-            "Business & Finance",
-            "Entertainment & Music",
-            "Family & Relationships",
-            "Politics & Government",
-        ),
-        parts=_labelled("Title", "Answer"),
-        texts=_PAIR,
-        hub=HubDataset(
-            place=("community-datasets/yahoo_answers_topics", None),
-            columns=("question_title", "best_answer"),
-            label="topic",
-            splits=_OFFICIAL,
-            evaluated="official test",
-        ),
+        "yahoo",
+        YAHOO_CLASSES,
+        _named_parts("Title", "Answer"),
+        _PAIR,
+        HUB_DATASETS["yahoo"],
+        hub_test=_OFFICIAL,
     ),
 )
 
@@ -280,59 +207,57 @@ LONG_SEQUENCE = Benchmark(
     forms=("labels", "text"),
     metric="exact-match",
     prompt="{definition}\n{input}\nOutput: ",
-    headless="{input}\nOutput: ",
-    tasks={task.name: task for task in _LONG},
+    prompt_without_definition="{input}\nOutput: ",
+    tasks={task.name: task for task in _LONG_SEQUENCE_TASKS},
 )
 SUPER_NI = Benchmark(
     folder="SuperNI",
     forms=("text",),
     metric="rouge-l",
     prompt="Definition: {definition}\n\nNow complete the following example -\nInput: {input}\nOutput: ",
-    headless="Now complete the following example -\nInput: {input}\nOutput: ",
+    prompt_without_definition="Now complete the following example -\nInput: {input}\nOutput: ",
 )
 
-_THIRD = "mnli cb wic copa qqp boolq rte imdb yelp amazon sst2 dbpedia agnews multirc yahoo"
-_FOURTH = "yelp amazon mnli cb copa qqp rte imdb sst2 dbpedia agnews yahoo multirc boolq wic"
-_O_LORA_FIFTH = "multirc boolq wic mnli cb copa qqp rte imdb sst2 dbpedia agnews yelp amazon yahoo"
+_ORDER_3 = _split_names(
+    "mnli, cb, wic, copa, qqp, boolq, rte, imdb, yelp, amazon, sst2, dbpedia, agnews, multirc, yahoo"
+)
+_ORDER_4 = _split_names(
+    "yelp, amazon, mnli, cb, copa, qqp, rte, imdb, sst2, dbpedia, agnews, yahoo, multirc, boolq, wic"
+)
+_O_LORA_ORDER_5 = _split_names(
+    "multirc, boolq, wic, mnli, cb, copa, qqp, rte, imdb, sst2, dbpedia, agnews, yelp, amazon, yahoo"
+)
 LONG_ORDERS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(order.split())
-    for name, order in {
-        "3": _THIRD,
-        "4": _FOURTH,
-        "o-lora-4": _THIRD,
-        "o-lora-5": _O_LORA_FIFTH,
-        "o-lora-6": _FOURTH,
-    }.items()
+    "3": _ORDER_3,
+    "4": _ORDER_4,
+    "o-lora-4": _ORDER_3,
+    "o-lora-5": _O_LORA_ORDER_5,
+    "o-lora-6": _ORDER_4,
 }
 """Orders 3 and 4 of SAPT (arXiv 2401.08295), and orders 4 to 6 of O-LoRA (arXiv 2310.14152, table of task orders)."""
 
-_NUMBERED = (
-    "task002_quoref_answer_generation",
-    "task073_commonsenseqa_answer_generation",
-    "task181_outcome_extraction",
-    "task363_sst2_polarity_classification",
-    "task511_reddit_tifu_long_text_summarization",
-    "task591_sciq_answer_generation",
-    "task639_multi_woz_user_utterance_generation",
-    "task748_glucose_reverse_cause_event_detection",
-    "task875_emotion_classification",
-    "task1290_xsum_summarization",
-    "task1510_evalution_relation_extraction",
-    "task1572_samsum_summary",
-    "task1590_diplomacy_text_generation",
-    "task1687_sentiment140_classification",
-    "task1729_personachat_generate_next",
-)
-
-
-def _numbered(order: str) -> tuple[str, ...]:
-    """The names of SuperNI's tasks by their numbers."""
-    by_number = {name.split("_")[0].removeprefix("task"): name for name in _NUMBERED}
-    return tuple(by_number[number] for number in order.split())
-
-
+_SUPER_NI_TASKS = {
+    "002": "task002_quoref_answer_generation",
+    "073": "task073_commonsenseqa_answer_generation",
+    "181": "task181_outcome_extraction",
+    "363": "task363_sst2_polarity_classification",
+    "511": "task511_reddit_tifu_long_text_summarization",
+    "591": "task591_sciq_answer_generation",
+    "639": "task639_multi_woz_user_utterance_generation",
+    "748": "task748_glucose_reverse_cause_event_detection",
+    "875": "task875_emotion_classification",
+    "1290": "task1290_xsum_summarization",
+    "1510": "task1510_evalution_relation_extraction",
+    "1572": "task1572_samsum_summary",
+    "1590": "task1590_diplomacy_text_generation",
+    "1687": "task1687_sentiment140_classification",
+    "1729": "task1729_personachat_generate_next",
+}
 SUPER_NI_ORDERS: Mapping[str, tuple[str, ...]] = {
-    "1": _numbered("1572 363 1290 181 002 1510 639 1729 073 1590 748 511 591 1687 875"),
-    "2": _numbered("748 073 1590 639 1572 1687 591 363 1510 1729 181 511 002 1290 875"),
+    name: tuple(_SUPER_NI_TASKS[number] for number in order.split())
+    for name, order in {
+        "1": "1572 363 1290 181 002 1510 639 1729 073 1590 748 511 591 1687 875",
+        "2": "748 073 1590 639 1572 1687 591 363 1510 1729 181 511 002 1290 875",
+    }.items()
 }
 """Orders 1 and 2 of SAPT (arXiv 2401.08295)."""

@@ -1,29 +1,27 @@
-"""Streams made of others: many tasks of a folder or of classes, tasks held out, and what the protocols differ in."""
+"""Streams made of others: tasks sampled from a folder, tasks made of classes, and tasks held out."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from regard.data.benchmarks import SUPER_NI
-from regard.data.examples import Examples
 from regard.data.instructions import InstructionSource, candidate_folders, find_task_files, read_instruction_task
-from regard.data.splits import LabeledRow, LabeledRows, hash_rows, to_examples
+from regard.data.rows import LabeledRow, LabeledRows, hash_rank, make_classification_task
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextTask
 from regard.data.streams import assemble_stream, check_seed
-from regard.errors import UserError
+from regard.errors import UserError, check_int
 
 MIN_ROWS = 20
-"""Tasks of a folder with fewer rows are passed over."""
+"""Tasks of a folder with fewer rows are skipped."""
 
 
-# -- many tasks -----------------------------------------------------------------------------------------
+# -- tasks of a folder ----------------------------------------------------------------------------------
 
 
 def sample_instruction_tasks(
@@ -31,49 +29,54 @@ def sample_instruction_tasks(
     count: int,
     seed: int = 0,
     *,
-    rows: int | None = 1000,
-    eval_rows: int | None = 100,
+    samples_per_task: int | None = 1000,
+    max_eval_samples: int | None = 100,
     protocol: Protocol = "clean",
 ) -> Stream:
-    """A stream of so many tasks from text to text, drawn by the seed from a folder of files as of SuperNI.
+    """Sample text-to-text tasks from a folder of SuperNI files.
 
-    The folder holds one file a task (task*.json, with a Definition and Instances), or a folder a task with train, dev
-    and test. Tasks come in the order in which they are drawn; more of them begin with the same ones. `rows`,
-    `eval_rows` and `protocol` as in `streams.read_stream`, for a task. Tasks with less than 20 rows are passed over,
-    and named in `record["passed_over"]`.
+    Tasks are in the order in which they are sampled; a larger sample starts with the same tasks. Tasks with fewer than
+    `MIN_ROWS` rows are skipped, and `metadata["passed_over"]` names them.
 
-    Raises UserError where there are too few tasks, saying how many there are, and for files that are none.
+    Args:
+        folder: Folder with one file per task (task*.json, with a Definition and Instances), or with a folder of train,
+            dev and test per task.
+        samples_per_task: Maximum number of training rows per task.
+        max_eval_samples, protocol: As in `regard.data.streams.read_stream`.
+
+    Raises:
+        UserError: There are too few tasks, or a file has another format.
     """
     check_seed(seed)
-    _check_count("tasks", count)
-    names = _names(Path(folder))
-    drawn = sorted(names, key=lambda name: _drawn("tasks", seed, name))
-    passed_over: list[str] = []
-    reads = list(islice(_enough(drawn, Path(folder), passed_over), count))
-    if len(reads) < count:
-        told = f"{len(names)} of which {len(reads)} have at least {MIN_ROWS} rows" if passed_over else str(len(reads))
-        raise UserError(f"tasks: expected {count} tasks in {folder}, there are {told}")
+    check_int("tasks", count, least=1)
+    names = _list_tasks(Path(folder))
+    skipped: list[str] = []
+    order = sorted(names, key=lambda name: hash_rank("tasks", seed, name))
+    sources = list(islice(_read_large_tasks(order, Path(folder), skipped), count))
+    if len(sources) < count:
+        available = f"{len(names)} of which {len(sources)} have at least {MIN_ROWS} rows" if skipped else len(sources)
+        raise UserError(f"tasks: expected {count} tasks in {folder}, there are {available}")
     return assemble_stream(
         f"superni-{count}",
-        [read.raw for read in reads],
-        infos={read.raw.name: read.info for read in reads},
+        [source.raw for source in sources],
+        infos={source.raw.name: source.info for source in sources},
         metric=SUPER_NI.metric,
-        rows=[rows] * count,
-        eval_rows=eval_rows,
+        samples_per_class=[samples_per_task] * count,
+        max_eval_samples=max_eval_samples,
         seed=seed,
         protocol=protocol,
         dev_is_test=True,
-        record={
+        metadata={
             "published": None,
             "form": "text",
-            "passed_over": tuple(passed_over),
-            "files": {read.raw.name: read.files for read in reads},
+            "passed_over": tuple(skipped),
+            "files": {source.raw.name: source.files for source in sources},
         },
     )
 
 
-def _names(folder: Path) -> list[str]:
-    """The tasks of a folder by name: its first place that has any. Raises UserError where there is none."""
+def _list_tasks(folder: Path) -> list[str]:
+    """List the tasks in the first candidate folder that has any."""
     for root in candidate_folders(folder, SUPER_NI):
         if not root.is_dir():
             continue
@@ -84,262 +87,174 @@ def _names(folder: Path) -> list[str]:
     raise UserError(f"tasks: expected files task*.json, or a folder of train.json for each task, in {folder}; none is")
 
 
-def _enough(names: Sequence[str], folder: Path, passed_over: list[str]) -> Iterator[InstructionSource]:
-    """The tasks that have rows enough; the others are noted."""
+def _read_large_tasks(names: Sequence[str], folder: Path, skipped: list[str]) -> Iterator[InstructionSource]:
+    """Read tasks; those with too few rows are added to `skipped`."""
     for name in names:
-        read = read_instruction_task(name, find_task_files(folder, SUPER_NI, name), SUPER_NI)
-        if sum(len(rows) for rows in (read.raw.train, read.raw.dev or (), read.raw.test)) < MIN_ROWS:
-            passed_over.append(name)
+        source = read_instruction_task(name, find_task_files(folder, SUPER_NI, name), SUPER_NI)
+        if sum(len(rows) for rows in (source.raw.train, source.raw.dev or (), source.raw.test)) < MIN_ROWS:
+            skipped.append(name)
         else:
-            yield read
+            yield source
 
 
-class _Class(NamedTuple):
-    """A class that tasks are made of: its rows by split, how many tasks they are enough for, and their source."""
+# -- tasks of classes -----------------------------------------------------------------------------------
+
+
+class _ClassRows(NamedTuple):
+    """Rows of a class by split, the number of tasks they are enough for, and their source."""
 
     rows: Mapping[str, LabeledRows]
-    most: int
+    max_tasks: int
     source: str
 
 
-_Pool = tuple[str, Mapping[str, _Class]]
-"""The name of a stream, and its classes by name, all with the same number of texts in a row."""
+class _ClassPool(NamedTuple):
+    """Classes of a stream by name, all with the same number of texts per row."""
+
+    stream: str
+    classes: Mapping[str, _ClassRows]
 
 
-def split_classes(streams: Sequence[Stream], count: int, seed: int = 0, *, classes: int = 2, least: int = 4) -> Stream:
-    """A stream of so many tasks of classification, each of some classes of one of the streams; no row is in two tasks.
+def split_classes(
+    streams: Sequence[Stream], count: int, seed: int = 0, *, classes: int = 2, min_rows: int = 4
+) -> Stream:
+    """Make `count` classification tasks of some classes of one stream each; no row is in two tasks.
 
-    A class comes in several tasks where there are more tasks than classes, each time among others and with other rows:
-    its rows are shared out evenly, split by split. No two tasks have the same classes, and classes are used as evenly
-    as rows allow; `least` is how many rows of a class a task has at least in each split. What is drawn is drawn by the
-    seed. `record["uses"]` says how many tasks each class is in. Rows of a stream that another stream has are left out.
+    If there are more tasks than classes, a class is in several tasks, each time with other classes and other rows; its
+    rows are divided evenly in each split. No two tasks have the same classes, and classes are used as evenly as their
+    rows allow. Rows that an earlier stream or split has are dropped. `metadata["uses"]` has the number of tasks of each
+    class.
 
-    Raises UserError where there are too few classes or rows, saying for how many tasks there are enough.
+    Args:
+        classes: Classes per task.
+        min_rows: Minimum rows of a class per task and split.
+
+    Raises:
+        UserError: There are too few classes or rows.
     """
     check_seed(seed)
-    for name, value, most in (("tasks", count, 1), ("classes", classes, 2), ("least", least, 1)):
-        _check_count(name, value, most)
+    for name, value, least in (("tasks", count, 1), ("classes", classes, 2), ("min_rows", min_rows, 1)):
+        check_int(name, value, least=least)
     if not streams or any(stream.text for stream in streams):
         raise UserError("streams: expected streams of classification, at least one, got none or one from text to text")
-    pools = _pools(streams, least)
-    chosen = _chosen([pool for _, pool in pools], count, classes, seed)
-    uses = Counter((at, label) for at, labels in chosen for label in labels)
-    shares = {(at, label): _shared_out(pools[at][1][label], many, seed) for (at, label), many in uses.items()}
-    tasks: list[ClassificationTask] = []
-    for at, labels in chosen:
-        parts = {label: shares[at, label].pop() for label in labels}
-        tasks.append(_made(labels, parts, pools[at][1][labels[0]].source, len(tasks)))
-    told: Counter[str] = Counter()
-    for (at, label), many in sorted(uses.items()):
-        told[f"{pools[at][0]}: {label}"] += many
+    pools = _collect_classes(streams, min_rows)
+    selected = _select_classes([pool.classes for pool in pools], count, classes, seed)
+    uses = Counter((index, label) for index, labels in selected for label in labels)
+    shares = {
+        (index, label): _divide_evenly(pools[index].classes[label], parts, seed)
+        for (index, label), parts in uses.items()
+    }
+    tasks = []
+    for number, (index, labels) in enumerate(selected):
+        parts = [shares[index, label].pop() for label in labels]
+        tasks.append(
+            make_classification_task(
+                f"{number:03d}-{re.sub(r'[^0-9a-z]+', '-', '-'.join(labels).casefold())}",
+                labels,
+                {split: tuple(row for part in parts for row in part[split]) for split in SPLITS},
+                pools[index].classes[labels[0]].source,
+            )
+        )
+    uses_by_name: Counter[str] = Counter()
+    for (index, label), number in sorted(uses.items()):
+        uses_by_name[f"{pools[index].stream}: {label}"] += number
     return Stream(
         name=f"{'+'.join(stream.name for stream in streams)}-{count}",
         tasks=tuple(tasks),
         order=tuple(range(count)),
         seed=seed,
-        record={"of": tuple(stream.name for stream in streams), "uses": dict(told)},
+        metadata={"of": tuple(stream.name for stream in streams), "uses": dict(uses_by_name)},
     )
 
 
-def _pools(streams: Sequence[Stream], least: int) -> list[_Pool]:
-    """The classes of each stream, without rows that another split or stream has before; test rows come first."""
+def _collect_classes(streams: Sequence[Stream], min_rows: int) -> list[_ClassPool]:
+    """Collect the classes of each stream, without rows of an earlier stream or split; test rows come first."""
     seen: set[str] = set()
     rows: dict[tuple[int, int], dict[str, dict[str, list[LabeledRow]]]] = {}
     sources: dict[tuple[int, str], str] = {}
-    for at, stream in enumerate(streams):
+    for index, stream in enumerate(streams):
         for split in reversed(SPLITS):
             for task in stream.tasks:
-                assert isinstance(task, ClassificationTask), "checked above"
-                sources |= {(at, label): task.source for label in task.labels}
-                for sample in _samples(task, task.split(split)):
-                    if sample.key not in seen:
-                        seen.add(sample.key)
-                        pool = rows.setdefault((at, len(sample.texts)), {})
-                        pool.setdefault(sample.label, {one: [] for one in SPLITS})[split].append(sample)
-    return [
-        (streams[at].name, {label: _class(of, least, sources[at, label]) for label, of in pool.items()})
-        for (at, _), pool in rows.items()
-    ]
+                assert isinstance(task, ClassificationTask), "checked by the caller"
+                sources |= {(index, label): task.source for label in task.labels}
+                examples = task.split(split)
+                for texts, label in zip(examples.texts, examples.labels, strict=True):
+                    row = LabeledRow.of(texts, task.labels[label])
+                    if row.key not in seen:
+                        seen.add(row.key)
+                        pool = rows.setdefault((index, len(row.texts)), {})
+                        pool.setdefault(row.label, {name: [] for name in SPLITS})[split].append(row)
+    pools = []
+    for (index, _), pool in rows.items():
+        classes = {}
+        for label, by_split in pool.items():
+            max_tasks = min(len(split_rows) // min_rows for split_rows in by_split.values())
+            splits = {split: tuple(split_rows) for split, split_rows in by_split.items()}
+            classes[label] = _ClassRows(splits, max_tasks, sources[index, label])
+        pools.append(_ClassPool(streams[index].name, classes))
+    return pools
 
 
-def _class(rows: Mapping[str, Sequence[LabeledRow]], least: int, source: str) -> _Class:
-    most = min(len(of) // least for of in rows.values())
-    return _Class({split: tuple(of) for split, of in rows.items()}, most, source)
-
-
-def _samples(task: ClassificationTask, rows: Examples) -> Iterator[LabeledRow]:
-    for texts, label in zip(rows.texts, rows.labels, strict=True):
-        yield LabeledRow.of(texts, task.labels[label])
-
-
-def _chosen(
-    pools: Sequence[Mapping[str, _Class]], count: int, classes: int, seed: int
+def _select_classes(
+    pools: Sequence[Mapping[str, _ClassRows]], count: int, classes: int, seed: int
 ) -> list[tuple[int, tuple[str, ...]]]:
-    """For each task its pool and its classes: of those that are used least, none twice together."""
+    """Select the pool and the classes of each task: those used least, no combination twice."""
     uses: Counter[tuple[int, str]] = Counter()
-    chosen: list[tuple[int, tuple[str, ...]]] = []
-    while len(chosen) < count:
-        offers = []
-        for at, pool in enumerate(pools):
-            free = [label for label, of in pool.items() if uses[at, label] < of.most]
-            free.sort(key=lambda label: (uses[at, label], _drawn("classes", seed, f"{uses[at, label]} {at} {label}")))
-            taken = {frozenset(labels) for number, labels in chosen if number == at}
-            found = next((labels for labels in combinations(free, classes) if frozenset(labels) not in taken), None)
-            if found is not None:
-                used = max(uses[at, label] for label in found)
-                offers.append((used, _drawn("tasks", seed, f"{len(chosen)} {at}"), at, found))
-        if not offers:
-            raise UserError(f"tasks: expected classes and rows for {count} tasks, there are enough for {len(chosen)}")
-        *_, at, labels = min(offers)
-        uses.update((at, label) for label in labels)
-        chosen.append((at, labels))
-    return chosen
+    selected: list[tuple[int, tuple[str, ...]]] = []
+    while len(selected) < count:
+        candidates = []
+        for index, pool in enumerate(pools):
+            free = [label for label, rows in pool.items() if uses[index, label] < rows.max_tasks]
+            free.sort(key=lambda label: _rank_class(uses[index, label], index, label, seed))
+            used = {frozenset(labels) for number, labels in selected if number == index}
+            labels = next((labels for labels in combinations(free, classes) if frozenset(labels) not in used), None)
+            if labels is not None:
+                most_used = max(uses[index, label] for label in labels)
+                candidates.append((most_used, hash_rank("tasks", seed, f"{len(selected)} {index}"), index, labels))
+        if not candidates:
+            raise UserError(f"tasks: expected classes and rows for {count} tasks, there are enough for {len(selected)}")
+        *_, index, labels = min(candidates)
+        uses.update((index, label) for label in labels)
+        selected.append((index, labels))
+    return selected
 
 
-def _shared_out(of: _Class, many: int, seed: int) -> list[dict[str, LabeledRows]]:
-    """The rows of a class in so many parts of the same size, but for one row."""
-    drawn = {split: sorted(rows, key=lambda row: _drawn("rows", seed, row.key)) for split, rows in of.rows.items()}
-    return [{split: tuple(rows[part::many]) for split, rows in drawn.items()} for part in range(many)]
+def _rank_class(uses: int, index: int, label: str, seed: int) -> tuple[int, bytes]:
+    return uses, hash_rank("classes", seed, f"{uses} {index} {label}")
 
 
-def _made(
-    labels: tuple[str, ...], parts: Mapping[str, Mapping[str, LabeledRows]], source: str, number: int
-) -> ClassificationTask:
-    """The task of some classes and their rows."""
-    rows = {split: tuple(row for label in labels for row in parts[label][split]) for split in SPLITS}
-    return ClassificationTask(
-        name=f"{number:03d}-{re.sub(r'[^0-9a-z]+', '-', '-'.join(labels).casefold())}",
-        labels=labels,
-        source=source,
-        sha256={split: hash_rows(of) for split, of in rows.items()},
-        **{split: to_examples(of, labels) for split, of in rows.items()},
-    )
+def _divide_evenly(rows_of_class: _ClassRows, parts: int, seed: int) -> list[dict[str, LabeledRows]]:
+    """Divide the rows of a class into parts whose sizes differ by at most one row."""
+    order = {
+        split: sorted(rows, key=lambda row: hash_rank("rows", seed, row.key))
+        for split, rows in rows_of_class.rows.items()
+    }
+    return [{split: tuple(rows[part::parts]) for split, rows in order.items()} for part in range(parts)]
 
 
-# -- held out -------------------------------------------------------------------------------------------
+# -- tasks held out -------------------------------------------------------------------------------------
 
 
 def hold_out_tasks(stream: Stream, names: Sequence[str]) -> tuple[Stream, tuple[ClassificationTask | TextTask, ...]]:
-    """The stream without some tasks, and those, which are evaluated but never trained on.
+    """Return the stream without some tasks, and these, which are evaluated but never trained on.
 
-    `record["unseen"]` names them. Raises UserError for names that the stream does not have, none, and all.
+    `metadata["unseen"]` names them.
+
+    Raises:
+        UserError: A name is unknown, or the names are none or all of the tasks.
     """
-    known = [task.name for task in stream.tasks]
-    unknown = [name for name in names if name not in known]
-    if unknown or not names or len(set(names)) == len(known):
-        told = unknown[0] if unknown else ", ".join(names) or "none"
-        raise UserError(f"unseen: expected some of the tasks {', '.join(known)}, but not all, got {told}")
-    kept = [at for at, name in enumerate(known) if name not in names]
-    numbers = [stream.order[at] for at in kept]
-    tasks = tuple(stream.tasks[at] for at in kept)
+    all_names = [task.name for task in stream.tasks]
+    unknown = [name for name in names if name not in all_names]
+    if unknown or not names or len(set(names)) == len(all_names):
+        text = unknown[0] if unknown else ", ".join(names) or "none"
+        raise UserError(f"unseen: expected some of the tasks {', '.join(all_names)}, but not all, got {text}")
+    remaining = [index for index, name in enumerate(all_names) if name not in names]
+    order = [stream.order[index] for index in remaining]
+    held_out = tuple(dict.fromkeys(names))
     shorter = replace(
         stream,
-        tasks=tasks,
-        order=tuple(sorted(numbers).index(number) for number in numbers),
-        record={**stream.record, "unseen": tuple(dict.fromkeys(names))},
+        tasks=tuple(stream.tasks[index] for index in remaining),
+        order=tuple(sorted(order).index(number) for number in order),
+        metadata={**stream.metadata, "unseen": held_out},
     )
-    return shorter, tuple(stream.tasks[known.index(name)] for name in dict.fromkeys(names))
-
-
-# -- protocols ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProtocolComparison:
-    """What the files of a task have in common as published, and what rows each protocol takes of them.
-
-    `identical`: whether dev and test are the same file byte by byte, None where one is missing. `published`: numbers of
-    rows by file; `paper` and `clean`: by split, before any are drawn, `clean` None where it refuses the stream.
-    `dropped`: how many of them 'clean' drops. `evaluated`: what the test rows are.
-    """
-
-    task: str
-    identical: bool | None
-    dev_in_test: int
-    train_in_test: int
-    train_in_dev: int
-    published: Mapping[str, int]
-    paper: Mapping[str, int]
-    clean: Mapping[str, int] | None
-    dropped: int | None
-    evaluated: str
-
-    def __str__(self) -> str:
-        """One line."""
-        same = {
-            True: "dev and test are the same file",
-            False: "dev and test differ",
-            None: "there is no dev and test file both",
-        }
-        shared = f"{self.dev_in_test} dev and {self.train_in_test} train rows are test rows"
-        sizes = "; ".join(
-            f"{name}: {', '.join(f'{count} {split}' for split, count in of.items()) if of else 'refused'}"
-            for name, of in (("files", self.published), ("paper", self.paper), ("clean", self.clean))
-        )
-        return f"{self.task}: {same[self.identical]}, {shared}; {sizes}; tested on {self.evaluated}"
-
-
-def compare_protocols(stream: Stream) -> tuple[ProtocolComparison, ...]:
-    """For each task of a stream that was read from files, what 'paper' and 'clean' make of it; no file is read again.
-
-    Raises UserError for streams of which that is not known.
-    """
-    found = stream.record.get("protocols", {})
-    if any(task.name not in found for task in stream.tasks):
-        raise UserError(f"protocols: expected a stream with instructions, read from files, got {stream.name!r}")
-    return tuple(ProtocolComparison(task=task.name, **found[task.name]) for task in stream.tasks)
-
-
-def describe_protocol_differences(stream: Stream) -> dict[str, int]:
-    """What the protocols differ in, over all tasks; {} where they do not, or it is not known.
-
-    `tasks`; how many have a dev and a test file (`both`), and of these how many the same one (`identical`); rows of the
-    files that are in two splits (`dev_in_test`, …); rows of each split (`paper_train`, …, `clean_train`, …) and how
-    many 'clean' has dropped (`dropped`), which are missing where it refuses the stream.
-    """
-    if "protocols" not in stream.record:
-        return {}
-    compared = compare_protocols(stream)
-    if all(one.paper == one.clean for one in compared):
-        return {}
-    cleaned = [one.clean for one in compared if one.clean is not None]
-    return {
-        "tasks": len(compared),
-        "both": sum(one.identical is not None for one in compared),
-        "identical": sum(one.identical is True for one in compared),
-        **{name: sum(getattr(one, name) for one in compared) for name in ("dev_in_test", "train_in_test")},
-        "train_in_dev": sum(one.train_in_dev for one in compared),
-        **{f"paper_{split}": sum(one.paper[split] for one in compared) for split in SPLITS},
-        **({f"clean_{split}": sum(of[split] for of in cleaned) for split in SPLITS} if cleaned else {}),
-        **({"dropped": sum(one.dropped or 0 for one in compared)} if cleaned else {}),
-    }
-
-
-def format_protocol_differences(numbers: Mapping[str, float]) -> str:
-    """What the protocols differ in, as `describe_protocol_differences` has it, in three lines."""
-    shared = f"{numbers['dev_in_test']:,} of dev, {numbers['train_in_test']:,} of train"
-    files = f"; {numbers['identical']} of {numbers['both']} tasks with both have byte-identical dev and test files"
-    clean = "refused, a split or a class would be left without rows"
-    if "dropped" in numbers:
-        clean = f"{_rows(numbers, 'clean')}; {numbers['dropped']:,} dropped, dev held out of train where it was test"
-    lines = (
-        f"protocols: rows of the files that are test rows as well: {shared}{files if numbers['both'] else ''}",
-        f"  --protocol paper: {_rows(numbers, 'paper')}; as published, dev being test where it has no rows else",
-        f"  --protocol clean: {clean}",
-    )
-    return "\n".join(lines)
-
-
-def _rows(numbers: Mapping[str, float], protocol: str) -> str:
-    train, dev, test = (f"{numbers[f'{protocol}_{split}']:,}" for split in SPLITS)
-    return f"{train} train, {dev} dev and {test} test rows"
-
-
-def _check_count(name: str, count: Any, least: int = 1) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise UserError(f"{name}: expected a whole number of at least {least}, got {count!r}")
-
-
-def _drawn(purpose: str, seed: int, name: str) -> bytes:
-    """What something is ranked by."""
-    return hashlib.sha256(f"{purpose} {seed} {name}".encode()).digest()
+    return shorter, tuple(stream.tasks[all_names.index(name)] for name in held_out)

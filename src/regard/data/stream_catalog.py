@@ -1,4 +1,4 @@
-"""The streams that are built in: their tasks, the data sets these are made of, and where those are found."""
+"""The built-in streams: their tasks, the data sets these are made of, and where to find those."""
 
 from __future__ import annotations
 
@@ -6,273 +6,254 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from regard.data.benchmarks import LONG_ORDERS, LONG_SEQUENCE, SUPER_NI, SUPER_NI_ORDERS, Benchmark
+from regard.data.benchmarks import (
+    DBPEDIA_CLASSES,
+    LONG_ORDERS,
+    LONG_SEQUENCE,
+    SUPER_NI,
+    SUPER_NI_ORDERS,
+    YAHOO_CLASSES,
+    Benchmark,
+)
+from regard.data.hub import HUB_DATASETS, HubDataset
 from regard.data.tables import Columns
 
 FileFormat = Literal["csv", "sentences", "instructions"]
 
-ROWS = 1245
-"""Training rows a class, as published (arXiv 2410.05648)."""
+SAMPLES_PER_CLASS = 1245
+"""Published number of training rows per class (arXiv 2410.05648)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFiles:
-    """A published form of a data set: what its folder is called, its files, and how they are written.
+    """Files in which a data set is published.
 
-    `form`: 'csv' as Zhang et al. (arXiv 1509.01626) publish theirs, no line of names, the class in the first column
-    and `fields` the numbers of the columns of texts; 'sentences' as GLUE, with `columns`; 'instructions' as the
-    benchmark of O-LoRA and SAPT, `columns` naming the parts of an input. `first`: the number of the first class.
-    `joined`: all fields are one text, since many rows lack the first. `evaluated`: what its test rows are, where that
-    is not what the data set says.
+    Attributes:
+        folders: Possible names of the folder.
+        train, test: Possible names of the files.
+        format: "csv" as published by Zhang et al. (arXiv 1509.01626), without header, the class in the first column;
+            "sentences" as in GLUE; "instructions" as in the benchmark of O-LoRA and SAPT.
+        text_columns: Indices of the text columns of "csv".
+        columns: Column names of "sentences", or names of the parts of an input of "instructions".
+        first_class: Index of the first class.
+        joins_texts: Whether all texts of a row become one, because many rows lack the first.
+        test_rows: What the test rows are, if not those of the data set.
     """
 
     folders: tuple[str, ...]
     train: tuple[str, ...]
     test: tuple[str, ...]
-    form: FileFormat
-    fields: tuple[int, ...] = ()
+    format: FileFormat
+    text_columns: tuple[int, ...] = ()
     columns: Columns | None = None
-    first: int = 0
-    joined: bool = False
-    evaluated: str | None = None
+    first_class: int = 0
+    joins_texts: bool = False
+    test_rows: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSpec:
-    """What is known of a data set before it is read.
+    """A published data set.
 
-    `labels`: its classes in the order of their numbers; `words`: other words for them. `hub`: repository and
-    configuration, `columns` its texts and label, `splits` its names of train and of the split that is evaluated on.
-    `evaluated`: what that split is. `body`: rows are the same where their last texts are, whatever their titles.
+    Attributes:
+        labels: Class names in the order of their indices.
+        hub: The data set on the hub.
+        test_rows: What the test rows are.
+        files: Files in which it is published, in the order in which they are looked for.
+        synonyms: Other names of classes.
+        match_last_text: Whether rows with the same last text are the same row, whatever their titles.
     """
 
     labels: tuple[str, ...]
-    hub: tuple[str, str | None]
-    columns: Columns
-    splits: tuple[str, str]
-    evaluated: str
+    hub: HubDataset
+    test_rows: str
     files: tuple[DatasetFiles, ...]
-    words: Mapping[str, str] = field(default_factory=dict)
-    body: bool = False
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    match_last_text: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamTaskSpec:
-    """A task of a stream: some classes of a data set, or all; `all_rows` where all of train was published.
+    """A task of a stream: all or some classes of a data set.
 
-    Without labels: answers are free.
+    Attributes:
+        labels: Classes; empty if answers are free.
+        all_rows: Whether all training rows were published.
     """
 
     name: str
-    data: str
+    dataset: str
     labels: tuple[str, ...]
     all_rows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
-    """The tasks of a stream in their published order, the published numbers of rows, and who published it.
+    """A built-in stream.
 
-    `rows`: for training, a class, or a task whose answers are free; `eval_rows`: to evaluate on, a task, None for all.
-    `orders`: published orders of the tasks by name, where there is more than one; the first is that of `tasks`.
-    `benchmark`: where the tasks have instructions.
+    Attributes:
+        tasks: Tasks in their published order.
+        samples_per_class: Published number of training rows per class, or per task with free answers.
+        max_eval_samples: Published number of evaluation rows per task; None for all.
+        paper: Who published the stream.
+        orders: Published orders by name, if there are several; the first is that of `tasks`.
+        benchmark: Benchmark of instruction tasks.
     """
 
     tasks: tuple[StreamTaskSpec, ...]
-    rows: int = ROWS
-    eval_rows: int | None = None
+    samples_per_class: int = SAMPLES_PER_CLASS
+    max_eval_samples: int | None = None
     paper: str
     orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     benchmark: Benchmark | None = None
 
 
-def _zhang(*folders: str, fields: tuple[int, ...], train: tuple[str, ...] = ("train.csv",)) -> DatasetFiles:
-    return DatasetFiles(folders=folders, train=train, test=("test.csv",), form="csv", fields=fields, first=1)
-
-
-def _instructions(folder: str, *parts: str) -> DatasetFiles:
-    columns = Columns(parts, "output")
-    folders = (f"CL_Benchmark/Long_Sequence/{folder}", f"Long_Sequence/{folder}")
+def _zhang_files(*folders: str, text_columns: tuple[int, ...]) -> DatasetFiles:
     return DatasetFiles(
         folders=folders,
-        train=("train.json",),
-        test=("test.json",),
-        form="instructions",
-        columns=columns,
-        evaluated="the test file of the benchmark",
+        train=("train.csv",),
+        test=("test.csv",),
+        format="csv",
+        text_columns=text_columns,
+        first_class=1,
     )
 
 
-def _glue(folder: str, test: str, *columns: str, label: str) -> DatasetFiles:
-    folders = (f"glue/{folder}", folder)
-    written = Columns(columns, label)
-    return DatasetFiles(folders=folders, train=("train.tsv",), test=(test,), form="sentences", columns=written)
+def _instruction_files(folder: str, *parts: str) -> DatasetFiles:
+    return DatasetFiles(
+        folders=(f"CL_Benchmark/Long_Sequence/{folder}", f"Long_Sequence/{folder}"),
+        train=("train.json",),
+        test=("test.json",),
+        format="instructions",
+        columns=Columns(parts, "output"),
+        test_rows="the test file of the benchmark",
+    )
 
 
-_GLUE = "nyu-mll/glue"
-_TITLED = ("Title", "Text")
-_SENTENCES = ("sentence 1", "sentence 2")
+def _glue_files(folder: str, *texts: str, label: str = "label", test: str = "dev.tsv") -> DatasetFiles:
+    return DatasetFiles(
+        folders=(f"glue/{folder}", folder),
+        train=("train.tsv",),
+        test=(test,),
+        format="sentences",
+        columns=Columns(texts, label),
+    )
+
+
 _STARS = ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")
-_STAR_WORDS = {"2 star": "2 stars"} | dict(
+_STAR_SYNONYMS = {"2 star": "2 stars"} | dict(
     zip(("very negative", "negative", "neutral", "positive", "very positive"), _STARS, strict=True)
 )
 
 DATASETS: Mapping[str, DatasetSpec] = {
     "ag-news": DatasetSpec(
         labels=("World", "Sports", "Business", "Sci/Tech"),
-        hub=("fancyzhx/ag_news", None),
-        columns=Columns(("text",), "label"),
-        splits=("train", "test"),
-        evaluated="official test",
+        hub=HUB_DATASETS["ag-news"],
+        test_rows="official test",
         files=(
-            _zhang("agnews", "ag_news_csv", "ag_news", fields=(1, 2)),
-            _instructions("agnews", *_TITLED),
+            _zhang_files("agnews", "ag_news_csv", "ag_news", text_columns=(1, 2)),
+            _instruction_files("agnews", "Title", "Text"),
         ),
-        words={"Science or Technology": "Sci/Tech"},
-        body=True,
+        synonyms={"Science or Technology": "Sci/Tech"},
+        match_last_text=True,
     ),
     "dbpedia": DatasetSpec(
-        labels=(
-            "Company",
-            "EducationalInstitution",
-            "Artist",
-            "Athlete",
-            "OfficeHolder",
-            "MeanOfTransportation",
-            "Building",
-            "NaturalPlace",
-            "Village",
-            "Animal",
-            "Plant",
-            "Album",
-            "Film",
-            "WrittenWork",
-        ),
-        hub=("fancyzhx/dbpedia_14", None),
-        columns=Columns(("title", "content"), "label"),
-        splits=("train", "test"),
-        evaluated="official test",
+        labels=DBPEDIA_CLASSES,
+        hub=HUB_DATASETS["dbpedia"],
+        test_rows="official test",
         files=(
-            _zhang("dbpedia_csv", "dbpedia", fields=(1, 2)),
+            _zhang_files("dbpedia_csv", "dbpedia", text_columns=(1, 2)),
             DatasetFiles(
                 folders=("dbpedia14",),
                 train=("train.jsonl",),
                 test=("test.jsonl",),
-                form="sentences",
+                format="sentences",
                 columns=Columns(("title", "text"), "label"),
-                joined=True,
-                evaluated="a pool, not the official split",
+                joins_texts=True,
+                test_rows="a pool, not the official split",
             ),
-            _instructions("dbpedia", *_TITLED),
+            _instruction_files("dbpedia", "Title", "Text"),
         ),
-        words={
-            "Educational Institution": "EducationalInstitution",
-            "Office Holder": "OfficeHolder",
-            "Mean of Transportation": "MeanOfTransportation",
-            "Natural Place": "NaturalPlace",
-            "Written Work": "WrittenWork",
-        },
-        body=True,
+        synonyms=dict(zip(LONG_SEQUENCE.tasks["dbpedia"].labels, DBPEDIA_CLASSES, strict=True)),
+        match_last_text=True,
     ),
     "yahoo": DatasetSpec(
-        labels=(
-            "Society & Culture",
-            "Science & Mathematics",
-            "Health",
-            "Education & Reference",
-            "Computers & Internet",
-            "Sports",
-            "Business & Finance",
-            "Entertainment & Music",
-            "Family & Relationships",
-            "Politics & Government",
-        ),
-        hub=("community-datasets/yahoo_answers_topics", None),
-        columns=Columns(("question_title", "best_answer"), "topic"),
-        splits=("train", "test"),
-        evaluated="official test",
+        labels=YAHOO_CLASSES,
+        hub=HUB_DATASETS["yahoo"],
+        test_rows="official test",
         files=(
-            _zhang("yahoo_answers_csv", "yahoo_answers", "yahoo", fields=(1, 3)),
-            _instructions("yahoo", "Title", "Answer"),
+            _zhang_files("yahoo_answers_csv", "yahoo_answers", "yahoo", text_columns=(1, 3)),
+            _instruction_files("yahoo", "Title", "Answer"),
         ),
     ),
     "yelp": DatasetSpec(
         labels=_STARS,
-        hub=("fancyzhx/yelp_review_full", None),
-        columns=Columns(("text",), "label"),
-        splits=("train", "test"),
-        evaluated="official test",
-        files=(_zhang("yelp_review_full_csv", "yelp_review_full", fields=(1,)), _instructions("yelp", "Text")),
-        words=_STAR_WORDS,
+        hub=HUB_DATASETS["yelp"],
+        test_rows="official test",
+        files=(
+            _zhang_files("yelp_review_full_csv", "yelp_review_full", text_columns=(1,)),
+            _instruction_files("yelp", "Text"),
+        ),
+        synonyms=_STAR_SYNONYMS,
     ),
     "amazon": DatasetSpec(
         labels=_STARS,
-        hub=("SetFit/amazon_reviews_multi_en", None),
-        columns=Columns(("text",), "label"),
-        splits=("train", "test"),
-        evaluated="official test; on the hub that of the reviews of 2015 to 2019, in files that of Zhang et al.",
+        hub=HUB_DATASETS["amazon"],
+        test_rows="official test; on the hub that of the reviews of 2015 to 2019, in files that of Zhang et al.",
         files=(
-            _zhang("amazon_review_full_csv", "amazon_review_full", fields=(1, 2)),
-            _instructions("amazon", *_TITLED),
+            _zhang_files("amazon_review_full_csv", "amazon_review_full", text_columns=(1, 2)),
+            _instruction_files("amazon", "Title", "Text"),
         ),
-        words=_STAR_WORDS,
+        synonyms=_STAR_SYNONYMS,
     ),
     "sst2": DatasetSpec(
         labels=("negative", "positive"),
-        hub=(_GLUE, "sst2"),
-        columns=Columns(("sentence",), "label"),
-        splits=("train", "validation"),
-        evaluated="GLUE dev",
-        files=(_glue("SST-2", "dev.tsv", "sentence", label="label"),),
+        hub=HUB_DATASETS["sst2"],
+        test_rows="GLUE dev",
+        files=(_glue_files("SST-2", "sentence"),),
     ),
     "rte": DatasetSpec(
         labels=("entailment", "not_entailment"),
-        hub=(_GLUE, "rte"),
-        columns=Columns(("sentence1", "sentence2"), "label"),
-        splits=("train", "validation"),
-        evaluated="GLUE dev",
-        files=(_glue("RTE", "dev.tsv", "sentence1", "sentence2", label="label"),),
+        hub=HUB_DATASETS["rte"],
+        test_rows="GLUE dev",
+        files=(_glue_files("RTE", "sentence1", "sentence2"),),
     ),
     "mrpc": DatasetSpec(
         labels=("not_equivalent", "equivalent"),
-        hub=(_GLUE, "mrpc"),
-        columns=Columns(("sentence1", "sentence2"), "label"),
-        splits=("train", "validation"),
-        evaluated="GLUE dev",
-        files=(_glue("MRPC", "dev.tsv", "#1 String", "#2 String", label="Quality"),),
+        hub=HUB_DATASETS["mrpc"],
+        test_rows="GLUE dev",
+        files=(_glue_files("MRPC", "#1 String", "#2 String", label="Quality"),),
     ),
     "mnli": DatasetSpec(
         labels=("entailment", "neutral", "contradiction"),
-        hub=(_GLUE, "mnli"),
-        columns=Columns(("premise", "hypothesis"), "label"),
-        splits=("train", "validation_matched"),
-        evaluated="GLUE dev, matched",
+        hub=HUB_DATASETS["mnli"],
+        test_rows="GLUE dev, matched",
         files=(
-            _glue("MNLI", "dev_matched.tsv", "sentence1", "sentence2", label="gold_label"),
-            _instructions("mnli", *_SENTENCES),
+            _glue_files("MNLI", "sentence1", "sentence2", label="gold_label", test="dev_matched.tsv"),
+            _instruction_files("mnli", "sentence 1", "sentence 2"),
         ),
     ),
 }
 
 
-def _parts(data: str, *parts: str) -> tuple[StreamTaskSpec, ...]:
-    """Tasks from the parts 'name: class, class' of a data set."""
+def _class_groups(dataset: str, *groups: str) -> tuple[StreamTaskSpec, ...]:
+    """Make tasks of groups "name: class, class" of a data set."""
     tasks = []
-    for part in parts:
-        name, _, labels = part.partition(": ")
-        tasks.append(StreamTaskSpec(name=name, data=data, labels=tuple(labels.split(", "))))
+    for group in groups:
+        name, _, labels = group.partition(": ")
+        tasks.append(StreamTaskSpec(name=name, dataset=dataset, labels=tuple(labels.split(", "))))
     return tuple(tasks)
 
 
-def _whole(*names: str) -> tuple[StreamTaskSpec, ...]:
-    """One task a data set, with all its classes."""
+def _all_classes(*names: str) -> tuple[StreamTaskSpec, ...]:
+    """Make one task of each data set."""
     return tuple(
-        StreamTaskSpec(name=name, data=name, labels=DATASETS[name].labels, all_rows=name == "rte") for name in names
+        StreamTaskSpec(name=name, dataset=name, labels=DATASETS[name].labels, all_rows=name == "rte") for name in names
     )
 
 
 _PRESCALE = "arXiv 2410.05648"
-_YAHOO = _parts(
+_YAHOO = _class_groups(
     "yahoo",
     "politics-business: Politics & Government, Business & Finance",
     "science-computers: Science & Mathematics, Computers & Internet",
@@ -280,7 +261,7 @@ _YAHOO = _parts(
     "health-society: Health, Society & Culture",
     "family-entertainment: Family & Relationships, Entertainment & Music",
 )
-_DBPEDIA = _parts(
+_DBPEDIA = _class_groups(
     "dbpedia",
     "building-nature: Building, NaturalPlace",
     "writing-film: WrittenWork, Film",
@@ -294,22 +275,22 @@ _DBPEDIA = _parts(
 STREAMS: Mapping[str, StreamSpec] = {
     "yahoo-split": StreamSpec(tasks=_YAHOO, paper=_PRESCALE),
     "db-split": StreamSpec(tasks=_DBPEDIA, paper=_PRESCALE),
-    "news-series": StreamSpec(tasks=_whole("ag-news", "sst2", "rte", "mrpc"), paper=_PRESCALE),
+    "news-series": StreamSpec(tasks=_all_classes("ag-news", "sst2", "rte", "mrpc"), paper=_PRESCALE),
     "news-series-mnli": StreamSpec(
-        tasks=_whole("ag-news", "sst2", "mnli", "mrpc"), paper=f"after {_PRESCALE}, MNLI in the place of RTE"
+        tasks=_all_classes("ag-news", "sst2", "mnli", "mrpc"), paper=f"after {_PRESCALE}, MNLI in the place of RTE"
     ),
     "ag-split": StreamSpec(
-        tasks=_parts("ag-news", "world-sports: World, Sports", "business-science: Business, Sci/Tech"),
+        tasks=_class_groups("ag-news", "world-sports: World, Sports", "business-science: Business, Sci/Tech"),
         paper=f"after {_PRESCALE}: AG News in two",
     ),
     "yahoo-db-split": StreamSpec(tasks=_YAHOO + _DBPEDIA, paper=f"after {_PRESCALE}: one stream behind the other"),
     "reviews": StreamSpec(
-        tasks=_whole("ag-news", "yelp", "amazon", "dbpedia", "yahoo"),
-        eval_rows=7600,
+        tasks=_all_classes("ag-news", "yelp", "amazon", "dbpedia", "yahoo"),
+        max_eval_samples=7600,
         paper="arXiv 1906.01076, stars of Yelp and Amazon as the same classes",
     ),
     "stdlib-split": StreamSpec(
-        tasks=_parts(
+        tasks=_class_groups(
             "stdlib",
             "asyncio-email: asyncio, email",
             "logging-xml: logging, xml",
@@ -323,18 +304,19 @@ STREAMS: Mapping[str, StreamSpec] = {
     ),
     "long-sequence": StreamSpec(
         tasks=tuple(
-            StreamTaskSpec(name=name, data=name, labels=LONG_SEQUENCE.tasks[name].labels) for name in LONG_ORDERS["3"]
+            StreamTaskSpec(name=name, dataset=name, labels=LONG_SEQUENCE.tasks[name].labels)
+            for name in LONG_ORDERS["3"]
         ),
-        rows=1000,
-        eval_rows=7600,
+        samples_per_class=1000,
+        max_eval_samples=7600,
         orders=LONG_ORDERS,
         benchmark=LONG_SEQUENCE,
         paper="arXiv 2310.14152, in the files of arXiv 2401.08295",
     ),
     "superni": StreamSpec(
-        tasks=tuple(StreamTaskSpec(name=name, data=name, labels=()) for name in SUPER_NI_ORDERS["1"]),
-        rows=1000,
-        eval_rows=100,
+        tasks=tuple(StreamTaskSpec(name=name, dataset=name, labels=()) for name in SUPER_NI_ORDERS["1"]),
+        samples_per_class=1000,
+        max_eval_samples=100,
         orders=SUPER_NI_ORDERS,
         benchmark=SUPER_NI,
         paper="arXiv 2401.08295",

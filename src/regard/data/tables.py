@@ -1,16 +1,19 @@
-"""Readers of the files that tasks are published in, and of a user's own tables."""
+"""Rows of the files that tasks are published in, and of a user's own tables.
+
+Each reader takes the name of the user's option ("task", "stream"), which begins its error messages.
+"""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
-import io
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import pyarrow
 import pyarrow.parquet
@@ -18,12 +21,13 @@ import pyarrow.parquet
 from regard.errors import UserError
 
 NO_GOLD_LABEL = "-"
+"""How GLUE and MultiNLI mark examples whose annotators disagree."""
 TASK, STREAM = "task", "stream"
-"""What messages call the place where files were asked for: what a probe is of, or what is learnt."""
+CHUNK_BYTES = 1 << 20
 
 
 class TableRow(NamedTuple):
-    """One example as it is written: its label by name, names for token tasks, None for mlm; `line` counts from 1."""
+    """One example as written: one label name, a tuple of them (token tasks) or None (mlm); `line` counts from 1."""
 
     texts: tuple[str, ...]
     label: str | tuple[str, ...] | None
@@ -32,209 +36,257 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one file or split, what it is called in messages, and what its lines are called.
-
-    `asked`: the name under which the user asked for it.
-    """
+    """The rows of one file or split, and how messages name it, its lines and the user's option."""
 
     name: str
     rows: tuple[TableRow, ...]
     unit: str = "line"
-    asked: str = TASK
+    option: str = TASK
 
     def __post_init__(self) -> None:
         if not self.rows:
-            raise UserError(f"{self.asked}: expected examples in {self.name}, found none")
+            raise UserError(f"{self.option}: expected examples in {self.name}, found none")
 
-    def place(self, row: TableRow) -> str:
-        """Where a row stands, for a message."""
+    def locate(self, row: TableRow) -> str:
+        """Return the location of a row for a message."""
         return f"{self.name}, {self.unit} {row.line}"
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a table has its texts and its label; `header` where the file has no line of names itself."""
+    """Names of the columns of texts and label; `header` names all columns of a file without a header line."""
 
     texts: tuple[str, ...]
     label: str
     header: tuple[str, ...] | None = None
 
 
-def read_sentences(path: Path, columns: Columns, asked: str = TASK) -> Table:
-    """The rows of a published classification file: .tsv as GLUE has it, or .jsonl; rows labelled '-' are left out.
+def read_sentences(path: Path, columns: Columns, option: str = TASK) -> Table:
+    """Read a published classification file, .tsv as in GLUE or .jsonl, without rows labeled "-".
 
-    The .tsv of GLUE knows no quotes: a quotation mark is text, and every tab begins a column. `asked`: the name under
-    which the user asked for it.
+    In GLUE's .tsv a quotation mark is text and every tab separates columns.
     """
-    packed = path.name.removesuffix(".gz")
-    records = _tsv(path, asked, columns.header) if packed.endswith(".tsv") else read_records(path, asked)
-    rows = (_row(record, columns, f"{path}, line {line}", line, asked) for line, record in records)
-    return Table(str(path), tuple(row for row in rows if row.label != NO_GOLD_LABEL), asked=asked)
+    is_tsv = path.name.removesuffix(".gz").endswith(".tsv")
+    records = _read_tsv(path, option, columns.header) if is_tsv else read_records(path, option)
+    rows = (_parse_row(record, columns, f"{path}, line {line}", line, option) for line, record in records)
+    return Table(str(path), tuple(row for row in rows if row.label != NO_GOLD_LABEL), option=option)
 
 
 def read_table(path: Path, columns: Columns) -> Table:
-    """The rows of a user's table: .jsonl, .csv with the usual quotes, .tsv without any, or .parquet.
-
-    Labels are strings or whole numbers.
-    """
-    records = read_records(path)
+    """Read a user's table: .jsonl, .csv with quotes, .tsv without, or .parquet. Labels are strings or integers."""
     unit = "row" if path.suffix == ".parquet" else "line"
-    rows = (_row(record, columns, f"{path}, {unit} {line}", line, TASK) for line, record in records)
+    rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, TASK) for line, record in read_records(path))
     return Table(str(path), tuple(rows), unit)
 
 
 def read_conll(path: Path, task: str) -> Table:
-    """The sentences of a CoNLL-2003 file, with the tags of the task: 'pos' or 'ner', the latter as BIO2.
+    """Read the sentences of a CoNLL-2003 file with the tags of a task, "pos" or "ner"; the latter as BIO2.
 
-    A line is a word and its tags apart by white space; blank lines end sentences, and lines of -DOCSTART- are passed
-    over. Four columns are word, part of speech, chunk, entity; three are word, part of speech, entity; two are a word
-    and the tag asked for.
+    A line is a word and its tags, separated by white space. Blank lines end sentences; -DOCSTART- lines are skipped.
+    Four columns are word, part of speech, chunk, entity; three are word, part of speech, entity; two are word and tag.
     """
     rows: list[TableRow] = []
     words: list[str] = []
     tags: list[str] = []
-    width = begun = 0
+    num_columns = first_line = 0
     for number, line in enumerate([*read_text_lines(path), ""], start=1):
         fields = line.split()
         if fields and fields[0] != "-DOCSTART-":
-            width = width or _conll_width(fields, f"{path}, line {number}")
-            if len(fields) != width:
-                raise UserError(f"task: expected {width} columns in {path}, line {number}, got {len(fields)}")
-            begun = begun or number
+            location = f"{path}, line {number}"
+            if not num_columns and not 2 <= len(fields) <= 4:
+                raise UserError(
+                    f"task: expected two to four columns (word pos chunk ner) in {location}, got {len(fields)}"
+                )
+            num_columns = num_columns or len(fields)
+            if len(fields) != num_columns:
+                raise UserError(f"task: expected {num_columns} columns in {location}, got {len(fields)}")
+            first_line = first_line or number
             words.append(fields[0])
             tags.append(fields[1] if task == "pos" else fields[-1])
         elif words:
-            rows.append(TableRow(tuple(words), convert_to_bio2(tags) if task == "ner" else tuple(tags), begun))
-            words, tags, begun = [], [], 0
+            rows.append(TableRow(tuple(words), convert_to_bio2(tags) if task == "ner" else tuple(tags), first_line))
+            words, tags, first_line = [], [], 0
     return Table(str(path), tuple(rows))
 
 
 def read_running_text(path: Path) -> Table:
-    """The lines of running text, without the space around them; empty ones are left out."""
+    """Read the lines of a text file, stripped and without empty ones."""
     lines = ((number, line.strip()) for number, line in enumerate(read_text_lines(path), start=1))
     return Table(str(path), tuple(TableRow((line,), None, number) for number, line in lines if line))
 
 
 def convert_to_bio2(tags: Sequence[str]) -> tuple[str, ...]:
-    """The tags with B- at the first word of every entity; IOB1 has it only between neighbours of one kind."""
-    made, before = [], "O"
+    """Start every entity with B-; IOB1 has B- only between adjacent entities of one type."""
+    result, previous = [], "O"
     for tag in tags:
-        inside = tag.startswith("I-") and before[1:] == tag[1:]
-        made.append(f"B-{tag[2:]}" if tag.startswith("I-") and not inside else tag)
-        before = tag
-    return tuple(made)
+        continues = tag.startswith("I-") and previous[1:] == tag[1:]
+        result.append(f"B-{tag[2:]}" if tag.startswith("I-") and not continues else tag)
+        previous = tag
+    return tuple(result)
 
 
-def suffixes() -> str:
-    """The suffixes of a user's table, for a message."""
+def list_suffixes() -> str:
+    """List the suffixes of a user's table for a message."""
     return ", ".join(_READERS)
 
 
 def is_table(name: str) -> bool:
-    """Whether a name is that of a table, by its suffix."""
+    """Whether a file name has the suffix of a table."""
     return name.removesuffix(".gz").endswith(tuple(_READERS))
 
 
-def _conll_width(fields: Sequence[str], place: str) -> int:
-    """How many columns the first line has."""
-    if not 2 <= len(fields) <= 4:
-        raise UserError(f"task: expected two to four columns (word pos chunk ner) in {place}, got {len(fields)}")
-    return len(fields)
+def find_split_files(
+    folders: Iterable[Path], train: Sequence[str], test: Sequence[str], option: str
+) -> tuple[Path, Path] | None:
+    """Find the training file and, beside it, the evaluation file in the first folder that has the former.
+
+    Files may be plain or packed (.gz); each has several possible names.
+
+    Raises:
+        UserError: There is a training file, but no evaluation file beside it.
+    """
+
+    def find(folder: Path, names: Sequence[str]) -> Path | None:
+        paths = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
+        return next((path for path in paths if path.is_file()), None)
+
+    for folder in folders:
+        if (train_file := find(folder, train)) is not None:
+            if (test_file := find(folder, test)) is None:
+                raise UserError(f"{option}: expected {' or '.join(test)} (.gz) beside {train_file}, there is none")
+            return train_file, test_file
+    return None
 
 
-def _row(record: Mapping[str, Any], columns: Columns, place: str, line: int, asked: str) -> TableRow:
-    """The texts and the label of one record."""
+def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line: int, option: str) -> TableRow:
+    """Return the texts and the label of one record."""
     missing = [name for name in (*columns.texts, columns.label) if name not in record]
     if missing:
-        found = ", ".join(map(str, record)) or "none"
-        raise UserError(f"{asked}: expected the column '{missing[0]}' in {place}, found {found}")
+        available = ", ".join(map(str, record)) or "none"
+        raise UserError(f"{option}: expected the column '{missing[0]}' in {location}, found {available}")
     texts = tuple(record[name] for name in columns.texts)
     for name, text in zip(columns.texts, texts, strict=True):
         if not isinstance(text, str):
-            raise UserError(f"{asked}: expected a string in the column '{name}' of {place}, got {text!r}")
+            raise UserError(f"{option}: expected a string in the column '{name}' of {location}, got {text!r}")
     label = record[columns.label]
     if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
-        raise UserError(f"{asked}: expected a string or a whole number as label in {place}, got {label!r}")
+        raise UserError(f"{option}: expected a string or a whole number as label in {location}, got {label!r}")
     return TableRow(texts, str(label), line)
 
 
-def _tsv(path: Path, asked: str, header: tuple[str, ...] | None = None) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and fields by name; no quotes."""
-    for number, line in enumerate(read_text_lines(path, asked), start=1):
+Records = Iterator[tuple[int, dict[str, Any]]]
+"""Line number (for .parquet the row number, from 1) and values by column."""
+
+
+def _read_tsv(path: Path, option: str, header: tuple[str, ...] | None = None) -> Records:
+    """Read tab-separated values without quotes."""
+    for number, line in enumerate(read_text_lines(path, option), start=1):
         fields = tuple(line.split("\t"))
         if header is None:
             header = fields
         elif line:
             if len(fields) != len(header):
-                raise UserError(f"{asked}: expected {len(header)} columns in {path}, line {number}, got {len(fields)}")
+                raise UserError(f"{option}: expected {len(header)} columns in {path}, line {number}, got {len(fields)}")
             yield number, dict(zip(header, fields, strict=True))
 
 
-def _csv(path: Path, asked: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and fields by name, with the usual quotes; the line is the one that the record ends on."""
-    reader = csv.reader(io.StringIO("\n".join(read_text_lines(path, asked))), strict=True)
+def _read_csv(path: Path, option: str) -> Records:
+    """Read comma-separated values with quotes; the line is that on which a record ends."""
     header: list[str] | None = None
-    try:
-        for fields in reader:
-            if header is None:
-                header = fields
-            elif fields:
-                if len(fields) != len(header):
-                    place = f"{path}, line {reader.line_num}"
-                    raise UserError(f"{asked}: expected {len(header)} columns in {place}, got {len(fields)}")
-                yield reader.line_num, dict(zip(header, fields, strict=True))
-    except csv.Error as error:
-        raise UserError(f"{asked}: expected CSV in {path}, line {reader.line_num}: {error}") from None
+    for number, fields in read_csv_fields(path, option):
+        if header is None:
+            header = fields
+        elif fields:
+            if len(fields) != len(header):
+                raise UserError(f"{option}: expected {len(header)} columns in {path}, line {number}, got {len(fields)}")
+            yield number, dict(zip(header, fields, strict=True))
 
 
-def _jsonl(path: Path, asked: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and object."""
-    for number, line in enumerate(read_text_lines(path, asked), start=1):
+def _read_jsonl(path: Path, option: str) -> Records:
+    """Read one JSON object per line; blank lines are skipped."""
+    for number, line in enumerate(read_text_lines(path, option), start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise UserError(f"{asked}: expected JSON in {path}, line {number}: {error}") from None
+            raise UserError(f"{option}: expected JSON in {path}, line {number}: {error}") from None
         if not isinstance(record, dict):
-            raise UserError(f"{asked}: expected an object in {path}, line {number}, got {type(record).__name__}")
+            raise UserError(f"{option}: expected an object in {path}, line {number}, got {type(record).__name__}")
         yield number, record
 
 
-def _parquet(path: Path, asked: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Row number, from 1, and fields by name."""
+def read_parquet(path: Path, option: str, columns: Sequence[str] = ()) -> Records:
+    """Read the rows of a Parquet file, a batch at a time; only some columns if the file has all of these."""
     try:
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        with pyarrow.parquet.ParquetFile(path) as file:
+            has_columns = columns and set(columns) <= set(file.schema_arrow.names)
+            batches = file.iter_batches(batch_size=1024, columns=list(columns) if has_columns else None)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"{asked}: expected a Parquet file, {path} is none: {str(error).splitlines()[0]}") from None
-    yield from enumerate(rows, start=1)
+        raise UserError(f"{option}: expected a Parquet file, {path} is none: {str(error).splitlines()[0]}") from None
 
 
-_READERS: dict[str, Callable[[Path, str], Iterator[tuple[int, dict[str, Any]]]]] = {
-    ".jsonl": _jsonl,
-    ".csv": _csv,
-    ".tsv": _tsv,
-    ".parquet": _parquet,
+_READERS: dict[str, Callable[[Path, str], Records]] = {
+    ".jsonl": _read_jsonl,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".parquet": read_parquet,
 }
 
 
-def read_records(path: Path, asked: str = TASK) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a table with their numbers, by the reader that its suffix says."""
+def read_records(path: Path, option: str = TASK) -> Records:
+    """Iterate over line numbers and records of a table, read as its suffix says."""
     suffix = Path(path.name.removesuffix(".gz")).suffix
     if suffix not in _READERS:
-        raise UserError(f"{asked}: expected a file with one of the suffixes {suffixes()}, got {path}")
-    return _READERS[suffix](path, asked)
+        raise UserError(f"{option}: expected a file with one of the suffixes {list_suffixes()}, got {path}")
+    return _READERS[suffix](path, option)
 
 
-def read_text_lines(path: Path, asked: str = TASK) -> list[str]:
-    """The lines of a UTF-8 file, unpacked if it ends in .gz, without line ends and byte order mark."""
-    if not path.is_file():
-        raise UserError(f"{asked}: expected a file, there is no {path}")
+def read_csv_fields(path: Path, option: str) -> Iterator[tuple[int, list[str]]]:
+    """Iterate over line numbers and fields of comma-separated values."""
+    reader = csv.reader((f"{line}\n" for line in read_text_lines(path, option)), strict=True)
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        text = raw.decode("utf-8-sig")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{asked}: expected a gzip file, {path} is none: {error}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{asked}: expected UTF-8, {path} is not: {error.reason} at offset {error.start}") from None
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+        for fields in reader:
+            yield reader.line_num, fields
+    except csv.Error as error:
+        raise UserError(f"{option}: expected CSV in {path}, line {reader.line_num}: {error}") from None
+
+
+def read_text_lines(path: Path, option: str = TASK) -> Iterator[str]:
+    """Iterate over the lines of a UTF-8 file, plain or .gz, without line ends and byte order mark."""
+    for piece in read_pieces(path, option, by_line=True):
+        yield piece.removesuffix("\n").removesuffix("\r")
+
+
+def read_pieces(path: Path, option: str, *, by_line: bool = False) -> Iterator[str]:
+    """Iterate over the text of a UTF-8 file, plain or .gz, by line or in chunks, without byte order mark."""
+    if not path.is_file():
+        raise UserError(f"{option}: expected a file, there is no {path}")
+    try:
+        with cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from decode_pieces(file, str(path), option, by_line=by_line)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{option}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def decode_pieces(file: IO[bytes], name: str, option: str, *, by_line: bool = False) -> Iterator[str]:
+    """Decode a UTF-8 file; `name` names it in messages."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    offset = 0
+    while True:
+        raw = file.readline() if by_line else file.read(CHUNK_BYTES)
+        pending = len(decoder.getstate()[0])
+        try:
+            piece = decoder.decode(raw, final=not raw)
+        except UnicodeDecodeError as error:
+            position = offset - pending + error.start
+            raise UserError(f"{option}: expected UTF-8, {name} is not: {error.reason} at offset {position}") from None
+        if not by_line and b"\0" in raw:
+            position = offset + raw.index(0)
+            raise UserError(f"{option}: expected text, {name} is binary (NUL byte at offset {position})")
+        if piece:
+            yield piece
+        if not raw:
+            return
+        offset += len(raw)

@@ -1,4 +1,4 @@
-"""Windows: token ids of one length, framed by the special tokens the tokenizer gives every text."""
+"""Windows of tokens of one length, framed by the special tokens that the tokenizer puts around a text."""
 
 import itertools
 import random
@@ -18,12 +18,14 @@ BOS: tuple[Bos, ...] = ("keep", "drop", "add")
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of token ids, and how they came about.
+    """Windows of token ids.
 
-    `input_ids`: (samples, length) int64. `special`: (samples, length) bool, true where the frame stands, the special
-    tokens put around the text. `document_of`: for each window the index of its document; empty where there are none.
-    `documents`: how many documents were read until there were enough windows; `too_short`: how many of those
-    were too short for a window. `tokens`: samples × length.
+    Attributes:
+        input_ids: int64 of shape (samples, length).
+        special: True at the special tokens around the text, of shape (samples, length).
+        document_of: Index of each window's document; empty if the windows come from no documents.
+        documents: Number of documents that were read.
+        too_short: Number of these that are shorter than a window.
     """
 
     input_ids: Tensor
@@ -34,12 +36,12 @@ class Windows:
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are in all windows."""
+        """Number of tokens in all windows."""
         return self.input_ids.numel()
 
 
-class Frame(NamedTuple):
-    """The special tokens before and after the text of each window."""
+class _Frame(NamedTuple):
+    """Special tokens before and after the text of each window."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -53,88 +55,91 @@ def make_text_windows(
     samples: int,
     bos: Bos = "keep",
     seed: int = 0,
-    maximum: int | None = None,
+    max_length: int | None = None,
 ) -> Windows:
-    """`samples` windows of `length` tokens from documents, spread over as many documents as there are.
+    """Cut `samples` windows of `length` tokens from documents, spread over as many documents as possible.
 
-    Each window holds the special tokens the tokenizer puts around a text, [CLS] … [SEP] for BERT, and between them
-    consecutive tokens of one document. `bos`: 'keep' leaves the tokens before the text as the tokenizer has them,
-    'drop' leaves them out, 'add' puts one there where the tokenizer has none.
+    Each window has the special tokens that the tokenizer puts around a text and, between them, consecutive tokens of
+    one document. Documents are cut at white space into sections of a few windows. Documents and their sections are
+    shuffled by `seed` and taken in turn: the first section of every document, then the second, and so on. Each section
+    is tokenized at its turn and gives one window; further windows of the sections are used only after that. The rest
+    of a section after its last full window is dropped.
 
-    No more is tokenised than needed. Documents are cut at white space into sections of a few windows each. `seed`
-    orders the documents, and the sections of each; they are taken in turn, the first section of every document, then
-    the second, and so on; each is tokenised when its turn comes and gives one window. Only when all have given one
-    are their further windows used. What is left of a section after its last whole window is passed over.
+    Args:
+        bos: "keep" the tokens before the text, "drop" them, or "add" one if the tokenizer has none.
+        max_length: Largest length allowed.
 
-    Raises UserError for a length over `maximum` or too small for the special tokens, and where the documents do
-    not hold `samples` windows.
+    Raises:
+        UserError: The length is over `max_length` or too small for the special tokens, or the documents have too few
+            windows.
     """
-    frame = _frame(tokenizer, bos)
-    content = _content(frame, length, samples, maximum)
-    order = random.Random(seed)
-    taken: list[tuple[int, list[int]]] = []
+    frame = _find_frame(tokenizer, bos)
+    content_length = _check_length(frame, length, samples, max_length)
+    rng = random.Random(seed)
+    windows: list[tuple[int, list[int]]] = []
     spare: list[list[tuple[int, list[int]]]] = []
-    lengths: dict[int, int] = {}
-    for document, section in _in_turn(documents, _section_size(length), order):
-        ids = _tokenised(section, tokenizer)
-        lengths[document] = max(lengths.get(document, 0), len(ids))
-        cut = [(document, ids[start : start + content]) for start in range(0, len(ids) - content + 1, content)]
-        order.shuffle(cut)
-        taken += cut[:1]
-        spare.append(cut[1:])
-        if len(taken) == samples:
+    longest: dict[int, int] = {}
+    for document, section in _iterate_sections(documents, _section_size(length), rng):
+        ids = _tokenize(section, tokenizer)
+        longest[document] = max(longest.get(document, 0), len(ids))
+        starts = range(0, len(ids) - content_length + 1, content_length)
+        section_windows = [(document, ids[start : start + content_length]) for start in starts]
+        rng.shuffle(section_windows)
+        windows += section_windows[:1]
+        spare.append(section_windows[1:])
+        if len(windows) == samples:
             break
-    more = (window for turn in itertools.zip_longest(*spare) for window in turn if window is not None)
-    taken += itertools.islice(more, samples - len(taken))
-    if len(taken) < samples:
-        raise UserError(_too_little(len(taken), samples, length, frame, max(lengths.values(), default=0)))
+    further = (window for turn in itertools.zip_longest(*spare) for window in turn if window is not None)
+    windows += itertools.islice(further, samples - len(windows))
+    if len(windows) < samples:
+        raise UserError(_format_shortage(len(windows), samples, length, frame, max(longest.values(), default=0)))
     return Windows(
-        *_framed(torch.tensor([ids for _, ids in taken]), frame),
-        document_of=tuple(document for document, _ in taken),
-        documents=len(lengths),
-        too_short=sum(found < content for found in lengths.values()),
+        *_add_frame(torch.tensor([ids for _, ids in windows]), frame),
+        document_of=tuple(document for document, _ in windows),
+        documents=len(longest),
+        too_short=sum(tokens < content_length for tokens in longest.values()),
     )
 
 
 def make_random_windows(
-    tokenizer: Any, *, length: int, samples: int, bos: Bos = "keep", seed: int = 0, maximum: int | None = None
+    tokenizer: Any, *, length: int, samples: int, bos: Bos = "keep", seed: int = 0, max_length: int | None = None
 ) -> Windows:
-    """Windows of tokens drawn uniformly, each by itself, from the vocabulary without its special tokens."""
-    frame = _frame(tokenizer, bos)
-    content = _content(frame, length, samples, maximum)
-    return _made(_drawn(tokenizer, (samples, content), seed), frame)
+    """Make windows of tokens sampled uniformly from the vocabulary without special tokens."""
+    frame = _find_frame(tokenizer, bos)
+    content_length = _check_length(frame, length, samples, max_length)
+    return _frame_windows(_sample_tokens(tokenizer, (samples, content_length), seed), frame)
 
 
 def make_repeated_windows(
-    tokenizer: Any, *, length: int, samples: int, bos: Bos = "keep", seed: int = 0, maximum: int | None = None
+    tokenizer: Any, *, length: int, samples: int, bos: Bos = "keep", seed: int = 0, max_length: int | None = None
 ) -> Windows:
-    """Windows that repeat one token each, drawn uniformly from the vocabulary without its special tokens."""
-    frame = _frame(tokenizer, bos)
-    content = _content(frame, length, samples, maximum)
-    return _made(_drawn(tokenizer, (samples, 1), seed).expand(samples, content), frame)
+    """Make windows that repeat one token each, sampled uniformly from the vocabulary without special tokens."""
+    frame = _find_frame(tokenizer, bos)
+    content_length = _check_length(frame, length, samples, max_length)
+    return _frame_windows(_sample_tokens(tokenizer, (samples, 1), seed).expand(samples, content_length), frame)
 
 
-def _made(content: Tensor, frame: Frame) -> Windows:
-    """Windows that come from no document."""
-    return Windows(*_framed(content, frame), document_of=(), documents=0, too_short=0)
+def _frame_windows(content: Tensor, frame: _Frame) -> Windows:
+    """Make windows that come from no document."""
+    return Windows(*_add_frame(content, frame), document_of=(), documents=0, too_short=0)
 
 
-def _frame(tokenizer: Any, bos: Bos) -> Frame:
-    """The special tokens around a text, found by tokenising one with and without them."""
+def _find_frame(tokenizer: Any, bos: Bos) -> _Frame:
+    """Find the special tokens around a text by tokenizing one with and without them."""
     check_choice("bos", bos, BOS)
-    plain = _tokenised("a", tokenizer)
-    whole = _tokenised("a", tokenizer, special=True)
-    start = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), None)
-    if not plain or start is None:
-        raise UserError(f"tokenizer: expected special tokens around the text only, got {whole} for {plain}")
-    before, after = tuple(whole[:start]), tuple(whole[start + len(plain) :])
+    content = _tokenize("a", tokenizer)
+    framed = _tokenize("a", tokenizer, special=True)
+    start = next((column for column in range(len(framed)) if framed[column : column + len(content)] == content), None)
+    if not content or start is None:
+        raise UserError(f"tokenizer: expected special tokens around the text only, got {framed} for {content}")
+    before, after = tuple(framed[:start]), tuple(framed[start + len(content) :])
     if bos == "drop":
-        return Frame((), after)
-    return Frame(before or (_bos(tokenizer),), after) if bos == "add" else Frame(before, after)
+        return _Frame((), after)
+    return _Frame(before or (_bos_token(tokenizer),), after) if bos == "add" else _Frame(before, after)
 
 
-def _bos(tokenizer: Any) -> int:
-    """The id of the token that begins a text, or stands in for it."""
+def _bos_token(tokenizer: Any) -> int:
+    """Return the id of BOS, or of what replaces it."""
     for token in (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id):
         if token is not None:
             return int(token)
@@ -143,20 +148,20 @@ def _bos(tokenizer: Any) -> int:
     )
 
 
-def _content(frame: Frame, length: int, samples: int, maximum: int | None) -> int:
-    """How many tokens of text a window holds, after checking that the numbers asked for are possible."""
+def _check_length(frame: _Frame, length: int, samples: int, max_length: int | None) -> int:
+    """Check the arguments and return the number of text tokens per window."""
     special = len(frame.before) + len(frame.after)
     if samples < 1:
         raise UserError(f"samples: expected at least 1, got {samples}")
-    if maximum is not None and length > maximum:
-        raise UserError(f"length: expected at most {maximum} tokens, the most this model was made for; got {length}")
+    if max_length is not None and length > max_length:
+        raise UserError(f"length: expected at most {max_length} tokens, the most this model was made for; got {length}")
     if length <= special:
         raise UserError(f"length: expected more than the {special} special tokens of each window, got {length}")
     return length - special
 
 
-def _framed(content: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
-    """The content with the frame around each row, (samples, length), and where that frame is."""
+def _add_frame(content: Tensor, frame: _Frame) -> tuple[Tensor, Tensor]:
+    """Return ids with special tokens, and a mask of these, both of shape (samples, length)."""
     samples = len(content)
     before = torch.tensor(frame.before, dtype=torch.int64).expand(samples, -1)
     after = torch.tensor(frame.after, dtype=torch.int64).expand(samples, -1)
@@ -166,15 +171,14 @@ def _framed(content: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
     return ids, special
 
 
-def _drawn(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:
-    """Token ids drawn uniformly from the vocabulary without its special tokens."""
+def _sample_tokens(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:
+    """Sample token ids uniformly from the vocabulary without special tokens."""
     ids = ordinary_tokens(tokenizer)
-    generator = torch.Generator().manual_seed(seed)
-    return ids[torch.randint(len(ids), shape, generator=generator)]
+    return ids[torch.randint(len(ids), shape, generator=torch.Generator().manual_seed(seed))]
 
 
-def _tokenised(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
-    """The token ids of a text, however long: `verbose=False` keeps the tokenizer from warning of its length."""
+def _tokenize(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
+    """Tokenize a text of any length; `verbose=False` suppresses the tokenizer's warning about long texts."""
     ids: list[int] = tokenizer(
         text, add_special_tokens=special, padding=False, truncation=False, return_attention_mask=False, verbose=False
     )["input_ids"]
@@ -182,40 +186,39 @@ def _tokenised(text: str, tokenizer: Any, *, special: bool = False) -> list[int]
 
 
 def _section_size(length: int) -> int:
-    """Characters in a section: some windows of `length` tokens, at the four or so characters a token usually has."""
+    """Return the characters of a section: a few windows of `length` tokens at about four characters per token."""
     return max(4096, 16 * length)
 
 
-def _in_turn(documents: Sequence[str], size: int, order: random.Random) -> Iterator[tuple[int, str]]:
-    """Document and section: documents in random order, their sections likewise, one of each document at a time."""
+def _iterate_sections(documents: Sequence[str], size: int, rng: random.Random) -> Iterator[tuple[int, str]]:
+    """Iterate over document index and section: one section of each document at a time, all in random order."""
     queues = []
-    for document in order.sample(range(len(documents)), len(documents)):
-        spans = list(_sections(documents[document], size))
-        order.shuffle(spans)
+    for document in rng.sample(range(len(documents)), len(documents)):
+        spans = list(_find_spans(documents[document], size))
+        rng.shuffle(spans)
         queues.append([(document, start, end) for start, end in spans])
     for turn in itertools.zip_longest(*queues):
         for document, start, end in filter(None, turn):
             yield document, documents[document][start:end]
 
 
-def _sections(text: str, size: int) -> Iterator[tuple[int, int]]:
-    """Spans of a text, at most `size` characters each, ended at a line or a word where one ends in its last half."""
+def _find_spans(text: str, size: int) -> Iterator[tuple[int, int]]:
+    """Iterate over spans of at most `size` characters, cut at the last line end or space of their second half."""
     start = 0
     while len(text) - start > size:
         half = start + size // 2
-        end = next((at for mark in "\n " if (at := text.rfind(mark, half, start + size)) >= 0), start + size)
+        cuts = (text.rfind(mark, half, start + size) for mark in "\n ")
+        end = next((cut for cut in cuts if cut >= 0), start + size)
         yield start, end
         start = end
     yield start, len(text)
 
 
-def _too_little(found: int, samples: int, length: int, frame: Frame, longest: int) -> str:
-    """What to say where the texts do not hold enough windows."""
-    if found:
+def _format_shortage(count: int, samples: int, length: int, frame: _Frame, longest: int) -> str:
+    """Say that the texts do not have enough windows."""
+    if count:
         return (
-            f"samples: expected texts with {samples} windows of {length} tokens, found {found}; ask for at most {found}"
+            f"samples: expected texts with {samples} windows of {length} tokens, found {count}; ask for at most {count}"
         )
-    with_frame = longest + len(frame.before) + len(frame.after)
-    return (
-        f"length: expected a text of at least {length} tokens, the longest found has {with_frame}; ask for at most that"
-    )
+    total = longest + len(frame.before) + len(frame.after)
+    return f"length: expected a text of at least {length} tokens, the longest found has {total}; ask for at most that"

@@ -229,13 +229,13 @@ class LearnConfig:
         return read_stream(
             self.stream,
             None if self.stream == STDLIB else self.data or (folder if self.stream in STREAMS else None),
-            rows=self.samples_per_class,
-            eval_rows=self.max_eval_samples,
+            samples_per_class=self.samples_per_class,
+            max_eval_samples=self.max_eval_samples,
             order=self.order,
             seed=self.seed,
             protocol=self.protocol,  # type: ignore[arg-type]  # checked above
-            form=None if self.task_type == "auto" else self.task_type,  # type: ignore[arg-type]  # and so are these
-            missing=self.missing_tasks,  # type: ignore[arg-type]
+            task_type=None if self.task_type == "auto" else self.task_type,  # type: ignore[arg-type]  # and so are these
+            missing_tasks=self.missing_tasks,  # type: ignore[arg-type]
             instructions=self.instructions,
         )
 

@@ -28,7 +28,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
 from regard.continual.stage import MethodLearningRate, TrainingBudget
-from regard.data.derived_streams import describe_protocol_differences
+from regard.data.protocols import describe_protocol_differences
 from regard.data.splits import check_disjoint, check_selection
 from regard.data.stream import ClassificationTask, Stream
 from regard.data.tokenizers import common_tokens

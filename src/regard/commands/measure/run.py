@@ -186,7 +186,7 @@ def _windows(loaded: models.Loaded, texts: Texts | None, chosen: MeasureConfig) 
         "samples": chosen.samples,
         "bos": chosen.bos,
         "seed": chosen.seed,
-        "maximum": models.maximum_length(loaded.model, loaded.tokenizer),
+        "max_length": models.maximum_length(loaded.model, loaded.tokenizer),
     }
     if chosen.input == "random":
         return data.make_random_windows(loaded.tokenizer, **options)

@@ -61,10 +61,10 @@ def readings(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple[str
 
 def _in_parts(known: InstructionTask, written: str) -> tuple[str, ...]:
     """An input as the texts of a row."""
-    match = re.match(known.parts.replace(r"\s*\n", r"\s+"), written, re.DOTALL | re.IGNORECASE)
+    match = re.match(known.pattern.replace(r"\s*\n", r"\s+"), written, re.DOTALL | re.IGNORECASE)
     if match:
         return tuple(text.format(*match.groups()) for text in known.texts)
-    names = re.findall(r"(\w[\w\\ ]*):\[ \\t\]", known.parts.replace(r"\s*", " ").replace(r"\n", " "))
+    names = re.findall(r"(\w[\w\\ ]*):\[ \\t\]", known.pattern.replace(r"\s*", " ").replace(r"\n", " "))
     left = re.sub(rf"\b(?:{'|'.join(names)})s?:", " ", written, flags=re.IGNORECASE) if names else written
     return (plain_text(left), *("" for _ in known.texts[1:]))
 
