@@ -10,7 +10,7 @@ import pytest
 from regard.data import read_stream
 from regard.data.derived_streams import hold_out_tasks, sample_instruction_tasks, split_classes
 from regard.data.examples import Examples
-from regard.data.protocols import compare_protocols, describe_protocol_differences, format_protocol_differences
+from regard.data.protocols import describe_protocol_differences, format_protocol_differences
 from regard.data.stream import SPLITS, ClassificationTask, Stream, TextTask
 from regard.errors import UserError
 
@@ -227,19 +227,28 @@ def test_what_the_protocols_differ_in(protocol: Any, tmp_path: Path) -> None:
     stream = read_stream(
         "long-sequence", published(tmp_path), missing_tasks="skip", task_type="text", protocol=protocol
     )
-    imdb, sst2 = compare_protocols(stream)
-    assert (imdb.task, imdb.identical, imdb.dev_in_test, imdb.dropped) == ("imdb", False, 1, 1)
-    assert imdb.published == imdb.paper == {"train": 40, "dev": 11, "test": 10}
-    assert imdb.clean == {"train": 40, "dev": 10, "test": 10}
-    assert (sst2.identical, sst2.dev_in_test, sst2.train_in_test, sst2.dropped) == (True, 10, 1, 1)
-    assert sst2.paper == {"train": 41, "dev": 10, "test": 10}
-    assert sst2.clean == {"train": 36, "dev": 4, "test": 10}
+    assert stream.metadata["protocols"] == {
+        "imdb": {
+            **{"identical": False, "dev_in_test": 1, "train_in_test": 0, "train_in_dev": 0},
+            "evaluated": "the test file",
+            "published": {"train": 40, "dev": 11, "test": 10},
+            "paper": {"train": 40, "dev": 11, "test": 10},
+            "clean": {"train": 40, "dev": 10, "test": 10},
+            "dropped": 1,
+        },
+        "sst2": {
+            **{"identical": True, "dev_in_test": 10, "train_in_test": 1, "train_in_dev": 1},
+            "evaluated": "the test file",
+            "published": {"train": 41, "dev": 10, "test": 10},
+            "paper": {"train": 41, "dev": 10, "test": 10},
+            "clean": {"train": 36, "dev": 4, "test": 10},
+            "dropped": 1,
+        },
+    }
     assert {task.name: len(task.train) for task in stream.tasks} == {
-        one.task: (one.clean if protocol == "clean" else one.paper)["train"] for one in (imdb, sst2)
+        name: sizes[protocol]["train"] for name, sizes in stream.metadata["protocols"].items()
     }
     assert describe_protocol_differences(stream) == DIFFERENCE
-    assert str(sst2).startswith("sst2: dev and test are the same file, 10 dev and 1 train rows are test rows; files: ")
-    assert "\n" not in str(imdb)
 
 
 def test_the_difference_in_words() -> None:
@@ -258,7 +267,7 @@ def test_the_difference_in_words() -> None:
 
 def test_protocols_that_clean_files_do_not_set_apart(tmp_path: Path) -> None:
     stream = read_stream("long-sequence", published(tmp_path, leak=False), missing_tasks="skip")
-    assert [one.clean == one.paper for one in compare_protocols(stream)] == [True, True]
+    assert [sizes["clean"] == sizes["paper"] for sizes in stream.metadata["protocols"].values()] == [True, True]
     assert describe_protocol_differences(stream) == {}
 
 
@@ -277,15 +286,14 @@ def test_what_clean_refuses_is_no_mistake_of_paper(tmp_path: Path) -> None:
     write(folder / "Long_Sequence/sst2/train.json", rows)
     with pytest.raises(UserError, match="expected rows of 'Good' in the train split of 'sst2'"):
         read_stream("long-sequence", folder, missing_tasks="skip")
-    found = compare_protocols(read_stream("long-sequence", folder, missing_tasks="skip", protocol="paper"))
-    assert [(one.clean, one.dropped) for one in found] == [(None, None)] * 2
-    assert "clean: refused" in str(found[0])
+    stream = read_stream("long-sequence", folder, missing_tasks="skip", protocol="paper")
+    assert [(sizes["clean"], sizes["dropped"]) for sizes in stream.metadata["protocols"].values()] == [(None, None)] * 2
+    assert "clean: refused" in format_protocol_differences(describe_protocol_differences(stream))
 
 
 def test_protocols_of_other_streams() -> None:
     stream = read_stream("stdlib-split", samples_per_class=5, max_eval_samples=5)
-    with pytest.raises(UserError, match=r"protocols: expected a stream with instructions, read from files, got 'std"):
-        compare_protocols(stream)
+    assert "protocols" not in stream.metadata
     assert describe_protocol_differences(stream) == {}
 
 

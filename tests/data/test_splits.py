@@ -249,7 +249,7 @@ def test_tasks_that_are_none(
 
 def test_class_indices_and_hashes() -> None:
     train = rows("b x", "a y")
-    made = make_classification_task("one", ("a", "b"), {split: train for split in ("train", "dev", "test")}, "here")
+    made = make_classification_task("one", ("a", "b"), dict.fromkeys(("train", "dev", "test"), train), "here")
     assert (made.train.texts, made.train.labels) == ((("x",), ("y",)), (1, 0))
     assert made.sha256["train"] == hash_rows(train) == hash_rows(rows("b x", "a y"))
     different = [train, train[::-1], rows("a x", "a y"), rows("b X", "a y")]

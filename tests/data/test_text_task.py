@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from regard.data.examples import Examples
+from regard.data.rows import add_row_hashes
 from regard.data.splits import check_disjoint
 from regard.data.stream import ClassificationTask, Stream, TextPairs, TextTask
-from regard.data.rows import add_row_hashes
 from regard.errors import UserError
 
 

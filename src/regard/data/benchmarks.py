@@ -16,52 +16,30 @@ TaskForm = Literal["labels", "text"]
 
 @dataclass(frozen=True)
 class InstructionTask:
-    """A classification task with instructions, whose inputs are written in parts.
-
-    Attributes:
-        name: Name of the task.
-        labels: Answers in the order of the class indices on the hub.
-        pattern: Regular expression of an input with a group for each part.
-        texts: One or two texts that an encoder reads, as templates of the parts by number.
-        hub: The same rows on the hub; its text columns are the parts.
-        hub_labels: Names of the classes on the hub; empty for those of `labels`.
-        hub_texts: Templates as `texts` for the columns of the hub; empty for `texts`.
-        hub_test: What the hub's test rows are.
-        match_last_part: Whether rows with the same last part are the same row.
-        shares_first_part: Whether several rows have the same first part, such as a passage.
-    """
+    """A classification task with instructions, whose inputs are written in parts."""
 
     name: str
-    labels: tuple[str, ...]
-    pattern: str
-    texts: tuple[str, ...]
-    hub: HubDataset
-    hub_labels: tuple[str, ...] = ()
-    hub_texts: tuple[str, ...] = ()
-    hub_test: str = "the development set"
-    match_last_part: bool = False
-    shares_first_part: bool = False
+    labels: tuple[str, ...]  # answers in the order of the class indices on the hub
+    pattern: str  # regular expression of an input with a group for each part
+    texts: tuple[str, ...]  # one or two texts that an encoder reads, as templates of the parts by number
+    hub: HubDataset  # its text columns are the parts
+    hub_labels: tuple[str, ...] = ()  # class names on the hub, if not `labels`
+    hub_texts: tuple[str, ...] = ()  # templates for the columns of the hub, if not `texts`
+    hub_test: str = "the development set"  # what the hub's test rows are
+    match_last_part: bool = False  # rows with the same last part are the same row
+    shares_first_part: bool = False  # several rows have the same first part, such as a passage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A collection of tasks with instructions.
-
-    Attributes:
-        folder: Name of its folder.
-        forms: How its tasks can be read.
-        metric: How answers are scored.
-        prompt: Template of what a model reads, with {definition} and {input}.
-        prompt_without_definition: The same for tasks without a definition.
-        tasks: Classification tasks by name; all others have free answers.
-    """
+    """A collection of tasks with instructions."""
 
     folder: str
     forms: tuple[TaskForm, ...]
     metric: Metric
-    prompt: str
+    prompt: str  # template with {definition} and {input}
     prompt_without_definition: str
-    tasks: Mapping[str, InstructionTask] = field(default_factory=dict)
+    tasks: Mapping[str, InstructionTask] = field(default_factory=dict)  # all others have free answers
 
 
 def _named_parts(*names: str) -> str:

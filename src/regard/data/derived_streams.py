@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard.data.benchmarks import SUPER_NI
-from regard.data.instructions import InstructionSource, candidate_folders, find_task_files, read_instruction_task
-from regard.data.rows import LabeledRow, LabeledRows, hash_rank, make_classification_task
+from regard.data.instructions import candidate_folders, find_task_files, read_instruction_task
+from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_rank, make_classification_task
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextTask
 from regard.data.streams import assemble_stream, check_seed
 from regard.errors import UserError, check_int
@@ -52,26 +52,20 @@ def sample_instruction_tasks(
     names = _list_tasks(Path(folder))
     skipped: list[str] = []
     order = sorted(names, key=lambda name: hash_rank("tasks", seed, name))
-    sources = list(islice(_read_large_tasks(order, Path(folder), skipped), count))
-    if len(sources) < count:
-        available = f"{len(names)} of which {len(sources)} have at least {MIN_ROWS} rows" if skipped else len(sources)
+    raw = list(islice(_read_large_tasks(order, Path(folder), skipped), count))
+    if len(raw) < count:
+        available = f"{len(names)} of which {len(raw)} have at least {MIN_ROWS} rows" if skipped else len(raw)
         raise UserError(f"tasks: expected {count} tasks in {folder}, there are {available}")
     return assemble_stream(
         f"superni-{count}",
-        [source.raw for source in sources],
-        infos={source.raw.name: source.info for source in sources},
+        raw,
         metric=SUPER_NI.metric,
         samples_per_class=[samples_per_task] * count,
         max_eval_samples=max_eval_samples,
         seed=seed,
         protocol=protocol,
         dev_is_test=True,
-        metadata={
-            "published": None,
-            "form": "text",
-            "passed_over": tuple(skipped),
-            "files": {source.raw.name: source.files for source in sources},
-        },
+        metadata={"published": None, "form": "text", "passed_over": tuple(skipped)},
     )
 
 
@@ -87,14 +81,14 @@ def _list_tasks(folder: Path) -> list[str]:
     raise UserError(f"tasks: expected files task*.json, or a folder of train.json for each task, in {folder}; none is")
 
 
-def _read_large_tasks(names: Sequence[str], folder: Path, skipped: list[str]) -> Iterator[InstructionSource]:
+def _read_large_tasks(names: Sequence[str], folder: Path, skipped: list[str]) -> Iterator[RawTask]:
     """Read tasks; those with too few rows are added to `skipped`."""
     for name in names:
-        source = read_instruction_task(name, find_task_files(folder, SUPER_NI, name), SUPER_NI)
-        if sum(len(rows) for rows in (source.raw.train, source.raw.dev or (), source.raw.test)) < MIN_ROWS:
+        task = read_instruction_task(name, find_task_files(folder, SUPER_NI, name), SUPER_NI)
+        if sum(len(rows) for rows in (task.train, task.dev or (), task.test)) < MIN_ROWS:
             skipped.append(name)
         else:
-            yield source
+            yield task
 
 
 # -- tasks of classes -----------------------------------------------------------------------------------

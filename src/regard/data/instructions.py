@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,34 +32,14 @@ _KINDS = {
 }
 
 
-class TaskInfo(NamedTuple):
-    """Definition and category of a text-to-text task."""
-
-    definition: str
-    kind: str
-
-
-class InstructionSource(NamedTuple):
-    """A task as read; `files` says what its files contain and how they were divided."""
-
-    raw: RawTask
-    info: TaskInfo
-    files: Mapping[str, Any]
-
-
 class InstructionFile(NamedTuple):
-    """A file of a task.
-
-    Attributes:
-        rows: Inputs with their answers.
-        unanswered: Number of rows without an answer, which are dropped.
-        sha256: Hash of the file.
-    """
+    """A file of a task."""
 
     path: Path
-    info: TaskInfo
-    rows: tuple[tuple[str, tuple[str, ...]], ...]
-    unanswered: int
+    definition: str
+    kind: str
+    rows: tuple[tuple[str, tuple[str, ...]], ...]  # inputs with their answers
+    unanswered: int  # rows without an answer, which are dropped
     sha256: str
 
 
@@ -88,9 +68,13 @@ def read_instruction_file(path: Path) -> InstructionFile:
     if not answered:
         raise UserError(f"stream: expected rows with an answer in {path}, got {len(rows)} rows and none with one")
     category = _first_text(content.get("Categories"), path).strip().casefold()
-    info = TaskInfo(_first_text(content.get("Definition"), path).strip(), _KINDS.get(category, category))
     return InstructionFile(
-        path, info, answered, len(rows) - len(answered), hashlib.sha256(path.read_bytes()).hexdigest()
+        path,
+        _first_text(content.get("Definition"), path).strip(),
+        _KINDS.get(category, category),
+        answered,
+        len(rows) - len(answered),
+        hashlib.sha256(path.read_bytes()).hexdigest(),
     )
 
 
@@ -112,7 +96,7 @@ def candidate_folders(folder: Path, benchmark: Benchmark) -> tuple[Path, ...]:
 
 def read_instruction_task(
     name: str, files: Mapping[str, Path], benchmark: Benchmark, *, form: TaskForm = "text", definitions: bool = False
-) -> InstructionSource:
+) -> RawTask:
     """Read a task from its files.
 
     * A dev file whose rows are all test rows is left out, so that dev is held out of train.
@@ -121,38 +105,41 @@ def read_instruction_task(
       together.
     * A single file with all rows is divided: a tenth is dev, a tenth test.
 
-    Args:
-        files: Files by split, from `find_task_files`.
-        definitions: Put the definition before the texts of classification.
+    `files` are those of `find_task_files`. With `definitions` the definition comes before the texts of classification.
 
     Raises:
         UserError: A file has another format, or an answer that the task does not have.
     """
-    sheets = {split: read_instruction_file(path) for split, path in files.items()}
-    info = next(iter(sheets.values())).info
+    contents = {split: read_instruction_file(path) for split, path in files.items()}
+    head = next(iter(contents.values()))
     task = benchmark.tasks.get(name)
-    if task is None:
-        make_row = _make_free_row(benchmark, info)
-    else:
-        make_row = _make_labeled_row(task, benchmark, info, form, definitions)
-    rows = {split: _make_rows(sheet, make_row) for split, sheet in sheets.items()}
-    for split, split_rows in rows.items():
-        if not split_rows:
+    rows = {}
+    for split, content in contents.items():
+        if task is None:
+            rows[split] = tuple(
+                LabeledRow((format_prompt(benchmark, head.definition, text),), FREE_ANSWER, hash_text((text,)), answers)
+                for text, answers in content.rows
+            )
+        else:
+            rows[split] = _label_rows(task, benchmark, content, head.definition, form, definitions)
+        if not rows[split]:
             raise UserError(f"stream: expected rows with a label in {files[split]}, got none")
-    splits = _choose_splits(name, rows, _group_rows(task, sheets.values()))
-    raw = RawTask(
+    train, dev, test, test_rows = _choose_splits(name, rows, _group_rows(task, contents.values()))
+    return RawTask(
         name=name,
         labels=(FREE_ANSWER,) if task is None else task.labels,
-        train=splits.train,
-        dev=splits.dev,
-        test=splits.test,
-        source=f"{', '.join(str(path) for path in files.values())} ({splits.test_rows})",
+        train=train,
+        dev=dev,
+        test=test,
+        source=f"{', '.join(str(path) for path in files.values())} ({test_rows})",
         has_free_answers=task is None,
+        definition=head.definition,
+        kind=head.kind,
+        files=_describe_files(contents, rows, test_rows),
     )
-    return InstructionSource(raw, info, _describe_files(sheets, rows, splits.test_rows))
 
 
-def read_hub_task(task: InstructionTask) -> InstructionSource:
+def read_hub_task(task: InstructionTask) -> RawTask:
     """Read a classification task from the hub."""
     hub = task.hub
     labels = {str(index): label for index, label in enumerate(task.labels)} | {label: label for label in task.labels}
@@ -171,8 +158,15 @@ def read_hub_task(task: InstructionTask) -> InstructionSource:
         splits.append(tuple(rows))
     name = "/".join(part for part in (hub.repository, hub.config) if part)
     source = f"{name} ({hub.splits[0]}, {hub.splits[1]}: {task.hub_test})"
-    raw = RawTask(name=task.name, labels=task.labels, train=splits[0], dev=None, test=splits[1], source=source)
-    return InstructionSource(raw, TaskInfo("", ""), {"evaluated": task.hub_test})
+    return RawTask(
+        name=task.name,
+        labels=task.labels,
+        train=splits[0],
+        dev=None,
+        test=splits[1],
+        source=source,
+        files={"evaluated": task.hub_test},
+    )
 
 
 def check_labels(name: str, labels: Sequence[str]) -> None:
@@ -195,48 +189,34 @@ def format_prompt(benchmark: Benchmark, definition: str, text: str) -> str:
 
 # -- rows -----------------------------------------------------------------------------------------------
 
-_MakeRow = Callable[[str, tuple[str, ...], str], LabeledRow | None]
-"""Makes a row of an input, its answers and its location; None without a gold label."""
 
-
-def _make_rows(sheet: InstructionFile, make_row: _MakeRow) -> LabeledRows:
-    rows = (make_row(*row, f"{sheet.path}, {row[0]!r:.40}") for row in sheet.rows)
-    return tuple(row for row in rows if row is not None)
-
-
-def _make_free_row(benchmark: Benchmark, info: TaskInfo) -> _MakeRow:
-    """Make rows with free answers."""
-
-    def make(text: str, answers: tuple[str, ...], location: str) -> LabeledRow:
-        prompt = format_prompt(benchmark, info.definition, text)
-        return LabeledRow((prompt,), FREE_ANSWER, hash_text((text,)), answers)
-
-    return make
-
-
-def _make_labeled_row(
-    task: InstructionTask, benchmark: Benchmark, info: TaskInfo, form: TaskForm, definitions: bool
-) -> _MakeRow:
-    """Make rows with a label: texts for an encoder, or a prompt and its answer."""
+def _label_rows(
+    task: InstructionTask,
+    benchmark: Benchmark,
+    content: InstructionFile,
+    definition: str,
+    form: TaskForm,
+    definitions: bool,
+) -> LabeledRows:
+    """Make the rows of a classification task: texts for an encoder, or a prompt and its answer."""
     pattern = re.compile(task.pattern, re.DOTALL)
-
-    def make(text: str, answers: tuple[str, ...], location: str) -> LabeledRow | None:
+    rows = []
+    for text, answers in content.rows:
+        location = f"{content.path}, {text!r:.40}"
         label = answers[0]
         if label == NO_GOLD_LABEL:
-            return None
+            continue
         if label not in task.labels or len(answers) > 1:
             raise UserError(f"stream: expected one answer of {', '.join(task.labels)} in {location}, got {answers!r}")
         if (match := pattern.match(text)) is None:
             raise UserError(f"stream: expected the parts of an input of {task.name} in {location}: {task.pattern!r}")
         key = _hash_parts(task, match.groups())
         if form == "text":
-            return LabeledRow((format_prompt(benchmark, info.definition, text),), label, key, answers)
+            rows.append(LabeledRow((format_prompt(benchmark, definition, text),), label, key, answers))
+            continue
         texts = tuple(template.format(*match.groups()) for template in task.texts)
-        if definitions and info.definition:
-            texts = (info.definition, " ".join(texts))
-        return LabeledRow(texts, label, key)
-
-    return make
+        rows.append(LabeledRow((definition, " ".join(texts)) if definitions and definition else texts, label, key))
+    return tuple(rows)
 
 
 def _hash_parts(task: InstructionTask, parts: Sequence[str]) -> str:
@@ -269,32 +249,27 @@ def _find_file(path: Path) -> Path | None:
 # -- splits ---------------------------------------------------------------------------------------------
 
 
-class _ChosenSplits(NamedTuple):
-    train: LabeledRows
-    dev: LabeledRows | None
-    test: LabeledRows
-    test_rows: str
-
-
-def _choose_splits(name: str, rows: Mapping[str, LabeledRows], groups: Mapping[str, str]) -> _ChosenSplits:
-    """Choose what to train and to test on from the files that exist."""
+def _choose_splits(
+    name: str, rows: Mapping[str, LabeledRows], groups: Mapping[str, str]
+) -> tuple[LabeledRows, LabeledRows | None, LabeledRows, str]:
+    """Return train, dev and test, and what the test rows are, from the files that exist."""
     held_out = f"{TEST_FRACTION:.0%} of {'the rows, by their first parts,' if groups else 'each class'} of the"
     if "all" in rows:
         train, dev, test = divide_rows(rows["all"], SINGLE_FILE_FRACTIONS, _SEED, repr(name))
-        return _ChosenSplits(train, dev, test, f"{SINGLE_FILE_FRACTIONS[1]:.0%} of the only file")
+        return train, dev, test, f"{SINGLE_FILE_FRACTIONS[1]:.0%} of the only file"
     if len(rows) == 1:
         ((split, split_rows),) = rows.items()
         train, test = _hold_out_test(name, split_rows, groups)
-        return _ChosenSplits(train, None, test, f"{held_out} {split} file, the only one")
+        return train, None, test, f"{held_out} {split} file, the only one"
     if "train" not in rows:
         train, test = _hold_out_test(name, rows["test"], groups)
-        return _ChosenSplits(train, None, test, f"{held_out} test file, there is no train file")
+        return train, None, test, f"{held_out} test file, there is no train file"
     if "test" not in rows:
-        return _ChosenSplits(rows["train"], None, rows["dev"], "the dev file, there is no test file")
+        return rows["train"], None, rows["dev"], "the dev file, there is no test file"
     test_keys = {row.key for row in rows["test"]}
     dev = rows.get("dev", ())
     has_own_dev = any(row.key not in test_keys for row in dev)
-    return _ChosenSplits(rows["train"], dev if has_own_dev else None, rows["test"], "the test file")
+    return rows["train"], dev if has_own_dev else None, rows["test"], "the test file"
 
 
 def _hold_out_test(name: str, rows: LabeledRows, groups: Mapping[str, str]) -> tuple[LabeledRows, LabeledRows]:
@@ -312,17 +287,17 @@ def _hold_out_test(name: str, rows: LabeledRows, groups: Mapping[str, str]) -> t
     return train, test
 
 
-def _group_rows(task: InstructionTask | None, sheets: Iterable[InstructionFile]) -> dict[str, str]:
+def _group_rows(task: InstructionTask | None, contents: Iterable[InstructionFile]) -> dict[str, str]:
     """Return the group of each row by its key, if rows share their first part."""
     if task is None or not task.shares_first_part:
         return {}
     pattern = re.compile(task.pattern, re.DOTALL)
-    matches = (match for sheet in sheets for text, _ in sheet.rows if (match := pattern.match(text)))
+    matches = (match for content in contents for text, _ in content.rows if (match := pattern.match(text)))
     return {_hash_parts(task, match.groups()): hash_text(match.groups()[:1]) for match in matches}
 
 
 def _describe_files(
-    sheets: Mapping[str, InstructionFile], rows: Mapping[str, LabeledRows], test_rows: str
+    contents: Mapping[str, InstructionFile], rows: Mapping[str, LabeledRows], test_rows: str
 ) -> dict[str, Any]:
     """Describe what the files contain and have in common, before anything is divided or dropped."""
     keys = {split: {row.key for row in rows.get(split, ())} for split in _SPLIT_FILES}
@@ -330,13 +305,13 @@ def _describe_files(
     def count_shared(split: str, other: str) -> int:
         return sum(row.key in keys[other] for row in rows.get(split, ()))
 
-    both = "dev" in sheets and "test" in sheets
+    both = "dev" in contents and "test" in contents
     return {
         "evaluated": test_rows,
         "rows": {split: len(split_rows) for split, split_rows in rows.items()},
-        "no_gold_label": {split: len(sheet.rows) - len(rows[split]) for split, sheet in sheets.items()},
-        "no_answer": {split: sheet.unanswered for split, sheet in sheets.items()},
-        "identical_dev_test": sheets["dev"].sha256 == sheets["test"].sha256 if both else None,
+        "no_gold_label": {split: len(content.rows) - len(rows[split]) for split, content in contents.items()},
+        "no_answer": {split: content.unanswered for split, content in contents.items()},
+        "identical_dev_test": contents["dev"].sha256 == contents["test"].sha256 if both else None,
         "dev_in_test": count_shared("dev", "test"),
         "train_in_dev": count_shared("train", "dev"),
         "train_in_test": count_shared("train", "test"),

@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from regard.data.examples import Examples
@@ -50,6 +50,9 @@ class RawTask:
     Attributes:
         dev: None if dev rows have to be held out of train.
         has_free_answers: Whether answers are no classes; all rows then have the class `FREE_ANSWER`.
+        definition: Instruction of a text-to-text task.
+        kind: Category of a text-to-text task.
+        files: What the files of an instruction task contain, and how they were divided.
 
     Raises:
         UserError: Fewer than two classes, an empty split, a class without training rows, or rows of other classes.
@@ -62,6 +65,9 @@ class RawTask:
     test: LabeledRows
     source: str
     has_free_answers: bool = False
+    definition: str = ""
+    kind: str = ""
+    files: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check classes and splits."""
@@ -122,9 +128,7 @@ def make_classification_task(
     return ClassificationTask(name=name, labels=labels, source=source, sha256=hashes, **examples)
 
 
-def make_text_task(
-    raw: RawTask, splits: Mapping[str, LabeledRows], definition: str, kind: str, metric: Metric
-) -> TextTask:
+def make_text_task(raw: RawTask, splits: Mapping[str, LabeledRows], metric: Metric) -> TextTask:
     """Make a text-to-text task of rows."""
     pairs: dict[str, Any] = {
         split: TextPairs(inputs=tuple(row.texts[0] for row in rows), targets=tuple(row.answers for row in rows))
@@ -133,9 +137,9 @@ def make_text_task(
     return TextTask(
         name=raw.name,
         metric=metric,
-        definition=definition,
+        definition=raw.definition,
         labels=() if raw.has_free_answers else raw.labels,
-        kind=kind,
+        kind=raw.kind,
         source=raw.source,
         sha256={split: hash_rows(rows) for split, rows in splits.items()},
         **pairs,

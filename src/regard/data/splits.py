@@ -6,9 +6,9 @@ other rows, and a smaller sample is a subset of a larger one.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from regard.data.examples import Examples
@@ -117,63 +117,57 @@ def clean_splits(
     Raises:
         UserError: No rows are left of a split, or of a class in train.
     """
-    counts = {task.name: _OverlapCounts() for task in tasks}
-    tests = _KeyOwners(tasks, "test")
+    counts = {task.name: dict.fromkeys(_COUNTS, 0) for task in tasks}
+    tests = _find_owners(tasks, "test")
     tasks = [_add_dev(task, tests, counts[task.name], protocol, seed, dev_is_test) for task in tasks]
-    devs = _KeyOwners(tasks, "dev")
+    devs = _find_owners(tasks, "dev")
     result = []
     for task in tasks:
         count = counts[task.name]
         _count_overlaps(task, tests, devs, count, same_split=dev_is_test and task.dev == task.test)
         if protocol == "clean":
             task = _drop_overlaps(task, tests, devs, count)
-        result.append(TaskSplits(task.name, task.train, task.dev or (), task.test, count.to_dict()))
+        result.append(TaskSplits(task.name, task.train, task.dev or (), task.test, count))
     return result
 
 
-@dataclass
-class _OverlapCounts:
-    """Numbers of rows of one task that another split has too, and of repeated rows within a split."""
-
-    train_in_dev: int = 0
-    train_in_test: int = 0
-    dev_in_test: int = 0
-    copies_in_train: int = 0
-    copies_in_dev: int = 0
-    copies_in_test: int = 0
-    train_in_other_tasks: int = 0
-    dev_in_other_tasks: int = 0
-    dropped: dict[str, int] = field(default_factory=lambda: {"train": 0, "dev": 0})
-
-    def to_dict(self) -> dict[str, int]:
-        """Return the counts by name."""
-        counts = {name: value for name, value in vars(self).items() if name != "dropped"}
-        return counts | {f"dropped_from_{name}": count for name, count in self.dropped.items()}
+_Owners = Mapping[str, set[str]]
+"""Names of the tasks that have a text in one of their splits, by the text's key."""
+_COUNTS = (
+    "train_in_dev",
+    "train_in_test",
+    "dev_in_test",
+    "copies_in_train",
+    "copies_in_dev",
+    "copies_in_test",
+    "train_in_other_tasks",
+    "dev_in_other_tasks",
+    "dropped_from_train",
+    "dropped_from_dev",
+)
+"""Numbers of rows of a task that another split has too, of repeated rows within a split, and of dropped rows."""
 
 
-class _KeyOwners:
-    """The tasks that have a text in one of their splits."""
+def _find_owners(tasks: Sequence[RawTask], split: str) -> _Owners:
+    owners: dict[str, set[str]] = defaultdict(set)
+    for task in tasks:
+        for row in getattr(task, split) or ():
+            owners[row.key].add(task.name)
+    return dict(owners)
 
-    def __init__(self, tasks: Sequence[RawTask], split: str) -> None:
-        self._tasks: dict[str, set[str]] = {}
-        for task in tasks:
-            for row in getattr(task, split) or ():
-                self._tasks.setdefault(row.key, set()).add(task.name)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._tasks
+def _count_shared(rows: LabeledRows, task: str, owners: _Owners) -> int:
+    """Count the rows that a split of the same task has."""
+    return sum(task in owners.get(row.key, ()) for row in rows)
 
-    def has_task(self, key: str, task: str) -> bool:
-        """Whether this task has the text."""
-        return task in self._tasks.get(key, ())
 
-    def has_other_task(self, key: str, task: str) -> bool:
-        """Whether a task other than this one has the text."""
-        return bool(self._tasks.get(key, set()) - {task})
+def _count_in_other_tasks(rows: LabeledRows, task: str, *owners: _Owners) -> int:
+    """Count the rows that a split of another task has."""
+    return sum(any(split.get(row.key, set()) - {task} for split in owners) for row in rows)
 
 
 def _add_dev(
-    task: RawTask, tests: _KeyOwners, count: _OverlapCounts, protocol: Protocol, seed: int, dev_is_test: bool
+    task: RawTask, tests: _Owners, count: dict[str, int], protocol: Protocol, seed: int, dev_is_test: bool
 ) -> RawTask:
     """Add a missing dev split; with "clean" it is held out of rows that no test split has."""
     if task.dev is not None:
@@ -182,42 +176,34 @@ def _add_dev(
         return replace(task, dev=task.test)
     rows = task.train
     if protocol == "clean":
-        _count_train_overlaps(task, tests, count)
         rows = _drop_repeated(tuple(row for row in rows if row.key not in tests))
-        count.dropped["train"] += len(task.train) - len(rows)
+        count["train_in_test"] = _count_shared(task.train, task.name, tests)
+        count["train_in_other_tasks"] = _count_in_other_tasks(task.train, task.name, tests)
+        count["copies_in_train"] = _count_repeated(task.train)
+        count["dropped_from_train"] = len(task.train) - len(rows)
         _check_classes_left(task, rows)
     train, dev = divide_rows(rows, (DEV_FRACTION,), seed, f"the train split of {task.name!r}")
     return replace(task, train=train, dev=dev)
 
 
-def _count_train_overlaps(task: RawTask, tests: _KeyOwners, count: _OverlapCounts) -> None:
-    """Count what train has in common with test splits, and its repeated rows."""
-    count.train_in_test += sum(tests.has_task(row.key, task.name) for row in task.train)
-    count.train_in_other_tasks += sum(tests.has_other_task(row.key, task.name) for row in task.train)
-    count.copies_in_train += _count_repeated(task.train)
-
-
-def _count_overlaps(
-    task: RawTask, tests: _KeyOwners, devs: _KeyOwners, count: _OverlapCounts, *, same_split: bool
-) -> None:
+def _count_overlaps(task: RawTask, tests: _Owners, devs: _Owners, count: dict[str, int], *, same_split: bool) -> None:
     """Count what the splits of one task have in common with each other and with those of other tasks."""
     dev = task.dev or ()
-    _count_train_overlaps(task, tests, count)
-    count.train_in_dev = sum(devs.has_task(row.key, task.name) for row in task.train)
-    count.train_in_other_tasks += sum(
-        devs.has_other_task(row.key, task.name) and not tests.has_other_task(row.key, task.name) for row in task.train
-    )
-    count.copies_in_dev, count.copies_in_test = _count_repeated(dev), _count_repeated(task.test)
-    count.dev_in_test = len(dev) if same_split else sum(tests.has_task(row.key, task.name) for row in dev)
-    count.dev_in_other_tasks = sum(tests.has_other_task(row.key, task.name) for row in dev)
+    count["train_in_dev"] = _count_shared(task.train, task.name, devs)
+    count["train_in_test"] += _count_shared(task.train, task.name, tests)
+    count["dev_in_test"] = len(dev) if same_split else _count_shared(dev, task.name, tests)
+    count["copies_in_train"] += _count_repeated(task.train)
+    count["copies_in_dev"], count["copies_in_test"] = _count_repeated(dev), _count_repeated(task.test)
+    count["train_in_other_tasks"] += _count_in_other_tasks(task.train, task.name, tests, devs)
+    count["dev_in_other_tasks"] = _count_in_other_tasks(dev, task.name, tests)
 
 
-def _drop_overlaps(task: RawTask, tests: _KeyOwners, devs: _KeyOwners, count: _OverlapCounts) -> RawTask:
+def _drop_overlaps(task: RawTask, tests: _Owners, devs: _Owners, count: dict[str, int]) -> RawTask:
     """Drop rows of train and dev that a later split has, and repeated rows."""
     dev = _drop_repeated(tuple(row for row in task.dev or () if row.key not in tests))
     train = _drop_repeated(tuple(row for row in task.train if row.key not in tests and row.key not in devs))
-    count.dropped["train"] += len(task.train) - len(train)
-    count.dropped["dev"] += len(task.dev or ()) - len(dev)
+    count["dropped_from_train"] += len(task.train) - len(train)
+    count["dropped_from_dev"] += len(task.dev or ()) - len(dev)
     if not dev:
         raise UserError(
             f"stream: expected dev rows in {task.name!r} that are not test rows, got none: leave dev out to have it "

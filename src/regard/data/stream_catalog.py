@@ -28,84 +28,53 @@ SAMPLES_PER_CLASS = 1245
 class DatasetFiles:
     """Files in which a data set is published.
 
-    Attributes:
-        folders: Possible names of the folder.
-        train, test: Possible names of the files.
-        format: "csv" as published by Zhang et al. (arXiv 1509.01626), without header, the class in the first column;
-            "sentences" as in GLUE; "instructions" as in the benchmark of O-LoRA and SAPT.
-        text_columns: Indices of the text columns of "csv".
-        columns: Column names of "sentences", or names of the parts of an input of "instructions".
-        first_class: Index of the first class.
-        joins_texts: Whether all texts of a row become one, because many rows lack the first.
-        test_rows: What the test rows are, if not those of the data set.
+    Formats: "csv" as published by Zhang et al. (arXiv 1509.01626), without header, the class in the first column;
+    "sentences" as in GLUE; "instructions" as in the benchmark of O-LoRA and SAPT.
     """
 
-    folders: tuple[str, ...]
-    train: tuple[str, ...]
-    test: tuple[str, ...]
+    folders: tuple[str, ...]  # possible names
+    train: tuple[str, ...]  # possible names
+    test: tuple[str, ...]  # possible names
     format: FileFormat
-    text_columns: tuple[int, ...] = ()
-    columns: Columns | None = None
-    first_class: int = 0
-    joins_texts: bool = False
-    test_rows: str | None = None
+    text_columns: tuple[int, ...] = ()  # of "csv"
+    columns: Columns | None = None  # of "sentences"; of "instructions" the parts of an input
+    first_class: int = 0  # index of the first class
+    joins_texts: bool = False  # the texts of a row become one, because many rows lack the first
+    test_rows: str | None = None  # what the test rows are, if not those of the data set
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DatasetSpec:
-    """A published data set.
+    """A published data set."""
 
-    Attributes:
-        labels: Class names in the order of their indices.
-        hub: The data set on the hub.
-        test_rows: What the test rows are.
-        files: Files in which it is published, in the order in which they are looked for.
-        synonyms: Other names of classes.
-        match_last_text: Whether rows with the same last text are the same row, whatever their titles.
-    """
-
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # in the order of their indices
     hub: HubDataset
-    test_rows: str
-    files: tuple[DatasetFiles, ...]
-    synonyms: Mapping[str, str] = field(default_factory=dict)
-    match_last_text: bool = False
+    test_rows: str  # what the test rows are
+    files: tuple[DatasetFiles, ...]  # in the order in which they are looked for
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # other names of classes
+    match_last_text: bool = False  # rows with the same last text are the same row, whatever their titles
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamTaskSpec:
-    """A task of a stream: all or some classes of a data set.
-
-    Attributes:
-        labels: Classes; empty if answers are free.
-        all_rows: Whether all training rows were published.
-    """
+    """A task of a stream: all or some classes of a data set."""
 
     name: str
     dataset: str
-    labels: tuple[str, ...]
-    all_rows: bool = False
+    labels: tuple[str, ...]  # empty if answers are free
+    all_rows: bool = False  # all training rows were published
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
-    """A built-in stream.
+    """A built-in stream."""
 
-    Attributes:
-        tasks: Tasks in their published order.
-        samples_per_class: Published number of training rows per class, or per task with free answers.
-        max_eval_samples: Published number of evaluation rows per task; None for all.
-        paper: Who published the stream.
-        orders: Published orders by name, if there are several; the first is that of `tasks`.
-        benchmark: Benchmark of instruction tasks.
-    """
-
-    tasks: tuple[StreamTaskSpec, ...]
-    samples_per_class: int = SAMPLES_PER_CLASS
-    max_eval_samples: int | None = None
+    tasks: tuple[StreamTaskSpec, ...]  # in their published order
+    samples_per_class: int = SAMPLES_PER_CLASS  # published training rows per class, or per task with free answers
+    max_eval_samples: int | None = None  # published evaluation rows per task; None for all
     paper: str
-    orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    benchmark: Benchmark | None = None
+    orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # if several; the first is that of `tasks`
+    benchmark: Benchmark | None = None  # of instruction tasks
 
 
 def _zhang_files(*folders: str, text_columns: tuple[int, ...]) -> DatasetFiles:
@@ -147,10 +116,10 @@ _STAR_SYNONYMS = {"2 star": "2 stars"} | dict(
 
 DATASETS: Mapping[str, DatasetSpec] = {
     "ag-news": DatasetSpec(
-        labels=("World", "Sports", "Business", "Sci/Tech"),
-        hub=HUB_DATASETS["ag-news"],
-        test_rows="official test",
-        files=(
+        ("World", "Sports", "Business", "Sci/Tech"),
+        HUB_DATASETS["ag-news"],
+        "official test",
+        (
             _zhang_files("agnews", "ag_news_csv", "ag_news", text_columns=(1, 2)),
             _instruction_files("agnews", "Title", "Text"),
         ),
@@ -158,10 +127,10 @@ DATASETS: Mapping[str, DatasetSpec] = {
         match_last_text=True,
     ),
     "dbpedia": DatasetSpec(
-        labels=DBPEDIA_CLASSES,
-        hub=HUB_DATASETS["dbpedia"],
-        test_rows="official test",
-        files=(
+        DBPEDIA_CLASSES,
+        HUB_DATASETS["dbpedia"],
+        "official test",
+        (
             _zhang_files("dbpedia_csv", "dbpedia", text_columns=(1, 2)),
             DatasetFiles(
                 folders=("dbpedia14",),
@@ -178,57 +147,54 @@ DATASETS: Mapping[str, DatasetSpec] = {
         match_last_text=True,
     ),
     "yahoo": DatasetSpec(
-        labels=YAHOO_CLASSES,
-        hub=HUB_DATASETS["yahoo"],
-        test_rows="official test",
-        files=(
+        YAHOO_CLASSES,
+        HUB_DATASETS["yahoo"],
+        "official test",
+        (
             _zhang_files("yahoo_answers_csv", "yahoo_answers", "yahoo", text_columns=(1, 3)),
             _instruction_files("yahoo", "Title", "Answer"),
         ),
     ),
     "yelp": DatasetSpec(
-        labels=_STARS,
-        hub=HUB_DATASETS["yelp"],
-        test_rows="official test",
-        files=(
+        _STARS,
+        HUB_DATASETS["yelp"],
+        "official test",
+        (
             _zhang_files("yelp_review_full_csv", "yelp_review_full", text_columns=(1,)),
             _instruction_files("yelp", "Text"),
         ),
         synonyms=_STAR_SYNONYMS,
     ),
     "amazon": DatasetSpec(
-        labels=_STARS,
-        hub=HUB_DATASETS["amazon"],
-        test_rows="official test; on the hub that of the reviews of 2015 to 2019, in files that of Zhang et al.",
-        files=(
+        _STARS,
+        HUB_DATASETS["amazon"],
+        "official test; on the hub that of the reviews of 2015 to 2019, in files that of Zhang et al.",
+        (
             _zhang_files("amazon_review_full_csv", "amazon_review_full", text_columns=(1, 2)),
             _instruction_files("amazon", "Title", "Text"),
         ),
         synonyms=_STAR_SYNONYMS,
     ),
     "sst2": DatasetSpec(
-        labels=("negative", "positive"),
-        hub=HUB_DATASETS["sst2"],
-        test_rows="GLUE dev",
-        files=(_glue_files("SST-2", "sentence"),),
+        ("negative", "positive"), HUB_DATASETS["sst2"], "GLUE dev", (_glue_files("SST-2", "sentence"),)
     ),
     "rte": DatasetSpec(
-        labels=("entailment", "not_entailment"),
-        hub=HUB_DATASETS["rte"],
-        test_rows="GLUE dev",
-        files=(_glue_files("RTE", "sentence1", "sentence2"),),
+        ("entailment", "not_entailment"),
+        HUB_DATASETS["rte"],
+        "GLUE dev",
+        (_glue_files("RTE", "sentence1", "sentence2"),),
     ),
     "mrpc": DatasetSpec(
-        labels=("not_equivalent", "equivalent"),
-        hub=HUB_DATASETS["mrpc"],
-        test_rows="GLUE dev",
-        files=(_glue_files("MRPC", "#1 String", "#2 String", label="Quality"),),
+        ("not_equivalent", "equivalent"),
+        HUB_DATASETS["mrpc"],
+        "GLUE dev",
+        (_glue_files("MRPC", "#1 String", "#2 String", label="Quality"),),
     ),
     "mnli": DatasetSpec(
-        labels=("entailment", "neutral", "contradiction"),
-        hub=HUB_DATASETS["mnli"],
-        test_rows="GLUE dev, matched",
-        files=(
+        ("entailment", "neutral", "contradiction"),
+        HUB_DATASETS["mnli"],
+        "GLUE dev, matched",
+        (
             _glue_files("MNLI", "sentence1", "sentence2", label="gold_label", test="dev_matched.tsv"),
             _instruction_files("mnli", "sentence 1", "sentence 2"),
         ),

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from regard.data.benchmarks import Benchmark, TaskForm
 from regard.data.dataset_files import read_dataset
 from regard.data.instructions import (
-    InstructionSource,
-    TaskInfo,
     candidate_folders,
     check_labels,
     find_task_files,
@@ -24,7 +21,7 @@ from regard.data.protocols import compare_splits
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
 from regard.data.splits import DEV_FRACTION, TaskSplits, clean_splits, sample_balanced, sample_proportional
 from regard.data.stdlib_texts import read_stdlib_tasks
-from regard.data.stream import ClassificationTask, Metric, Protocol, Stream, TextTask, check_order
+from regard.data.stream import Metric, Protocol, Stream, check_order
 from regard.data.stream_catalog import DATASETS, STREAMS, StreamSpec
 from regard.data.tables import is_table, list_suffixes
 from regard.data.user_tasks import read_user_tasks
@@ -81,27 +78,42 @@ def read_stream(
     check_choice("missing_tasks", missing_tasks, get_args(MissingTasks))
     name = str(name_or_path)
     spec = STREAMS.get(name)
-    if spec is not None and spec.benchmark is not None:
-        tasks = _read_instruction_tasks(spec, spec.benchmark, folder, task_type, missing_tasks, instructions)
-    else:
+    benchmark = spec.benchmark if spec else None
+    metadata: dict[str, Any] = {"published": spec.paper if spec else None}
+    if spec is None:
         _check_no_instructions(name, task_type, instructions)
-        tasks = _SourceTasks(raw=_read_user(name, folder, seed) if spec is None else _read_datasets(name, spec, folder))
-    indices = _resolve_order(order, spec, [task.name for task in tasks.raw], seed)
+        raw = _read_user(name, folder, seed)
+    elif benchmark is None:
+        _check_no_instructions(name, task_type, instructions)
+        raw = _read_datasets(name, spec, folder)
+    else:
+        task_type = task_type or benchmark.forms[0]
+        raw = _read_instruction_tasks(spec, benchmark, folder, task_type, missing_tasks, instructions)
+        available = {task.name for task in raw}
+        metadata |= {
+            "form": task_type,
+            "instructions": instructions or task_type == "text",
+            "missing": tuple(task.name for task in spec.tasks if task.name not in available),
+        }
+    if samples_per_class is not None or spec is None:
+        samples = [samples_per_class] * len(raw)
+    elif benchmark is None:
+        samples = [None if task.all_rows else spec.samples_per_class for task in spec.tasks]
+    else:  # files have the published rows, except those with free answers
+        samples = [None if folder is not None and not task.has_free_answers else spec.samples_per_class for task in raw]
     if max_eval_samples is None and spec is not None:
         max_eval_samples = spec.max_eval_samples
+    indices = _resolve_order(order, spec, [task.name for task in raw], seed)
     stream = assemble_stream(
         name if spec else Path(name).resolve().name,
-        tasks.raw,
-        infos=tasks.infos,
-        metric=spec.benchmark.metric if spec and spec.benchmark else None,
-        samples_per_class=(
-            [samples_per_class] * len(tasks.raw) if samples_per_class is not None else _published_samples(spec, tasks)
-        ),
+        raw,
+        metric=benchmark.metric if benchmark and task_type == "text" else None,
+        samples_per_class=samples,
         max_eval_samples=max_eval_samples,
         seed=seed,
         protocol=protocol,
         dev_is_test=spec is not None and name != STDLIB,
-        metadata={"published": spec.paper if spec else None, **tasks.metadata},
+        metadata=metadata,
     )
     return stream.reorder(indices)
 
@@ -110,7 +122,6 @@ def assemble_stream(
     name: str,
     raw: Sequence[RawTask],
     *,
-    infos: Mapping[str, TaskInfo] | None = None,
     metric: Metric | None = None,
     samples_per_class: Sequence[int | None],
     max_eval_samples: int | None,
@@ -121,43 +132,35 @@ def assemble_stream(
 ) -> Stream:
     """Make a stream of tasks as read: clean their splits and sample rows.
 
-    Args:
-        infos: Definitions of text-to-text tasks, which also need a `metric`; None for classification.
-        samples_per_class: One number per task.
-        dev_is_test: As in `regard.data.splits.clean_splits`, whose exceptions this raises.
+    Tasks with a `metric` are text to text. `samples_per_class` has one number per task. `dev_is_test` and exceptions
+    are those of `regard.data.splits.clean_splits`.
     """
     available = clean_splits(raw, protocol, seed, dev_is_test=dev_is_test)
-    comparison = compare_splits(raw, available, metadata.get("files", {}), protocol, seed)
     sampled = [
-        _sample_splits(task, raw_task, count, max_eval_samples, seed)
-        for task, raw_task, count in zip(available, raw, samples_per_class, strict=True)
+        _sample_splits(splits, task, count, max_eval_samples, seed)
+        for splits, task, count in zip(available, raw, samples_per_class, strict=True)
     ]
-    tasks: tuple[ClassificationTask | TextTask, ...]
-    if infos is None:
-        tasks = tuple(
-            make_classification_task(task.name, task.labels, splits.by_split(), task.source)
-            for task, splits in zip(raw, sampled, strict=True)
-        )
-    else:
-        assert metric is not None, "text-to-text tasks have a metric"
-        tasks = tuple(
-            make_text_task(task, splits.by_split(), *infos[task.name], metric)
-            for task, splits in zip(raw, sampled, strict=True)
-        )
+    comparison = compare_splits(raw, available, protocol, seed)
     return Stream(
         name=name,
-        tasks=tasks,
-        order=tuple(range(len(tasks))),
+        tasks=tuple(
+            make_classification_task(task.name, task.labels, splits.by_split(), task.source)
+            if metric is None
+            else make_text_task(task, splits.by_split(), metric)
+            for task, splits in zip(raw, sampled, strict=True)
+        ),
+        order=tuple(range(len(raw))),
         seed=seed,
         protocol=protocol,
         metadata={
             **metadata,
+            **({"files": {task.name: task.files for task in raw}} if any(task.files for task in raw) else {}),
             "rows": {task.name: count for task, count in zip(raw, samples_per_class, strict=True)},
             "eval_rows": max_eval_samples,
             "dev": _describe_dev(raw, protocol, dev_is_test),
-            "available": {task.name: _count_classes(task) for task in available},
-            "drawn": {task.name: _count_classes(task) for task in sampled},
-            "overlaps": {task.name: dict(task.overlaps) for task in available},
+            "available": {splits.name: _count_classes(splits) for splits in available},
+            "drawn": {splits.name: _count_classes(splits) for splits in sampled},
+            "overlaps": {splits.name: dict(splits.overlaps) for splits in available},
             **({"protocols": comparison} if comparison else {}),
         },
     )
@@ -213,21 +216,6 @@ def _check_permutation(order: Sequence[int], count: int) -> tuple[int, ...]:
 # -- reading --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SourceTasks:
-    """Tasks as read.
-
-    Attributes:
-        infos: Definitions of text-to-text tasks.
-        all_published: Whether all training rows of classification tasks are published.
-    """
-
-    raw: list[RawTask]
-    infos: Mapping[str, TaskInfo] | None = None
-    all_published: bool = False
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-
-
 def _read_user(name: str, folder: str | Path | None, seed: int) -> list[RawTask]:
     """Read a user's table or folder."""
     path = Path(name)
@@ -269,50 +257,37 @@ def _read_instruction_tasks(
     spec: StreamSpec,
     benchmark: Benchmark,
     folder: str | Path | None,
-    task_type: TaskForm | None,
+    task_type: TaskForm,
     missing_tasks: MissingTasks,
     instructions: bool,
-) -> _SourceTasks:
+) -> list[RawTask]:
     """Read the tasks of a benchmark from its files, or those of classification from the hub."""
-    task_type = task_type or benchmark.forms[0]
     check_choice("task_type", task_type, benchmark.forms)
     if instructions and task_type == "text":
         raise UserError("instructions: expected none with the task type text, whose prompts have them anyway")
     names = [task.name for task in spec.tasks]
-    if folder is None:
-        if task_type == "text" or instructions:
-            raise UserError("folder: expected one with the published files, the hub has no definitions of these tasks")
-        sources = [read_hub_task(benchmark.tasks[name]) for name in names]
+    if folder is not None:
+        files = _find_benchmark_files(names, benchmark, Path(folder), missing_tasks)
+        raw = [
+            read_instruction_task(name, files[name], benchmark, form=task_type, definitions=instructions)
+            for name in files
+        ]
+    elif task_type == "text" or instructions:
+        raise UserError("folder: expected one with the published files, the hub has no definitions of these tasks")
     else:
-        sources = _read_task_files(names, benchmark, Path(folder), task_type, missing_tasks, instructions)
-    for source in sources:
-        check_labels(source.raw.name, source.raw.labels)
-    available = {source.raw.name for source in sources}
-    return _SourceTasks(
-        raw=[source.raw for source in sources],
-        infos={source.raw.name: source.info for source in sources} if task_type == "text" else None,
-        all_published=folder is not None,
-        metadata={
-            "form": task_type,
-            "instructions": instructions or task_type == "text",
-            "missing": tuple(name for name in names if name not in available),
-            "files": {source.raw.name: source.files for source in sources},
-        },
-    )
+        raw = [read_hub_task(benchmark.tasks[name]) for name in names]
+    for task in raw:
+        check_labels(task.name, task.labels)
+    return raw
 
 
-def _read_task_files(
-    names: Sequence[str],
-    benchmark: Benchmark,
-    folder: Path,
-    task_type: TaskForm,
-    missing_tasks: MissingTasks,
-    instructions: bool,
-) -> list[InstructionSource]:
-    """Read the tasks that have files."""
-    files = {name: find_task_files(folder, benchmark, name) for name in names}
-    missing = [name for name in names if not files[name]]
-    if len(missing) == len(names):
+def _find_benchmark_files(
+    names: Sequence[str], benchmark: Benchmark, folder: Path, missing_tasks: MissingTasks
+) -> dict[str, dict[str, Path]]:
+    """Find the files of each task that has any."""
+    files = {name: paths for name in names if (paths := find_task_files(folder, benchmark, name))}
+    missing = [name for name in names if name not in files]
+    if not files:
         folders = ", ".join(str(path) for path in candidate_folders(folder, benchmark))
         raise UserError(f"stream: expected a folder of train.json and test.json for each task in one of {folders}")
     if missing and missing_tasks == "refuse":
@@ -320,22 +295,7 @@ def _read_task_files(
             f"stream: expected files of every task in {folder}, got none of {', '.join(missing)}; to leave them out, "
             "skip what is missing (missing_tasks=skip)"
         )
-    return [
-        read_instruction_task(name, files[name], benchmark, form=task_type, definitions=instructions)
-        for name in names
-        if files[name]
-    ]
-
-
-def _published_samples(spec: StreamSpec | None, tasks: _SourceTasks) -> list[int | None]:
-    """Return the published number of training rows per class of each task; None for all."""
-    if spec is None:
-        return [None] * len(tasks.raw)
-    if spec.benchmark is not None:
-        all_rows = [tasks.all_published and not task.has_free_answers for task in tasks.raw]
-    else:
-        all_rows = [task.all_rows for task in spec.tasks]
-    return [None if every_row else spec.samples_per_class for every_row in all_rows]
+    return files
 
 
 # -- sampling -------------------------------------------------------------------------------------------
