@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
-from regard.data import Source, prepare_corpus, sample_texts, train_tokenizer
+from regard.data import Source, prepare_corpus, train_tokenizer
 from regard.data import corpus as module
-from regard.data.corpus_sources import PYTHON, find_text_files, identify_source, read_source
+from regard.data.corpus_sources import PYTHON, find_text_files, identify_source, read_source, sample_texts
 from regard.data.texts import load_standard_library
 from regard.errors import UserError
 

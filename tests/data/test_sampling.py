@@ -4,8 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.data import BatchSampler, Corpus, Domain, TokenBlocks, insert_tokens
-from regard.data.blocks import BlocksMetadata
+from regard.data.blocks import BlocksMetadata, TokenBlocks
+from regard.data.corpus import Corpus, Domain
+from regard.data.sampling import BatchSampler, insert_tokens
 from regard.errors import UserError
 
 

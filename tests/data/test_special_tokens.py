@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.data import SpecialTokenCounts, arrange_special_tokens
-from regard.data.special_tokens import separator_columns
+from regard.data.special_tokens import SpecialTokenCounts, arrange_special_tokens, separator_columns
 from regard.errors import UserError
 
 PAD = 99

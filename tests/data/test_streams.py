@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from regard.data import STREAMS, parse_order, read_stream
+from regard.data import STREAMS, read_stream
 from regard.data.stream import Stream
 from regard.data.stream_catalog import DATASETS
+from regard.data.streams import parse_order
 from regard.errors import UserError
 
 SEEDS = (508, 39, 123, 4536, 67)

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from regard.data import check_tokenizer, ordinary_tokens, pack, read_tokenizer, tokenizer_hash, train_tokenizer
+from regard.data import read_tokenizer, train_tokenizer
+from regard.data.packing import pack
+from regard.data.tokenizers import check_tokenizer, ordinary_tokens, tokenizer_hash
 from regard.errors import UserError
 
 TEXT = ["the theory of the thing " * 20, "then there they were, thinking of théorie " * 20]

@@ -20,30 +20,18 @@ BLOCKS = "blocks"
 
 @dataclass(frozen=True, kw_only=True)
 class BlocksMetadata:
-    """Metadata of a file of blocks, stored beside it as JSON.
+    """Metadata of a file of blocks, stored beside it as JSON."""
 
-    Attributes:
-        rows: Number of blocks.
-        length: Tokens per block.
-        dropped: Tokens after the last full block, which are not stored.
-        sha256: Hash of the token bytes.
-        documents: Number of documents.
-        source: Where the text came from.
-        fingerprint: Changes when the text changes.
-        tokenizer: Hash of the tokenizer.
-        vocab_size: Number of tokens of the tokenizer.
-    """
-
-    rows: int
-    length: int
-    dropped: int
+    rows: int  # number of blocks
+    length: int  # tokens per block
+    dropped: int  # tokens after the last full block, which are not stored
     dtype: str
-    sha256: str
-    documents: int
-    source: str
-    fingerprint: str
-    tokenizer: str
-    vocab_size: int
+    sha256: str  # of the token bytes
+    documents: int  # number of documents
+    source: str  # where the text came from
+    fingerprint: str  # changes when the text changes
+    tokenizer: str  # hash of the tokenizer
+    vocab_size: int  # of the tokenizer
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,6 +91,10 @@ def prepare_corpus(
     takes longer than processes wait for each other (half an hour or less) is better done before the run.
 
     Args:
+        sources: Sources with different names.
+        tokenizer: Tokenizer with an EOS token.
+        length: Tokens per block.
+        folder: Where to keep the blocks.
         fraction: Fraction of the training blocks to use. The selection does not depend on a run's seed, and a smaller
             fraction is a subset of a larger one.
         valid_fraction: Fraction of a source for validation.

@@ -41,8 +41,11 @@ def sample_instruction_tasks(
     Args:
         folder: Folder with one file per task (task*.json, with a Definition and Instances), or with a folder of train,
             dev and test per task.
+        count: Number of tasks.
+        seed: Seed of tasks and rows.
         samples_per_task: Maximum number of training rows per task.
-        max_eval_samples, protocol: As in `regard.data.streams.read_stream`.
+        max_eval_samples: As in `regard.data.streams.read_stream`.
+        protocol: As in `regard.data.streams.read_stream`.
 
     Raises:
         UserError: There are too few tasks, or a file has another format.
@@ -120,6 +123,9 @@ def split_classes(
     class.
 
     Args:
+        streams: Streams of classification.
+        count: Number of tasks.
+        seed: Seed of tasks and rows.
         classes: Classes per task.
         min_rows: Minimum rows of a class per task and split.
 

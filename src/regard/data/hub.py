@@ -19,11 +19,8 @@ CLIENTS = ("httpx2", "httpx", "requests")
 def read_hub(repository: str, config: str | None, split: str, columns: Columns | str, *, option: str = TASK) -> Table:
     """Read one split of a data set.
 
-    Class indices become class names. Rows with the label −1, which have none, are dropped.
-
-    Args:
-        columns: Columns of texts and label, or the one column of running text.
-        option: Name of the user's option, for messages.
+    Class indices become class names. Rows with the label −1, which have none, are dropped. `columns` are those of texts
+    and label, or the one column of running text; `option` names the user's option in messages.
 
     Raises:
         UserError: `datasets` is not installed, the hub cannot be reached, or a column is missing.

@@ -51,6 +51,10 @@ def pack(
     let one pack first: `with accelerator.local_main_process_first(): pack(…)`.
 
     Args:
+        documents: Texts, or iterables of the pieces of a text.
+        tokenizer: Tokenizer with an EOS token.
+        length: Tokens per block.
+        folder: Folder for the blocks alone.
         source: Where the documents come from; kept in the metadata.
         fingerprint: Changes when the documents change; "" always packs.
         max_tokens: Stop reading at this many tokens.
@@ -145,12 +149,9 @@ class BlockPacker:
         max_tokens: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Tokenize and write documents.
+        """Tokenize and write documents; `choose_split` returns the split of a document from its first section.
 
-        Args:
-            choose_split: Returns the split of a document from its first section.
-            max_tokens: Stop after the section that reaches this many tokens.
-            on_progress: Called with the number of tokens so far.
+        Writing stops after the section that reaches `max_tokens`; `on_progress` gets the number of tokens so far.
         """
         tokens = 0
         for batch in _batch_sections(_iterate_sections(documents, choose_split)):

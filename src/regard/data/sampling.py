@@ -113,6 +113,8 @@ def insert_tokens(
     """Replace tokens by random ones, then one by a fixed token; `ids` is not changed.
 
     Args:
+        ids: Token ids.
+        seed: Seed of random tokens.
         step: Training step; −1 for validation rows.
         vocabulary: Token ids to sample from, such as `ordinary_tokens` of the tokenizer.
         random_tokens: Positions a … b − 1 as (a, b), sampled uniformly from `seed` and `step`.

@@ -82,8 +82,9 @@ def arrange_special_tokens(
     that ends its text. A tokenizer without special tokens after the texts (GPT-2) leaves the text on the left.
 
     Args:
-        input_ids, attention_mask, token_type_ids: Rows as the tokenizer builds them, padded on the right, of shape
-            (row, width).
+        input_ids: Rows as the tokenizer builds them, padded on the right, of shape (row, width).
+        attention_mask: True at tokens, of shape (row, width).
+        token_type_ids: Token types, of shape (row, width), or None.
         special: True at special tokens, of shape (row, width).
         count: Special tokens of the tokenizer, from `count_special_tokens`.
         length: Number of columns of the result.

@@ -77,10 +77,7 @@ def sample_proportional(rows: LabeledRows, max_rows: int | None, seed: int) -> L
 def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: str) -> tuple[LabeledRows, ...]:
     """Divide rows into the remainder and one split per fraction of each class, with at least one text of each class.
 
-    Rows with the same text and class stay together.
-
-    Args:
-        name: How messages call the rows.
+    Rows with the same text and class stay together. Messages call the rows `name`.
 
     Raises:
         UserError: A class has fewer texts than there are splits.

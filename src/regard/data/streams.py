@@ -60,6 +60,7 @@ def read_stream(
             None for the published number.
         order: "paper", the name of a published order, "random" (by the seed), or published task indices, also as
             "2-0-1".
+        seed: Seed of sampled rows, and of a random order.
         protocol: "clean" drops training rows that dev or test of any task has, dev rows that a test split has, and
             repeated rows; a missing dev split is a tenth of each class of train. "paper" drops nothing; a missing dev
             split of a published data set is its test split.

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.hub import HUB_DATASETS, HubDataset
@@ -42,46 +42,43 @@ class TaskPreset:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """A published task.
-
-    Attributes:
-        labels: Classes in the order of their indices; None if the training data determine them.
-        hub: The task on the hub.
-        folders: Possible names of the folder with its files.
-        train, validation: Possible names of the files.
-        file_columns: Columns of the files, if these have columns.
-        paper, laptop: Presets of the paper, and for a quick run on a laptop.
-    """
+    """A published task, with the presets of the paper and for a quick run on a laptop."""
 
     kind: TaskKind
     metric: str
-    labels: tuple[str, ...] | None
+    labels: tuple[str, ...] | None  # in the order of their indices; None if the training data determine them
     hub: HubDataset
-    folders: tuple[str, ...]
-    train: tuple[str, ...] = ("train.tsv",)
-    validation: tuple[str, ...] = ("dev.tsv",)
+    folders: tuple[str, ...]  # possible names of the folder with its files
+    train: tuple[str, ...] = ("train.tsv",)  # possible names
+    validation: tuple[str, ...] = ("dev.tsv",)  # possible names
     file_columns: Columns | None = None
     paper: TaskPreset
     laptop: TaskPreset = TaskPreset(learning_rate=3e-4, batch_size=32, epochs=5, length=64, rows=(1000, 500))
 
 
-_CONLL: Mapping[str, Any] = {
-    "kind": "token",
-    "labels": None,
-    "folders": ("conll2003",),
-    "train": ("train.txt", "eng.train"),
-    "validation": ("valid.txt", "dev.txt", "eng.testa"),
-}
-_WIKITEXT: Mapping[str, Any] = {
-    "kind": "mlm",
-    "metric": "negative_log_perplexity",
-    "labels": (),
-    "hub": HUB_DATASETS["wikitext"],
-    "folders": ("wikitext-103-raw", "wikitext-103", "wikitext-2-raw", "wikitext-2", "wikitext103", "wikitext2"),
-    "train": ("wiki.train.raw", "wiki.train.tokens"),
-    "validation": ("wiki.valid.raw", "wiki.valid.tokens"),
-    "paper": TaskPreset(learning_rate=5e-4, batch_size=8, epochs=2, length=128),
-}
+def _conll(name: str, metric: str, learning_rate: float) -> TaskSpec:
+    return TaskSpec(
+        kind="token",
+        metric=metric,
+        labels=None,
+        hub=HUB_DATASETS[name],
+        folders=("conll2003",),
+        train=("train.txt", "eng.train"),
+        validation=("valid.txt", "dev.txt", "eng.testa"),
+        paper=TaskPreset(learning_rate=learning_rate, batch_size=8, epochs=4, length=128),
+    )
+
+
+_WIKITEXT = TaskSpec(
+    kind="mlm",
+    metric="negative_log_perplexity",
+    labels=(),
+    hub=HUB_DATASETS["wikitext"],
+    folders=("wikitext-103-raw", "wikitext-103", "wikitext-2-raw", "wikitext-2", "wikitext103", "wikitext2"),
+    train=("wiki.train.raw", "wiki.train.tokens"),
+    validation=("wiki.valid.raw", "wiki.valid.tokens"),
+    paper=TaskPreset(learning_rate=5e-4, batch_size=8, epochs=2, length=128),
+)
 _WIKITEXT_TEST = ("wiki.test.raw", "wiki.test.tokens")
 
 TASKS: Mapping[str, TaskSpec] = {
@@ -126,20 +123,10 @@ TASKS: Mapping[str, TaskSpec] = {
         file_columns=Columns(("sentence1", "sentence2"), "gold_label"),
         paper=TaskPreset(learning_rate=2e-4, batch_size=8, epochs=4, length=256),
     ),
-    "ner": TaskSpec(
-        metric="entity_f1",
-        hub=HUB_DATASETS["ner"],
-        paper=TaskPreset(learning_rate=1e-4, batch_size=8, epochs=4, length=128),
-        **_CONLL,
-    ),
-    "pos": TaskSpec(
-        metric="token_f1",
-        hub=HUB_DATASETS["pos"],
-        paper=TaskPreset(learning_rate=5e-4, batch_size=8, epochs=4, length=128),
-        **_CONLL,
-    ),
-    "mlm": TaskSpec(**_WIKITEXT),
-    "lm": TaskSpec(**_WIKITEXT),
+    "ner": _conll("ner", "entity_f1", 1e-4),
+    "pos": _conll("pos", "token_f1", 5e-4),
+    "mlm": _WIKITEXT,
+    "lm": _WIKITEXT,
 }
 TABLE_METRICS = ("accuracy", "f1", "mcc")
 
@@ -168,11 +155,13 @@ def read_task(
     The classes of a user's table are the labels of its training rows: integers by size, then names by alphabet.
 
     Args:
+        name: A name in `TASKS`, or the path of a table.
         folder: Folder of published files, plain or .gz. They are looked for in folder/glue/CoLA, folder/CoLA and the
             folder itself, for each name of `TaskSpec.folders`; the first with a training file is read. WikiText without
             training file has its validation file for training, and its test file for validation. None reads the hub.
         rows: Maximum numbers of training and validation rows, sampled with `seed` and kept in order; fewer rows are a
             subset of more. Of running text, consecutive lines.
+        seed: Seed of sampling and of holding out.
         text: Column of texts in a user's table, or two as "a,b"; "text" by default.
         label: Column of labels, strings or integers; "label" by default.
         validation: Second table for validation. By default a fifth of the rows is held out with `seed`; each label

@@ -66,7 +66,12 @@ def make_text_windows(
     of a section after its last full window is dropped.
 
     Args:
+        documents: Texts.
+        tokenizer: Tokenizer of the model.
+        length: Tokens per window.
+        samples: Number of windows.
         bos: "keep" the tokens before the text, "drop" them, or "add" one if the tokenizer has none.
+        seed: Seed of the order of documents and sections.
         max_length: Largest length allowed.
 
     Raises:
