@@ -17,9 +17,9 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from regard.errors import UserError
 from regard.hooks import watching
-from regard.models.classifier import Classifier, ClassifierConfig, add_lora, encoder_part
+from regard.models.classifier import Classifier, ClassifierConfig, add_lora, extract_encoder
 from regard.models.heads import HEADS, LABEL_SCALE, LabelTextHead, LinearHead
-from regard.models.labels import background
+from regard.models.labels import sample_background_words
 from regard.models.pretrained import Loaded
 from tests.continual import small
 from tests.models.conftest import made, tokenizer
@@ -96,7 +96,7 @@ def test_the_head_reads_the_last_hidden_states(kind: str) -> None:
     assert isinstance(model.head, LinearHead)
     assert model.head.reading == READING[kind]
     assert logits.shape == (3, 3)
-    apart = encoder_part(below(kind))
+    apart = extract_encoder(below(kind))
     assert all(torch.equal(one, model.encoder.state_dict()[name]) for name, one in apart.state_dict().items())
 
 
@@ -493,9 +493,9 @@ def test_words_that_no_head_reads() -> None:
 
 def test_other_words_of_the_vocabulary_are_no_labels_and_are_saved(tmp_path: Path) -> None:
     classifier = Classifier.over(small.loaded(), ["blue", "green"], head="labels", label_words=100)
-    words = background(small.loaded().tokenizer, ["blue", "green"], 100)
-    assert words == background(small.loaded().tokenizer, ["green", "blue"], 100)
-    assert set(words) == set(background(small.loaded().tokenizer, ["not Green", "blue-green"], 1000))
+    words = sample_background_words(small.loaded().tokenizer, ["blue", "green"], 100)
+    assert words == sample_background_words(small.loaded().tokenizer, ["green", "blue"], 100)
+    assert set(words) == set(sample_background_words(small.loaded().tokenizer, ["not Green", "blue-green"], 1000))
     assert classifier.config.label_words == len(words) == len(classifier.head.others) > 0
     assert not {"blue", "green"} & set(words)
     assert all(word.isalpha() for word in words)

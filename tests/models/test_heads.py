@@ -15,13 +15,13 @@ from regard.errors import UserError
 from regard.models.heads import (
     HEADS,
     LABEL_SCALE,
-    READINGS,
+    POOLINGS,
     LabelTextHead,
     LinearHead,
     PreScalingHead,
     make_head,
     pool_states,
-    words_of,
+    split_label,
 )
 
 ROWS, TOKENS, WIDTH, CLASSES = 3, 7, 5, 4
@@ -174,7 +174,7 @@ def test_sinks_need_to_be_known() -> None:
 
 @given(
     name=st.sampled_from(HEADS),
-    reading=st.sampled_from(READINGS),
+    reading=st.sampled_from(POOLINGS),
     count=st.integers(1, 5),
     before=st.integers(0, 4),
     behind=st.integers(0, 4),
@@ -248,7 +248,7 @@ def cosine(one: list[float], other: list[float]) -> float:
 
 
 @pytest.mark.parametrize("scale", [LABEL_SCALE, 3.0])
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("reading", POOLINGS)
 def test_logits_are_scaled_cosines(reading: Any, scale: float) -> None:
     """Of a text's state with that of each label, written out number by number; vectors of any length."""
     states, vectors = numbers(ROWS, TOKENS, WIDTH, seed=4), 7 * numbers(CLASSES, WIDTH, seed=1)
@@ -309,7 +309,7 @@ def test_labels_without_vectors_and_states_without_direction() -> None:
     ],
 )
 def test_the_words_of_a_label(label: str, words: str) -> None:
-    assert words_of(label) == words
+    assert split_label(label) == words
 
 
 def test_other_words_are_one_more_class_in_training() -> None:

@@ -18,12 +18,12 @@ from regard.models.configuration import RegardConfig
 from regard.models.heads import (
     HEADS,
     LABEL_SCALE,
-    READINGS,
+    POOLINGS,
     HeadName,
     LabelTextHead,
     LinearHead,
+    Pooling,
     PreScalingHead,
-    StatesReading,
     make_head,
 )
 from regard.models.loaded import Loaded
@@ -65,8 +65,8 @@ class ClassifierConfig(PreTrainedConfig):
         **others: Any,
     ) -> None:
         check_choice("head", head, HEADS)
-        if reading not in (_UNSTATED, *READINGS):
-            raise UserError(f"reading: expected one of {_UNSTATED}, {', '.join(READINGS)}, got {reading!r}")
+        if reading not in (_UNSTATED, *POOLINGS):
+            raise UserError(f"reading: expected one of {_UNSTATED}, {', '.join(POOLINGS)}, got {reading!r}")
         if not isinstance(label_scale, (int, float)) or not 0 < label_scale < float("inf"):
             raise UserError(f"label_scale: expected a number over 0, got {label_scale!r}")
         self.base = dict(base or {})
@@ -108,7 +108,7 @@ class Classifier(PreTrainedModel):
     def __init__(self, config: ClassifierConfig, encoder: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         below = config.base_config()
-        self.encoder = encoder_part(AutoModel.from_config(below)) if encoder is None else encoder
+        self.encoder = extract_encoder(AutoModel.from_config(below)) if encoder is None else encoder
         self.head = make_head(
             config.head,
             _width(below),
@@ -180,8 +180,8 @@ class Classifier(PreTrainedModel):
         """
         if (label_texts or label_words) and head != "labels":
             raise UserError(f"label_texts: expected none with the head {head}, which does not read them")
-        texts = labels.label_texts(classes, label_texts or {}) if head == "labels" else {}
-        words = labels.background(loaded.tokenizer, list(texts.values()), label_words)
+        texts = labels.resolve_label_texts(classes, label_texts or {}) if head == "labels" else {}
+        words = labels.sample_background_words(loaded.tokenizer, list(texts.values()), label_words)
         config = ClassifierConfig(
             base=_told(loaded.model.config),
             head=head,
@@ -195,16 +195,16 @@ class Classifier(PreTrainedModel):
             label_texts=texts,
             label_words=len(words),
         )
-        encoder = encoder_part(deepcopy(loaded.model))
+        encoder = extract_encoder(deepcopy(loaded.model))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = cls(config, encoder)
             model._init_weights(model.head)
         if isinstance(model.head, LabelTextHead):
             reading = model.head.reading
-            model.head.vectors = labels.label_states(loaded, encoder, texts, reading)
+            model.head.vectors = labels.encode_labels(loaded, encoder, texts, reading)
             if words:
-                model.head.others = labels.states_of(loaded.tokenizer, encoder, words, reading)
+                model.head.others = labels.encode_texts(loaded.tokenizer, encoder, words, reading)
         else:
             model.head.to(encoder.dtype)
         return model
@@ -216,7 +216,7 @@ class Classifier(PreTrainedModel):
         """
         if self.config.lora:
             merge_lora(self.encoder)
-        return encoder_only(self.encoder.requires_grad_(True))
+        return mark_encoder_only(self.encoder.requires_grad_(True))
 
     def forward(
         self,
@@ -255,7 +255,7 @@ class Classifier(PreTrainedModel):
         return self.head.scales(self.states(input_ids, real, token_type_ids), real, self.common(input_ids))
 
 
-def encoder_part(model: PreTrainedModel) -> PreTrainedModel:
+def extract_encoder(model: PreTrainedModel) -> PreTrainedModel:
     """What hidden states are read from: the encoder of an encoder–decoder, else the model; without a pooler."""
     encoder: Any = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
@@ -263,7 +263,7 @@ def encoder_part(model: PreTrainedModel) -> PreTrainedModel:
     return cast(PreTrainedModel, encoder)
 
 
-def encoder_only(encoder: PreTrainedModel) -> PreTrainedModel:
+def mark_encoder_only(encoder: PreTrainedModel) -> PreTrainedModel:
     """The same encoder, whose configuration no longer says that it is an encoder–decoder, of which it was a part."""
     encoder.config.is_encoder_decoder = False
     return encoder
@@ -325,10 +325,10 @@ def _width(config: Any) -> int:
     return width
 
 
-def _reading(config: ClassifierConfig, below: Any) -> StatesReading:
+def _reading(config: ClassifierConfig, below: Any) -> Pooling:
     """The token that the head reads of a model of this kind."""
     if config.reading != _UNSTATED:
-        return cast(StatesReading, config.reading)
+        return cast(Pooling, config.reading)
     if below.is_encoder_decoder:
         return "mean"
     if _is_causal(below):

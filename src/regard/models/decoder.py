@@ -24,7 +24,7 @@ from transformers.utils.generic import can_return_tuple
 from regard.attention.positions import BUCKETS, alibi_slopes, rotary_angles, sinusoidal, t5_buckets
 from regard.errors import UserError
 from regard.models.configuration import RegardConfig
-from regard.models.layers import DownProjection, RegardAttention, RegardDecoderLayer, RMSNorm, Surroundings
+from regard.models.layers import DownProjection, LayerContext, RegardAttention, RegardDecoderLayer, RMSNorm
 from regard.models.loss import IGNORE_INDEX, linear_cross_entropy, logits_cross_entropy
 
 
@@ -196,7 +196,7 @@ class RegardModel(RegardPreTrainedModel):
         attention_mask: Tensor | None,
         real: Tensor | None,
         attentions: list[Tensor] | None,
-    ) -> Surroundings:
+    ) -> LayerContext:
         """What all layers share."""
         config, positions, device = self.config, self.spec.positions, stream.device
         shared: dict[str, Any] = {"key_real": real}
@@ -211,7 +211,7 @@ class RegardModel(RegardPreTrainedModel):
             buckets = t5_buckets(torch.arange(offset + stream.shape[1], device=device))
             own = {"table": self.distance_table, "buckets": buckets}
             shared |= own if positions == "t5" else {"by_distance": buckets[None].to(stream.dtype)}
-        return Surroundings(offset=offset, attentions=attentions, **shared)
+        return LayerContext(offset=offset, attentions=attentions, **shared)
 
 
 def _padding(mask: Tensor | None, keys: int) -> Tensor | None:

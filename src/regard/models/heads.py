@@ -12,8 +12,8 @@ from regard.errors import UserError, check_choice
 
 HeadName = Literal["linear", "full", "uniform", "sink", "labels"]
 HEADS: tuple[HeadName, ...] = get_args(HeadName)
-StatesReading = Literal["first", "last", "mean"]
-READINGS: tuple[StatesReading, ...] = get_args(StatesReading)
+Pooling = Literal["first", "last", "mean"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 LABEL_SCALE = 20.0
 """What cosines are multiplied by: the inverse temperature with which sentence models are usually trained."""
 _HIDDEN = -1e30
@@ -25,7 +25,7 @@ class LinearHead(nn.Module):
     `reading`: "first" ([CLS]), "last" (causal models), or "mean", of the real tokens.
     """
 
-    def __init__(self, width: int, classes: int, *, reading: StatesReading = "first", dropout: float = 0.1) -> None:
+    def __init__(self, width: int, classes: int, *, reading: Pooling = "first", dropout: float = 0.1) -> None:
         super().__init__()
         self.reading, self.dropout = reading, nn.Dropout(dropout)
         self.vectors = nn.Parameter(torch.empty(classes, width))
@@ -114,7 +114,7 @@ class LabelTextHead(nn.Module):
     others: Tensor
 
     def __init__(
-        self, width: int, classes: int, *, reading: StatesReading = "mean", scale: float = LABEL_SCALE, words: int = 0
+        self, width: int, classes: int, *, reading: Pooling = "mean", scale: float = LABEL_SCALE, words: int = 0
     ) -> None:
         super().__init__()
         self.reading, self.scale = reading, scale
@@ -145,7 +145,7 @@ class LabelTextHead(nn.Module):
         return self.scale * read @ nn.functional.normalize(vectors.to(read.dtype), dim=-1).T
 
 
-def words_of(label: str) -> str:
+def split_label(label: str) -> str:
     """The words of a label: underscores, and capitals within a word, are where one ends.
 
     "EducationalInstitution" is "Educational Institution", "not_entailment" is "not entailment".
@@ -158,7 +158,7 @@ def words_of(label: str) -> str:
     return " ".join("".join(parts).replace("_", " ").split())
 
 
-def pool_states(states: Tensor, real: Tensor, reading: StatesReading) -> Tensor:
+def pool_states(states: Tensor, real: Tensor, reading: Pooling) -> Tensor:
     """One state a row, (row, width), out of (row, token, width): of its first or last real token, or their mean."""
     if reading == "mean":
         share = real.to(states.dtype) / real.sum(-1, keepdim=True)
@@ -174,7 +174,7 @@ def make_head(
     width: int,
     classes: int,
     *,
-    reading: StatesReading,
+    reading: Pooling,
     dropout: float,
     label_scale: float = LABEL_SCALE,
     label_words: int = 0,

@@ -14,7 +14,7 @@ from regard.models.classifier import ClassifierConfig
 _OF_SAPT = "sapt"
 
 
-def model_class(config: Any) -> Any:
+def select_auto_class(config: Any) -> Any:
     """The auto class that loads a model without a head.
 
     AutoModel; AutoModelForCausalLM where the model brings its own code and that offers no AutoModel.
@@ -23,7 +23,7 @@ def model_class(config: Any) -> Any:
     return AutoModel if "AutoModel" in offered or "AutoModelForCausalLM" not in offered else AutoModelForCausalLM
 
 
-def language_model_class(config: Any) -> Any:
+def select_language_model_class(config: Any) -> Any:
     """The auto class that loads a model with a language model's head."""
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
@@ -51,7 +51,7 @@ def check_generates_text(config: Any, name: str) -> None:
         )
 
 
-def check_loaded_whole(config: Any, name: str) -> None:
+def check_complete_model(config: Any, name: str) -> None:
     """Nothing, or a UserError: what `regard rollback` has written as `name` is nothing without a network around it."""
     method = getattr(config, "part_of", None)
     if method is None:

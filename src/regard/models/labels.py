@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
-from regard.models.heads import StatesReading, pool_states, words_of
+from regard.models.heads import Pooling, pool_states, split_label
 from regard.models.limits import maximum_length
 from regard.models.loaded import Loaded
 
@@ -24,7 +24,7 @@ _MARKS = "\u0120\u2581"
 """What byte-level and sentence-piece vocabularies write for the space before a word."""
 
 
-def label_texts(classes: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+def resolve_label_texts(classes: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """The words of each class: those that are given, else those of its name. Raises UserError."""
     twice = next((name for name in classes if list(classes).count(name) > 1), None)
     if twice is not None:
@@ -32,14 +32,14 @@ def label_texts(classes: Sequence[str], given: Mapping[str, str]) -> dict[str, s
     unknown = [name for name in given if name not in classes]
     if unknown:
         raise UserError(f"label_texts: expected names out of {', '.join(classes)}, got {unknown[0]!r}")
-    found = {name: given.get(name, words_of(name)) for name in classes}
+    found = {name: given.get(name, split_label(name)) for name in classes}
     for name, words in found.items():
         if not words.strip():
             raise UserError(f"label_texts: expected words for the class {name!r}, got none")
     return found
 
 
-def background(tokenizer: Any, texts: Sequence[str], count: int) -> list[str]:
+def sample_background_words(tokenizer: Any, texts: Sequence[str], count: int) -> list[str]:
     """Words of the vocabulary that are in none of the texts, always the same: `count`, or a few less.
 
     Words equal to a text are left out before they are drawn; words that occur in a longer text are removed from what
@@ -52,17 +52,15 @@ def background(tokenizer: Any, texts: Sequence[str], count: int) -> list[str]:
     return [word for word in random.Random(0).sample(words, min(count, len(words))) if word not in parts]
 
 
-def label_states(
-    loaded: Loaded, encoder: PreTrainedModel, classes: Mapping[str, str], reading: StatesReading
-) -> Tensor:
+def encode_labels(loaded: Loaded, encoder: PreTrainedModel, classes: Mapping[str, str], reading: Pooling) -> Tensor:
     """(class, width): the pooled states of the classes' words, given by their names. Raises UserError."""
     ids = loaded.tokenizer(list(classes.values()), padding=False, truncation=False, verbose=False)["input_ids"]
     _check(list(classes), ids, maximum_length(loaded.model, loaded.tokenizer))
-    return states_of(loaded.tokenizer, encoder, list(classes.values()), reading)
+    return encode_texts(loaded.tokenizer, encoder, list(classes.values()), reading)
 
 
 @torch.no_grad()
-def states_of(tokenizer: Any, encoder: PreTrainedModel, texts: Sequence[str], reading: StatesReading) -> Tensor:
+def encode_texts(tokenizer: Any, encoder: PreTrainedModel, texts: Sequence[str], reading: Pooling) -> Tensor:
     """(text, width): the pooled states of texts, in float32 at least; those of one length at a time.
 
     Nothing is padded, so no state depends on other texts.

@@ -23,12 +23,12 @@ from regard.models.feed_forward import FEED_FORWARDS
 if TYPE_CHECKING:
     from regard.models.configuration import RegardConfig
 
-SLOT = "regard"
+ATTENTION_FUNCTION = "regard"
 """The attention function that observers and constant heads stand behind."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class LayerContext:
     """What all layers of one forward share: positions, what hides keys, and how many tokens are in the cache."""
 
     offset: int
@@ -135,7 +135,7 @@ class RegardAttention(nn.Module):
         shift = -math.log(config.max_position_embeddings) if spec.log_length else 0.0
         self.operation = replace(Operation.of(spec, shift=shift), prefix=spec.prefix and spec.prefix + spec.sink_token)
 
-    def forward(self, hidden_states: Tensor, around: Surroundings, past_key_values: Cache | None = None) -> Tensor:
+    def forward(self, hidden_states: Tensor, around: LayerContext, past_key_values: Cache | None = None) -> Tensor:
         """What is added to the stream, (batch, token, width)."""
         query, key, value = (self._heads(layer(hidden_states)) for layer in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
@@ -158,7 +158,7 @@ class RegardAttention(nn.Module):
         """(batch, token, head · width) as (batch, head, token, width)."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def _call(self, query: Tensor, key: Tensor, value: Tensor, around: Surroundings) -> AttentionCall:
+    def _call(self, query: Tensor, key: Tensor, value: Tensor, around: LayerContext) -> AttentionCall:
         """What is asked of attention: of softmax without anything else, no operation."""
         sink = query.new_zeros(self.num_heads) if self.spec.extra == "zero" else self.sink_logit
         learned: dict[str, Any] = {
@@ -184,12 +184,12 @@ class RegardAttention(nn.Module):
             operation=operation,
         )
 
-    def _attend(self, call: AttentionCall, around: Surroundings) -> Tensor:
+    def _attend(self, call: AttentionCall, around: LayerContext) -> Tensor:
         """The output (batch, head, query, width), through the slot where it is put in."""
         if around.attentions is not None:
             around.attentions.append(reference.weights(call))
-        if self.config._attn_implementation == SLOT:
-            slot = ALL_ATTENTION_FUNCTIONS[SLOT]
+        if self.config._attn_implementation == ATTENTION_FUNCTION:
+            slot = ALL_ATTENTION_FUNCTIONS[ATTENTION_FUNCTION]
             output, _ = slot(self, call.query, call.key, call.value, None, scaling=call.scale, described=call)
             return output.transpose(1, 2)
         if self.config._attn_implementation == "eager":
@@ -216,7 +216,7 @@ class RegardDecoderLayer(GradientCheckpointingLayer):
             self.post_attention_layernorm = RMSNorm(width, epsilon)
             self.post_feedforward_layernorm = RMSNorm(width, epsilon)
 
-    def forward(self, hidden_states: Tensor, around: Surroundings, past_key_values: Cache | None = None) -> Tensor:
+    def forward(self, hidden_states: Tensor, around: LayerContext, past_key_values: Cache | None = None) -> Tensor:
         """The stream after this layer, (batch, token, width)."""
         if self.before:
             normed = self.input_layernorm(hidden_states)

@@ -12,7 +12,7 @@ from regard.errors import UserError
 from regard.models.configuration import RegardConfig
 from regard.models.decoder import RegardForCausalLM
 
-SHARED = (
+SHARED_FIELDS = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -49,7 +49,7 @@ def from_llama(model: LlamaForCausalLM) -> RegardForCausalLM:
         "partial_rotary_factor": (float(rope.get("partial_rotary_factor") or 1.0), 1.0),
     }
     _refuse(differing, "Llama")
-    settings: dict[str, Any] = {name: getattr(config, name) for name in SHARED}
+    settings: dict[str, Any] = {name: getattr(config, name) for name in SHARED_FIELDS}
     made = RegardForCausalLM(RegardConfig(**settings, rope_theta=float(rope.get("rope_theta", 10_000.0))))
     return _filled(made, model)
 
@@ -62,7 +62,7 @@ def to_llama(model: RegardForCausalLM) -> LlamaForCausalLM:
     plain = AttentionSpec(form=config.spec.form).to_dict()
     differing |= {f"attention {name}": (value, plain[name]) for name, value in config.attention.items()}
     _refuse(differing, "decoder")
-    settings: dict[str, Any] = {name: getattr(config, name) for name in SHARED}
+    settings: dict[str, Any] = {name: getattr(config, name) for name in SHARED_FIELDS}
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     return _filled(LlamaForCausalLM(LlamaConfig(**settings, rope_parameters=rope)), model)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import nll_loss
 
 IGNORE_INDEX = -100
-CHUNK = {"cpu": 2**22, "cuda": 2**27}
+MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}
 """The most logits at a time, by kind of device."""
-PARTS = 4
+MIN_CHUNKS = 4
 """So many parts at least: half the logits in float32 is the most that stands in memory at once, products included."""
 
 
@@ -33,9 +33,9 @@ def linear_cross_entropy(
 def logits_cross_entropy(
     logits: Float[Tensor, "batch token vocabulary"], labels: Int[Tensor, "batch token"]
 ) -> Float[Tensor, ""]:
-    """The same sum from logits that are there: without gradients no more than `CHUNK` of them are copied at a time."""
+    """The same sum from logits that are there: without gradients no more than `MAX_LOGITS` of them are copied at a time."""
     exact = torch.promote_types(logits.dtype, torch.float32)
-    rows = max(CHUNK.get(logits.device.type, 2**22) // logits.shape[-1], 1)
+    rows = max(MAX_LOGITS.get(logits.device.type, 2**22) // logits.shape[-1], 1)
     total = logits.new_zeros((), dtype=exact)
     for row, targets in zip(logits, labels, strict=True):
         for some, wanted in zip(row.split(rows), targets.split(rows), strict=True):
@@ -59,7 +59,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         """The sum of the losses."""
         exact = torch.promote_types(hidden.dtype, torch.float32)
-        rows = max(min(CHUNK.get(hidden.device.type, 2**22) // weight.shape[0], -(-len(hidden) // PARTS)), 1)
+        rows = max(min(MAX_LOGITS.get(hidden.device.type, 2**22) // weight.shape[0], -(-len(hidden) // MIN_CHUNKS)), 1)
         h, w = hidden.to(product), weight.to(product)
         counted = (labels != IGNORE_INDEX)[:, None]
         counted_h = h * counted if for_weight else h

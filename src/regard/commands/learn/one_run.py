@@ -32,7 +32,7 @@ from regard.data.protocols import describe_protocol_differences
 from regard.data.splits import check_disjoint, check_selection
 from regard.data.stream import ClassificationTask, Stream
 from regard.data.tokenizers import common_tokens
-from regard.models.classifier import encoder_part
+from regard.models.classifier import extract_encoder
 from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
@@ -236,7 +236,7 @@ def _looking(course: LearnConfig, loaded: Loaded) -> Callable[[Learner, int], li
 def _reader(learner: Learner) -> PreTrainedModel:
     """What reads texts: the encoder of a classifier; of a language model its encoder, or all below its head."""
     model = learner.network.classifier.encoder
-    return encoder_part(model) if learner.stream.text else model
+    return extract_encoder(model) if learner.stream.text else model
 
 
 def _shown(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:

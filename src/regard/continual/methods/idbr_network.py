@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
-from regard.models.heads import LinearHead, StatesReading, pool_states
+from regard.models.heads import LinearHead, Pooling, pool_states
 
 ORDERS = 2
 """Two halves of a text stand as they were written, or exchanged."""
@@ -32,9 +32,9 @@ class SpacesHead(nn.Module):
     `generic` and `specific` are a linear map and tanh each, `width` to `size` (arXiv 2104.05489).
     """
 
-    def __init__(self, width: int, classes: int, *, size: int, reading: StatesReading) -> None:
+    def __init__(self, width: int, classes: int, *, size: int, reading: Pooling) -> None:
         super().__init__()
-        self.reading: StatesReading = reading
+        self.reading: Pooling = reading
         self.generic = nn.Sequential(nn.Linear(width, size), nn.Tanh())
         self.specific = nn.Sequential(nn.Linear(width, size), nn.Tanh())
         self.vectors = nn.Parameter(torch.empty(classes, 2 * size))
