@@ -19,7 +19,7 @@ from regard.errors import UserError
 from regard.hooks import watching
 from regard.models.classifier import Classifier, ClassifierConfig, add_lora, extract_encoder
 from regard.models.heads import HEADS, LABEL_SCALE, LabelTextHead, LinearHead
-from regard.models.labels import sample_background_words
+from regard.models.label_texts import sample_background_words
 from regard.models.pretrained import Loaded
 from tests.continual import small
 from tests.models.conftest import made, tokenizer

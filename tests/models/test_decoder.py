@@ -20,7 +20,7 @@ from regard.data import make_text_windows
 from regard.errors import UserError
 from regard.hooks import watching
 from regard.models import RegardConfig, RegardForCausalLM, RegardModel, load
-from regard.models.feed_forward import FEED_FORWARDS
+from regard.models.configuration import FEED_FORWARDS
 
 SETTINGS: dict[str, Any] = {
     "vocab_size": 41,

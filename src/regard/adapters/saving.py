@@ -22,7 +22,7 @@ from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.adapters.pool import LoraAdapterPool
 from regard.adapters.prompts import PromptAdapterPool
 from regard.errors import UserError
-from regard.models.sources import find_model_folder, find_weight_files
+from regard.models.model_files import find_model_folder, find_weight_files
 from regard.runs.folder import atomic_folder
 
 TENSORS, ABOUT, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from regard.errors import UserError, check_choice
-from regard.models import labels
+from regard.models import label_texts as labels
 from regard.models.configuration import RegardConfig
 from regard.models.heads import (
     HEADS,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+from torch.nn.functional import gelu, relu, silu
 from transformers import PreTrainedConfig
 
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.errors import UserError, check_choice
-from regard.models.feed_forward import FEED_FORWARDS
+
+if TYPE_CHECKING:
+    pass
 
 NORMS = ("pre", "post")
 
@@ -96,3 +100,14 @@ def _spec(attention: AttentionSpec | Mapping[str, Any] | str) -> AttentionSpec:
     if unknown := [name for name in attention if name not in known]:
         raise UserError(f"attention: expected choices out of {', '.join(known)}, got {', '.join(map(str, unknown))}")
     return AttentionSpec(**attention)
+
+
+FEED_FORWARDS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "swiglu": (silu, True),
+    "reglu": (relu, True),
+    "geglu": (gelu, True),
+    "swish": (silu, False),
+    "relu": (relu, False),
+    "gelu": (gelu, False),
+}
+"""An activation, and whether its result gates a second projection."""

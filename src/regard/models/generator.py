@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from regard.errors import UserError
+from regard.models.architectures import is_bidirectional, select_language_model_class
 from regard.models.classifier import add_lora, merge_lora
-from regard.models.kinds import is_bidirectional, select_language_model_class
 from regard.models.loaded import Loaded
 from regard.models.pretrained import load
 from regard.runs.quiet import suppress_logging

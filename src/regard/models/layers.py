@@ -18,7 +18,7 @@ from regard.attention.call import AttentionCall, Operation
 from regard.attention.operator import plain_output
 from regard.attention.positions import rotate
 from regard.attention.weightings import FEATURE_MAPS, gated
-from regard.models.feed_forward import FEED_FORWARDS
+from regard.models.configuration import FEED_FORWARDS
 
 if TYPE_CHECKING:
     from regard.models.configuration import RegardConfig

@@ -10,15 +10,15 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from regard.errors import UserError
-from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
-from regard.models.kinds import (
+from regard.models.architectures import (
     check_complete_model,
     check_generates_text,
     select_auto_class,
     select_language_model_class,
 )
+from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
 from regard.models.loaded import Loaded as Loaded
-from regard.models.sources import check_tokenizer_files, find_model_folder, find_weight_files, hash_files
+from regard.models.model_files import check_tokenizer_files, find_model_folder, find_weight_files, hash_files
 from regard.runs.quiet import suppress_logging
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
