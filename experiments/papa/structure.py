@@ -46,7 +46,13 @@ def runs(task: str, model: models.Loaded, data: str, work: Path, console: Consol
     def run(name: str, **settings: Any) -> Any:
         console.print(f"{time.perf_counter() - began:7.0f} s  {task}: {name}", highlight=False)
         return replace(
-            model, task, data=data, work=work / f"{task}-{name}", resume=True, rank_heads_by="first-layers", **settings
+            model,
+            task,
+            data=data,
+            work_dir=work / f"{task}-{name}",
+            resume=True,
+            rank_heads_by="first-layers",
+            **settings,
         )
 
     def rows(found: Any, form: str, size: int | None, missed: float | None, share: float | None) -> Iterator[Any]:
@@ -56,7 +62,7 @@ def runs(task: str, model: models.Loaded, data: str, work: Path, console: Consol
                 told = ("untouched" if row["constants"] == "none" else row["constants"], None, None, None)
             yield dict(zip(COLUMNS, (task, *told, row["seed"], row["metric"], row["score"]), strict=True))
 
-    whole = run("dense", constants=("average", "zeros"), fractions=(1.0, 0.0))
+    whole = run("dense", constants=("average", "zeros"), dynamic_fractions=(1.0, 0.0))
     yield from rows(whole, "dense", None, 0.0, 1.0)
     path = work / f"{task}-average.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +73,7 @@ def runs(task: str, model: models.Loaded, data: str, work: Path, console: Consol
             cheaper = structured(averages, form, size)
             missed = float(torch.cat(list(error(averages, cheaper).values())).nanmean())
             share = multiply_adds(form, size, averages.length) / multiply_adds("dense", 1, averages.length)
-            found = run(f"{form}-{size}", constants_from=cheaper, fractions=0.0)
+            found = run(f"{form}-{size}", constants_from=cheaper, dynamic_fractions=0.0)
             yield from rows(found, form, size, missed, share)
     path.unlink()
 

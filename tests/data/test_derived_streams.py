@@ -225,7 +225,7 @@ DIFFERENCE = {
 def test_what_the_protocols_differ_in(protocol: Any, tmp_path: Path) -> None:
     """It is the same whichever of them the stream is read with."""
     stream = read_stream(
-        "long-sequence", published(tmp_path), missing_tasks="skip", task_type="text", protocol=protocol
+        "long-sequence", published(tmp_path), missing_tasks="skip", task_type="generation", protocol=protocol
     )
     assert stream.metadata["protocols"] == {
         "imdb": {

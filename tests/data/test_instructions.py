@@ -190,7 +190,7 @@ def test_rows_are_drawn_by_class_and_all_are_published(tmp_path: Path) -> None:
 
 
 def test_prompts_and_answers_as_published(tmp_path: Path) -> None:
-    stream = read_stream("long-sequence", long_sequence(tmp_path), task_type="text")
+    stream = read_stream("long-sequence", long_sequence(tmp_path), task_type="generation")
     assert (stream.text, stream.classes) == (True, ())
     by_name = {task.name: task for task in stream.tasks if isinstance(task, TextTask)}
     assert by_name["mnli"].test.inputs[1] == (
@@ -206,7 +206,9 @@ def test_prompts_and_answers_as_published(tmp_path: Path) -> None:
 def test_both_forms_have_the_same_rows(tmp_path: Path) -> None:
     folder = long_sequence(tmp_path)
     labels = read_stream("long-sequence", folder, samples_per_class=7, max_eval_samples=5, seed=3)
-    texts = read_stream("long-sequence", folder, samples_per_class=7, max_eval_samples=5, seed=3, task_type="text")
+    texts = read_stream(
+        "long-sequence", folder, samples_per_class=7, max_eval_samples=5, seed=3, task_type="generation"
+    )
     for one, other in zip(labels.tasks, texts.tasks, strict=True):
         assert isinstance(one, ClassificationTask)
         assert isinstance(other, TextTask)
@@ -329,13 +331,13 @@ def test_identical_files_are_noticed(tmp_path: Path) -> None:
     assert (files["identical_dev_test"], files["dev_in_test"], files["train_in_test"]) == (True, 15, 0)
     assert files["rows"] == {"train": 60, "dev": 15, "test": 15}
     assert "held out of train" in stream.metadata["dev"]
-    paper = read_stream("long-sequence", tmp_path, protocol="paper", task_type="text")
+    paper = read_stream("long-sequence", tmp_path, protocol="paper", task_type="generation")
     assert all(task.dev == task.test for task in paper.tasks)
     assert paper.metadata["overlaps"]["mnli"]["dev_in_test"] == 15
 
 
-@pytest.mark.parametrize("form", ["labels", "text"])
-def test_overlaps_are_counted_by_input_and_dropped(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("task_type", ["classification", "generation"])
+def test_overlaps_are_counted_by_input_and_dropped(tmp_path: Path, task_type: str) -> None:
     """A row of sst2's train is a test row of imdb, another one of its own; prompts differ by task."""
     imdb = [*rows_of("imdb", "test", 5), ("Shared film!", "Good")]
     save(tmp_path / "imdb/train.json", rows_of("imdb", "train", 20), ["Tell imdb."])
@@ -348,7 +350,7 @@ def test_overlaps_are_counted_by_input_and_dropped(tmp_path: Path, form: str) ->
     ]
     save(tmp_path / "sst2/train.json", train, ["Tell sst2."])
     save(tmp_path / "sst2/test.json", rows_of("sst2", "test", 5), ["Tell sst2."])
-    stream = read_stream("long-sequence", tmp_path, missing_tasks="skip", task_type=form)  # type: ignore[arg-type]
+    stream = read_stream("long-sequence", tmp_path, missing_tasks="skip", task_type=task_type)  # type: ignore[arg-type]
     counts = stream.metadata["overlaps"]["sst2"]
     assert (counts["train_in_test"], counts["train_in_other_tasks"], counts["dropped_from_train"]) == (1, 1, 2)
     assert [sizes(task) for task in stream.tasks] == [(36, 4, 11), (36, 4, 10)]
@@ -385,7 +387,7 @@ def test_classification_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_stream("long-sequence").metadata["rows"]["sst2"] == 1000
 
 
-@pytest.mark.parametrize("settings", [{"task_type": "text"}, {"instructions": True}])
+@pytest.mark.parametrize("settings", [{"task_type": "generation"}, {"instructions": True}])
 def test_the_hub_has_no_definitions(settings: dict[str, Any]) -> None:
     assert refusal("long-sequence", **settings).startswith("folder: expected one with the published files")
 
@@ -396,18 +398,18 @@ def test_the_hub_has_no_definitions(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "name,settings,said",
     [
-        ("superni", {"task_type": "labels"}, "task_type: expected one of text, got 'labels'"),
-        ("long-sequence", {"task_type": "words"}, "task_type: expected one of labels, text, got 'words'"),
-        ("long-sequence", {"missing_tasks": "guess"}, "missing_tasks: expected one of refuse, skip, got 'guess'"),
+        ("superni", {"task_type": "classification"}, "task-type: expected one of generation, got 'classification'"),
+        ("long-sequence", {"task_type": "words"}, "task-type: expected one of classification, generation, got 'words'"),
+        ("long-sequence", {"missing_tasks": "guess"}, "missing-tasks: expected one of refuse, skip, got 'guess'"),
         (
             "long-sequence",
-            {"task_type": "text", "instructions": True},
-            "instructions: expected none with the task type text",
+            {"task_type": "generation", "instructions": True},
+            "instructions: expected none with the task type generation",
         ),
         (
             "stdlib-split",
-            {"task_type": "text"},
-            "task_type: expected labels, or one of the streams long-sequence, superni, got",
+            {"task_type": "generation"},
+            "task-type: expected classification, or one of the streams long-sequence, superni, got",
         ),
         ("stdlib-split", {"instructions": True}, "instructions: expected none, or one of the streams long-sequence"),
     ],

@@ -10,7 +10,6 @@ from hypothesis import strategies as some
 from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_rows, hash_text, make_classification_task
 from regard.data.splits import (
     TaskSplits,
-    check_selection,
     clean_splits,
     divide_rows,
     sample_balanced,
@@ -254,11 +253,3 @@ def test_class_indices_and_hashes() -> None:
     assert made.sha256["train"] == hash_rows(train) == hash_rows(rows("b x", "a y"))
     different = [train, train[::-1], rows("a x", "a y"), rows("b X", "a y")]
     assert len({hash_rows(other) for other in different}) == 4
-
-
-def test_selection_on_test_rows_is_refused() -> None:
-    assert (check_selection("dev"), check_selection("train")) == ("dev", "train")
-    with pytest.raises(UserError, match="selection: expected dev, got test: "):
-        check_selection("test")
-    with pytest.raises(UserError, match="selection: expected dev, got 'all'"):
-        check_selection("all")

@@ -128,8 +128,8 @@ def rebuild_network(folder: Path, learnt: int, loaded: Loaded) -> tuple[Network,
 def _classifier(loaded: Loaded, about: Mapping[str, Any]) -> Classifier:
     """What a run's network is built around, before its first task."""
     if about["head"] == GeneratorConfig.head:
-        return cast(Classifier, cast(Any, Generator.over(loaded, lora=about["lora"], seed=about["seed"])))
-    return Classifier.over(
+        return cast(Classifier, cast(Any, Generator.from_loaded(loaded, lora=about["lora"], seed=about["seed"])))
+    return Classifier.from_loaded(
         loaded,
         about["classes"],
         head=about["head"],

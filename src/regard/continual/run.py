@@ -74,7 +74,7 @@ def make_learner(
     encoded = encode_stream(stream, loaded.tokenizer, budget.length)
     check_lengths(encoded, maximum_length(loaded.model, loaded.tokenizer))
     wanted = head or method.head
-    classifier = Classifier.over(
+    classifier = Classifier.from_loaded(
         loaded,
         stream.classes,
         head=wanted,
@@ -169,7 +169,7 @@ def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
 def _about(learner: Learner, method: Method) -> dict[str, Any]:
     """What a run's numbers depend on."""
     stream, config = learner.stream, learner.network.classifier.config
-    unused = ("micro_batch",) if stream.text else ("micro_batch_size", "target_length")
+    unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
     return {
         "method": type(method).__name__,
         "settings": method.settings.to_dict(),

@@ -111,7 +111,7 @@ def begin_texts(
         raise UserError(
             f"method: expected one for tasks from text to text, {type(method).__name__} needs tasks of classification"
         )
-    generator = Generator.over(loaded, lora=lora, seed=seed)
+    generator = Generator.from_loaded(loaded, lora=lora, seed=seed)
     encoded = encode_texts(stream, loaded.tokenizer, budget, apart=generator.reads_apart)
     most = maximum_length(loaded.model, loaded.tokenizer)
     check_text_lengths(encoded.values(), most, budget.target_length, apart=generator.reads_apart)

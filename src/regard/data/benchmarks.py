@@ -10,8 +10,8 @@ from typing import Literal
 from regard.data.hub import HUB_DATASETS, HubDataset
 from regard.data.stream import Metric
 
-TaskForm = Literal["labels", "text"]
-"""How an instruction task is read: "labels" as classification for encoders, "text" as text to text."""
+TaskType = Literal["classification", "generation"]
+"""How an instruction task is read: "classification" for encoders, "generation" from text to text."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Benchmark:
     """A collection of tasks with instructions."""
 
     folder: str
-    forms: tuple[TaskForm, ...]
+    task_types: tuple[TaskType, ...]
     metric: Metric
     prompt: str  # template with {definition} and {input}
     prompt_without_definition: str
@@ -182,7 +182,7 @@ _LONG_SEQUENCE_TASKS = (
 
 LONG_SEQUENCE = Benchmark(
     folder="Long_Sequence",
-    forms=("labels", "text"),
+    task_types=("classification", "generation"),
     metric="exact-match",
     prompt="{definition}\n{input}\nOutput: ",
     prompt_without_definition="{input}\nOutput: ",
@@ -190,7 +190,7 @@ LONG_SEQUENCE = Benchmark(
 )
 SUPER_NI = Benchmark(
     folder="SuperNI",
-    forms=("text",),
+    task_types=("generation",),
     metric="rouge-l",
     prompt="Definition: {definition}\n\nNow complete the following example -\nInput: {input}\nOutput: ",
     prompt_without_definition="Now complete the following example -\nInput: {input}\nOutput: ",

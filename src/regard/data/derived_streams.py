@@ -68,7 +68,7 @@ def sample_instruction_tasks(
         seed=seed,
         protocol=protocol,
         dev_is_test=True,
-        metadata={"published": None, "form": "text", "passed_over": tuple(skipped)},
+        metadata={"published": None, "task_type": "generation", "passed_over": tuple(skipped)},
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.data.benchmarks import Benchmark, InstructionTask, TaskForm
+from regard.data.benchmarks import Benchmark, InstructionTask, TaskType
 from regard.data.rows import FREE_ANSWER, LabeledRow, LabeledRows, RawTask, hash_rank, hash_text
 from regard.data.splits import divide_rows
 from regard.data.tables import NO_GOLD_LABEL, STREAM, read_text_lines
@@ -95,7 +95,12 @@ def candidate_folders(folder: Path, benchmark: Benchmark) -> tuple[Path, ...]:
 
 
 def read_instruction_task(
-    name: str, files: Mapping[str, Path], benchmark: Benchmark, *, form: TaskForm = "text", definitions: bool = False
+    name: str,
+    files: Mapping[str, Path],
+    benchmark: Benchmark,
+    *,
+    task_type: TaskType = "generation",
+    definitions: bool = False,
 ) -> RawTask:
     """Read a task from its files.
 
@@ -121,7 +126,7 @@ def read_instruction_task(
                 for text, answers in content.rows
             )
         else:
-            rows[split] = _label_rows(task, benchmark, content, head.definition, form, definitions)
+            rows[split] = _label_rows(task, benchmark, content, head.definition, task_type, definitions)
         if not rows[split]:
             raise UserError(f"stream: expected rows with a label in {files[split]}, got none")
     train, dev, test, test_rows = _choose_splits(name, rows, _group_rows(task, contents.values()))
@@ -195,7 +200,7 @@ def _label_rows(
     benchmark: Benchmark,
     content: InstructionFile,
     definition: str,
-    form: TaskForm,
+    task_type: TaskType,
     definitions: bool,
 ) -> LabeledRows:
     """Make the rows of a classification task: texts for an encoder, or a prompt and its answer."""
@@ -211,7 +216,7 @@ def _label_rows(
         if (match := pattern.match(text)) is None:
             raise UserError(f"stream: expected the parts of an input of {task.name} in {location}: {task.pattern!r}")
         key = _hash_parts(task, match.groups())
-        if form == "text":
+        if task_type == "generation":
             rows.append(LabeledRow((format_prompt(benchmark, definition, text),), label, key, answers))
             continue
         texts = tuple(template.format(*match.groups()) for template in task.texts)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from regard.data.examples import Examples
 from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_rank, hash_text
-from regard.data.stream import ClassificationTask, Protocol, Split, TextPairs, TextTask
+from regard.data.stream import ClassificationTask, Protocol, TextPairs, TextTask
 from regard.errors import UserError
 
 DEV_FRACTION = 0.1
@@ -32,19 +32,6 @@ class TaskSplits(NamedTuple):
     def by_split(self) -> dict[str, LabeledRows]:
         """Return the rows by the name of their split."""
         return {"train": self.train, "dev": self.dev, "test": self.test}
-
-
-def check_selection(split: str) -> Split:
-    """Check the split on which models, methods and learning rates are selected: dev or train, never test."""
-    if split == "test":
-        raise UserError(
-            "selection: expected dev, got test: what is chosen on test rows has no score on them; dev is there for it"
-        )
-    if split == "dev":
-        return "dev"
-    if split == "train":
-        return "train"
-    raise UserError(f"selection: expected dev, got {split!r}")
 
 
 def check_disjoint(task: ClassificationTask | TextTask) -> None:

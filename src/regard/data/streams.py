@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from regard.data.benchmarks import Benchmark, TaskForm
+from regard.data.benchmarks import Benchmark, TaskType
 from regard.data.dataset_files import read_dataset
 from regard.data.instructions import (
     candidate_folders,
@@ -40,7 +40,7 @@ def read_stream(
     order: str | Sequence[int] = "paper",
     seed: int = 0,
     protocol: Protocol = "clean",
-    task_type: TaskForm | None = None,
+    task_type: TaskType | None = None,
     missing_tasks: MissingTasks = "refuse",
     instructions: bool = False,
 ) -> Stream:
@@ -64,7 +64,8 @@ def read_stream(
         protocol: "clean" drops training rows that dev or test of any task has, dev rows that a test split has, and
             repeated rows; a missing dev split is a tenth of each class of train. "paper" drops nothing; a missing dev
             split of a published data set is its test split.
-        task_type: How to read tasks with instructions: "labels" or "text"; None for the first that the stream has.
+        task_type: How to read tasks with instructions: "classification" or "generation". By default the first that
+            the stream has.
         missing_tasks: "refuse" tasks without files, or "skip" them; `metadata["missing"]` names them.
         instructions: Put the definition of a task before the texts of classification.
 
@@ -76,7 +77,7 @@ def read_stream(
         if count is not None:
             check_int(name, count, least=1)
     check_choice("protocol", protocol, get_args(Protocol))
-    check_choice("missing_tasks", missing_tasks, get_args(MissingTasks))
+    check_choice("missing-tasks", missing_tasks, get_args(MissingTasks))
     name = str(name_or_path)
     spec = STREAMS.get(name)
     benchmark = spec.benchmark if spec else None
@@ -88,12 +89,12 @@ def read_stream(
         _check_no_instructions(name, task_type, instructions)
         raw = _read_datasets(name, spec, folder)
     else:
-        task_type = task_type or benchmark.forms[0]
+        task_type = task_type or benchmark.task_types[0]
         raw = _read_instruction_tasks(spec, benchmark, folder, task_type, missing_tasks, instructions)
         available = {task.name for task in raw}
         metadata |= {
-            "form": task_type,
-            "instructions": instructions or task_type == "text",
+            "task_type": task_type,
+            "instructions": instructions or task_type == "generation",
             "missing": tuple(task.name for task in spec.tasks if task.name not in available),
         }
     if samples_per_class is not None or spec is None:
@@ -108,7 +109,7 @@ def read_stream(
     stream = assemble_stream(
         name if spec else Path(name).resolve().name,
         raw,
-        metric=benchmark.metric if benchmark and task_type == "text" else None,
+        metric=benchmark.metric if benchmark and task_type == "generation" else None,
         samples_per_class=samples,
         max_eval_samples=max_eval_samples,
         seed=seed,
@@ -245,11 +246,13 @@ def _read_datasets(name: str, spec: StreamSpec, folder: str | Path | None) -> li
     return raw
 
 
-def _check_no_instructions(name: str, task_type: TaskForm | None, instructions: bool) -> None:
+def _check_no_instructions(name: str, task_type: TaskType | None, instructions: bool) -> None:
     """Raise UserError for options that only streams with instructions have."""
     streams = ", ".join(name for name, spec in STREAMS.items() if spec.benchmark is not None)
-    if task_type not in (None, "labels"):
-        raise UserError(f"task_type: expected labels, or one of the streams {streams}, got {task_type!r} with {name!r}")
+    if task_type not in (None, "classification"):
+        raise UserError(
+            f"task-type: expected classification, or one of the streams {streams}, got {task_type!r} with {name!r}"
+        )
     if instructions:
         raise UserError(f"instructions: expected none, or one of the streams {streams}, got {name!r}")
 
@@ -258,22 +261,22 @@ def _read_instruction_tasks(
     spec: StreamSpec,
     benchmark: Benchmark,
     folder: str | Path | None,
-    task_type: TaskForm,
+    task_type: TaskType,
     missing_tasks: MissingTasks,
     instructions: bool,
 ) -> list[RawTask]:
     """Read the tasks of a benchmark from its files, or those of classification from the hub."""
-    check_choice("task_type", task_type, benchmark.forms)
-    if instructions and task_type == "text":
-        raise UserError("instructions: expected none with the task type text, whose prompts have them anyway")
+    check_choice("task-type", task_type, benchmark.task_types)
+    if instructions and task_type == "generation":
+        raise UserError("instructions: expected none with the task type generation, whose prompts have them anyway")
     names = [task.name for task in spec.tasks]
     if folder is not None:
         files = _find_benchmark_files(names, benchmark, Path(folder), missing_tasks)
         raw = [
-            read_instruction_task(name, files[name], benchmark, form=task_type, definitions=instructions)
+            read_instruction_task(name, files[name], benchmark, task_type=task_type, definitions=instructions)
             for name in files
         ]
-    elif task_type == "text" or instructions:
+    elif task_type == "generation" or instructions:
         raise UserError("folder: expected one with the published files, the hub has no definitions of these tasks")
     else:
         raw = [read_hub_task(benchmark.tasks[name]) for name in names]
@@ -294,7 +297,7 @@ def _find_benchmark_files(
     if missing and missing_tasks == "refuse":
         raise UserError(
             f"stream: expected files of every task in {folder}, got none of {', '.join(missing)}; to leave them out, "
-            "skip what is missing (missing_tasks=skip)"
+            "skip what is missing (missing-tasks=skip)"
         )
     return files
 

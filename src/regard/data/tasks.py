@@ -37,7 +37,7 @@ class TaskPreset:
     batch_size: int
     epochs: int
     length: int
-    rows: tuple[int, int] | None = None
+    rows: tuple[int | None, int | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ def read_task(
     name: str,
     folder: str | Path | None = None,
     *,
-    rows: tuple[int, int] | None = None,
+    rows: tuple[int | None, int | None] | None = None,
     seed: int = 0,
     text: str | None = None,
     label: str | None = None,
@@ -159,8 +159,8 @@ def read_task(
         folder: Folder of published files, plain or .gz. They are looked for in folder/glue/CoLA, folder/CoLA and the
             folder itself, for each name of `TaskSpec.folders`; the first with a training file is read. WikiText without
             training file has its validation file for training, and its test file for validation. None reads the hub.
-        rows: Maximum numbers of training and validation rows, sampled with `seed` and kept in order; fewer rows are a
-            subset of more. Of running text, consecutive lines.
+        rows: Maximum numbers of training and validation rows, sampled with `seed` and kept in order (None for all);
+            fewer rows are a subset of more. Of running text, consecutive lines.
         seed: Seed of sampling and of holding out.
         text: Column of texts in a user's table, or two as "a,b"; "text" by default.
         label: Column of labels, strings or integers; "label" by default.
@@ -171,7 +171,7 @@ def read_task(
     Raises:
         UserError: A name, file, column or label is not as expected.
     """
-    if rows is not None and min(rows) < 1:
+    if rows is not None and any(count is not None and count < 1 for count in rows):
         raise UserError(f"rows: expected at least 1 for training and 1 for validation, got {rows[0]} and {rows[1]}")
     spec = None
     if is_table(name):

@@ -230,7 +230,7 @@ class Classifier(PreTrainedModel):
         return model
 
     def take_encoder(self) -> PreTrainedModel:
-        """Return the trained encoder with adapters merged and all weights trainable; the classifier becomes unusable."""
+        """Return the trained encoder with adapters merged and weights trainable; the classifier becomes unusable."""
         if self.config.lora:
             merge_lora(self.encoder)
         return mark_encoder_only(self.encoder.requires_grad_(True))

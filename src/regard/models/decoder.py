@@ -22,10 +22,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple
 
 from regard.attention.positions import BUCKETS, alibi_slopes, rotary_angles, sinusoidal, t5_buckets
+from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.models.configuration import RegardConfig
 from regard.models.layers import DownProjection, LayerContext, RegardAttention, RegardDecoderLayer, RMSNorm
-from regard.models.loss import IGNORE_INDEX, linear_cross_entropy, logits_cross_entropy
+from regard.models.loss import linear_cross_entropy, logits_cross_entropy
 
 
 class RegardPreTrainedModel(PreTrainedModel):
@@ -199,7 +200,7 @@ class RegardModel(RegardPreTrainedModel):
     ) -> LayerContext:
         """What all layers share."""
         config, positions, device = self.config, self.spec.positions, stream.device
-        shared: dict[str, Any] = {"key_real": real}
+        shared: dict[str, Any] = {"key_mask": real}
         if attention_mask is not None and attention_mask.ndim == 4:
             shared |= _entries(attention_mask, offset + stream.shape[1])
         if positions == "rotary":

@@ -92,7 +92,7 @@ class Generator(nn.Module):
         self.encoder, self.config = encoder, config
 
     @classmethod
-    def over(cls, loaded: Loaded, *, lora: Mapping[str, Any] | None = None, seed: int = 0) -> Generator:
+    def from_loaded(cls, loaded: Loaded, *, lora: Mapping[str, Any] | None = None, seed: int = 0) -> Generator:
         """A generator over a copy of a pretrained language model.
 
         `lora`: `rank`, and `alpha` and `targets` (names of layers, None for the choice of `add_lora`), which freezes

@@ -110,4 +110,6 @@ def _check_tokens(classes: Sequence[str], ids: Sequence[Sequence[int]], max_leng
                 "expected words of its own for each class, which label_texts can give"
             )
         if max_length is not None and len(tokens) > max_length:
-            raise UserError(f"label_texts: expected at most {max_length} tokens for a class, {name!r} has {len(tokens)}")
+            raise UserError(
+                f"label_texts: expected at most {max_length} tokens for a class, {name!r} has {len(tokens)}"
+            )

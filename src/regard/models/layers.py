@@ -110,7 +110,7 @@ class FeatureMap(nn.Module):
 
 
 class RegardAttention(nn.Module):
-    """Attention as a spec describes it: projections, norms, positions, feature map, attention call, gate, projection."""
+    """Attention as a spec describes it: projections, norms, positions, feature map, attention, gate, projection."""
 
     is_causal = True
 
@@ -142,7 +142,9 @@ class RegardAttention(nn.Module):
 
     def forward(self, hidden_states: Tensor, context: LayerContext, past_key_values: Cache | None = None) -> Tensor:
         """Return what is added to the residual stream, (batch, token, width)."""
-        query, key, value = (self._split_heads(layer(hidden_states)) for layer in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = (
+            self._split_heads(layer(hidden_states)) for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         if context.cosine is not None and context.sine is not None:

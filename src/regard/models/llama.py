@@ -30,7 +30,6 @@ SHARED_FIELDS = (
 )
 
 
-
 def from_llama(model: LlamaForCausalLM) -> RegardForCausalLM:
     """Copy a Llama into a decoder. Raise UserError for options that the decoder does not have."""
     _check_type(model, LlamaForCausalLM)

@@ -44,10 +44,14 @@ KILLS = {
 """Of which comparison, and when each of its parts ends."""
 
 
+def table_of(found: LearnResult, name: str) -> pd.DataFrame:
+    return getattr(found, "accuracy_matrix" if name == "matrix" else name)
+
+
 def check_same(found: LearnResult, expected: LearnResult, **options: Any) -> None:
     """Every number but times."""
     for name in TABLES:
-        mine, theirs = (getattr(one, name).drop(columns=CLOCK, errors="ignore") for one in (found, expected))
+        mine, theirs = (table_of(one, name).drop(columns=CLOCK, errors="ignore") for one in (found, expected))
         pd.testing.assert_frame_equal(mine, theirs, **({"check_exact": True} | options))
 
 
@@ -58,10 +62,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> LearnResult:
 
 
 def test_the_tables(whole: LearnResult) -> None:
-    assert {name: tuple(getattr(whole, name)) for name in TABLES} == COLUMNS
+    assert {name: tuple(table_of(whole, name)) for name in TABLES} == COLUMNS
     assert all(getattr(whole, name).empty for name in LATER)
     for name in (one for one in TABLES if one not in LATER):
-        table = getattr(whole, name)
+        table = table_of(whole, name)
         assert set(table["method"]) == set(METHODS)
         assert {*table["stream"]} == {"words"}
         assert {*table["seed"]} == {1}
@@ -96,7 +100,7 @@ def test_the_record(whole: LearnResult) -> None:
     assert first["labels"] == ["red", "blue", "green"]
     assert first["rows"] == {"train": 18, "dev": 9, "test": 12}
     assert len(record["model"]["sha256"]) == 64
-    assert record["course"]["epochs"] == 1
+    assert record["course"]["num_epochs"] == 1
     assert json.loads(json.dumps(record)) == record
 
 
@@ -154,7 +158,7 @@ def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
     assert (third["method"], third["learning_rate"]) == ("finetune", 5e-3)
     for probed in (second, fourth):
         assert (probed["method"], probed["search"]) == ("probe", [])
-        assert probed["learning_rate"] == found.metadata["course"]["probing_rate"] == 1e-2
+        assert probed["learning_rate"] == found.metadata["course"]["probing_learning_rate"] == 1e-2
     told = "search: 1e-9,5e-3 was not used, probe is trained at a rate of its own: --probing-learning-rate 0.01"
     said = [[line for line in run["warnings"] if line.startswith("search")] for run in found.metadata["runs"]]
     assert said == [[], [told], [], []], "once for all seeds"
@@ -175,7 +179,7 @@ def test_a_learning_rate_that_is_given_to_a_method_with_its_own() -> None:
 
 def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
     """The record says which, and the numbers of the tasks in it."""
-    fields = {**FIELDS, "diagnostic_samples": 0, "keep_models": False}
+    fields = {**FIELDS, "diagnostic_samples": 0, "save_models": False}
     drawn = {seed: "-".join(map(str, parse_order("random", 3, seed))) for seed in (1, 3)}
     assert len({*drawn.values(), "2-0-1"}) == 3, "other seeds are to be taken"
     turned = stream().reorder((2, 0, 1))
@@ -249,10 +253,17 @@ def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, unbroke
 
 def test_a_finished_comparison_is_not_run_again(tmp_path: Path) -> None:
     fields = {**FIELDS, "diagnostic_samples": 0}
-    first = learn(stream(), "probe", loaded(), seeds=[1], work=tmp_path, **fields)
+    first = learn(stream(), "probe", loaded(), seeds=[1], work_dir=tmp_path, **fields)
     told: list[Progress] = []
     again = learn(
-        stream(), ["probe", "joint"], loaded(), seeds=[1], work=tmp_path, resume=True, on_progress=told.append, **fields
+        stream(),
+        ["probe", "joint"],
+        loaded(),
+        seeds=[1],
+        work_dir=tmp_path,
+        resume=True,
+        on_progress=told.append,
+        **fields,
     )
     assert {one.method for one in told} == {"joint"}
     pd.testing.assert_frame_equal(
@@ -263,14 +274,14 @@ def test_a_finished_comparison_is_not_run_again(tmp_path: Path) -> None:
 
 def test_what_else_is_in_the_folder_is_left(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    learn(stream(), "probe", loaded(), work=tmp_path, **{**FIELDS, "diagnostic_samples": 0})
+    learn(stream(), "probe", loaded(), work_dir=tmp_path, **{**FIELDS, "diagnostic_samples": 0})
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     "change, told",
     [
-        ({"num_epochs": 2}, "course.epochs was 1 and is 2"),
+        ({"num_epochs": 2}, "course.num_epochs was 1 and is 2"),
         ({"model": loaded(seed=1)}, "model was "),
         ({"stream": replace(stream(), tasks=stream().tasks[:2], order=(0, 1))}, "tasks was "),
         ({"stream": stream(5)}, "tasks.cat-dog.train was "),
@@ -283,7 +294,7 @@ def test_another_comparison_is_refused(change: dict[str, Any], told: str, tmp_pa
         return replace(of, tasks=tasks)
 
     given = {"stream": stream(), "model": loaded(), **FIELDS, "diagnostic_samples": 0}
-    call = {"method": "probe", "seeds": [1], "work": tmp_path}
+    call = {"method": "probe", "seeds": [1], "work_dir": tmp_path}
     learn(**{**given, "stream": hashed(given["stream"])}, **call)
     given |= change
     with pytest.raises(UserError) as raised:
@@ -301,12 +312,12 @@ def given_stream(rows: int = 6, *, text: Any = "a cat", dev_is_test: bool = Fals
 
 def test_a_stream_without_hashes_is_known_by_its_rows(tmp_path: Path) -> None:
     fields = {**FIELDS, "diagnostic_samples": 0}
-    found = learn(given_stream(), "probe", loaded(), seeds=[1], work=tmp_path, **fields)
+    found = learn(given_stream(), "probe", loaded(), seeds=[1], work_dir=tmp_path, **fields)
     hashes = [one["sha256"] for one in found.metadata["stream"]["tasks"]]
     assert all(set(one) == {"train", "dev", "test"} for one in hashes)
-    learn(given_stream(), "probe", loaded(), seeds=[1], work=tmp_path, resume=True, **fields)
+    learn(given_stream(), "probe", loaded(), seeds=[1], work_dir=tmp_path, resume=True, **fields)
     with pytest.raises(UserError, match=r"resume: .*; tasks.cat-dog.train was "):
-        learn(given_stream(text="the cat"), "probe", loaded(), seeds=[1], work=tmp_path, resume=True, **fields)
+        learn(given_stream(text="the cat"), "probe", loaded(), seeds=[1], work_dir=tmp_path, resume=True, **fields)
 
 
 def test_a_given_text_that_is_none() -> None:
@@ -321,8 +332,8 @@ def test_nothing_is_searched_on_rows_that_are_test_rows_as_well() -> None:
 
 
 def test_models_that_were_not_kept_are_not_written(tmp_path: Path) -> None:
-    fields = {**FIELDS, "diagnostic_samples": 0, "seeds": [1], "work": tmp_path / "work"}
-    learn(stream(), "probe", loaded(), keep_models=False, **fields)
+    fields = {**FIELDS, "diagnostic_samples": 0, "seeds": [1], "work_dir": tmp_path / "work"}
+    learn(stream(), "probe", loaded(), save_models=False, **fields)
     again = learn(stream(), "probe", loaded(), resume=True, **fields)
     assert again.models is None
     again.save(tmp_path / "out")
@@ -384,18 +395,18 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         ({"method": ["probe", "probe"]}, "method: expected names apart by commas, each once, got 'probe,probe'"),
         ({"method": 5}, "method: expected a name, got 5"),
         ({"method": [1]}, "method: expected one of finetune, "),
-        ({"samples_per_class": 3}, "rows: expected none with a stream that is given, which has its rows"),
+        ({"samples_per_class": 3}, "samples-per-class: expected none with a stream that is given, which has its rows"),
         ({"method": []}, "method: expected names apart by commas, each once, got ''"),
         ({"speed": 1}, "course: there is no field speed; allowed are stream, method, "),
         ({"set": ("scaling=full",)}, "set: probe has no settings, got scaling"),
-        ({"num_epochs": 0}, "epochs: expected a number of at least 1, got 0"),
+        ({"num_epochs": 0}, "num-epochs: expected a number of at least 1, got 0"),
         ({"order": "2-0"}, "order: expected each number from 0 to 2 once"),
         ({"model": torch.nn.Linear(2, 2)}, "cannot teach Linear: expected a Hugging Face PreTrainedModel, or its name"),
         ({"model": loaded().model}, "a model needs its tokenizer: regard.learn(stream, method, model, tokenizer="),
     ],
 )
 def test_what_cannot_be(said: dict[str, Any], told: str, tmp_path: Path) -> None:
-    given = {"stream": stream(), "method": "probe", "model": loaded(), "work": tmp_path / "work", **FIELDS} | said
+    given = {"stream": stream(), "method": "probe", "model": loaded(), "work_dir": tmp_path / "work", **FIELDS} | said
     with pytest.raises(UserError) as raised:
         learn(**given)
     assert str(raised.value).startswith(told)

@@ -44,11 +44,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("learnt")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "flops_a_token", lambda *_: 0.0)
-        plain = learn(small.stream(), ["finetune", "mbpa++", "idbr"], small.loaded(), work=place / "a", **FIELDS)
-        adapted = learn(small.stream(), "finetune", small.loaded(), work=place / "b", lora_rank=2, **FIELDS)
+        plain = learn(small.stream(), ["finetune", "mbpa++", "idbr"], small.loaded(), work_dir=place / "a", **FIELDS)
+        adapted = learn(small.stream(), "finetune", small.loaded(), work_dir=place / "b", lora_rank=2, **FIELDS)
         blocks = {**FIELDS, "head": "labels", "set": ("rank=2", "ahead=5")}
-        pool = learn(small.stream(), "sapt", small.loaded(), work=place / "c", **blocks)
-        texts = learn(small_text.stream(), ["finetune", "osf"], small_text.loaded(), work=place / "d", **TEXTS)
+        pool = learn(small.stream(), "sapt", small.loaded(), work_dir=place / "c", **blocks)
+        texts = learn(small_text.stream(), ["finetune", "osf"], small_text.loaded(), work_dir=place / "d", **TEXTS)
     runs = {"plain": plain, "adapted": adapted, "pool": pool, "texts": texts}
     for name, found in runs.items():
         found.save(place / name)
@@ -106,10 +106,9 @@ def test_it_is_measured_as_the_encoder_in_memory(name: str, written: Path, docum
 def test_it_is_replaced(written: Path, tmp_path: Path) -> None:
     rows = [{"text": f"{word} the a of", "label": word} for word in ("cat", "dog") * 12]
     (tmp_path / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {"length": 8, "rows": (16, 8), "epochs": 1, "batch_size": 8, "learning_rate": 0.01, "seeds": 1}
-    found = regard.replace(
-        str(written / "finetune"), str(tmp_path / "task.jsonl"), dynamic_fractions=(1, 0), **settings
-    )
+    settings = {"length": 8, "max_train_samples": 16, "max_eval_samples": 8, "num_epochs": 1, "batch_size": 8}
+    settings |= {"learning_rate": 0.01, "num_seeds": 1, "dynamic_fractions": (1, 0)}
+    found = regard.replace(str(written / "finetune"), str(tmp_path / "task.jsonl"), **settings)
     assert found.scores["dynamic_fraction"].tolist() == [1, 0]
 
 
@@ -122,7 +121,7 @@ def test_learning_begins_from_it(
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
     folder = written / name
     options = {**FIELDS, **({"lora_rank": lora} if lora else {})}
-    found = learn(small.stream(), "finetune", str(folder), work=tmp_path / "work", **options)
+    found = learn(small.stream(), "finetune", str(folder), work_dir=tmp_path / "work", **options)
     assert found.metadata["model"]["name"] == str(folder)
     found.save(tmp_path / "run")
     out = rollback(tmp_path / "run", 1, tmp_path / "again")
@@ -168,7 +167,7 @@ def test_one_that_answers_in_texts_is_the_language_model(written: Path) -> None:
     found = load_generator(folder, device="cpu")
     told = Generator.from_pretrained(folder)
     real = torch.ones_like(prompt)
-    answer: Tensor = Generator.over(found).generate(prompt, real, 4)
+    answer: Tensor = Generator.from_loaded(found).generate(prompt, real, 4)
     assert torch.equal(answer, told.generate(prompt, real, 4))
     weights = told.encoder.state_dict()
     assert all(torch.equal(weights[key], value) for key, value in models.load(folder).model.state_dict().items())
@@ -178,7 +177,7 @@ def test_one_that_answers_in_texts_is_the_language_model(written: Path) -> None:
 
 def test_teaching_one_that_answers_goes_on(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
-    found = learn(small_text.stream(), "finetune", str(written / "answers"), work=tmp_path / "work", **TEXTS)
+    found = learn(small_text.stream(), "finetune", str(written / "answers"), work_dir=tmp_path / "work", **TEXTS)
     found.save(tmp_path / "run")
     out = rollback(tmp_path / "run", 3, tmp_path / "again")
     assert json.loads((out / "config.json").read_text())["lineage"]["base"] == str(written / "answers")

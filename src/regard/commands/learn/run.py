@@ -51,7 +51,7 @@ OF_THE_STREAM = (
 class Progress:
     """How far a comparison is: the run at hand among all, how many tasks it has, and how far it is.
 
-    Once a task is learnt and scored, `told` has the stage `TASK_END`.
+    Once a task is learnt and scored, `told` has the phase `TASK_END`.
     """
 
     method: str
@@ -69,9 +69,9 @@ def learn(
     *,
     tokenizer: Any = None,
     seeds: Sequence[int] | None = None,
-    work: str | Path | None = None,
+    work_dir: str | Path | None = None,
     resume: bool = False,
-    keep_models: bool = True,
+    save_models: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
     **changes: Any,
 ) -> LearnResult:
@@ -80,10 +80,9 @@ def learn(
     `stream` is a name, a table or folder of your own, a `Stream`, or a `LearnConfig` that says everything. `method` is
     a name out of `regard.continual.methods.METHODS`, or several. `model` is a name, or a model with its `tokenizer`.
     `changes` are fields of `LearnConfig`; without `order` a `Stream` comes in the order that it has, and a stream by
-    its
-    name in one that is drawn by the seed, as both do with "random". `work` is where finished runs, and the state of the
-    one at hand, are kept: with `resume` a comparison that was broken off goes on there, to the same numbers. With
-    `keep_models` what each task has changed of the model is kept there too, for `regard rollback`.
+    its name in one that is drawn by the seed, as both do with "random". `work_dir` is where finished runs, and the
+    state of the one at hand, are kept: with `resume` a comparison that was broken off goes on there, to the same
+    numbers. With `save_models` what each task has changed of the model is kept there too, for `regard rollback`.
 
     Under `accelerate launch` all processes train together, and each returns the same. Raises UserError.
     """
@@ -91,7 +90,7 @@ def learn(
     courses = [replace(one, seed=seed) for seed in _seeds(seeds, course) for one in split_methods(course)]
     own = add_row_hashes(stream) if isinstance(stream, Stream) else None
     _together()
-    with _folder(work) as place:
+    with _folder(work_dir) as place:
         streams = {seed: _stream(one, own) for seed, one in {one.seed: one for one in courses}.items()}
         text = next(iter(streams.values())).text
         loaded = _loaded(course, model, tokenizer, text=text)
@@ -108,7 +107,7 @@ def learn(
                     streams[one.seed],
                     loaded,
                     states=place / STATES / key,
-                    models=place / MODELS / key if keep_models else None,
+                    models=place / MODELS / key if save_models else None,
                     resume=resume,
                     tell=tell,
                 )
@@ -116,10 +115,9 @@ def learn(
                     found[key] = journal.add(key, result) if processes.is_main_process() else result
                 if processes.is_main_process():
                     shutil.rmtree(place / STATES / key, ignore_errors=True)
-        models = place / MODELS if keep_models and work is not None and (place / MODELS).is_dir() else None
-        return LearnResult(
-            **_tables(courses, streams, found), metadata=_record(course, courses, streams, loaded, found), models=models
-        )
+        models = place / MODELS if save_models and work_dir is not None and (place / MODELS).is_dir() else None
+        tables, record = _tables(courses, streams, found), _record(course, courses, streams, loaded, found)
+        return LearnResult(accuracy_matrix=tables.pop("matrix"), **tables, metadata=record, models=models)
 
 
 def _course(stream: str | Stream | LearnConfig, method: Any, model: Any, changes: Mapping[str, Any]) -> LearnConfig:
@@ -129,7 +127,8 @@ def _course(stream: str | Stream | LearnConfig, method: Any, model: Any, changes
         said["method"] = ",".join(map(str, method)) if isinstance(method, (list, tuple)) else method
     refused = [name for name in OF_THE_STREAM if isinstance(stream, Stream) and said.get(name) is not None]
     if refused:
-        raise UserError(f"{refused[0]}: expected none with a stream that is given, which has its rows")
+        option = refused[0].replace("_", "-")
+        raise UserError(f"{option}: expected none with a stream that is given, which has its rows")
     if isinstance(model, str):
         said["model"] = model
     if said.get("order") is None:
