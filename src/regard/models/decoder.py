@@ -211,7 +211,7 @@ class RegardModel(RegardPreTrainedModel):
         elif positions in ("t5", "t5-bucket-number"):
             buckets = t5_buckets(torch.arange(offset + stream.shape[1], device=device))
             own = {"table": self.distance_table, "buckets": buckets}
-            shared |= own if positions == "t5" else {"by_distance": buckets[None].to(stream.dtype)}
+            shared |= own if positions == "t5" else {"distance_bias": buckets[None].to(stream.dtype)}
         return LayerContext(offset=offset, attentions=attentions, **shared)
 
 
