@@ -25,7 +25,7 @@ from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
 from regard.continual.run import make_learner, run_stream
-from regard.continual.stage import TrainingBudget
+from regard.continual.training_phase import TrainingBudget
 from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
 from regard.models.pretrained import Loaded, load

@@ -26,7 +26,7 @@ from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
-from regard.continual.stage import TrainingBudget
+from regard.continual.training_phase import TrainingBudget
 from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.models.heads import HeadName

@@ -15,7 +15,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
 from regard.data.examples import Examples
 from regard.data.stream import Stream
-from tests.continual.small import BUDGET, CLASSES, loaded, stream
+from tests.continual.small_tasks import BUDGET, CLASSES, loaded, stream
 
 ONE = replace(BUDGET, num_epochs=1, num_probing_epochs=1)
 

@@ -34,7 +34,7 @@ from regard.continual.methods.probe import Probe
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
-from tests.continual.small import BUDGET, WORDS, loaded, stream, tokenizer
+from tests.continual.small_tasks import BUDGET, WORDS, loaded, stream, tokenizer
 
 SIZES = Sizes(neurons=7, capsule=2, middle=5, transfers=3, filters=4)
 SMALL: dict[str, Any] = {"neurons": 12, "middle": 6, "filters": 4, "capsule": 2}

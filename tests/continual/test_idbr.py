@@ -20,7 +20,7 @@ from regard.continual.methods.idbr_kmeans import distances, kmeans, representati
 from regard.continual.methods.idbr_network import IdbrNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 CLS, SEP, UNK = 2, 3, 1
 HALVING = Halving(frozenset({0, CLS, SEP, 4}), SEP, length=10, pad=0)

@@ -21,7 +21,7 @@ from regard.continual.run_state import RunState
 from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
-from tests.continual.small import BUDGET, WORDS, loaded, stream, tokenizer
+from tests.continual.small_tasks import BUDGET, WORDS, loaded, stream, tokenizer
 
 SMALL = Settings(pool=4, length=2, chosen=3)
 ITEMS = [ExampleRef(1, row) for row in (0, 3, 7, 11, 16)]

@@ -14,7 +14,7 @@ from regard.continual.models import TaskDeltas, rebuild_network
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from regard.models.heads import LabelTextHead
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 TAKE_IT = (
     "finetune",

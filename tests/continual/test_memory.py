@@ -21,7 +21,7 @@ from regard.continual.methods.finetune import Finetune
 from regard.continual.methods.replay import Settings
 from regard.continual.run import make_learner
 from regard.errors import UserError
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 ITEMS = [ExampleRef(0, row) for row in range(6)]
 

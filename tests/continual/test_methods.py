@@ -24,7 +24,7 @@ from regard.continual.run_state import ProgressEvent, RunState
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream
 from regard.errors import UserError
-from tests.continual.small import loaded, stream
+from tests.continual.small_tasks import loaded, stream
 from tests.continual.together import ONE, ROWS, TEXTS_ALONE, exact, kept, made, no_flops, two_tasks
 from tests.training.test_loop_processes import free_port
 

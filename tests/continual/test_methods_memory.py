@@ -22,7 +22,7 @@ from regard.continual.methods.mbpa import AdaptingNetwork, MbPA, Remembered
 from regard.continual.methods.replay import Replay
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 ONE = replace(BUDGET, num_epochs=1)
 

@@ -14,17 +14,17 @@ from regard.continual.methods.lfpt5 import Lfpt5
 from regard.continual.methods.probe import Probe
 from regard.continual.methods.progprompt import ProgPrompt
 from regard.continual.run import make_learner
-from regard.continual.stage import TrainingBudget
-from tests.continual import small_text
-from tests.continual.small import BUDGET, loaded, stream
+from regard.continual.training_phase import TrainingBudget
+from tests.continual import small_text_tasks
+from tests.continual.small_tasks import BUDGET, loaded, stream
 from tests.continual.together import TEXTS_ALONE, made
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_rate_that_is_said_is_that_of_the_last_stage(name: str) -> None:
     text = name in TEXTS_ALONE
-    given = small_text.stream(1) if text else replace(stream(4), tasks=stream(4).tasks[:1], order=(0,))
-    model, budget = (small_text.loaded(), small_text.BUDGET) if text else (loaded(), BUDGET)
+    given = small_text_tasks.stream(1) if text else replace(stream(4), tasks=stream(4).tasks[:1], order=(0,))
+    model, budget = (small_text_tasks.loaded(), small_text_tasks.BUDGET) if text else (loaded(), BUDGET)
     method = made(name)
     learner = make_learner(given, method, model, budget, seed=1)
     method.before_task(learner, 0)

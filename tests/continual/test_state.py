@@ -16,11 +16,11 @@ from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import MethodState
 from regard.continual.methods.sapt import Sapt
+from regard.continual.methods.sapt_config import Settings
 from regard.continual.run import make_learner, run_stream
-from regard.continual.sapt_settings import Settings
 from regard.errors import UserError
 from regard.training.states import eval_mode
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 
 class Tied(nn.Module):

@@ -15,7 +15,7 @@ from regard.errors import check_choice, check_int
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
     from regard.continual.method import MethodState
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
 Store = Literal["reservoir", "balanced"]

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from regard.continual.batches import ExampleRef
 from regard.continual.network import Network
-from regard.continual.stage import LossClasses, TrainingPhase
+from regard.continual.training_phase import LossClasses, TrainingPhase
 from regard.errors import UserError
 from regard.models.heads import HeadName
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import MethodLearningRate, TrainingBudget
+    from regard.continual.training_phase import MethodLearningRate, TrainingBudget
     from regard.training.placement import Rows
 
 Evaluated = Literal["seen", "own", "end"]

@@ -31,8 +31,8 @@ from regard.continual.learner import Learner, check_lengths, encode_stream
 from regard.continual.method import Method
 from regard.continual.run_state import ProgressEvent, Row, RunState
 from regard.continual.scoring import Score, score_task
-from regard.continual.stage import TrainingBudget, TrainingPhase, warmup_steps
-from regard.continual.texts import begin_texts
+from regard.continual.text_learner import begin_texts
+from regard.continual.training_phase import TrainingBudget, TrainingPhase, warmup_steps
 from regard.data.common_tokens import common_tokens
 from regard.data.stream import Stream
 from regard.errors import UserError

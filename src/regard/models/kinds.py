@@ -56,7 +56,7 @@ def check_loaded_whole(config: Any, name: str) -> None:
     method = getattr(config, "part_of", None)
     if method is None:
         return
-    blocks = ", regard.continual.blocks.load_adapters its blocks" if str(method).startswith(_OF_SAPT) else ""
+    blocks = ", regard.continual.saved_adapters.load_adapters its blocks" if str(method).startswith(_OF_SAPT) else ""
     raise UserError(
         f"model: expected one that is whole, got '{name}', the network of {method}, which has learnt in more than the "
         f"model below; regard.continual.models.load_network reads it{blocks}"

@@ -18,7 +18,7 @@ from regard.commands.learn.config import (
     split_methods,
 )
 from regard.continual.methods import METHODS
-from regard.continual.stage import TrainingBudget
+from regard.continual.training_phase import TrainingBudget
 from regard.errors import UserError
 
 

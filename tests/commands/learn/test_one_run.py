@@ -23,13 +23,13 @@ from regard.continual import run as running
 from regard.continual.methods.sapt import Sapt, Settings
 from regard.continual.models import load_network
 from regard.continual.run import make_learner
-from regard.continual.stage import TrainingBudget, probing_rate, rate_from_setting
+from regard.continual.training_phase import TrainingBudget, probing_rate, rate_from_setting
 from regard.data.instruction_settings import SUPER_NI_ORDERS
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
-from tests.continual import small_text
-from tests.continual.pseudo.test_reading import published
-from tests.continual.small import loaded, stream
+from tests.continual import small_text_tasks
+from tests.continual.pseudo.test_files import published
+from tests.continual.small_tasks import loaded, stream
 
 SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("rank=2", "ahead=20"), "head": "labels"}
 
@@ -307,13 +307,13 @@ def instructed(tmp_path: Path) -> Path:
         place = tmp_path / "data" / "SuperNI" / name
         place.mkdir(parents=True)
         for split, rows in (("train", 6), ("dev", 3), ("test", 4)):
-            inputs = small_text.pairs(topic, rows, drawn)
+            inputs = small_text_tasks.pairs(topic, rows, drawn)
             both = zip(inputs.inputs, inputs.targets, strict=True)
             told = [
                 {"input": f"{split[:2]} {number} {text}", "output": list(of)} for number, (text, of) in enumerate(both)
             ]
             (place / f"{split}.json").write_text(json.dumps({"Definition": ["say it"], "Instances": told}))
-    model = small_text.loaded("t5")
+    model = small_text_tasks.loaded("t5")
     model.model.save_pretrained(tmp_path / "t5")
     model.tokenizer.save_pretrained(tmp_path / "t5")
     return tmp_path
@@ -364,7 +364,7 @@ def test_a_stream_that_is_given_has_its_form(said: dict[str, Any]) -> None:
     with pytest.raises(
         UserError, match=f"{next(iter(said)).replace('_', '-')}: expected none with a stream that is given"
     ):
-        learn(small_text.stream(), "sapt", small_text.loaded(), **said)
+        learn(small_text_tasks.stream(), "sapt", small_text_tasks.loaded(), **said)
 
 
 def test_a_given_model_learns_a_given_stream_of_answers() -> None:
@@ -375,5 +375,5 @@ def test_a_given_model_learns_a_given_stream_of_answers() -> None:
         "target_length": 5,
         "diagnostic_samples": 0,
     }
-    found = learn(small_text.stream(4, 2), "separate", small_text.loaded(), **given)
+    found = learn(small_text_tasks.stream(4, 2), "separate", small_text_tasks.loaded(), **given)
     assert len(found.accuracy_matrix) == 3

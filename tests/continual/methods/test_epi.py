@@ -15,10 +15,10 @@ from regard.continual.learner import Learner
 from regard.continual.methods.epi import FAR, Epi, EpiNetwork, Settings, statistics, whitened
 from regard.continual.run import make_learner, run_stream
 from regard.continual.state import load_tensors, tensors_of
-from regard.continual.texts import begin_texts
+from regard.continual.text_learner import begin_texts
 from regard.errors import UserError
-from tests.continual import small_text
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual import small_text_tasks
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 SMALL = Settings(rank=2)
 
@@ -178,9 +178,11 @@ def test_settings_that_cannot_be() -> None:
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
-def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text.Kind) -> None:
+def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text_tasks.Kind) -> None:
     method = Epi(Settings(rank=2, shrinkage=0.1))
-    learner = begin_texts(small_text.stream(many=2), method, small_text.loaded(kind), small_text.BUDGET, seed=1)
+    learner = begin_texts(
+        small_text_tasks.stream(many=2), method, small_text_tasks.loaded(kind), small_text_tasks.BUDGET, seed=1
+    )
     run_stream(learner, method)
     network = learner.network
     assert isinstance(network, EpiNetwork)
@@ -199,7 +201,9 @@ def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text.Kind) -
 
 def test_answers_are_written_with_the_block_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
     method = Epi(Settings(rank=2, shrinkage=0.1))
-    learner = begin_texts(small_text.stream(many=2), method, small_text.loaded(), small_text.BUDGET, seed=1)
+    learner = begin_texts(
+        small_text_tasks.stream(many=2), method, small_text_tasks.loaded(), small_text_tasks.BUDGET, seed=1
+    )
     run_stream(learner, method)
     network, rows = learner.network_as(EpiNetwork).eval(), rows_of(learner, (0, 1), (1, 4), (0, 7))
     seen = list[Any]()

@@ -11,8 +11,8 @@ from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
 from regard.continual.state import tensors_of
-from tests.continual.methods.blocks import copied, moved
-from tests.continual.small_text import BUDGET, lively, stream
+from tests.continual.methods.adapter_networks import copied, moved
+from tests.continual.small_text_tasks import BUDGET, lively, stream
 
 OWN = {
     "slao": (".blocks.", "count"),

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
 from regard.continual.methods.inflora import Memory, Settings, designed, grown, measured, outside, second_moments
-from regard.continual.pooled import PoolNetwork
 from regard.continual.run import run_stream
 from regard.continual.state import restore_state, save
 from regard.errors import UserError
-from tests.continual.methods.blocks import fill, learnt, made, moved, of_block, precise
+from tests.continual.methods.adapter_networks import fill, learnt, made, moved, of_block, precise
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -26,10 +26,10 @@ from regard.continual.methods.lfpt5 import (
 from regard.continual.pseudo.quality import pseudo_rows
 from regard.continual.run import make_learner, run_stream
 from regard.continual.state import tensors_of
-from regard.continual.texts import begin_texts
+from regard.continual.text_learner import begin_texts
 from regard.errors import UserError
-from tests.continual import small
-from tests.continual.small_text import BUDGET, Kind, loaded, stream
+from tests.continual import small_tasks
+from tests.continual.small_text_tasks import BUDGET, Kind, loaded, stream
 
 SMALL = Settings(length=3, rate=0.05, share=0.5, separator="quick", top_k=5, repetition=1.0)
 SAID = [[["animals : cat the say :", "animals : dog say :"], ["a cat", "a dog"]]]
@@ -253,7 +253,7 @@ def test_a_small_share_of_few_rows_is_one_row(monkeypatch: pytest.MonkeyPatch) -
 
 def test_classes_are_refused_and_settings_that_cannot_be() -> None:
     with pytest.raises(UserError, match="method: lfpt5 expects tasks from text to text"):
-        make_learner(small.stream(), Lfpt5(), small.loaded(), small.BUDGET, seed=1)
+        make_learner(small_tasks.stream(), Lfpt5(), small_tasks.loaded(), small_tasks.BUDGET, seed=1)
     with pytest.raises(UserError, match="separator: expected a word, got ' '"):
         Settings(separator=" ")
     with pytest.raises(UserError, match="holding: expected a number of at least 0 and at most 1, got 5"):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
 from regard.continual.methods.migu import Migu, Settings, largest, magnitudes
-from regard.continual.pooled import PoolNetwork
 from regard.errors import UserError
-from tests.continual.methods.blocks import learnt, made, moved, precise, some
+from tests.continual.methods.adapter_networks import learnt, made, moved, precise, some
 
 
 def shares(vectors: list[list[float]]) -> list[float]:

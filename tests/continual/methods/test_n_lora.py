@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.methods.n_lora import Settings, magnitude
-from regard.continual.pooled import PoolNetwork
 from regard.errors import UserError
-from tests.continual.methods.blocks import gradients, learnt, made, precise, some
+from tests.continual.methods.adapter_networks import gradients, learnt, made, precise, some
 
 
 def product(one: Tensor, other: Tensor) -> list[list[float]]:

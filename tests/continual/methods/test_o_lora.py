@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
 from regard.continual.methods.o_lora import Settings, overlap
-from regard.continual.pooled import PoolNetwork
 from regard.errors import UserError
-from tests.continual.methods.blocks import gradients, learnt, made, precise, some
+from tests.continual.methods.adapter_networks import gradients, learnt, made, precise, some
 
 
 def by_hand(learner: Learner, block: int, power: int) -> float:

@@ -15,8 +15,8 @@ from regard.continual.methods import METHODS
 from regard.continual.methods.osf import OsfNetwork, Settings, SubspaceLayer
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.methods.blocks import copied, short
-from tests.continual.small import BUDGET, loaded
+from tests.continual.methods.adapter_networks import copied, short
+from tests.continual.small_tasks import BUDGET, loaded
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.methods import METHODS
 from regard.continual.methods.replay_lora import Settings
-from regard.continual.pooled import PoolNetwork
 from regard.continual.run import make_learner
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 from regard.errors import UserError
-from tests.continual.methods.blocks import learnt, made, moved, of_block
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.methods.adapter_networks import learnt, made, moved, of_block
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 STAGE = TrainingPhase(name="fine-tuning", num_epochs=2, learning_rate=1e-3)
 

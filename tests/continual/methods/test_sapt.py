@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import run as running
-from regard.continual.beginning import best_init, losses
+from regard.continual.adapter_init import best_init, losses
 from regard.continual.gate import find_closed_gates, gate_rows
 from regard.continual.learner import Learner
 from regard.continual.method import Method
@@ -21,7 +21,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.errors import UserError
 from regard.models.heads import HeadName
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from regard.continual.gate import gate_rows
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptNetwork, Settings
 from regard.continual.run import make_learner, run_stream
-from tests.continual.small_text import BUDGET, KINDS, lively, stream
+from tests.continual.small_text_tasks import BUDGET, KINDS, lively, stream
 
 
 @pytest.fixture(autouse=True)

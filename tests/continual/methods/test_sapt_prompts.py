@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.continual import run as running
 from regard.continual.gate import gate_rows
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptNetwork
-from regard.continual.methods.sapt_noticed import SaptTaskFree
-from regard.continual.methods.sapt_noticed import Settings as NoticedSettings
+from regard.continual.methods.sapt_config import Settings
+from regard.continual.methods.sapt_task_free import SaptTaskFree
+from regard.continual.methods.sapt_task_free import Settings as NoticedSettings
 from regard.continual.pseudo.generator import Recipe, write
 from regard.continual.run import make_learner, run_stream
-from regard.continual.sapt_settings import Settings
 from regard.errors import UserError
 from tests.continual.pseudo import small_pseudo
-from tests.continual.small import BUDGET, loaded, stream
-from tests.continual.small_text import BUDGET as TEXTS
-from tests.continual.small_text import lively
-from tests.continual.small_text import stream as text_stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
+from tests.continual.small_text_tasks import BUDGET as TEXTS
+from tests.continual.small_text_tasks import lively
+from tests.continual.small_text_tasks import stream as text_stream
 
 SMALL: dict[str, Any] = {"block": "prompt", "length": 2, "hidden": 4, "ahead": 20, "stored": 3}
 

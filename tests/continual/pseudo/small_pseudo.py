@@ -9,11 +9,11 @@ from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, Settings
 from regard.continual.pseudo.parsing import ASKED, INPUT
 from regard.continual.run import make_learner
-from regard.continual.texts import TextLearner
+from regard.continual.text_learner import TextLearner
 from regard.data.stream import Stream
 from regard.data.text_task import TextPairs, TextTask
 from regard.models.pretrained import Loaded
-from tests.continual.small_text import BUDGET, loaded, stream, task
+from tests.continual.small_text_tasks import BUDGET, loaded, stream, task
 
 SMALL: dict[str, Any] = {"rank": 2, "ahead": 5, "generator_steps": 60, "generator_rate": 2e-2, "generator_batch": 8}
 

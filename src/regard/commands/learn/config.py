@@ -17,7 +17,7 @@ from regard.runs.config import LARGEST_SEED, config_field
 
 if TYPE_CHECKING:
     from regard.continual.method import Method
-    from regard.continual.stage import TrainingBudget
+    from regard.continual.training_phase import TrainingBudget
     from regard.data.stream import Stream
 
 _ALL_ROWS: dict[str, Any] = {
@@ -190,7 +190,7 @@ class LearnConfig:
 
     def budget(self, rate: float | None = None) -> TrainingBudget:
         """What each task is trained with."""
-        from regard.continual.stage import TrainingBudget
+        from regard.continual.training_phase import TrainingBudget
 
         named = {one.name for one in fields(TrainingBudget)} & {one.name for one in fields(self)}
         said = {name: getattr(self, name) for name in named - {"max_steps", "learning_rate"}}

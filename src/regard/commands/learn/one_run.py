@@ -15,19 +15,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.commands.learn.config import LearnConfig
+from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.diagnostics import diagnose
 from regard.continual.gate import find_closed_gates
-from regard.continual.interference import gradients_of, interference_table
+from regard.continual.gradient_interference import gradients_of, interference_table
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import Method
 from regard.continual.models import TaskDeltas
 from regard.continual.network import INPUTS
-from regard.continual.pooled import AdapterNetwork
 from regard.continual.pseudo.quality import pseudo_rows
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
-from regard.continual.stage import MethodLearningRate, TrainingBudget
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget
 from regard.data.common_tokens import common_tokens
 from regard.data.splits import check_disjoint
 from regard.data.stream import Stream, Task

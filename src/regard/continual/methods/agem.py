@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 from regard.training.placement import isolated_rng, seed_step
 
 if TYPE_CHECKING:

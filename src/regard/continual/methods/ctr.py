@@ -16,7 +16,13 @@ from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
-from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, probing_rate, rate_from_setting
+from regard.continual.training_phase import (
+    MethodLearningRate,
+    TrainingBudget,
+    TrainingPhase,
+    probing_rate,
+    rate_from_setting,
+)
 from regard.errors import check_int
 from regard.models.heads import LinearHead
 

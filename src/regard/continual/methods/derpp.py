@@ -15,7 +15,7 @@ from regard.continual.learner import IGNORED
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
 

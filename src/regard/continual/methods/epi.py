@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.adapters.embedded import embedding_reader
+from regard.adapters.input_embeddings import embedding_reader
 from regard.continual import method
+from regard.continual.adapter_network import PoolConfig, PoolNetwork
 from regard.continual.method import Method
-from regard.continual.pooled import PoolConfig, PoolNetwork
-from regard.continual.prompted import class_vectors, restore_rows
+from regard.continual.prompt_network import class_vectors, restore_rows
 from regard.models.classifier import Classifier
 from regard.models.heads import pool_states
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.adapter_network import PoolConfig, PoolNetwork
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.methods.inflora import Measure, measured
 from regard.continual.methods.o_lora import overlap
-from regard.continual.pooled import PoolConfig, PoolNetwork
 from regard.errors import check_choice
 from regard.models.classifier import Classifier
 

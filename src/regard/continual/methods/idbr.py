@@ -21,7 +21,7 @@ from regard.errors import UserError, check_int
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.continual import method
-from regard.continual.layer_inputs import capture_layer_inputs
+from regard.continual.adapter_network import PoolConfig, PoolNetwork
+from regard.continual.input_capture import capture_layer_inputs
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.continual.pooled import PoolConfig, PoolNetwork
 from regard.errors import check_choice
 
 if TYPE_CHECKING:

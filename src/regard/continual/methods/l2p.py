@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.embedded import position_ids, reads_input_embeddings
-from regard.adapters.prompts import check_prompt_fits
+from regard.adapters.input_embeddings import position_ids, reads_input_embeddings
+from regard.adapters.prompt_pool import check_prompt_fits
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.network import Network
-from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LabelTextHead, LinearHead, pool_states

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.answers import normalised
+from regard.continual.answer_metrics import normalised
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.generating import decode_answers
+from regard.continual.generation import decode_answers
 from regard.continual.method import Method
-from regard.continual.prompted import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
-from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
-from regard.continual.texts import TextLearner, batch, encode_pairs
+from regard.continual.prompt_network import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
+from regard.continual.text_learner import TextLearner, batch, encode_pairs
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
 from regard.data.text_task import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.classifier import Classifier

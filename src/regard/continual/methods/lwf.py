@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner

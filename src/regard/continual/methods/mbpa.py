@@ -18,7 +18,7 @@ from regard.models.heads import LinearHead, pool_states
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.models.classifier import Classifier
     from regard.training.placement import Rows
 

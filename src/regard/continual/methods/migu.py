@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.adapter_network import PoolConfig, PoolNetwork
 from regard.continual.batches import Batches
-from regard.continual.layer_inputs import capture_layer_inputs
+from regard.continual.input_capture import capture_layer_inputs
 from regard.continual.methods.sequential_lora import SequentialLora
-from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.adapter_network import PoolConfig, PoolNetwork
 from regard.continual.learner import IGNORED
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.continual.pooled import PoolConfig, PoolNetwork
 from regard.errors import UserError, check_choice
 
 if TYPE_CHECKING:
-    from regard.adapters.pool import LoraAdapterPool
+    from regard.adapters.lora_pool import LoraAdapterPool
     from regard.continual.learner import Learner
     from regard.training.placement import Rows
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.lora import is_linear_layer, weight_shape
-from regard.adapters.pool import target_layers
+from regard.adapters.lora_pool import target_layers
 from regard.continual import method
 from regard.continual.method import Method
 from regard.continual.network import Network

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from regard.continual import method
 from regard.continual.method import Method
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 from regard.errors import check_choice
 
 if TYPE_CHECKING:

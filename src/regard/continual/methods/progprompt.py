@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.continual.method import Method
-from regard.continual.prompted import (
+from regard.continual.prompt_network import (
     PromptConfig,
     PromptNetwork,
     PromptPrefix,
@@ -16,7 +16,7 @@ from regard.continual.prompted import (
     class_vectors,
     restore_rows,
 )
-from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
 from regard.errors import UserError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from regard.errors import check_choice, check_int
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
 
 Mixing = Literal["batch", "interval", "merge"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from regard.continual.adapter_network import PoolConfig, PoolNetwork
 from regard.continual.methods import replay
 from regard.continual.methods.sequential_lora import SharedAdapterNetwork
-from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.attention import SharedAttention, query_vectors
-from regard.adapters.opening import PastTask, divergences, warm_up_router
-from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.reflection import Density, mean_weights
+from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
 from regard.continual import method
+from regard.continual.adapter_init import best_init
+from regard.continual.adapter_network import AdapterNetwork, AdapterPool, lora_pool
 from regard.continual.batches import Batches
-from regard.continual.beginning import best_init
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
-from regard.continual.pooled import AdapterNetwork, AdapterPool, lora_pool
-from regard.continual.prompted import check_prompt_room
-from regard.continual.pseudo import stand_ins
-from regard.continual.sapt_settings import Settings
-from regard.continual.stage import TrainingPhase
+from regard.continual.methods.sapt_config import Settings
+from regard.continual.prompt_network import check_prompt_room
+from regard.continual.pseudo import stored
+from regard.continual.training_phase import TrainingPhase
 from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Sapt(Method):
         if self.settings.block == "prompt":
             check_prompt_room(learner, self.settings.length)
         if self.settings.reflects == "generated":
-            stand_ins.check(learner, self.settings)
+            stored.check(learner, self.settings)
         kept = self.state.tensors
         kept.update({name: value.to(learner.device) for name, value in kept.items()})
 
@@ -216,7 +216,7 @@ class Sapt(Method):
             density = Density.of(found, settings.directions)
             kept[f"{MEAN}{task}"], kept[f"{DIRECTIONS}{task}"], kept[f"{SPREAD}{task}"] = density
         elif settings.reflects == "generated":
-            stand_ins.keep(learner, self.state, task, self.stored(len(found)), settings)
+            stored.keep(learner, self.state, task, self.stored(len(found)), settings)
         else:
             random = torch.Generator().manual_seed(learner.seed_for("memory", task))
             chosen = torch.randperm(len(found), generator=random)[: self.stored(len(found))]
@@ -224,7 +224,7 @@ class Sapt(Method):
 
     def written(self, task: int) -> tuple[str, ...] | None:
         """The pseudo samples that stand for a task; None where other things do."""
-        return stand_ins.inputs(self.state, task)
+        return stored.inputs(self.state, task)
 
     def block(self, learner: Learner, task: int) -> int:
         """The block that a task is about to be given."""
@@ -265,7 +265,7 @@ class Sapt(Method):
             return kept[f"{VECTORS}{task}"]
         if task not in self.seen:
             if self.settings.reflects == "generated":
-                self.seen[task] = stand_ins.query_vectors(learner, task, stand_ins.inputs(self.state, task) or ())
+                self.seen[task] = stored.query_vectors(learner, task, stored.inputs(self.state, task) or ())
             else:
                 density = Density(*(kept[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
                 many = self.stored(len(learner.encoded[task, "train"]))

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory, method
+from regard.continual.adapter_network import PoolConfig
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORED
 from regard.continual.method import MethodState
 from regard.continual.methods.sequential_lora import SharedAdapterNetwork
-from regard.continual.pooled import PoolConfig
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
 from regard.hooks.layers import AttentionLayer, find_attention_layers
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
 IMPORTANCE, LOGITS, ATTENTION, HEADS = "importance", "logits/", "attention/", "heads"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from regard.continual.adapter_network import PoolConfig, PoolNetwork
 from regard.continual.method import Method
-from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner

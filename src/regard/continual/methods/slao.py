@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from regard.continual.adapter_network import PoolConfig, PoolNetwork
 from regard.continual.method import Method
-from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
