@@ -75,7 +75,7 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
     began = time.perf_counter()
     name, settings = ROWS[row]
     kind = method_named(name)
-    method = kind(kind.Settings.parsed(settings))
+    method = kind(kind.Config.parsed(settings))
     tasks = read_stream(stream, data, rows=TRAIN, eval_rows=EVALUATED, order="random", seed=seed)
     learner = make_learner(tasks, method, loaded, budget(stream), seed=seed)
     common = common_tokens(loaded.tokenizer)

@@ -35,9 +35,9 @@ def replace_texts(given: Any, labels: tuple[str, ...]) -> Examples:
     return Examples(texts=texts, labels=given.labels)
 
 
-def learnt(name: str, of: Stream | None = None, **settings: Any) -> RunState:
+def learnt(name: str, of: Stream | None = None, **config: Any) -> RunState:
     kind = METHODS[name]
-    method = kind(kind.Settings(**settings))
+    method = kind(kind.Config(**config))
     return run_stream(make_learner(of or equal_lengths(), method, loaded(), ONE, seed=1), method)
 
 

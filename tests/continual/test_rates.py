@@ -8,7 +8,7 @@ import pytest
 
 from regard.continual.methods import METHODS
 from regard.continual.methods.ctr import Ctr
-from regard.continual.methods.ctr import Settings as CtrSettings
+from regard.continual.methods.ctr import CtrConfig as CtrSettings
 from regard.continual.methods.l2p import L2p
 from regard.continual.methods.lfpt5 import Lfpt5
 from regard.continual.methods.probe import Probe
@@ -51,6 +51,6 @@ def test_who_has_a_rate_of_its_own_and_how_it_is_set() -> None:
 
 @pytest.mark.parametrize("kind", [L2p, Ctr, ProgPrompt, Lfpt5])
 def test_a_rate_that_is_set_is_said(kind: type[L2p]) -> None:
-    found = kind(kind.Settings(rate=0.25)).own_learning_rate(TrainingBudget())
+    found = kind(kind.Config(rate=0.25)).own_learning_rate(TrainingBudget())
     assert found is not None
     assert (found.option_text, found.value) == ("--set rate=0.25", 0.25)

@@ -14,7 +14,7 @@ from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
-from regard.continual.methods.sapt import Sapt, SaptNetwork, Settings
+from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
 from regard.continual.models import TaskDeltas, export, load_network, rebuild_network
 from regard.continual.run import make_learner, run_stream
 from regard.continual.saved_adapters import load_adapters
@@ -41,7 +41,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def written(name: str, folder: Path, learnt: int, *said: str) -> Path:
     """A model as `regard rollback` writes it."""
     kind, model = METHODS[name], loaded(dropout=0.0)
-    method = kind(kind.Settings.parsed(dict(one.split("=") for one in said)))
+    method = kind(kind.Config.parsed(dict(one.split("=") for one in said)))
     return kept(make_learner(stream(4), method, model, BUDGET, seed=1), method, folder, model, learnt)
 
 
@@ -87,7 +87,7 @@ def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
     """The whole language model, encoder and decoder, with the weights of the prompt."""
-    method, model = Sapt(Settings(rank=2, ahead=20)), small_text_tasks.loaded(kind)
+    method, model = Sapt(SaptConfig(rank=2, ahead=20)), small_text_tasks.loaded(kind)
     folder = kept(begin_texts(small_text_tasks.stream(4, 2), method, model, TEXTS, seed=1), method, tmp_path, model)
     network, adapters = load_network(folder), load_adapters(small_text_tasks.loaded(kind).model, folder)
     assert isinstance(network, SaptNetwork)
@@ -107,7 +107,7 @@ def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
 
 def test_blocks_of_t5_that_tells_classes_are_in_its_encoder(tmp_path: Path) -> None:
     found = replace(small_text_tasks.loaded("t5"), tokenizer=loaded().tokenizer)
-    method = Sapt(Settings(rank=2, ahead=20))
+    method = Sapt(SaptConfig(rank=2, ahead=20))
     folder = kept(make_learner(stream(4), method, found, BUDGET, seed=1), method, tmp_path, found)
     network, adapters = load_network(folder), load_adapters(found.model, folder)
     assert isinstance(network, SaptNetwork)

@@ -18,7 +18,7 @@ from regard.models.classifier import Classifier
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolConfig(method.Settings):
+class LoraConfig(method.MethodConfig):
     """`rank` and `alpha` of a block, whose part is scaled by alpha / rank; `targets`: names of layers, or "auto".
 
     The defaults are SAPT's (arXiv 2401.08295) for T5 on the Long Sequence benchmark.
@@ -69,16 +69,16 @@ class AdapterNetwork(Network):
     apart = True
     count: Tensor
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         if classifier.config.lora:
             raise UserError("lora: expected none with a method that has blocks of its own; --set rank=… is theirs")
-        self._pool = (self.pool_in(classifier, settings, seed),)
+        self._pool = (self.pool_in(classifier, config, seed),)
         self.pool.reserve(self.blocks_for(tasks))
         self.register_buffer("count", torch.tensor(0))
         self._forced: int | None = None
 
-    def pool_in(self, classifier: Classifier, settings: Any, seed: int) -> AdapterPool:
+    def pool_in(self, classifier: Classifier, config: Any, seed: int) -> AdapterPool:
         """The blocks, put into a model."""
         raise NotImplementedError
 
@@ -135,27 +135,27 @@ class AdapterNetwork(Network):
 class PoolNetwork(AdapterNetwork):
     """A frozen model with low-rank blocks."""
 
-    def pool_in(self, classifier: Classifier, settings: Any, seed: int) -> LoraAdapterPool:
+    def pool_in(self, classifier: Classifier, config: Any, seed: int) -> LoraAdapterPool:
         """The blocks, put into a model."""
-        return lora_pool(classifier, settings, seed, **self.options(settings))
+        return lora_pool(classifier, config, seed, **self.options(config))
 
     @property
     def pool(self) -> LoraAdapterPool:
         """The blocks."""
         return cast(LoraAdapterPool, self._pool[0])
 
-    def options(self, settings: Any) -> dict[str, Any]:
+    def options(self, config: Any) -> dict[str, Any]:
         """What else a pool is made with."""
         return {}
 
 
-def lora_pool(classifier: Classifier, settings: PoolConfig, seed: int, **options: Any) -> LoraAdapterPool:
+def lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
     """Low-rank blocks in a model, as the settings have them."""
-    named = settings.targets
+    named = config.targets
     return LoraAdapterPool(
         classifier.encoder,
-        rank=settings.rank,
-        alpha=settings.alpha,
+        rank=config.rank,
+        alpha=config.alpha,
         targets=named if named == "auto" else [one.strip() for one in named.split(",")],
         **options,
         seed=seed,

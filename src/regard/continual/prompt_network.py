@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptConfig(method.Settings):
+class PromptConfig(method.MethodConfig):
     """What prompts are made of, and how fast they are learnt.
 
     `length`: tokens of a block; `hidden`: features of the MLP that re-parametrises it while it is trained, 0: none;
@@ -57,11 +57,11 @@ class PromptNetwork(Network):
     apart: ClassVar[bool] = True
     count: Tensor
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         if classifier.config.lora:
             raise UserError("lora: expected none beside soft prompts, which leave the model as it is")
-        made = {"length": settings.length, "hidden": settings.hidden, "residual": settings.residual}
+        made = {"length": config.length, "hidden": config.hidden, "residual": config.residual}
         self.pool = PromptAdapterPool(classifier.encoder, **made, seed=seed)
         self.pool.reserve(self.blocks_for(tasks))
         self.register_buffer("count", torch.tensor(0))

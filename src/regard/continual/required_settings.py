@@ -27,12 +27,12 @@ class RequiredSetting(NamedTuple):
         return f"{self.name}={' or '.join(self.values)}" if self.values else f"{self.name} above 0"
 
 
-def check_required(settings: Any, conditions: Mapping[str, Sequence[RequiredSetting]]) -> None:
+def check_required(config: Any, conditions: Mapping[str, Sequence[RequiredSetting]]) -> None:
     """Nothing, or a UserError: a field of a record is not as by default, and nothing will read it."""
-    plain = {one.name: one.default for one in dataclasses.fields(settings)}
-    for name in (name for name in conditions if getattr(settings, name) != plain[name]):
+    plain = {one.name: one.default for one in dataclasses.fields(config)}
+    for name in (name for name in conditions if getattr(config, name) != plain[name]):
         for where in conditions[name]:
-            value = getattr(settings, where.name)
+            value = getattr(config, where.name)
             if not where.holds(value):
                 raise UserError(f"{name}: expected {where}, which reads it, got {where.name}={_named(value)}")
 

@@ -40,7 +40,7 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     owners: list[list[dict[str, Any]]] = [[] for _ in range(used)]
     for number, task in enumerate(tasks):
         owners[network.block_of(number)].append(task)
-    found = SharedAdapters(model, **_made_as(network.settings, learnt, within))
+    found = SharedAdapters(model, **_made_as(network.config, learnt, within))
     found.restore([("+".join(task["name"] for task in own), {"tasks": own}) for own in owners], used)
     for theirs, own in zip(_parts(learnt, used), _parts(found.pool, used), strict=True):
         own.data.copy_(theirs)
@@ -49,14 +49,14 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     return found
 
 
-def _made_as(settings: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
+def _made_as(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
     """What a pool in a model is made with to be like one in a part of it, whose names have that before them."""
     names = ("block", "inner", "order")
     if isinstance(pool, PromptAdapterPool):
-        return {name: getattr(settings, name) for name in (*names, "length", "hidden")}
+        return {name: getattr(config, name) for name in (*names, "length", "hidden")}
     assert isinstance(pool, LoraAdapterPool)
-    made = {name: getattr(settings, name) for name in (*names, "rank", "alpha", "detach_old")}
-    return made | {"targets": [f"{within}{name}" for name in pool.layers], "top_k": settings.top_k or None}
+    made = {name: getattr(config, name) for name in (*names, "rank", "alpha", "detach_old")}
+    return made | {"targets": [f"{within}{name}" for name in pool.layers], "top_k": config.top_k or None}
 
 
 def _parts(pool: AdapterPool, blocks: int) -> list[Tensor]:

@@ -116,7 +116,7 @@ def begin_texts(
     encoded = encode_texts(stream, loaded.tokenizer, budget, apart=generator.reads_apart)
     most = maximum_length(loaded.model, loaded.tokenizer)
     check_text_lengths(encoded.values(), most, budget.target_length, apart=generator.reads_apart)
-    network = method.Network(cast(Any, generator), tasks=len(stream), settings=method.settings, seed=seed)
+    network = method.Network(cast(Any, generator), tasks=len(stream), config=method.config, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     return TextLearner(stream, network, budget, loaded.tokenizer, seed, start, cast(Any, encoded), loaded.model.device)
 

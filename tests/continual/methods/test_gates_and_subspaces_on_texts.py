@@ -33,7 +33,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights before and after two tasks, in float64."""
-    method = METHODS[name](METHODS[name].Settings.parsed(SMALL[name]))
+    method = METHODS[name](METHODS[name].Config.parsed(SMALL[name]))
     learner = make_learner(
         stream(2, 2), method, lively(kind), replace(BUDGET, num_epochs=1, micro_batch_size=micro_batch), seed=1
     )

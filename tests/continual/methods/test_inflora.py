@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.inflora import Memory, Settings, designed, grown, measured, outside, second_moments
+from regard.continual.methods.inflora import InfLoraConfig, Memory, designed, grown, measured, outside, second_moments
 from regard.continual.run import run_stream
 from regard.continual.state import restore_state, save
 from regard.errors import UserError
@@ -256,8 +256,8 @@ def test_a_run_in_which_nothing_is_left_ends() -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    assert (Settings().threshold, Settings().measure) == (0.995, "released")
+    assert (InfLoraConfig().threshold, InfLoraConfig().measure) == (0.995, "released")
     with pytest.raises(UserError, match="measure: expected one of released, paper, got 'both'"):
-        Settings.parsed({"measure": "both"})
+        InfLoraConfig.parsed({"measure": "both"})
     with pytest.raises(UserError, match="threshold: expected a number of at least 0 and at most 1"):
-        Settings.parsed({"threshold": 1.5})
+        InfLoraConfig.parsed({"threshold": 1.5})

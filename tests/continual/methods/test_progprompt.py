@@ -29,9 +29,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
 
-def made(settings: PromptConfig = SMALL) -> tuple[Learner, ProgPrompt]:
+def made(config: PromptConfig = SMALL) -> tuple[Learner, ProgPrompt]:
     """A run in float64."""
-    method = ProgPrompt(settings)
+    method = ProgPrompt(config)
     learner = make_learner(stream(), method, loaded(dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
     return learner, method

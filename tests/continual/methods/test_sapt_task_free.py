@@ -18,8 +18,8 @@ from regard.continual import run as running
 from regard.continual.gate import find_closed_gates, gate_rows
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt
-from regard.continual.methods.sapt import Settings as Told
-from regard.continual.methods.sapt_task_free import NoticedNetwork, SaptTaskFree, Settings
+from regard.continual.methods.sapt import SaptConfig as Told
+from regard.continual.methods.sapt_task_free import NoticedNetwork, SaptConfig, SaptTaskFree
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
 from regard.continual.state import tensors_of
@@ -60,8 +60,8 @@ def longer() -> Stream:
     return replace(of, tasks=(*of.tasks, stream(ROWS).tasks[2]), order=(0, 1, 2, 3))
 
 
-def begun(of: Stream, **settings: Any) -> tuple[Learner, SaptTaskFree]:
-    method = SaptTaskFree(Settings(**{**SMALL, **settings}))
+def begun(of: Stream, **config: Any) -> tuple[Learner, SaptTaskFree]:
+    method = SaptTaskFree(SaptConfig(**{**SMALL, **config}))
     return make_learner(of, method, loaded(dropout=0.0), BUDGET, seed=1), method
 
 
@@ -115,11 +115,11 @@ def test_what_was_decided_by_is_written_down_and_is_the_test_s() -> None:
     told = method.state.values["portion/1"]
     vectors = method._vectors_of(ran.learner, 1)
     found = novelty(vectors, kept[0]["vectors/0"], seed=ran.learner.seed_for("novelty", 1, 0))
-    assert len(vectors) < method.settings.compared  # all of them were compared
+    assert len(vectors) < method.config.compared  # all of them were compared
     assert told == {"block": 1, "new": True, "statistic": [found.statistic], "p": [found.p]}
-    assert found.p <= method.settings.alarm
+    assert found.p <= method.config.alarm
     again = method.state.values["portion/2"]
-    assert again["p"][0] > method.settings.alarm >= again["p"][1]
+    assert again["p"][0] > method.config.alarm >= again["p"][1]
     assert again["statistic"][0] < again["statistic"][1]
 
 
@@ -148,11 +148,11 @@ def test_where_all_is_new_it_is_sapt() -> None:
     assert ours.rows["matrix"] == theirs.rows["matrix"]
 
 
-@pytest.mark.parametrize("settings, blocks", [({"alarm": 1.0}, [0, 1, 2]), ({"reuse": 0.01}, [0, 0, 0])])
+@pytest.mark.parametrize("config, blocks", [({"alarm": 1.0}, [0, 1, 2]), ({"reuse": 0.01}, [0, 0, 0])])
 def test_one_may_always_take_a_new_block_or_reuse_one_that_is_a_little_alike(
-    settings: dict[str, Any], blocks: list[int]
+    config: dict[str, Any], blocks: list[int]
 ) -> None:
-    learner, method = begun(recurring(), **settings)
+    learner, method = begun(recurring(), **config)
     for task in range(3):
         learner.task = task
         method.before_task(learner, task)
@@ -177,7 +177,7 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
     assert begins == [(1, 0), (2, 1)]
     assert learner.network_as(NoticedNetwork).own == 2
     assert [one.target.shape for one in method.earlier(learner, 3)] == [(2,), (2,)]
-    assert method.strength(3) == 2 * method.settings.opening
+    assert method.strength(3) == 2 * method.config.opening
 
 
 # -- what is trained, and what is kept --------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
     expected = learner.cross_entropy(network(rows), rows) - 2.0 * mixed[:3, 0].log().sum() + 3 * 2.0 * apart
     assert torch.allclose(method.loss(learner, network, rows), expected, rtol=1e-5)
     network.train()
-    network.settings = replace(network.settings, aligned=False)
+    network.config = replace(network.config, aligned=False)
     alone = network.weights(rows)
     assert alone is not None
     assert torch.equal(alone, torch.tensor([[1.0, 0.0]] * 4))
@@ -283,7 +283,7 @@ def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path
 
 
 def test_texts_are_learnt_as_well() -> None:
-    method = SaptTaskFree(Settings(rank=2, ahead=20, stored=8, alarm=0.05))
+    method = SaptTaskFree(SaptConfig(rank=2, ahead=20, stored=8, alarm=0.05))
     learner = make_learner(
         small_text_tasks.stream(2, 2), method, small_text_tasks.lively("t5"), small_text_tasks.BUDGET, seed=1
     )
@@ -306,7 +306,7 @@ def test_rows_that_are_too_few_to_tell_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings, told",
+    "config, told",
     [
         ({"reflects": "density"}, "reflects: expected 'real', got 'density'"),
         ({"alarm": 0.0005}, "alarm: expected a number of at least 0.001 and at most 1, got 0.0005"),
@@ -315,6 +315,6 @@ def test_rows_that_are_too_few_to_tell_are_refused() -> None:
         ({"compared": 0}, "compared: expected a number of at least 2, got 0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:
+def test_settings_that_cannot_be_are_refused(config: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        Settings(**settings)
+        SaptConfig(**config)

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 
 from regard.continual.learner import Learner
-from regard.continual.methods.sapt import Sapt, Settings
+from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.pseudo.parsing import ASKED, INPUT
 from regard.continual.run import make_learner
 from regard.continual.text_learner import TextLearner
@@ -46,12 +46,12 @@ def writer(kind: Any = "t5", **options: Any) -> Loaded:
     return found
 
 
-def begun(kind: Any = "t5", *, of: Stream | None = None, **settings: Any) -> tuple[Learner, Sapt]:
+def begun(kind: Any = "t5", *, of: Stream | None = None, **config: Any) -> tuple[Learner, Sapt]:
     """A run before its first task."""
-    said = {**SMALL, "reflects": "generated", **settings}
-    if said["reflects"] != "generated" or "pseudo" in settings:
+    said = {**SMALL, "reflects": "generated", **config}
+    if said["reflects"] != "generated" or "pseudo" in config:
         said = {name: value for name, value in said.items() if not name.startswith("generator_")}
-    method = Sapt(Settings(**said))
+    method = Sapt(SaptConfig(**said))
     return make_learner(of or tasks(), method, writer(kind), replace(BUDGET, eval_batch_size=32), seed=1), method
 
 

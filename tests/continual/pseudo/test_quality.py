@@ -58,8 +58,8 @@ def test_nothing_is_no_quality() -> None:
         quality(["a"], [], ["b"])
 
 
-def learnt(of: Stream, folder: Path, **settings: int) -> tuple[Learner, Sapt]:
-    learner, method = begun(of=of, pseudo=str(folder), **settings)
+def learnt(of: Stream, folder: Path, **config: int) -> tuple[Learner, Sapt]:
+    learner, method = begun(of=of, pseudo=str(folder), **config)
     for task in range(len(of)):
         learner.task = task
         method.before_task(learner, task)

@@ -11,7 +11,7 @@ import torch
 from regard.continual import run as running
 from regard.continual.costs import memory_cost
 from regard.continual.learner import Learner
-from regard.continual.methods.sapt import Sapt, Settings
+from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.pseudo import generator, stored
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
@@ -26,10 +26,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
 
-def classes(**settings: Any) -> tuple[Learner, Sapt]:
+def classes(**config: Any) -> tuple[Learner, Sapt]:
     """A run of classification before its first task."""
-    plain = {name: value for name, value in SMALL.items() if "pseudo" not in settings or "generator" not in name}
-    method = Sapt(Settings(**{**plain, "reflects": "generated", **settings}))
+    plain = {name: value for name, value in SMALL.items() if "pseudo" not in config or "generator" not in name}
+    method = Sapt(SaptConfig(**{**plain, "reflects": "generated", **config}))
     return make_learner(small_tasks.stream(4), method, small_tasks.loaded(), small_tasks.BUDGET, seed=1), method
 
 
@@ -93,7 +93,7 @@ def test_encoders_cannot_write() -> None:
 
 
 def test_a_tokenizer_that_cannot_write_the_mark_is_refused() -> None:
-    method = Sapt(Settings(**SMALL, reflects="generated"))
+    method = Sapt(SaptConfig(**SMALL, reflects="generated"))
     learner = make_learner(tasks(), method, loaded("t5"), begun()[0].budget, seed=1)
     with pytest.raises(
         UserError, match=r"^reflects: 'generated' needs a tokenizer that can write __inp__, .* pseudo=DIR$"
@@ -140,4 +140,4 @@ def test_files_that_are_missing_are_told_of_before_anything_is_learnt(tmp_path: 
 @pytest.mark.parametrize("name", ["generator_steps", "generator_batch", "generator_rate"])
 def test_settings_that_cannot_be_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"{name}: expected a (whole )?number of at least"):
-        Settings.parsed({name: -1})
+        SaptConfig.parsed({name: -1})

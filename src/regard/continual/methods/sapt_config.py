@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from regard.adapters.attention import ORDERS, ProjectionOrder
 from regard.continual import method
-from regard.continual.adapter_network import PoolConfig
+from regard.continual.adapter_network import LoraConfig
 from regard.continual.required_settings import NONE, RequiredSetting, check_required
 from regard.errors import UserError, check_choice, check_int
 
@@ -44,8 +44,8 @@ READ: dict[str, tuple[RequiredSetting, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolConfig):
-    """What blocks are made of (`block`: low-rank ones, see `PoolConfig`, or soft prompts of `length` tokens with an
+class SaptConfig(LoraConfig):
+    """What blocks are made of (`block`: low-rank ones, see `LoraConfig`, or soft prompts of `length` tokens with an
     MLP of `hidden` features while they are trained, see `regard.adapters.prompt_adapters`), and the attention.
 
     `inner`, `order`: see `SharedAttention`; `top_k`: blocks that a row uses, in training of those of earlier tasks, 0:
@@ -54,8 +54,9 @@ class Settings(PoolConfig):
 
     `gate`: "published", or "open": the new block begins as `begins` says, a copy of the one before it ("last"), of
     that under which `tried` of the task's rows lose least ("best"), or at nothing, as published; before it is trained,
-    the attention is taught for `ahead` steps at `ahead_rate` to know the task's rows (`regard.adapters.router_warmup`); and
-    while it is, `opening` times what it was taught by is in the loss, in place of the reflection. For the first
+    the attention is taught for `ahead` steps at `ahead_rate` to know the task's rows (see
+    `regard.adapters.router_warmup`); and while it is, `opening` times what it was taught by is in the loss, in place of
+    the reflection. For the first
     `warming` of the steps the own block's weight is at least a floor, which falls from `floor` to 0 (with the published
     gate too). `entropy` times that of a row's weights is added as well, and `balance` times −log of each block's
     weight, the mean over blocks. `held`: the attention is not trained with the block. `aligned`: whether

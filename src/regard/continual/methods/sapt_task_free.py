@@ -25,7 +25,7 @@ PORTION, SEEN = "portion/", "seen/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(sapt_config.Settings):
+class SaptTaskFreeConfig(sapt_config.SaptConfig):
     """Those of SAPT, of which `stored`, the vectors that stand for a block's rows, has another default; and noticing.
 
     `compared`: rows of a portion that are compared with each block's; `alarm`: how often rows of a known kind are held
@@ -41,7 +41,7 @@ class Settings(sapt_config.Settings):
 
     def __post_init__(self) -> None:
         """Check the numbers and the choices."""
-        if self.share != sapt_config.Settings.share:
+        if self.share != sapt_config.SaptConfig.share:
             raise UserError("share: expected none with sapt-noticed, which keeps as many vectors as stored says")
         super().__post_init__()
         for name in ("stored", "compared"):
@@ -59,8 +59,8 @@ class NoticedNetwork(SaptNetwork):
 
     given: Tensor
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         self.register_buffer("given", torch.full((tasks,), -1))
 
     def block_of(self, task: int) -> int:
@@ -87,7 +87,7 @@ class SaptTaskFree(Sapt):
     rows. There are as many blocks as kinds of rows that were noticed.
     """
 
-    Settings = Settings
+    Config = SaptTaskFreeConfig
     Network = NoticedNetwork
     texts = True
 
@@ -102,8 +102,8 @@ class SaptTaskFree(Sapt):
 
     def strength(self, task: int) -> float:
         """λ of a portion's training: of the mean of the other blocks' divergences."""
-        if self.settings.opens:
-            return float(self.settings.opening * len(self._others(task)))
+        if self.config.opens:
+            return float(self.config.opening * len(self._others(task)))
         return super().strength(task)
 
     def earlier(self, learner: Learner, task: int) -> list[PastTask]:
@@ -137,20 +137,20 @@ class SaptTaskFree(Sapt):
 
     def _decide(self, learner: Learner, task: int) -> dict[str, Any]:
         """The block for a portion, whether it is a new one, and what each block's rows were to it."""
-        settings, blocks = self.settings, self._blocks()
+        config, blocks = self.config, self._blocks()
         random = torch.Generator().manual_seed(learner.seed_for("compared", task))
-        vectors = _drawn(self._vectors_of(learner, task), int(settings.compared), random)
+        vectors = _drawn(self._vectors_of(learner, task), int(config.compared), random)
         found = []
         for block in blocks:
             kept = self.state.tensors[f"{VECTORS}{block}"]
-            if not check_separable(len(vectors), len(kept), settings.alarm):
+            if not check_separable(len(vectors), len(kept), config.alarm):
                 raise UserError(
-                    f"alarm: {settings.alarm:g} is less than what {len(vectors)} rows of "
+                    f"alarm: {config.alarm:g} is less than what {len(vectors)} rows of "
                     f"{learner.stream.tasks[task].name!r} and {len(kept)} that were kept can tell; "
                     "raise it, or learn from more rows"
                 )
             found.append(novelty(vectors, kept, seed=learner.seed_for("novelty", task, block)))
-        like = is_known_task(found, alarm=settings.alarm, reuse=settings.reuse)
+        like = is_known_task(found, alarm=config.alarm, reuse=config.reuse)
         return {
             "block": len(blocks) if like is None else blocks[like],
             "new": like is None,

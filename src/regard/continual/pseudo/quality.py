@@ -153,7 +153,7 @@ def privacies(learner: Learner, method: Method, task: int) -> dict[str, Private]
     seed = learner.seed_for("memory", task)
     order = torch.randperm(len(trained), generator=torch.Generator().manual_seed(seed)).to(trained.device)
     found["real"] = trained[order[:many]]
-    found["density"] = Density.of(trained, int(method.settings.directions)).draw(many, seed)
+    found["density"] = Density.of(trained, int(method.config.directions)).draw(many, seed)
     return {name: privacy(vectors, trained, held_out) for name, vectors in found.items()}
 
 

@@ -30,11 +30,11 @@ TEXTS = "texts/"
 """Before the number of a task: its pseudo samples' inputs in `Kept.tensors`, and what became of samples in `values`."""
 
 
-def check(learner: Learner, settings: Any) -> None:
+def check(learner: Learner, config: Any) -> None:
     """Nothing, or a UserError: there can be no pseudo samples of the stream's tasks."""
-    if settings.pseudo:
+    if config.pseudo:
         for task in learner.stream.tasks:
-            path = Path(settings.pseudo) / task.name / "train.json"
+            path = Path(config.pseudo) / task.name / "train.json"
             if not path.is_file():
                 raise UserError(f"pseudo: expected pseudo samples of {task.name!r} in {path}, there is no such file")
     elif not isinstance(learner, TextLearner):
@@ -46,18 +46,18 @@ def check(learner: Learner, settings: Any) -> None:
         check_marks(learner)
 
 
-def keep(learner: Learner, kept: MethodState, task: int, wanted: int, settings: Any) -> None:
+def keep(learner: Learner, kept: MethodState, task: int, wanted: int, config: Any) -> None:
     """Keep at most so many inputs that stand for a task, read from files, or written by a generator.
 
-    `settings` says which: `pseudo`, a folder, or what the generator is trained with (`generator_steps`, `_rate` and
+    `config` says which: `pseudo`, a folder, or what the generator is trained with (`generator_steps`, `_rate` and
     `_batch`). Of the stream's last task none are written, since nothing comes that they would be needed for. Raises
     UserError where a generator has written nothing, or files have nothing, that can be used.
     """
-    if settings.pseudo:
-        kept.tensors[f"{TEXTS}{task}"] = pack(_read(learner, task, wanted, settings.pseudo))
+    if config.pseudo:
+        kept.tensors[f"{TEXTS}{task}"] = pack(_read(learner, task, wanted, config.pseudo))
     elif task + 1 < len(learner.stream):
         recipe = Recipe(
-            steps=int(settings.generator_steps), rate=settings.generator_rate, batch=int(settings.generator_batch)
+            steps=int(config.generator_steps), rate=config.generator_rate, batch=int(config.generator_batch)
         )
         made = write(cast(TextLearner, learner), task, wanted, recipe)
         if not made.inputs:
