@@ -16,13 +16,13 @@ from regard.attention import reference
 from regard.attention.call import AttentionCall
 from regard.attention.positions import POSITIONS
 from regard.attention.spec import ATTENTIONS, AttentionSpec
-from regard.data import windows
+from regard.data import make_text_windows
 from regard.errors import UserError
 from regard.hooks import watching
 from regard.hooks.attention_function import Observer
 from regard.hooks.routing import observing
 from regard.models import RegardConfig, RegardForCausalLM, RegardModel, load
-from regard.models.feed_forward import FEED_FORWARDS
+from regard.models.configuration import FEED_FORWARDS
 
 SETTINGS: dict[str, Any] = {
     "vocab_size": 41,
@@ -295,7 +295,7 @@ def test_measure_gives_the_numbers_of_its_weights(name: str, tiny: Callable[[str
     found = regard.measure(model, tokenizer, documents, statistics=statistics, **chosen)
     with torch.no_grad():
         weights = torch.stack(
-            model(windows(documents, tokenizer, **chosen).input_ids, output_attentions=True).attentions
+            model(make_text_windows(documents, tokenizer, **chosen).input_ids, output_attentions=True).attentions
         )
     share = weights / weights.sum(-1, keepdim=True) if name == "sigmoid" else weights
 

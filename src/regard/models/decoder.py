@@ -22,10 +22,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple
 
 from regard.attention.positions import NUM_BUCKETS, alibi_slopes, rotary_angles, sinusoidal_table, t5_buckets
+from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.models.configuration import RegardConfig
-from regard.models.layers import DownProjection, RegardAttention, RegardDecoderLayer, RMSNorm, Surroundings
-from regard.models.loss import IGNORE_INDEX, linear_cross_entropy, logits_cross_entropy
+from regard.models.layers import DownProjection, LayerContext, RegardAttention, RegardDecoderLayer, RMSNorm
+from regard.models.loss import linear_cross_entropy, logits_cross_entropy
 
 
 class RegardPreTrainedModel(PreTrainedModel):
@@ -196,7 +197,7 @@ class RegardModel(RegardPreTrainedModel):
         attention_mask: Tensor | None,
         real: Tensor | None,
         attentions: list[Tensor] | None,
-    ) -> Surroundings:
+    ) -> LayerContext:
         """What all layers share."""
         config, positions, device = self.config, self.spec.positions, stream.device
         shared: dict[str, Any] = {"key_mask": real}
@@ -210,8 +211,8 @@ class RegardModel(RegardPreTrainedModel):
         elif positions in ("t5", "t5-bucket-number"):
             buckets = t5_buckets(torch.arange(offset + stream.shape[1], device=device))
             own = {"table": self.distance_table, "buckets": buckets}
-            shared |= own if positions == "t5" else {"by_distance": buckets[None].to(stream.dtype)}
-        return Surroundings(offset=offset, attentions=attentions, **shared)
+            shared |= own if positions == "t5" else {"distance_bias": buckets[None].to(stream.dtype)}
+        return LayerContext(offset=offset, attentions=attentions, **shared)
 
 
 def _padding(mask: Tensor | None, keys: int) -> Tensor | None:

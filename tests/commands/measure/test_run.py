@@ -42,8 +42,8 @@ def windows(folder: Path, documents: Sequence[str], **settings: Any) -> Tensor:
     kind = settings.pop("input", "natural")
     settings = {"samples": SAMPLES, "length": LENGTH, **settings}
     if kind == "natural":
-        return data.windows(documents, tokenizer, **settings).input_ids
-    make = {"random": data.random_windows, "repeated": data.repeated_windows}[kind]
+        return data.make_text_windows(documents, tokenizer, **settings).input_ids
+    make = {"random": data.make_random_windows, "repeated": data.make_repeated_windows}[kind]
     return make(tokenizer, **settings).input_ids
 
 

@@ -13,8 +13,8 @@ from regard.continual.run import make_learner
 from regard.errors import UserError
 from regard.hooks.attention_weights import capture_weights
 from regard.hooks.layers import find_attention_layers
-from tests.continual.methods.blocks import fill, made, short
-from tests.continual.small import BUDGET, loaded
+from tests.continual.methods.adapter_networks import fill, made, short
+from tests.continual.small_tasks import BUDGET, loaded
 
 
 def begun(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:

@@ -169,7 +169,7 @@ def _texts(texts: Texts | Sequence[str] | None, kind: str) -> Texts | None:
             raise UserError(f"texts: expected input natural beside them, for {kind} tokens are of no text; got {kind}")
         return None
     if texts is None:
-        return data.python_documentation()
+        return data.load_python_documentation()
     if isinstance(texts, Texts):
         return texts
     documents = () if isinstance(texts, str) else tuple(texts)
@@ -186,14 +186,14 @@ def _windows(loaded: models.Loaded, texts: Texts | None, chosen: MeasureConfig) 
         "samples": chosen.samples,
         "bos": chosen.bos,
         "seed": chosen.seed,
-        "maximum": models.maximum_length(loaded.model, loaded.tokenizer),
+        "max_length": models.maximum_length(loaded.model, loaded.tokenizer),
     }
     if chosen.input == "random":
-        return data.random_windows(loaded.tokenizer, **options)
+        return data.make_random_windows(loaded.tokenizer, **options)
     if chosen.input == "repeated":
-        return data.repeated_windows(loaded.tokenizer, **options)
+        return data.make_repeated_windows(loaded.tokenizer, **options)
     assert texts is not None, "natural input is of texts"
-    return data.windows(texts.documents, loaded.tokenizer, **options)
+    return data.make_text_windows(texts.documents, loaded.tokenizer, **options)
 
 
 def _statistics(chosen: MeasureConfig, loaded: models.Loaded) -> list[Statistic]:
