@@ -220,7 +220,17 @@ def test_logits_are_those_that_an_example_had_when_its_task_was_learnt() -> None
 
 def adapting(**said: Any) -> tuple[MbPA, Learner, AdaptingNetwork]:
     """A network that has learnt two tasks, as far as it knows, and is evaluated."""
-    method: MbPA = of("mbpa++", **{"memory": 10, "store": "balanced", "neighbours": 3, "steps": 4, "rate": 0.1} | said)
+    method: MbPA = of(
+        "mbpa++",
+        **{
+            "memory_size": 10,
+            "storage_policy": "balanced",
+            "num_neighbors": 3,
+            "adaptation_steps": 4,
+            "adaptation_lr": 0.1,
+        }
+        | said,
+    )
     learner = begun(method)
     network = learner.network
     assert isinstance(network, AdaptingNetwork)
@@ -240,18 +250,18 @@ def by_hand(method: MbPA, learner: Learner, network: AdaptingNetwork, item: Exam
     model = copy.deepcopy(network.classifier).eval()
     keys = [_key(learner, network, other) for other in method.state.examples]
     far = [float((_key(learner, network, item) - key).norm()) for key in keys]
-    near = sorted(range(len(far)), key=far.__getitem__)[: config.neighbours]
+    near = sorted(range(len(far)), key=far.__getitem__)[: config.num_neighbors]
     rows = learner.rows([method.state.examples[number] for number in near])
     parameters = [one for name, one in model.named_parameters() if name.startswith(trained)]
     start = [one.detach().clone() for one in parameters]
-    descent = torch.optim.SGD(parameters, lr=config.rate)
-    for _ in range(config.steps):
+    descent = torch.optim.SGD(parameters, lr=config.adaptation_lr)
+    for _ in range(config.adaptation_steps):
         logits = model(rows["input_ids"], rows["attention_mask"]).logits
         loss = torch.zeros((), dtype=torch.float64)
         for logit, task, label in zip(logits, rows["tasks"].tolist(), rows["labels"].tolist(), strict=True):
             first, last = ((0, 2), (2, 5))[task]
             loss = loss - logit[first:last].log_softmax(0)[label - first] / len(near)
-        loss = loss + config.pull * sum(
+        loss = loss + config.l2_weight * sum(
             (one - other).square().sum() for one, other in zip(parameters, start, strict=True)
         )
         descent.zero_grad()
@@ -368,11 +378,11 @@ def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
         ("der++", {"alpha": -1.0}, "alpha: expected a number of at least 0, got -1.0"),
         ("der++", {"alpha": float("inf")}, "alpha: expected a number of at least 0, got inf"),
         ("der++", {"beta": "much"}, "beta: expected a number, got 'much'"),
-        ("agem", {"store": "some"}, "store: expected one of reservoir, balanced, got 'some'"),
-        ("mbpa++", {"adapt": "some"}, "adapt: expected one of all, head, got 'some'"),
-        ("mbpa++", {"neighbours": 0}, "neighbours: expected a whole number of at least 1, got 0"),
-        ("mbpa++", {"learning_rate": -1}, "rate: expected a number of at least 0, got -1.0"),
-        ("mbpa++", {"steps": 1.5}, "steps: expected a whole number of at least 0, got 1.5"),
+        ("agem", {"storage_policy": "some"}, "storage_policy: expected one of reservoir, balanced, got 'some'"),
+        ("mbpa++", {"adaptation_scope": "some"}, "adaptation_scope: expected one of all, head, got 'some'"),
+        ("mbpa++", {"num_neighbors": 0}, "num_neighbors: expected a whole number of at least 1, got 0"),
+        ("mbpa++", {"adaptation_lr": -1}, "adaptation_lr: expected a number of at least 0, got -1.0"),
+        ("mbpa++", {"adaptation_steps": 1.5}, "adaptation_steps: expected a whole number of at least 0, got 1.5"),
     ],
 )
 def test_settings_that_cannot_be(name: str, said: dict[str, Any], told: str) -> None:

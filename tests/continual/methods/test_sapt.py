@@ -31,7 +31,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begun(*, head: HeadName | None = None, **config: Any) -> tuple[Learner, Sapt]:
     """A run before its first task, in float64 and without dropout."""
-    method = Sapt(SaptConfig(rank=2, **config))
+    method = Sapt(SaptConfig(r=2, **config))
     learner = make_learner(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1, head=head)
     learner.network.double()
     for module in learner.network.modules():
@@ -110,7 +110,10 @@ def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
 
 @pytest.mark.parametrize("gate", ["open", "published"])
 def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
-    said = {"open": {"opening": 2.0, "entropy": 0.5, "balance": 0.3}, "published": {"strength": 0.7}}[gate]
+    said = {
+        "open": {"router_loss_weight": 2.0, "entropy_weight": 0.5, "load_balancing_weight": 0.3},
+        "published": {"reflection_weight": 0.7},
+    }[gate]
     learner, method = after_two(gate=gate, stored=3, **said)
     network = learner.network_as(SaptNetwork)
     rows = learner.rows(learner.items(2)[:3], size=4)
@@ -268,7 +271,7 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
 def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
     learner, method = after_two(stored=3)
     found = gate_rows(learner, method, 3, rows=6)
-    by = {(row["task_index"], row["statistic"], row["block"]): row["value"] for row in found}
+    by = {(row["task_index"], row["statistic"], row["adapter"]): row["value"] for row in found}
     for place in (1, 2, 3):
         shares = [by[place, "weight", block] for block in (1, 2, 3)]
         assert sum(shares) == pytest.approx(1, abs=1e-6)
@@ -295,7 +298,7 @@ def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
 
 
 def test_the_open_gate_learns_the_words() -> None:
-    method = Sapt(SaptConfig(rank=4, stored=8))
+    method = Sapt(SaptConfig(r=4, memory_size=8))
     learner = make_learner(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
     found = run_stream(learner, method).rows["matrix"]
     at_once = [row["score"] for row in found if row["after_task"] == row["task_index"] and row["scenario"] == "til"]
@@ -309,31 +312,49 @@ def test_the_open_gate_learns_the_words() -> None:
     "config, told",
     [
         ({"gate": "ajar"}, "gate: expected one of open, published, got 'ajar'"),
-        ({"reflects": "mirrors"}, "reflects: expected one of real, generated, density, none, got 'mirrors'"),
-        ({"order": "mine"}, "order: expected one of published, paper, got 'mine'"),
-        ({"floor": 2.0}, "floor: expected a number of at least 0 and at most 1, got 2.0"),
-        ({"strength": 2.0}, "strength: expected gate=published, which reads it, got gate=open"),
-        ({"gate": "published", "ahead": 20}, "ahead: expected gate=open, which reads it, got gate=published"),
-        ({"inner": 1.5}, "inner: expected a whole number of at least 1, got 1.5"),
-        ({"stored": 2.5}, "stored: expected a whole number of at least 0, got 2.5"),
-        ({"tried": 8}, "tried: expected begins=best, which reads it, got begins=last"),
-        ({"begins": "best", "gate": "published"}, "begins: expected gate=open, which reads it, got gate=published"),
-        ({"begins": "first"}, "begins: expected one of last, best, nothing, got 'first'"),
-        ({"warming": 0.2}, "warming: expected floor above 0, which reads it, got floor=0.0"),
-        ({"ahead": 0, "ahead_rate": 0.1}, "ahead_rate: expected ahead above 0, which reads it, got ahead=0"),
-        ({"stored": 5, "share": 0.5}, "share: expected stored=0, which reads it, got stored=5"),
+        ({"reflection": "mirrors"}, "reflection: expected one of real, generated, density, none, got 'mirrors'"),
+        ({"projection_order": "mine"}, "projection_order: expected one of published, paper, got 'mine'"),
+        ({"own_weight_floor": 2.0}, "own_weight_floor: expected a number of at least 0 and at most 1, got 2.0"),
+        ({"reflection_weight": 2.0}, "reflection_weight: expected gate=published, which reads it, got gate=open"),
         (
-            {"reflects": "generated", "pseudo": "x", "generator_steps": 7},
-            "generator_steps: expected pseudo=none, which reads it, got pseudo=x",
+            {"gate": "published", "router_warmup_steps": 20},
+            "router_warmup_steps: expected gate=open, which reads it, got gate=published",
+        ),
+        ({"router_hidden_size": 1.5}, "router_hidden_size: expected a whole number of at least 1, got 1.5"),
+        ({"memory_size": 2.5}, "memory_size: expected a whole number of at least 0, got 2.5"),
+        ({"init_samples": 8}, "init_samples: expected init=best, which reads it, got init=last"),
+        ({"init": "best", "gate": "published"}, "init: expected gate=open, which reads it, got gate=published"),
+        ({"init": "first"}, "init: expected one of last, best, nothing, got 'first'"),
+        (
+            {"floor_fraction": 0.2},
+            "floor_fraction: expected own_weight_floor above 0, which reads it, got own_weight_floor=0.0",
         ),
         (
-            {"gate": "published", "reflects": "none", "strength": 3.0},
-            "strength: expected reflects=real or generated or density, which reads it, got reflects=none",
+            {"router_warmup_steps": 0, "router_warmup_lr": 0.1},
+            "router_warmup_lr: expected router_warmup_steps above 0, which reads it, got router_warmup_steps=0",
         ),
-        ({"gate": "published", "aligned": False}, "aligned: expected true with gate=published"),
-        ({"held": True, "entropy": 0.1}, "entropy: expected held=false, which reads it, got held=true"),
-        ({"floor": 0.5, "warming": 0.0}, "floor: expected warming above 0, which reads it, got warming=0.0"),
-        ({"directions": 2}, "directions: expected reflects=density, which reads it, got reflects=real"),
+        (
+            {"memory_size": 5, "memory_fraction": 0.5},
+            "memory_fraction: expected memory_size=0, which reads it, got memory_size=5",
+        ),
+        (
+            {"reflection": "generated", "pseudo_samples_dir": "x", "generator_steps": 7},
+            "generator_steps: expected pseudo_samples_dir=none, which reads it, got pseudo_samples_dir=x",
+        ),
+        (
+            {"gate": "published", "reflection": "none", "reflection_weight": 3.0},
+            "reflection_weight: expected reflection=real or generated or density, which reads it, got reflection=none",
+        ),
+        ({"gate": "published", "joint_training": False}, "joint_training: expected true with gate=published"),
+        (
+            {"freeze_router": True, "entropy_weight": 0.1},
+            "entropy_weight: expected freeze_router=false, which reads it, got freeze_router=true",
+        ),
+        (
+            {"own_weight_floor": 0.5, "floor_fraction": 0.0},
+            "own_weight_floor: expected floor_fraction above 0, which reads it, got floor_fraction=0.0",
+        ),
+        ({"density_rank": 2}, "density_rank: expected reflection=density, which reads it, got reflection=real"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(config: dict[str, Any], told: str) -> None:
@@ -399,7 +420,7 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
 @pytest.mark.parametrize("reflects", ["real", "density"])
 def test_a_run_that_is_broken_off_within_a_task_goes_on_to_the_same(reflects: Any, tmp_path: Path) -> None:
     def learnt(folder: Path | None, stop: tuple[int, int] | None, *, resume: bool = False) -> dict[str, Tensor]:
-        method = Sapt(SaptConfig(rank=2, stored=4, reflects=reflects, ahead=20))
+        method = Sapt(SaptConfig(r=2, memory_size=4, reflection=reflects, router_warmup_steps=20))
         learner = make_learner(stream(4), method, loaded(), replace(BUDGET, num_epochs=1), seed=1, head="labels")
 
         def tell(told: ProgressEvent) -> None:

@@ -19,7 +19,7 @@ from tests.continual.small_tasks import BUDGET, loaded
 
 def begun(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
     """A run in float64 and without dropout, its block filled."""
-    method = made("seekr", **{"memory": 4, **said})
+    method = made("seekr", **{"memory_size": 4, **said})
     assert isinstance(method, Seekr)
     learner = make_learner(short(2), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
@@ -213,7 +213,7 @@ def test_attention_on_stored_examples_stays_nearer_with_distillation() -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(UserError, match="heads"):
-        made("seekr", heads=1.5)
-    with pytest.raises(UserError, match="memory"):
-        made("seekr", memory=0)
+    with pytest.raises(UserError, match="head_fraction"):
+        made("seekr", head_fraction=1.5)
+    with pytest.raises(UserError, match="memory_size"):
+        made("seekr", memory_size=0)
