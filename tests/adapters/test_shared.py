@@ -210,7 +210,7 @@ def test_options_reach_what_they_are_of() -> None:
         dropout=0.1,
         seed=3,
     )
-    assert (adapters.attention.order, adapters.attention.temperature) == ("paper", 2.0)
+    assert (adapters.attention.projection_order, adapters.attention.temperature) == ("paper", 2.0)
     assert adapters.attention.down.shape == (5, 16)
     assert adapters.pool.mixture.top_k == 1
     assert blocks_of(adapters)[0].detach_old

@@ -171,7 +171,7 @@ def entropy(logits: Tensor, number: int) -> float:
 
 
 def test_the_loss_is_its_formula() -> None:
-    learner, method = begun(order=0.7, task=0.3, generic=0.2, specific=0.9)
+    learner, method = begun(nsp_weight=0.7, task_weight=0.3, generic_reg_weight=0.2, specific_reg_weight=0.9)
     run_first(learner, method)
     network: Any = learner.network
     batches = method.batches(learner, 1, learner.fine_tuning())
@@ -265,11 +265,11 @@ def test_it_learns_and_keeps_its_share() -> None:
 
 
 def test_the_memory_is_shared_out_among_tasks() -> None:
-    learner, method = begun(share=0.9, memory=8)
+    learner, method = begun(memory_fraction=0.9, memory_size=8)
     method.before_task(learner, 0)
     method.after_task(learner, 0)
     assert (len(method.state.examples), method.memory_size) == (2, 8)
-    learner, method = begun(memory=2)
+    learner, method = begun(memory_size=2)
     with pytest.raises(UserError, match=r"^memory: expected an example of each of 3 tasks"):
         method.before_task(learner, 0)
 

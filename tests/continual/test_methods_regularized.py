@@ -293,7 +293,7 @@ def test_there_is_no_penalty_where_the_weights_are_the_tasks_own() -> None:
 
 def test_the_first_task_is_fine_tuning_and_so_is_all_without_strength() -> None:
     assert differing(learnt("ewc", tasks=1), learnt("finetune", tasks=1)) == []
-    assert differing(learnt("ewc", strength=0.0), learnt("finetune")) == []
+    assert differing(learnt("ewc", ewc_lambda=0.0), learnt("finetune")) == []
     assert differing(learnt("ewc"), learnt("finetune"))
 
 
@@ -302,7 +302,7 @@ def test_weights_that_the_first_task_depends_on_move_less() -> None:
     information, before = start.method.state.tensors, weights(start)
 
     def moved(strength: float) -> float:
-        after = weights(learnt("ewc", strength=strength))
+        after = weights(learnt("ewc", ewc_lambda=strength))
         return sum(
             float((information[FISHER + name] * (after[name] - before[name]).square()).sum())
             for name, _ in start.network.named_parameters()

@@ -214,7 +214,7 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, probing_rate(TrainingBudget()))
     assert told == f"{worse}epochs or another --probing-learning-rate"
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_from_setting(0.3))
-    assert told == f"{worse}epochs or another --set rate"
+    assert told == f"{worse}epochs or another --set learning_rate"
 
 
 def test_the_blocks_of_tasks_are_in_the_record(gated: LearnResult) -> None:
@@ -263,7 +263,11 @@ def test_a_head_of_the_labels_words_is_not_trained(gated: LearnResult) -> None:
         ("probe", {}, "head: expected one that can be trained, stage probing trains the head alone, and labels has no"),
         ("ctr", {}, "head: expected linear with ctr, got labels"),
         ("idbr", {}, "head: expected linear with idbr, whose own it becomes, got labels"),
-        ("mbpa++", {"set": ("adapt=head",)}, "head: expected linear with adapt=head of mbpa++, got labels"),
+        (
+            "mbpa++",
+            {"set": ("adaptation_scope=head",)},
+            "head: expected linear with adaptation_scope=head of mbpa++, got labels",
+        ),
         ("prescale", {}, "head: expected none with prescale, whose own head is full, got 'labels'"),
     ],
 )

@@ -137,7 +137,7 @@ def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
 
 
 def test_blocks_keys_and_maps_may_have_rates_of_their_own() -> None:
-    learner, method = begun(block_rate=20.0, key_rate=10.0, map_rate=0.1)
+    learner, method = begun(adapter_lr_multiplier=20.0, key_lr_multiplier=10.0, projection_lr_multiplier=0.1)
     (stage,) = method.phases(learner, 0)
     names = [name for name, _ in learner.network.named_parameters()]
     blocks = {name for name in names if ".blocks." in name}
@@ -164,7 +164,7 @@ def test_what_is_trained_is_the_new_block_its_key_and_the_maps() -> None:
 def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
     """B = 0 at first: what the block is given changes nothing, so nothing says that it should be given more."""
     for gate, moves in (("published", False), ("open", True)):
-        learner, method = begun(gate=gate, reflects="none")
+        learner, method = begun(gate=gate, reflection="none")
         method.before_task(learner, 0)
         method.place(learner, 0)
         _stir(learner.network_as(SaptNetwork), 0)
@@ -184,7 +184,7 @@ def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
 def test_the_gate_is_opened_before_the_block_is_trained() -> None:
     own = []
     for ahead in (0, 300):
-        learner, method = begun(ahead=ahead, stored=8)
+        learner, method = begun(router_warmup_steps=ahead, memory_size=8)
         for task in range(3):
             learner.task = task
             method.before_task(learner, task)
@@ -204,7 +204,7 @@ def test_a_gate_that_is_held_is_not_trained_with_the_block() -> None:
 
 
 def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
-    learner, method = begun(floor=0.8, warming=0.5)
+    learner, method = begun(own_weight_floor=0.8, floor_fraction=0.5)
     learner.task = 1
     method.before_task(learner, 0)
     method.place(learner, 0)
@@ -251,7 +251,9 @@ def test_a_density_stands_for_rows_and_none_is_kept() -> None:
 @pytest.mark.parametrize("strength", [0.0, 0.1])
 def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(strength: float) -> None:
     """Those of the loss that is trained: with other words as one class more, and nothing dropped out."""
-    learner, method = after_two(head="labels", gate="published", balanced=0.5, stored=4, strength=strength)
+    learner, method = after_two(
+        head="labels", gate="published", gradient_balance=0.5, memory_size=4, reflection_weight=strength
+    )
     network = learner.network_as(SaptNetwork).eval()
     head: Any = network.classifier.head
     assert len(head.others)
@@ -364,7 +366,7 @@ def test_settings_that_cannot_be_are_refused(config: dict[str, Any], told: str) 
 
 @pytest.mark.parametrize("begins", ["last", "nothing"])
 def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
-    learner, method = begun(begins=begins, ahead=0, reflects="none")
+    learner, method = begun(init=begins, router_warmup_steps=0, reflection="none")
     network = learner.network_as(SaptNetwork)
     for task in range(3):
         learner.task = task
@@ -382,7 +384,7 @@ def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
 
 
 def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> None:
-    learner, method = begun(begins="best", tried=64, ahead=0, reflects="none")
+    learner, method = begun(init="best", init_samples=64, router_warmup_steps=0, reflection="none")
     learner.task = 0
     method.before_task(learner, 0)
     method.place(learner, 0)
@@ -404,7 +406,7 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
 
 
 def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
-    learner, method = begun(ahead=0, reflects="none")
+    learner, method = begun(router_warmup_steps=0, reflection="none")
     method.before_task(learner, 0)
     method.place(learner, 0)
     with torch.no_grad():

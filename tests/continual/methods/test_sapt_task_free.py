@@ -123,7 +123,7 @@ def test_what_was_decided_by_is_written_down_and_is_the_test_s() -> None:
 
 
 def test_at_most_so_many_rows_are_compared() -> None:
-    learner, method = begun(recurring(), compared=5)
+    learner, method = begun(recurring(), novelty_samples=5)
     method.before_task(learner, 0)
     method.place(learner, 0)
     method.after_task(learner, 0)
@@ -197,7 +197,7 @@ def test_only_the_block_that_is_known_is_trained_again() -> None:
 
 
 def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
-    learner, method = begun(recurring(), opening=2.0)
+    learner, method = begun(recurring(), router_loss_weight=2.0)
     for task in range(2):
         learner.task = task
         method.before_task(learner, task)
@@ -237,7 +237,7 @@ def test_a_block_stands_for_all_of_its_rows() -> None:
 
 
 def test_what_is_kept_of_portions_goes_by_their_rows() -> None:
-    learner, method = begun(recurring(), stored=8)
+    learner, method = begun(recurring(), memory_size=8)
     found = torch.arange(30.0)[:, None]
     for seen, new in ((10, 6), (30, 4), (1000, 1)):
         merged = method._merged(learner, AGAIN, -torch.arange(1.0, 9.0)[:, None], seen, found)
@@ -297,7 +297,7 @@ def test_texts_are_learnt_as_well() -> None:
 
 
 def test_rows_that_are_too_few_to_tell_are_refused() -> None:
-    learner, method = begun(recurring(1), alarm=0.001)
+    learner, method = begun(recurring(1), false_alarm_rate=0.001)
     method.before_task(learner, 0)
     method.place(learner, 0)
     method.after_task(learner, 0)
