@@ -138,7 +138,7 @@ def test_examples_are_commands_that_are_understood() -> None:
 
 def test_help_of_learn_names_every_stream_and_every_method() -> None:
     from regard.continual.methods import METHODS
-    from regard.data.stream_settings import STREAMS
+    from regard.data.stream_catalog import STREAMS
 
     named = COMMANDS["learn"].EXAMPLES.partition("examples:")[0]
     assert {*METHODS, *STREAMS} <= set(named.replace(",", " ").split())

@@ -9,7 +9,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from regard.continual.training_phase import TrainingBudget
 from regard.data.examples import Examples
-from regard.data.stream import Stream, Task
+from regard.data.stream import ClassificationTask, Stream
 from regard.models.pretrained import Loaded
 
 CLASSES = (("cat", "dog"), ("red", "blue", "green"), ("run", "sit"))
@@ -71,7 +71,7 @@ def stream(rows: int = 6) -> Stream:
     """Three tasks, the second with three classes."""
     drawn = random.Random(1)
     tasks = tuple(
-        Task(
+        ClassificationTask(
             name="-".join(labels),
             labels=labels,
             train=examples(labels, rows, drawn),

@@ -18,8 +18,7 @@ from transformers import (
 )
 
 from regard.continual.training_phase import TrainingBudget
-from regard.data.stream import Stream
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import Stream, TextPairs, TextTask
 from regard.models.configuration import RegardConfig
 from regard.models.decoder import RegardForCausalLM
 from regard.models.pretrained import Loaded

@@ -200,7 +200,7 @@ def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
         if label == IGNORED:
             continue
         real, task, row = (rows[name][number] for name in ("attention_mask", "tasks", "rows"))
-        own = learner.stream.class_numbers(int(task))
+        own = learner.stream.class_indices(int(task))
         for order, name in enumerate(("input_ids", "halves")):
             ids = rows[name][number][real][None]
             one = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -14,8 +14,7 @@ from regard.continual.costs import count_examples, trim_padding
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
 from regard.continual.text_learner import TextLearner, encode_pairs
-from regard.data.stream import Stream
-from regard.data.text_task import TextPairs
+from regard.data.stream import Stream, TextPairs
 from regard.errors import UserError
 from tests.continual.small_text_tasks import BUDGET, WORDS, lively, loaded, stream, task, tokenizer
 

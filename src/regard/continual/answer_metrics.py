@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from regard.data.text_task import Metric
+from regard.data.stream import Metric
 from regard.errors import UserError
 
 _NO_WORD = re.compile("[^a-z0-9]+")

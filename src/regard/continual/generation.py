@@ -11,8 +11,7 @@ from torch import Tensor
 
 from regard.continual.answer_metrics import score_answer
 from regard.continual.text_learner import NO_TASK, EncodedTexts, TextLearner, batch, encode_task
-from regard.data.stream import Split
-from regard.data.text_task import TextTask
+from regard.data.stream import Split, TextTask
 from regard.models.generator import IGNORE_INDEX, Generator
 from regard.runs import distributed as processes
 

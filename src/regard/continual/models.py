@@ -21,7 +21,7 @@ from regard.continual.methods import method_named
 from regard.continual.network import Network
 from regard.continual.state import load_tensors, tensors_of
 from regard.errors import UserError
-from regard.models.classifier import Classifier, ClassifierConfig, encoder_part
+from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder
 from regard.models.generator import Generator, GeneratorConfig, is_language_model
 from regard.models.pretrained import Loaded
 from regard.runs.folder import atomic_folder, write_file
@@ -93,7 +93,7 @@ def with_model_hash(loaded: Loaded) -> Loaded:
 
 def _digest_below(loaded: Loaded) -> str:
     """The hash of what a classifier would read hidden states from."""
-    return sha256_of_weights(encoder_part(deepcopy(loaded.model)))
+    return sha256_of_weights(extract_encoder(deepcopy(loaded.model)))
 
 
 def delta_of(folder: Path, learnt: int) -> Path:
@@ -128,8 +128,8 @@ def rebuild_network(folder: Path, learnt: int, loaded: Loaded) -> tuple[Network,
 def _classifier(loaded: Loaded, about: Mapping[str, Any]) -> Classifier:
     """What a run's network is built around, before its first task."""
     if about["head"] == GeneratorConfig.head:
-        return cast(Classifier, cast(Any, Generator.over(loaded, lora=about["lora"], seed=about["seed"])))
-    return Classifier.over(
+        return cast(Classifier, cast(Any, Generator.from_loaded(loaded, lora=about["lora"], seed=about["seed"])))
+    return Classifier.from_loaded(
         loaded,
         about["classes"],
         head=about["head"],

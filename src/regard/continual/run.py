@@ -33,8 +33,8 @@ from regard.continual.run_state import ProgressEvent, Row, RunState
 from regard.continual.scoring import Score, score_task
 from regard.continual.text_learner import begin_texts
 from regard.continual.training_phase import TrainingBudget, TrainingPhase, warmup_steps
-from regard.data.common_tokens import common_tokens
 from regard.data.stream import Stream
+from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import HeadName
@@ -74,7 +74,7 @@ def make_learner(
     encoded = encode_stream(stream, loaded.tokenizer, budget.length)
     check_lengths(encoded, maximum_length(loaded.model, loaded.tokenizer))
     wanted = head or method.head
-    classifier = Classifier.over(
+    classifier = Classifier.from_loaded(
         loaded,
         stream.classes,
         head=wanted,

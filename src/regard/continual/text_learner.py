@@ -13,8 +13,7 @@ from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import Method
 from regard.continual.training_phase import TrainingBudget
-from regard.data.stream import SPLITS, Split, Stream
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import SPLITS, Split, Stream, TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import Generator
 from regard.models.limits import maximum_length
@@ -112,7 +111,7 @@ def begin_texts(
         raise UserError(
             f"method: expected one for tasks from text to text, {type(method).__name__} needs tasks of classification"
         )
-    generator = Generator.over(loaded, lora=lora, seed=seed)
+    generator = Generator.from_loaded(loaded, lora=lora, seed=seed)
     encoded = encode_texts(stream, loaded.tokenizer, budget, apart=generator.reads_apart)
     most = maximum_length(loaded.model, loaded.tokenizer)
     check_text_lengths(encoded.values(), most, budget.target_length, apart=generator.reads_apart)

@@ -24,7 +24,7 @@ from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.models import load_network
 from regard.continual.run import make_learner
 from regard.continual.training_phase import TrainingBudget, probing_rate, rate_from_setting
-from regard.data.instruction_settings import SUPER_NI_ORDERS
+from regard.data.benchmarks import SUPER_NI_ORDERS
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
 from tests.continual import small_text_tasks

@@ -40,7 +40,7 @@ def test_it_scores_what_the_matrix_says(method: str, task: Any, run: Path, tmp_p
     assert model.config.classes == list(stream().classes)
     matrix = LearnResult.load(run).accuracy_matrix
     for place in range(learnt):
-        test, own = stream().tasks[place].test, list(stream().class_numbers(place))
+        test, own = stream().tasks[place].test, list(stream().class_indices(place))
         texts = [text for (text,) in test.texts]
         rows = tokenizer(texts, padding=True, truncation=True, max_length=10, return_tensors="pt")
         rows.pop("token_type_ids", None)

@@ -182,7 +182,7 @@ def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
     fields = {**FIELDS, "diagnostic_samples": 0, "save_models": False}
     drawn = {seed: "-".join(map(str, parse_order("random", 3, seed))) for seed in (1, 3)}
     assert len({*drawn.values(), "2-0-1"}) == 3, "other seeds are to be taken"
-    turned = stream().ordered((2, 0, 1))
+    turned = stream().reorder((2, 0, 1))
     for said, orders in (
         ({}, {1: "2-0-1", 3: "2-0-1"}),
         ({"order": None}, {1: "2-0-1", 3: "2-0-1"}),

@@ -173,7 +173,7 @@ def test_one_that_answers_in_texts_is_the_language_model(written: Path) -> None:
     found = load_generator(folder, device="cpu")
     told = Generator.from_pretrained(folder)
     real = torch.ones_like(prompt)
-    answer: Tensor = Generator.over(found).generate(prompt, real, 4)
+    answer: Tensor = Generator.from_loaded(found).generate(prompt, real, 4)
     assert torch.equal(answer, told.generate(prompt, real, 4))
     weights = told.encoder.state_dict()
     assert all(torch.equal(weights[key], value) for key, value in models.load(folder).model.state_dict().items())

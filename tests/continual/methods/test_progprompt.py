@@ -16,7 +16,7 @@ from regard.continual.methods.progprompt import ProgPrompt, ProgressiveNetwork
 from regard.continual.prompt_network import PromptConfig
 from regard.continual.run import make_learner, run_stream
 from regard.continual.text_learner import begin_texts
-from regard.data.text_task import TextTask
+from regard.data.stream import TextTask
 from regard.errors import UserError
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, loaded, stream

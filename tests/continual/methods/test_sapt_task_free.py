@@ -22,7 +22,7 @@ from regard.continual.methods.sapt_task_free import NoticedNetwork, SaptTaskFree
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
 from regard.continual.state import tensors_of
-from regard.data.stream import Stream, Task
+from regard.data.stream import ClassificationTask, Stream
 from regard.errors import UserError
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, CLASSES, examples, loaded, stream
@@ -42,7 +42,7 @@ def recurring(rows: int = ROWS) -> Stream:
     """Three portions, the third of which has new rows of the first one's classes under another name."""
     first, second = stream(rows).tasks[:2]
     drawn, labels = random.Random(77), CLASSES[0]
-    again = Task(
+    again = ClassificationTask(
         name="again",
         labels=labels,
         train=examples(labels, rows, drawn),

@@ -64,7 +64,7 @@ def test_weights_and_their_slopes_are_those_of_the_model() -> None:
     with capture_weights(model, here) as reads:
         states = model(input_ids=ids, attention_mask=mask).last_hidden_state
     slopes = [
-        read.slopes(one)
+        read.weights_grad(one)
         for read, one in zip(
             reads, torch.autograd.grad(states[:, 0].square().sum(), [read.output for read in reads]), strict=True
         )

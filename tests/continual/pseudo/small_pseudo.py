@@ -10,8 +10,7 @@ from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.pseudo.parsing import ASKED, INPUT
 from regard.continual.run import make_learner
 from regard.continual.text_learner import TextLearner
-from regard.data.stream import Stream
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import Stream, TextPairs, TextTask
 from regard.models.pretrained import Loaded
 from tests.continual.small_text_tasks import BUDGET, loaded, stream, task
 

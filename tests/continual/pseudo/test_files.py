@@ -9,7 +9,7 @@ import pytest
 
 from regard.continual.pseudo.files import definition_of, read_pseudo, readings, real_inputs
 from regard.data.examples import Examples
-from regard.data.stream import Task
+from regard.data.stream import ClassificationTask
 from regard.errors import UserError
 
 
@@ -21,9 +21,9 @@ def published(folder: Path, task: str, *inputs: str) -> Path:
     return folder
 
 
-def encoded(name: str, *texts: tuple[str, ...]) -> Task:
+def encoded(name: str, *texts: tuple[str, ...]) -> ClassificationTask:
     rows = Examples(texts=texts, labels=(0,) * len(texts))
-    return Task(name=name, labels=("no", "yes"), train=rows, dev=rows, test=rows)
+    return ClassificationTask(name=name, labels=("no", "yes"), train=rows, dev=rows, test=rows)
 
 
 def test_inputs_are_read_each_once(tmp_path: Path) -> None:

@@ -222,14 +222,14 @@ class LearnConfig:
 
     def read(self, folder: str | None = None) -> Stream:
         """The stream; one that is published from the course's folder, or from this one. Raises UserError."""
-        from regard.data.stream_settings import STREAMS
+        from regard.data.stream_catalog import STREAMS
         from regard.data.streams import STDLIB, read_stream
 
         return read_stream(
             self.stream,
             None if self.stream == STDLIB else self.data or (folder if self.stream in STREAMS else None),
-            rows=self.samples_per_class,
-            eval_rows=self.max_eval_samples,
+            samples_per_class=self.samples_per_class,
+            max_eval_samples=self.max_eval_samples,
             order=self.order,
             seed=self.seed,
             protocol=self.protocol,  # type: ignore[arg-type]  # checked above

@@ -28,11 +28,11 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget
-from regard.data.common_tokens import common_tokens
+from regard.data.protocols import describe_protocol_differences
 from regard.data.splits import check_disjoint
-from regard.data.stream import Stream, Task
-from regard.data.text_streams import describe_protocol_differences
-from regard.models.classifier import encoder_part
+from regard.data.stream import ClassificationTask, Stream
+from regard.data.tokenizers import common_tokens
+from regard.models.classifier import extract_encoder
 from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
@@ -158,7 +158,7 @@ def unlearnt(matrix: Sequence[Row], stream: Stream, own: MethodLearningRate | No
 
     `own`: the rate that the method is trained at, None: the budget's.
     """
-    places = {task.name: task for task in stream.tasks if isinstance(task, Task)}
+    places = {task.name: task for task in stream.tasks if isinstance(task, ClassificationTask)}
     of_each = {
         row["task"]: row["score"]
         for row in matrix
@@ -234,7 +234,7 @@ def _looking(course: LearnConfig, loaded: Loaded) -> Callable[[Learner, int], li
 def _reader(learner: Learner) -> PreTrainedModel:
     """What reads texts: the encoder of a classifier; of a language model its encoder, or all below its head."""
     model = learner.network.classifier.encoder
-    return encoder_part(model) if learner.stream.text else model
+    return extract_encoder(model) if learner.stream.text else model
 
 
 def _shown(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:

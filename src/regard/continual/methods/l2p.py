@@ -114,7 +114,7 @@ class L2pNetwork(Network):
         real = rows["attention_mask"].bool()
         with torch.no_grad():
             states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
-            query = pool_states(states, real, self.head.reading).to(self.keys.dtype)
+            query = pool_states(states, real, self.head.pooling).to(self.keys.dtype)
         distances = 1 - nn.functional.cosine_similarity(query[:, None], self.keys, dim=-1)
         order = distances.detach().argsort(dim=-1, stable=True)
         if usage is not None:
@@ -140,7 +140,7 @@ class L2pNetwork(Network):
 
     def _read(self, states: Tensor, real: Tensor) -> Tensor:
         """The logits from the mean state of the prompts; of a causal model, whose prompts see no text, the last one."""
-        last = self.head.reading == "last"
+        last = self.head.pooling == "last"
         read = pool_states(states, real, "last") if last else states[:, : self.added].mean(1)
         logits: Tensor = self.head(read[:, None], real[:, :1])
         return logits

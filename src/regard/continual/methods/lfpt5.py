@@ -18,7 +18,7 @@ from regard.continual.method import Method
 from regard.continual.prompt_network import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
 from regard.continual.text_learner import TextLearner, batch, encode_pairs
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.generator import IGNORE_INDEX, Generator

@@ -115,7 +115,7 @@ class AdaptingNetwork(Network):
         given = _inputs(rows)
         real = given["attention_mask"].bool()
         states = self.reader(**given | {"attention_mask": real.long()}, return_dict=True).last_hidden_state
-        return pool_states(states, real, self._head.reading)
+        return pool_states(states, real, self._head.pooling)
 
     def nearest(self, rows: Rows) -> Tensor:
         """(row, neighbour): which rows of the memory have the nearest keys, by Euclidean distance."""
@@ -174,7 +174,7 @@ class AdaptingNetwork(Network):
         """(row, width): what the head reads, in float32 at least."""
         real = rows["attention_mask"].bool()
         states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
-        found = pool_states(states, real, self._head.reading)
+        found = pool_states(states, real, self._head.pooling)
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
 

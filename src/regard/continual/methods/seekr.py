@@ -199,7 +199,7 @@ class Seekr(memory.Remembering):
                 if slopes:
                     loss = learner.cross_entropy(logits, rows)
                     parts = torch.autograd.grad(loss, [read.output for read in reads])
-                    each = [read.slopes(part)[0] for read, part in zip(reads, parts, strict=True)]
+                    each = [read.weights_grad(part)[0] for read, part in zip(reads, parts, strict=True)]
                     squares = torch.stack([_whole(one).square().mean((-1, -2)) for one in each])
                 seen = torch.stack([_whole(read.weights())[0] for read in reads])
                 found.append((item, (seen.detach().cpu(), _whole(logits)[0].detach().cpu(), squares.cpu())))

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from regard.continual.pseudo.parsing import drop_duplicates, frame_of, plain_text
-from regard.data.instruction_settings import LONG_SEQUENCE, InstructionTask
-from regard.data.stream import Task
-from regard.data.text_task import TextTask
+from regard.data.benchmarks import LONG_SEQUENCE, InstructionTask
+from regard.data.stream import ClassificationTask, TextTask
 from regard.errors import UserError
 
 
@@ -33,7 +32,7 @@ def read_pseudo(folder: str | Path, task: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def real_inputs(task: Task | TextTask, split: str = "train") -> tuple[str, ...]:
+def real_inputs(task: ClassificationTask | TextTask, split: str = "train") -> tuple[str, ...]:
     """The inputs of a split of a task as they compare with pseudo samples: without what all its prompts have.
 
     Of a task of classification the texts of each row, one behind the other, without a definition.
@@ -45,7 +44,7 @@ def real_inputs(task: Task | TextTask, split: str = "train") -> tuple[str, ...]:
     return tuple(" ".join(texts[skipped:]) for texts in task.split(split).texts)  # type: ignore[arg-type]
 
 
-def readings(task: Task, inputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def readings(task: ClassificationTask, inputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """The inputs of pseudo samples as the texts that an encoder reads, those of each row of the task.
 
     White space between parts may be of any sort: T5's tokenizer knows no new lines. Of an input that lacks parts, as
@@ -62,15 +61,15 @@ def readings(task: Task, inputs: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 
 def _in_parts(known: InstructionTask, written: str) -> tuple[str, ...]:
     """An input as the texts of a row."""
-    match = re.match(known.parts.replace(r"\s*\n", r"\s+"), written, re.DOTALL | re.IGNORECASE)
+    match = re.match(known.pattern.replace(r"\s*\n", r"\s+"), written, re.DOTALL | re.IGNORECASE)
     if match:
         return tuple(text.format(*match.groups()) for text in known.texts)
-    names = re.findall(r"(\w[\w\\ ]*):\[ \\t\]", known.parts.replace(r"\s*", " ").replace(r"\n", " "))
+    names = re.findall(r"(\w[\w\\ ]*):\[ \\t\]", known.pattern.replace(r"\s*", " ").replace(r"\n", " "))
     left = re.sub(rf"\b(?:{'|'.join(names)})s?:", " ", written, flags=re.IGNORECASE) if names else written
     return (plain_text(left), *("" for _ in known.texts[1:]))
 
 
-def definition_of(task: Task) -> str | None:
+def definition_of(task: ClassificationTask) -> str | None:
     """The definition that stands before each text of a task; None where there is none.
 
     It is the first of two texts, where all rows have the same.

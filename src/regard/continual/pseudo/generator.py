@@ -18,7 +18,7 @@ from regard.continual.generation import decode_answers
 from regard.continual.pseudo.parsing import ASKED, INPUT, Frame, drop_duplicates, frame_of
 from regard.continual.pseudo.text_tensors import broadcast_from_main
 from regard.continual.text_learner import EncodedTexts, TextLearner, batch, encode_pairs
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX, Generator
 from regard.models.limits import maximum_length

@@ -14,7 +14,7 @@ from regard.continual.pseudo.copies import Copied, copied_whole, duplicates, nea
 from regard.continual.pseudo.distances import Private, frechet, frechet_of_halves, privacy
 from regard.continual.pseudo.files import definition_of, readings, real_inputs
 from regard.continual.pseudo.two_sample import two_sample
-from regard.data.stream import Task
+from regard.data.stream import ClassificationTask
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def measured(learner: Learner, method: Method, task: int) -> dict[str, float | N
     seed = learner.seed_for("quality", task)
     named = learner.stream.tasks[task]
     said = written
-    if isinstance(named, Task):
+    if isinstance(named, ClassificationTask):
         said = tuple(" ".join(texts).strip() for texts in _apart(named, written))
     found = {
         "kept": len(written),
@@ -165,7 +165,7 @@ def vectors_of(learner: Learner, task: int, split: Split) -> Tensor:
         return torch.cat([network.vectors(rows) for rows in learner.each(items, split)])
 
 
-def _apart(task: Task, written: Sequence[str]) -> list[tuple[str, ...]]:
+def _apart(task: ClassificationTask, written: Sequence[str]) -> list[tuple[str, ...]]:
     """Inputs as the texts that an encoder reads, without a definition."""
     skipped = 0 if definition_of(task) is None else 1
     return [texts[skipped:] for texts in readings(task, written)]

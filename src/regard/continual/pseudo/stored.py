@@ -16,7 +16,7 @@ from regard.continual.pseudo.text_tensors import pack, unpack
 from regard.continual.text_learner import TextLearner, batch, encode_pairs
 from regard.data.encoding import encode
 from regard.data.examples import Examples
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX
 

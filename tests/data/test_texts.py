@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from regard.data import python_documentation, read_texts, windows
-from regard.data.text import _docstrings, _without_rules
+from regard.data import load_python_documentation, make_text_windows, read_texts
+from regard.data.texts import _read_docstrings, _remove_rules
 from regard.errors import UserError
 
 
@@ -64,12 +64,12 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.jsonl", "", "a.jsonl is empty"),
         ("a.txt", b"ab\0c", "a.txt is binary .NUL byte at offset 2"),
         ("a.txt", b"caf\xe9 ", "expected UTF-8.*offset 3"),
-        ("a.jsonl", '{"text": "x"}\n{"txt": "y"}\n', "'text' in .*a.jsonl, line 2, got txt"),
+        ("a.jsonl", '{"text": "x"}\n{"txt": "y"}\n', "'text' in .*a.jsonl, line 2, found txt"),
         ("a.jsonl", '{"text": "x"}\n\n{"text": \n', "JSON in .*a.jsonl, line 3"),
-        ("a.jsonl", '["x"]', "object with the key 'text' in .*line 1, got list"),
+        ("a.jsonl", '["x"]', "expected an object in .*line 1, got list"),
         ("a.jsonl", '{"text": 3}', "a string under 'text' in .*line 1, got int"),
         ("a.parquet", "PAR1 no", "expected a Parquet file"),
-        ("a.csv", "x", r"suffixes .txt, .jsonl, .parquet, or -; got .*a.csv"),
+        ("a.csv", "x", r"suffixes .txt, .txt.gz, .jsonl, .jsonl.gz, .parquet, or -; got .*a.csv"),
     ],
 )
 def test_a_file_that_is_not_what_it_should_be(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
@@ -88,7 +88,7 @@ def test_a_parquet_file_without_a_column_of_text(tmp_path: Path) -> None:
 def test_a_parquet_column_of_numbers(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pd.DataFrame({"text": [1, 2]}).to_parquet(path)
-    with pytest.raises(UserError, match=r"expected strings in the column 'text'.*int64"):
+    with pytest.raises(UserError, match=r"expected a string under 'text' in .*row 1, got int"):
         read_texts([path])
 
 
@@ -109,27 +109,27 @@ def test_no_files() -> None:
 
 def test_python_documentation_is_the_topics() -> None:
     topics = pytest.importorskip("pydoc_data.topics", reason="this Python ships without pydoc_data").topics
-    found = python_documentation()
+    found = load_python_documentation()
     assert len(found.documents) == len(topics) > 50
     assert "pydoc_data" in found.source
-    assert found == python_documentation()
+    assert found == load_python_documentation()
     assert sum(map(len, found.documents)) > 200_000
 
 
-def test_python_without_topics_has_docstrings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_python_without_topics_has_read_docstrings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write(tmp_path / "b.py", '"""Module b."""\ndef f():\n    """Of f."""\n')
     write(tmp_path / "a.py", 'class C:\n    """Of C."""\n')
     write(tmp_path / "c.py", "x = 1\n")
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    found = python_documentation()
+    found = load_python_documentation()
     assert found.documents == ("Of C.", "Module b.\n\nOf f.")
     assert found.source.startswith("docstrings of Python 3.")
-    assert list(found.documents) == _docstrings(tmp_path)
+    assert list(found.documents) == _read_docstrings(tmp_path)
 
 
 def test_rules_are_left_out_and_nothing_else() -> None:
-    assert _without_rules("Title\n*****\n\n  a = 1\n+---+\nb") == "Title\n\n  a = 1\nb"
+    assert _remove_rules("Title\n*****\n\n  a = 1\n+---+\nb") == "Title\n\n  a = 1\nb"
 
 
 @pytest.mark.data
@@ -143,7 +143,7 @@ def test_the_documentation_holds_enough_for_the_demo() -> None:
     from regard.models import load
 
     tokenizer = load("minilm").tokenizer
-    found = windows(python_documentation().documents, tokenizer, length=64, samples=100)
+    found = make_text_windows(load_python_documentation().documents, tokenizer, length=64, samples=100)
     assert found.input_ids.shape == (100, 64)
     assert found.input_ids[:, 0].eq(tokenizer.cls_token_id).all()
     assert found.input_ids[:, -1].eq(tokenizer.sep_token_id).all()

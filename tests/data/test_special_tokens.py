@@ -4,20 +4,21 @@ from typing import Any
 import pytest
 import torch
 
-from regard.data import SpecialTokens, arrange_special_tokens
-from regard.data.arrange import separators
+from regard.data.special_tokens import SpecialTokenCounts, arrange_special_tokens, separator_columns
 from regard.errors import UserError
 
 PAD = 99
 FRAMES = {
-    "bert": SpecialTokens(1, 1, 1),
-    "roberta": SpecialTokens(1, 2, 1),
-    "t5": SpecialTokens(0, 1, 1),
-    "llama": SpecialTokens(1, 1, 0),
+    "bert": SpecialTokenCounts(1, 1, 1),
+    "roberta": SpecialTokenCounts(1, 2, 1),
+    "t5": SpecialTokenCounts(0, 1, 1),
+    "llama": SpecialTokenCounts(1, 1, 0),
 }
 
 
-def one_by_one(first: list[int], second: list[int], count: SpecialTokens, length: int) -> tuple[list[int], list[int]]:
+def one_by_one(
+    first: list[int], second: list[int], count: SpecialTokenCounts, length: int
+) -> tuple[list[int], list[int]]:
     """Ids and token types of a pair, put in place token by token."""
     ids, types = [PAD] * length, [0] * length
     half = length // 2
@@ -39,7 +40,7 @@ def one_by_one(first: list[int], second: list[int], count: SpecialTokens, length
     return ids, types
 
 
-def natural(first: list[int], second: list[int], count: SpecialTokens) -> list[tuple[int, int, bool]]:
+def natural(first: list[int], second: list[int], count: SpecialTokenCounts) -> list[tuple[int, int, bool]]:
     """Id, token type and whether special, for each token of a pair as a tokenizer builds it."""
     before, between, after = [(1, 0, True)] * count.before, [(2, 0, True)] * count.between, [(3, 1, True)] * count.after
     return [*before, *((t, 0, False) for t in first), *between, *((t, 1, False) for t in second), *after]
@@ -72,11 +73,13 @@ def test_pairs_stand_where_one_by_one_puts_them(name: str, length: int) -> None:
     assert made.token_type_ids.tolist() == [types for _, types in expected]
     assert torch.equal(made.attention_mask, made.input_ids != PAD)
     room = (length // 2 - count.before, length - length // 2 - count.between - count.after)
-    assert made.cut.tolist() == [any(len(text) > most for text, most in zip(pair, room, strict=True)) for pair in pairs]
+    assert made.truncated.tolist() == [
+        any(len(text) > most for text, most in zip(pair, room, strict=True)) for pair in pairs
+    ]
 
 
 def test_one_text_may_take_all_columns_and_loses_only_its_end() -> None:
-    count = SpecialTokens(1, 0, 1)
+    count = SpecialTokenCounts(1, 0, 1)
     rows = [[(1, 0, True), *((10 + n, 0, False) for n in range(size)), (3, 0, True)] for size in (0, 2, 6, 9)]
     made = arrange_special_tokens(**tensors(rows), count=count, length=8, pad=PAD)
     assert made.input_ids.tolist() == [
@@ -85,36 +88,36 @@ def test_one_text_may_take_all_columns_and_loses_only_its_end() -> None:
         [1, 10, 11, 12, 13, 14, 15, 3],
         [1, 10, 11, 12, 13, 14, 15, 3],
     ]
-    assert made.cut.tolist() == [False, False, False, True]
+    assert made.truncated.tolist() == [False, False, False, True]
     assert made.columns[1].tolist() == [0, 1, 2, -1, -1, -1, -1, 3]
 
 
 def test_without_special_tokens_the_text_stands_on_the_left() -> None:
     rows = [[(10, 0, False), (11, 0, False)], [(10, 0, False)] * 5]
-    made = arrange_special_tokens(**tensors(rows), count=SpecialTokens(0, 0, 0), length=4, pad=PAD)
+    made = arrange_special_tokens(**tensors(rows), count=SpecialTokenCounts(0, 0, 0), length=4, pad=PAD)
     assert made.input_ids.tolist() == [[10, 11, PAD, PAD], [10] * 4]
 
 
 def test_the_columns_of_separators() -> None:
-    assert separators(SpecialTokens(1, 0, 1), 8) == (0, 7)
-    assert separators(SpecialTokens(1, 1, 1), 8) == (0, 4, 7)
-    assert separators(SpecialTokens(1, 2, 1), 9) == (0, 4, 5, 8)
-    assert separators(SpecialTokens(0, 0, 0), 8) == ()
+    assert separator_columns(SpecialTokenCounts(1, 0, 1), 8) == (0, 7)
+    assert separator_columns(SpecialTokenCounts(1, 1, 1), 8) == (0, 4, 7)
+    assert separator_columns(SpecialTokenCounts(1, 2, 1), 9) == (0, 4, 5, 8)
+    assert separator_columns(SpecialTokenCounts(0, 0, 0), 8) == ()
 
 
 @pytest.mark.parametrize(
     "count,least",
     [
-        (SpecialTokens(1, 0, 1), 3),
-        (SpecialTokens(1, 1, 1), 5),
-        (SpecialTokens(1, 2, 1), 7),
-        (SpecialTokens(3, 1, 1), 8),
+        (SpecialTokenCounts(1, 0, 1), 3),
+        (SpecialTokenCounts(1, 1, 1), 5),
+        (SpecialTokenCounts(1, 2, 1), 7),
+        (SpecialTokenCounts(3, 1, 1), 8),
     ],
 )
-def test_each_text_has_room_for_a_token_at_the_least_length(count: SpecialTokens, least: int) -> None:
+def test_each_text_has_room_for_a_token_at_the_least_length(count: SpecialTokenCounts, least: int) -> None:
     row = tensors([natural([10], [11], count) if count.between else [(1, 0, True), (10, 0, False), (3, 0, True)]])
     made = arrange_special_tokens(**row, count=count, length=least, pad=PAD)
-    assert not made.cut.any()
+    assert not made.truncated.any()
     with pytest.raises(UserError, match=f"expected at least {least}, .* got {least - 1}"):
         arrange_special_tokens(**row, count=count, length=least - 1, pad=PAD)
 

@@ -70,11 +70,11 @@ def test_a_table_with_splits_and_pairs(tmp_path: Path) -> None:
         for task, pair in (("two", "other"), ("one", None))
         for row in records(task)
     ]
-    stream = read_stream(write(tmp_path / "mine.jsonl", rows), rows=4)
+    stream = read_stream(write(tmp_path / "mine.jsonl", rows), samples_per_class=4)
     two, one = stream.tasks
     assert (two.dev.texts[0], one.dev.texts[0]) == (("validation two 0", "other"), ("validation one 0",))
     assert [len(two.split(split)) for split in ("train", "dev", "test")] == [8, 20, 20]
-    assert stream.record["dev"] == "a split of its own"
+    assert stream.metadata["dev"] == "a split of its own"
 
 
 def test_a_missing_dev_is_held_out_of_train(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_folder_for_each_task(tmp_path: Path) -> None:
         [20, 20, 20],
         [18, 2, 20],
     ]
-    assert "where there is none" in stream.record["dev"]
+    assert "where there is none" in stream.metadata["dev"]
 
 
 def test_overlaps_between_own_tasks(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_overlaps_between_own_tasks(tmp_path: Path) -> None:
     assert [len(clean.tasks[0].train), len(clean.tasks[1].dev)] == [20, 20]
     assert [len(paper.tasks[0].train), len(paper.tasks[1].dev)] == [21, 21]
     for stream in (clean, paper):
-        assert stream.record["overlaps"]["a"]["train_in_other_tasks"] == 1
-        assert stream.record["overlaps"]["b"]["dev_in_test"] == 1
+        assert stream.metadata["overlaps"]["a"]["train_in_other_tasks"] == 1
+        assert stream.metadata["overlaps"]["b"]["dev_in_test"] == 1
 
 
 # -- bad input ----------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ("wide.csv", "task,text,label\na,b\n", "expected 3 columns in"),
         ("open.csv", 'task,text,label\na,"b', "expected CSV in"),
         ("wide.tsv", "task\ttext\tlabel\na\tb\n", "expected 3 columns in"),
-        ("mine.csv.gz", "text", "expected a gzip file"),
+        ("mine.csv.gz", "text", "cannot read "),
     ):
         (tmp_path / name).write_text(text)
         assert message_of(tmp_path / name).startswith(f"stream: {said}")
