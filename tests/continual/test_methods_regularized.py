@@ -390,8 +390,8 @@ def test_answers_are_those_of_the_network_in_evaluation_before_the_task() -> Non
 
 
 def test_the_first_task_is_fine_tuning_and_so_is_all_without_weight() -> None:
-    assert differing(learnt("lwf", tasks=1, warm_up=True), learnt("finetune", tasks=1)) == []
-    assert differing(learnt("lwf", weight=0.0), learnt("finetune")) == []
+    assert differing(learnt("lwf", tasks=1, warmup_head=True), learnt("finetune", tasks=1)) == []
+    assert differing(learnt("lwf", distillation_weight=0.0), learnt("finetune")) == []
     assert differing(learnt("lwf"), learnt("finetune"))
 
 

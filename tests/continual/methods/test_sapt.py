@@ -114,7 +114,7 @@ def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
         "open": {"router_loss_weight": 2.0, "entropy_weight": 0.5, "load_balancing_weight": 0.3},
         "published": {"reflection_weight": 0.7},
     }[gate]
-    learner, method = after_two(gate=gate, stored=3, **said)
+    learner, method = after_two(gate=gate, memory_size=3, **said)
     network = learner.network_as(SaptNetwork)
     rows = learner.rows(learner.items(2)[:3], size=4)
     found = method.loss(learner, network, rows)
@@ -197,7 +197,7 @@ def test_the_gate_is_opened_before_the_block_is_trained() -> None:
 
 
 def test_a_gate_that_is_held_is_not_trained_with_the_block() -> None:
-    learner, method = after_two(held=True)
+    learner, method = after_two(freeze_router=True)
     method.loss(learner, learner.network, learner.rows(learner.items(2)[:3])).backward()
     assert all(one.grad is None for one in learner.network_as(SaptNetwork).attention.parameters())
     assert learner.network_as(SaptNetwork).pool.blocks[0].A[2].grad is not None
@@ -227,7 +227,7 @@ def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
 
 
 def test_unaligned_blocks_are_learnt_alone_and_mixed_when_they_answer() -> None:
-    learner, method = after_two(aligned=False)
+    learner, method = after_two(joint_training=False)
     rows = learner.rows(learner.items(2)[:2])
     network = learner.network_as(SaptNetwork).train()
     assert torch.equal(network.weights(rows), torch.tensor([[0.0, 0.0, 1.0]] * 2, dtype=torch.float64))  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ def test_unaligned_blocks_are_learnt_alone_and_mixed_when_they_answer() -> None:
 
 
 def test_a_density_stands_for_rows_and_none_is_kept() -> None:
-    learner, method = after_two(reflects="density", stored=5, directions=2)
+    learner, method = after_two(reflection="density", memory_size=5, density_rank=2)
     names = set(method.state.tensors)
     assert not any(name.startswith("vectors/") for name in names)
     assert method.vectors(learner, 1).shape == (5, 16)
@@ -271,7 +271,7 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
 
 
 def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
-    learner, method = after_two(stored=3)
+    learner, method = after_two(memory_size=3)
     found = gate_rows(learner, method, 3, rows=6)
     by = {(row["task_index"], row["statistic"], row["adapter"]): row["value"] for row in found}
     for place in (1, 2, 3):
