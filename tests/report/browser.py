@@ -48,7 +48,11 @@ def draw(page: str) -> dict[str, Any]:
     tree = _Tree(page)
     job = {"tree": tree.root, "scripts": tree.scripts[1:]}
     done = subprocess.run(
-        [NODE, str(Path(__file__).with_name("dom.js"))], input=json.dumps(job), capture_output=True, text=True, timeout=60
+        [NODE, str(Path(__file__).with_name("dom.js"))],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

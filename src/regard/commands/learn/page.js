@@ -1,56 +1,8 @@
 (() => {
-  const data = JSON.parse(document.getElementById("regard-data").textContent);
-  const { charts, colours } = data;
-  const $ = (id) => document.getElementById(id);
-  const { dark, show, make, copy, draw, figure, asTable, panelLines, drawPanels, redraw } = drawing(colours);
+  const { data, $, palette, ink, show, draw, figure, asTable, nominal, tooltip, drawLines, redraw } = regard;
   const chosen = (id) => $(id).value;
-
-  // ---- lines over tasks learnt, or over layers ----
-  // Ticks at whole numbers only: there is no half task and no half layer.
-  const TICKS = 7;
-  const lines = (panel) => {
-    const spec = panelLines(charts[panel.axis], panel);
-    const places = [...new Set(panel.points.map((point) => point[panel.axis]))].sort((a, b) => a - b);
-    const every = Math.ceil(places.length / TICKS);
-    const values = places.filter((_, i) => i % every === 0);
-    for (const layer of spec.layer) Object.assign(layer.encoding.x.axis, { values, format: "d" });
-    return spec;
-  };
-  const TITLES = { after: "Tasks learnt", layer: "Layer", task_index: "Task" };
-  const drawLines = (parent, panels) => drawPanels(parent, panels, (panel) => panel.axis, (panel) => TITLES[panel.axis], lines);
   const drawCurves = () => {
     if ($("curves-lines")) drawLines($("curves-lines"), data.curves[chosen("curves-setting")]);
-  };
-
-  // ---- dots: an ink and a shape for each method ----
-  const SHAPES = ["circle", "triangle-up", "square"];
-  const GLYPHS = ["●", "▲", "■"];
-  const dotsSpec = (panel) => {
-    const spec = copy(charts.dots);
-    const inks = colours.series[dark.matches ? "dark" : "light"];
-    const names = panel.lines.map(([name]) => name);
-    spec.encoding.x.title = panel.axis;
-    spec.encoding.color.scale = { domain: names, range: panel.lines.map(([, ink]) => inks[ink]) };
-    spec.encoding.shape.scale = { domain: names, range: panel.lines.map(([, , stroke]) => SHAPES[stroke]) };
-    return { ...spec, width: "container", height: 230, autosize: { type: "fit-x", contains: "padding" } };
-  };
-  const drawDots = (id) => {
-    const parent = $(id);
-    if (!parent) return;
-    const panels = data[id.split("-")[0]];
-    const there = new Set(panels.flatMap((panel) => panel.points.map((point) => point.series)));
-    const legend = make("p", null, { class: "legend" });
-    data.styles.filter(([name]) => there.has(name)).forEach(([name, ink, stroke]) => {
-      const entry = make("span", null);
-      entry.append(make("span", GLYPHS[stroke], { style: `color: var(--series-${ink})`, "aria-hidden": "true" }), ` ${name}`);
-      legend.append(entry);
-    });
-    parent.replaceChildren(legend);
-    for (const panel of panels) {
-      const { element, box } = figure(parent, panel.caption, panel.note);
-      draw(box, dotsSpec(panel), { points: panel.points }, `${panel.caption}: ${panel.note} over ${panel.axis}`);
-      asTable(element, panel.caption, () => [["Method", "Run", "Values"], panel.points.map((p) => [p.series, p.what, p.shown])]);
-    }
   };
 
   // ---- cells with their numbers ----
@@ -58,18 +10,18 @@
     const { element, box } = figure(parent, found.caption, found.note);
     const room = Math.max(180, element.clientWidth - found.margin);
     const wide = Math.min(56, Math.max(14, Math.floor(room / found.columns.length)));
-    const spec = copy(charts.grid);
-    const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-    const [cells, texts] = spec.layer;
-    Object.assign(spec, { width: { step: wide }, height: { step: Math.min(36, Math.max(18, wide)) } });
-    for (const layer of spec.layer) {
-      layer.encoding.x.scale = { domain: found.columns, paddingInner: 0.06, paddingOuter: 0 };
-      layer.encoding.y.scale = { domain: found.rows, paddingInner: 0.06, paddingOuter: 0 };
-    }
-    cells.encoding.color.scale = found.scale;
-    texts.encoding.color = { condition: { test: "datum.strong", value: ink("--paper") }, value: ink("--ink") };
-    texts.mark.fontSize = wide < 34 ? 9 : 11;
-    if (wide < 26) spec.layer.pop();
+    const axis = { labelLimit: 110, ticks: false, domain: false };
+    const side = (field, domain, more) => nominal(field, { sort: null, title: null, axis: { ...axis, ...more }, scale: { domain, paddingInner: 0.06, paddingOuter: 0 } });
+    const x = side("x", found.columns, { orient: "top", labelAngle: -40, labelOverlap: false });
+    const shared = { x, y: side("y", found.rows), tooltip: tooltip({ what: "cell", shown: "value" }) };
+    const legend = { orient: "bottom", gradientLength: 160, gradientThickness: 8, tickCount: 3 };
+    const color = { field: "value", type: "quantitative", title: null, legend, scale: found.scale };
+    const opacity = { condition: { test: "datum.ahead", value: 0.35 }, value: 1 };
+    const contrast = { condition: { test: "datum.strong", value: ink("--paper") }, value: ink("--ink") };
+    const cells = { mark: { type: "rect", aria: false }, encoding: { ...shared, color, opacity } };
+    const texts = { mark: { type: "text", fontSize: wide < 34 ? 9 : 11, aria: false }, encoding: { ...shared, text: nominal("short"), color: contrast } };
+    const layer = wide < 26 ? [cells] : [cells, texts];
+    const spec = { data: { name: "cells" }, width: { step: wide }, height: { step: Math.min(36, Math.max(18, wide)) }, layer };
     draw(box, spec, { cells: found.cells }, `${found.caption}: ${found.note}`);
     const shown = new Map(found.cells.map((cell) => [`${cell.i} ${cell.j}`, cell.shown]));
     asTable(element, found.caption, () => [
@@ -123,8 +75,8 @@
     const [method, after] = [chosen("interference-method"), chosen("interference-after")];
     const found = cells[method][after] || [];
     const names = apart(tasks);
-    const inks = colours.series[dark.matches ? "dark" : "light"];
-    const paper = colours.ramp[dark.matches ? "dark" : "light"][0];
+    const inks = palette("series");
+    const paper = palette("ramp")[0];
     const written = found.flatMap((line, i) => line.map((pair, j) => ({ pair, i, j, x: names[j], y: names[i] })))
       .filter((cell) => cell.pair !== null && cell.pair[0] !== null)
       .map(({ pair: [value, dot], ...cell }) => ({
@@ -216,10 +168,7 @@
     drawInterference();
     drawGate();
   };
-  const start = () => {
-    Object.values(fields).forEach(([redrawn]) => redrawn());
-    ["metrics-dots", "cost-dots", "beside-dots", "pseudo-dots"].forEach(drawDots);
-  };
+  const start = () => Object.values(fields).forEach(([redrawn]) => redrawn());
   Object.values(fields).forEach(([redrawn, ids]) => ids.filter((id) => $(id)).forEach((id) => $(id).addEventListener("change", redrawn)));
   redraw(start, grids);
   start();

@@ -13,7 +13,7 @@ from regard.commands.replace import pictures as replace_pictures
 from regard.commands.replace import words
 from regard.commands.replace.scores import check_scores, fraction_name, shown_constants
 from regard.report import labels
-from regard.report.page import model_name
+from regard.report.labels import model_name
 
 NAME = 22
 CELL = 11

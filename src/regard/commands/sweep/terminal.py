@@ -12,8 +12,8 @@ from rich.text import Text
 from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep import words
 from regard.commands.sweep.means import Combination
-from regard.report import html as markup
 from regard.report import labels
+from regard.report.words import format_value
 
 WIDTH, SEEDS, CELL = 80, 8, 18
 COLUMNS = (
@@ -80,6 +80,6 @@ def _unfinished(trials: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
     lines = []
     for one in sweep_means.unfinished(trials, record):
         name = sweep_means.name_of(labels.section(one, "values"))
-        why = markup.in_words(one.get("error") or one.get("state"))
-        lines.append(_plain(f"{name}, seed {markup.in_words(one.get('seed'))}: {why}"))
+        why = format_value(one.get("error") or one.get("state"))
+        lines.append(_plain(f"{name}, seed {format_value(one.get('seed'))}: {why}"))
     return lines
