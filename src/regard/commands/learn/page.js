@@ -1,9 +1,7 @@
 (() => {
   const { data, $, palette, ink, show, draw, figure, asTable, nominal, tooltip, drawLines, redraw } = regard;
   const chosen = (id) => $(id).value;
-  const drawCurves = () => {
-    if ($("curves-lines")) drawLines($("curves-lines"), data.curves[chosen("curves-setting")]);
-  };
+  const drawCurves = () => drawLines($("curves-lines"), data.curves[chosen("curves-setting")]);
 
   // ---- cells with their numbers ----
   const grid = (parent, found) => {
@@ -32,6 +30,12 @@
   // Names that stand twice would share a column.
   const apart = (names) => names.map((name, i) => (names.indexOf(name) < i ? `${name} (${i + 1})` : name));
 
+  // The cells of nested values that are known; `read` adds to each what it shows.
+  const cellsOf = (values, columns, rows, read) =>
+    (values || []).flatMap((line, i) => line.map((value, j) => ({ value, i, j, x: columns[j], y: rows[i], ahead: false })))
+      .filter(({ value }) => value !== null && value[0] !== null)
+      .map((cell) => ({ ...cell, ...read(cell) }));
+
   // ---- the accuracy matrix ----
   const afterName = (after) => (after ? `after ${after}` : "before");
   const matrixOf = (method, run, setting) => {
@@ -39,14 +43,6 @@
     const found = (cells[setting][method] || {})[run];
     const bottom = low[setting];
     const [columns, rows] = [apart(tasks[run]), afters[setting].map(afterName)];
-    const written = (found || []).flatMap((line, i) => line.map((value, j) => ({ value, i, j, x: columns[j], y: rows[i] })))
-      .filter((cell) => cell.value !== null)
-      .map((cell) => {
-        const ahead = cell.j + 1 > afters[setting][cell.i];
-        const strong = !ahead && (cell.value - bottom) / (100 - bottom) > 0.55;
-        const what = `${cell.x}, ${cell.y}${ahead ? ", not yet learnt" : ""}`;
-        return { ...cell, ahead, strong, what, short: cell.value.toFixed(cell.value < 99.95 ? 1 : 0), shown: `${show(cell.value)} %` };
-      });
     return {
       caption: method,
       note: `${data.matrix.settings[setting]}, ${run}${found ? "" : ": not run"}`,
@@ -54,42 +50,35 @@
       margin: 64,
       columns,
       rows,
-      cells: written,
+      cells: cellsOf(found, columns, rows, ({ value, i, j, x, y }) => {
+        const ahead = j + 1 > afters[setting][i];
+        const strong = !ahead && (value - bottom) / (100 - bottom) > 0.55;
+        return { ahead, strong, what: `${x}, ${y}${ahead ? ", not yet learnt" : ""}`, short: value.toFixed(value < 99.95 ? 1 : 0), shown: `${show(value)} %` };
+      }),
       scale: { domain: [bottom, 100] },
     };
   };
   const drawMatrix = () => {
-    const parent = $("matrix-grids");
-    if (!parent) return;
-    parent.replaceChildren();
     const [first, second] = [chosen("matrix-method"), chosen("matrix-beside")];
     const methods = second && second !== first ? [first, second] : [first];
-    methods.forEach((method) => grid(parent, matrixOf(method, chosen("matrix-run"), chosen("matrix-setting"))));
+    $("matrix-grids").replaceChildren();
+    methods.forEach((method) => grid($("matrix-grids"), matrixOf(method, chosen("matrix-run"), chosen("matrix-setting"))));
   };
 
   // ---- gradients of pairs of tasks ----
   const drawInterference = () => {
-    const parent = $("interference-grids");
-    if (!parent) return;
     const { tasks, top, cells } = data.interference;
     const [method, after] = [chosen("interference-method"), chosen("interference-after")];
-    const found = cells[method][after] || [];
     const names = apart(tasks);
-    const inks = palette("series");
-    const paper = palette("ramp")[0];
-    const written = found.flatMap((line, i) => line.map((pair, j) => ({ pair, i, j, x: names[j], y: names[i] })))
-      .filter((cell) => cell.pair !== null && cell.pair[0] !== null)
-      .map(({ pair: [value, dot], ...cell }) => ({
-        ...cell,
-        value: Math.max(-top, Math.min(top, value)),
-        ahead: false,
-        strong: Math.abs(value) > 0.6 * top,
-        what: `${cell.y} and ${cell.x}`,
-        short: value.toFixed(2).replace("-", "−"),
-        shown: `cosine ${show(value)}, dot product ${show(dot)}`,
-      }));
-    parent.replaceChildren();
-    grid(parent, {
+    const written = cellsOf(cells[method][after], names, names, ({ value: [cosine, dot], x, y }) => ({
+      value: Math.max(-top, Math.min(top, cosine)),
+      strong: Math.abs(cosine) > 0.6 * top,
+      what: `${y} and ${x}`,
+      short: cosine.toFixed(2).replace("-", "−"),
+      shown: `cosine ${show(cosine)}, dot product ${show(dot)}`,
+    }));
+    $("interference-grids").replaceChildren();
+    grid($("interference-grids"), {
       caption: method,
       note: `Cosine after ${after} learnt${written.length ? "" : ": not measured"}`,
       corner: "Task",
@@ -97,34 +86,27 @@
       columns: names,
       rows: names,
       cells: written,
-      scale: { domain: [-top, 0, top], range: [inks[1], paper, inks[0]] },
+      scale: { domain: [-top, 0, top], range: [palette("series")[1], palette("ramp")[0], palette("series")[0]] },
     });
   };
 
   // ---- gates: weights of tasks and blocks, and what is measured of each task ----
   const drawGate = () => {
-    const parent = $("gate-grids");
-    if (!parent) return;
     const { tasks, times, blocks: called, cells, lines: panels } = data.gate;
     const method = chosen("gate-method");
     const names = apart(tasks);
     const blocks = called[method].map((_, j) => String(j + 1));
-    parent.replaceChildren();
+    $("gate-grids").replaceChildren();
     Object.entries(cells[method]).forEach(([time, found]) => {
-      const written = found.flatMap((line, i) => line.map((value, j) => ({ value, i, j, x: blocks[j], y: names[i] })))
-        .filter((cell) => cell.value !== null)
-        .map((cell) => ({
-          ...cell,
-          ahead: false,
-          strong: cell.value > 0.55,
-          what: `rows of ${cell.y}, ${called[method][cell.j]}`,
-          short: cell.value.toFixed(2),
-          shown: show(cell.value),
-        }));
-      const empty = written.length ? "" : ": not measured";
-      grid(parent, {
+      const written = cellsOf(found, blocks, names, (cell) => ({
+        strong: cell.value > 0.55,
+        what: `rows of ${cell.y}, ${called[method][cell.j]}`,
+        short: cell.value.toFixed(2),
+        shown: show(cell.value),
+      }));
+      grid($("gate-grids"), {
         caption: `${method}, ${times[time]}`,
-        note: `Mean weight of each block (columns) in each task (rows)${empty}`,
+        note: `Mean weight of each block (columns) in each task (rows)${written.length ? "" : ": not measured"}`,
         corner: "Task",
         margin: 120,
         columns: blocks,
@@ -140,8 +122,6 @@
   const curve = (name, values, layers) => layers.map((layer, i) => ({ layer, series: name, part: "", value: values[i], low: null, high: null, shown: show(values[i]) }))
     .filter((point) => point.value !== null);
   const drawDiagnostics = () => {
-    const parent = $("diagnostics-lines");
-    if (!parent) return;
     const { statistics, methods, layers, values } = data.diagnostics;
     const [method, task] = [chosen("diagnostics-method"), chosen("diagnostics-task")];
     const known = data.styles.filter(([name]) => methods.includes(name));
@@ -153,23 +133,19 @@
       const note = method ? `${method}, ${task}` : `after the task, ${task}`;
       return { caption: title, note, axis: "layer", points, lines: method ? [["before", 4, 1], ["after", 0, 0]] : known };
     });
-    drawLines(parent, panels.filter((panel) => panel.points.length));
+    drawLines($("diagnostics-lines"), panels.filter((panel) => panel.points.length));
   };
 
-  const fields = {
-    matrix: [drawMatrix, ["matrix-method", "matrix-beside", "matrix-run", "matrix-setting"]],
-    curves: [drawCurves, ["curves-setting"]],
-    diagnostics: [drawDiagnostics, ["diagnostics-method", "diagnostics-task"]],
-    interference: [drawInterference, ["interference-method", "interference-after"]],
-    gate: [drawGate, ["gate-method"]],
-  };
-  const grids = () => {
-    drawMatrix();
-    drawInterference();
-    drawGate();
-  };
-  const start = () => Object.values(fields).forEach(([redrawn]) => redrawn());
-  Object.values(fields).forEach(([redrawn, ids]) => ids.filter((id) => $(id)).forEach((id) => $(id).addEventListener("change", redrawn)));
-  redraw(start, grids);
+  // What each part draws into, and the fields that choose; parts that the page lacks are left out.
+  const parts = [
+    [drawMatrix, ["matrix-grids", "matrix-method", "matrix-beside", "matrix-run", "matrix-setting"]],
+    [drawCurves, ["curves-lines", "curves-setting"]],
+    [drawDiagnostics, ["diagnostics-lines", "diagnostics-method", "diagnostics-task"]],
+    [drawInterference, ["interference-grids", "interference-method", "interference-after"]],
+    [drawGate, ["gate-grids", "gate-method"]],
+  ].filter(([, [box]]) => $(box));
+  const start = () => parts.forEach(([drawPart]) => drawPart());
+  parts.forEach(([drawPart, [, ...fields]]) => fields.forEach((id) => $(id).addEventListener("change", drawPart)));
+  redraw(start, () => parts.filter(([, [box]]) => box.endsWith("-grids")).forEach(([drawPart]) => drawPart()));
   start();
 })();
