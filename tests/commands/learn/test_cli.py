@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from rich.console import Console
-from tests.data.test_text_streams import DIFFERENCE, published
+from tests.data.test_derived_streams import DIFFERENCE, published
 
 from regard import LearnResult
 from regard.commands.learn import cli as command
