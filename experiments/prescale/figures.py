@@ -77,7 +77,7 @@ def learnt(row: str, loaded: Loaded, seed: int) -> tuple[Learner, list[dict[str,
     name, settings = ROWS[row]
     kind = method_named(name)
     stream = read_stream(STREAM, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
-    method = kind(kind.Settings.parsed(settings))
+    method = kind(kind.Config.parsed(settings))
     learner = make_learner(stream, method, loaded, budget(STREAM), seed=seed)
     common = common_tokens(loaded.tokenizer)
 

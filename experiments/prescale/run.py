@@ -25,7 +25,7 @@ from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
 from regard.continual.run import make_learner, run_stream
-from regard.continual.stage import TrainingBudget
+from regard.continual.training_phase import TrainingBudget
 from regard.data.streams import read_stream
 from regard.data.tokenizers import common_tokens
 from regard.models.pretrained import Loaded, load
@@ -75,7 +75,7 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
     began = time.perf_counter()
     name, settings = ROWS[row]
     kind = method_named(name)
-    method = kind(kind.Settings.parsed(settings))
+    method = kind(kind.Config.parsed(settings))
     tasks = read_stream(stream, data, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
     learner = make_learner(tasks, method, loaded, budget(stream), seed=seed)
     common = common_tokens(loaded.tokenizer)

@@ -26,7 +26,7 @@ from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
-from regard.continual.stage import TrainingBudget
+from regard.continual.training_phase import TrainingBudget
 from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.models.heads import HeadName
@@ -150,7 +150,7 @@ def learnt(
     settings = dict(of.settings)
     if "pseudo" in settings:
         settings["pseudo"] = str(Path(data) / settings["pseudo"])
-    method = kind(kind.Settings.parsed(settings))
+    method = kind(kind.Config.parsed(settings))
     lora = {"rank": RANK, "alpha": ALPHA} if of.lora else None
     budget = dataclasses.replace(budget, learning_rate=of.rate or budget.learning_rate)
     head: HeadName | None = "labels" if method.head == "linear" and not tasks.text else None

@@ -20,7 +20,7 @@ from regard.continual.run_state import ProgressEvent, RunState
 from regard.continual.state import tensors_of
 from regard.data.stream import ClassificationTask, Stream
 from regard.errors import UserError
-from tests.continual.small import BUDGET, CLASSES, loaded, stream
+from tests.continual.small_tasks import BUDGET, CLASSES, loaded, stream
 
 PAPER = replace(BUDGET, warmup_ratio=0.06, num_epochs=3, learning_rate=1e-2)
 OFFSETS = (0, 2, 5, 7)

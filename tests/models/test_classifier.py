@@ -21,7 +21,7 @@ from regard.models.classifier import Classifier, ClassifierConfig, add_lora, ext
 from regard.models.heads import HEADS, LABEL_SCALE, LabelTextHead, LinearHead
 from regard.models.label_texts import sample_background_words
 from regard.models.pretrained import Loaded
-from tests.continual import small
+from tests.continual import small_tasks
 from tests.models.conftest import made, tokenizer
 
 CLASSES = ("a", "b", "c")
@@ -381,14 +381,14 @@ def test_labels_are_read_as_texts_are(kind: str) -> None:
 
 def named(classes: tuple[str, ...], **options: Any) -> Classifier:
     """A BERT whose tokenizer puts [CLS] and [SEP] around words that it knows."""
-    return Classifier.from_loaded(small.loaded(), classes, head="labels", **options)
+    return Classifier.from_loaded(small_tasks.loaded(), classes, head="labels", **options)
 
 
 def test_the_words_are_those_of_the_name_or_those_that_are_given() -> None:
     model = named(("cat_dog", "red", "other"), label_texts={"other": "green blue"}, label_scale=5)
     assert model.config.label_texts == {"cat_dog": "cat dog", "red": "red", "other": "green blue"}
     expected = [
-        states_of("bert", small.loaded().model, [2, *map(small.WORDS.index, words), 3], "mean")
+        states_of("bert", small_tasks.loaded().model, [2, *map(small_tasks.WORDS.index, words), 3], "mean")
         for words in (("cat", "dog"), ("red",), ("green", "blue"))
     ]
     torch.testing.assert_close(vectors_of(model).double(), torch.stack(expected), rtol=0, atol=1e-5)
@@ -399,13 +399,14 @@ def test_the_words_are_those_of_the_name_or_those_that_are_given() -> None:
 def test_another_reading(pooling: str) -> None:
     model = named(("cat", "dog"), pooling=pooling)
     expected = [
-        states_of("bert", small.loaded().model, [2, small.WORDS.index(word), 3], pooling) for word in ("cat", "dog")
+        states_of("bert", small_tasks.loaded().model, [2, small_tasks.WORDS.index(word), 3], pooling)
+        for word in ("cat", "dog")
     ]
     torch.testing.assert_close(vectors_of(model).double(), torch.stack(expected), rtol=0, atol=1e-5)
 
 
 def test_labels_are_read_without_dropout_and_the_model_given_stays_in_training() -> None:
-    given = small.loaded(dropout=0.5)
+    given = small_tasks.loaded(dropout=0.5)
     given.model.train()
     found = [vectors_of(Classifier.from_loaded(given, ("cat", "dog", "red"), head="labels")) for _ in range(2)]
     assert torch.equal(*found)
@@ -416,8 +417,8 @@ def test_labels_are_read_without_dropout_and_the_model_given_stays_in_training()
 
 def test_the_encoder_learns_and_the_labels_stay() -> None:
     """Gradients reach every weight below; there is no other; and what is learnt is what is asked for."""
-    model, drawn = named(("cat", "dog")), small.examples(("cat", "dog"), 8, random.Random(0))
-    batch = dict(small.tokenizer()([text for (text,) in drawn.texts], padding=True, return_tensors="pt"))
+    model, drawn = named(("cat", "dog")), small_tasks.examples(("cat", "dog"), 8, random.Random(0))
+    batch = dict(small_tasks.tokenizer()([text for (text,) in drawn.texts], padding=True, return_tensors="pt"))
     labels, before = torch.tensor(drawn.labels), vectors_of(model).clone()
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     assert all(name.startswith("encoder.") for name in trained)
@@ -438,10 +439,12 @@ def test_the_encoder_learns_and_the_labels_stay() -> None:
 def test_saved_with_their_labels(dtype: torch.dtype, lora: Any, tmp_path: Path) -> None:
     """In float32 at least, whatever the model is in; below adapters the same; read without a tokenizer."""
     classes = ("cat", "dog", "red")
-    model = Classifier.from_loaded(small.loaded(dtype=dtype), classes, head="labels", lora=lora, label_scale=7).eval()
+    model = Classifier.from_loaded(
+        small_tasks.loaded(dtype=dtype), classes, head="labels", lora=lora, label_scale=7
+    ).eval()
     assert vectors_of(model).dtype == torch.promote_types(dtype, torch.float32)
     assert torch.equal(
-        vectors_of(model), vectors_of(Classifier.from_loaded(small.loaded(dtype=dtype), classes, head="labels"))
+        vectors_of(model), vectors_of(Classifier.from_loaded(small_tasks.loaded(dtype=dtype), classes, head="labels"))
     )
     model.save_pretrained(tmp_path)
     back = AutoModelForSequenceClassification.from_pretrained(tmp_path)
@@ -492,10 +495,10 @@ def test_words_that_no_head_reads() -> None:
 
 
 def test_other_words_of_the_vocabulary_are_no_labels_and_are_saved(tmp_path: Path) -> None:
-    classifier = Classifier.from_loaded(small.loaded(), ["blue", "green"], head="labels", label_words=100)
-    words = sample_background_words(small.loaded().tokenizer, ["blue", "green"], 100)
-    assert words == sample_background_words(small.loaded().tokenizer, ["green", "blue"], 100)
-    assert set(words) == set(sample_background_words(small.loaded().tokenizer, ["not Green", "blue-green"], 1000))
+    classifier = Classifier.from_loaded(small_tasks.loaded(), ["blue", "green"], head="labels", label_words=100)
+    words = sample_background_words(small_tasks.loaded().tokenizer, ["blue", "green"], 100)
+    assert words == sample_background_words(small_tasks.loaded().tokenizer, ["green", "blue"], 100)
+    assert set(words) == set(sample_background_words(small_tasks.loaded().tokenizer, ["not Green", "blue-green"], 1000))
     assert classifier.config.label_words == len(words) == len(classifier.head.others) > 0
     assert not {"blue", "green"} & set(words)
     assert all(word.isalpha() for word in words)
@@ -503,4 +506,4 @@ def test_other_words_of_the_vocabulary_are_no_labels_and_are_saved(tmp_path: Pat
     again = Classifier.from_pretrained(tmp_path)
     assert torch.equal(again.head.others, classifier.head.others)
     with pytest.raises(UserError, match="expected none with the head linear"):
-        Classifier.from_loaded(small.loaded(), ["blue", "green"], label_words=3)
+        Classifier.from_loaded(small_tasks.loaded(), ["blue", "green"], label_words=3)

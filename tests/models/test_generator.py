@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertConfig
 from regard.errors import UserError
 from regard.models.generator import Generator, is_language_model, load_generator
 from regard.models.pretrained import load
-from tests.continual.small_text import KINDS, WORDS, Kind, lively, loaded
+from tests.continual.small_text_tasks import KINDS, WORDS, Kind, lively, loaded
 
 LENGTHS = (7, 3, 1, 5, 2)
 NEW = 6

@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters import pruning
-from regard.adapters.base import base_sha256
+from regard.adapters.base_model import base_sha256
 from regard.adapters.lora import MixedLayer
+from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.model import AdapterModel, MergedAdapter
-from regard.adapters.pool import LoraAdapterPool
-from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.errors import UserError
 from regard.models.model_files import find_model_folder, find_weight_files
 from regard.runs.folder import atomic_folder

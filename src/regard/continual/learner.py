@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.continual.batches import Batches, Epochs, ExampleRef
 from regard.continual.network import Network
-from regard.continual.stage import LossClasses, TrainingBudget, TrainingPhase
+from regard.continual.training_phase import LossClasses, TrainingBudget, TrainingPhase
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.errors import UserError

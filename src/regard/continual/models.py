@@ -45,7 +45,7 @@ class TaskDeltas:
         config = learner.network.classifier.config
         about = {
             "base": config.lineage,
-            "method": {"name": name, "settings": method.settings.to_dict()},
+            "method": {"name": name, "settings": method.config.to_dict()},
             "seed": learner.seed,
             "head": config.head,
             "label_words": config.label_words if isinstance(config, ClassifierConfig) else 0,
@@ -151,7 +151,7 @@ def _known(tasks: list[dict[str, Any]], learnt: int, name: str) -> list[dict[str
 def network_of(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
     """A method's network, by its name and settings."""
     kind = method_named(method["name"])
-    return kind.Network(classifier, tasks=tasks, settings=kind.Settings.parsed(method["settings"]), seed=seed)
+    return kind.Network(classifier, tasks=tasks, config=kind.Config.parsed(method["settings"]), seed=seed)
 
 
 def export(
@@ -203,7 +203,7 @@ def load_network(folder: str | Path) -> nn.Module:
     except (OSError, ValueError) as error:
         raise UserError(f"model: {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if about is None:
-        return Network(classifier, tasks=1, settings=None, seed=0).eval()
+        return Network(classifier, tasks=1, config=None, seed=0).eval()
     network = network_of(classifier, about["method"], tasks=about["tasks"], seed=about["seed"])
     weights = _tensors(folder / NETWORK)
     if weights.keys() != tensors_of(network).keys():

@@ -56,7 +56,7 @@ def check_complete_model(config: Any, name: str) -> None:
     method = getattr(config, "part_of", None)
     if method is None:
         return
-    adapters = ", regard.continual.blocks.load_adapters its blocks" if str(method).startswith(_SAPT) else ""
+    adapters = ", regard.continual.saved_adapters.load_adapters its blocks" if str(method).startswith(_SAPT) else ""
     raise UserError(
         f"model: expected a complete one, got '{name}', the network of {method}, which has weights beside its model; "
         f"regard.continual.models.load_network reads it{adapters}"

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from regard.attention.positions import BUCKETS, alibi_slopes, rotary_angles, sinusoidal, t5_buckets
+from regard.attention.positions import NUM_BUCKETS, alibi_slopes, rotary_angles, sinusoidal_table, t5_buckets
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.models.configuration import RegardConfig
@@ -68,7 +68,7 @@ class RegardPreTrainedModel(PreTrainedModel):
         if module.distance_table is not None:
             initialization.normal_(module.distance_table, std=width**-0.5)
         if module.waves is not None:
-            initialization.copy_(module.waves, sinusoidal(*module.waves.shape))
+            initialization.copy_(module.waves, sinusoidal_table(*module.waves.shape))
 
 
 class RegardModel(RegardPreTrainedModel):
@@ -85,12 +85,12 @@ class RegardModel(RegardPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.embed_positions = nn.Embedding(longest, width) if self.spec.positions == "learned" else None
         self.waves: Tensor | None
-        waves = sinusoidal(longest, width) if self.spec.positions == "sinusoidal" else None
+        waves = sinusoidal_table(longest, width) if self.spec.positions == "sinusoidal" else None
         self.register_buffer("waves", waves, persistent=False)
         self.sink_token = nn.Parameter(torch.empty(width)) if self.spec.sink_token else None
         learned_distance = self.spec.positions == "t5"
         self.distance_table = (
-            nn.Parameter(torch.empty(BUCKETS, config.num_attention_heads)) if learned_distance else None
+            nn.Parameter(torch.empty(NUM_BUCKETS, config.num_attention_heads)) if learned_distance else None
         )
         self.layers = nn.ModuleList(RegardDecoderLayer(config, number) for number in range(config.num_hidden_layers))
         self.norm = RMSNorm(width, config.rms_norm_eps) if config.norm == "pre" else None

@@ -15,9 +15,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from regard.attention import reference
 from regard.attention.call import AttentionCall, Operation
-from regard.attention.operator import plain_output
+from regard.attention.operator import compute_output
 from regard.attention.positions import rotate
-from regard.attention.weightings import FEATURE_MAPS, gated
+from regard.attention.weightings import FEATURE_MAPS, apply_gate
 from regard.models.configuration import FEED_FORWARDS, RegardConfig
 
 ATTENTION_FUNCTION = "regard"
@@ -138,7 +138,8 @@ class RegardAttention(nn.Module):
         self.extra_value = nn.Parameter(torch.empty(extra_shape)) if spec.extra in ("v-bias", "kv-bias") else None
         self.sink_logit = nn.Parameter(torch.zeros(heads)) if spec.extra == "sink-logit" else None
         shift = -math.log(config.max_position_embeddings) if spec.log_length else 0.0
-        self.operation = replace(Operation.of(spec, shift=shift), prefix=spec.prefix and spec.prefix + spec.sink_token)
+        operation = Operation.from_spec(spec, shift=shift)
+        self.operation = replace(operation, prefix=spec.prefix and spec.prefix + spec.sink_token)
 
     def forward(self, hidden_states: Tensor, context: LayerContext, past_key_values: Cache | None = None) -> Tensor:
         """Return what is added to the residual stream, (batch, token, width)."""
@@ -158,7 +159,7 @@ class RegardAttention(nn.Module):
                 key, value = key[:, :, :length], value[:, :, :length]
         output = self._attend(self._make_call(query, key, value, context), context)
         if self.gate_proj is not None:
-            output = gated(output, self._split_heads(self.gate_proj(hidden_states)))
+            output = apply_gate(output, self._split_heads(self.gate_proj(hidden_states)))
         return self.o_proj(output.transpose(1, 2).flatten(2))
 
     def _split_heads(self, x: Tensor) -> Tensor:
@@ -201,10 +202,10 @@ class RegardAttention(nn.Module):
             return output.transpose(1, 2)
         if self.config._attn_implementation == "eager":
             return reference.attend(call)
-        return plain_output(call)
+        return compute_output(call)
 
 
-_PLAIN = Operation(form="fused")
+_PLAIN = Operation(backend="fused")
 
 
 class RegardDecoderLayer(GradientCheckpointingLayer):

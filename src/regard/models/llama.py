@@ -55,7 +55,7 @@ def to_llama(model: RegardForCausalLM) -> LlamaForCausalLM:
     """Copy a decoder into a Llama. Raise UserError for choices that Llama does not have."""
     _check_type(model, RegardForCausalLM)
     config = model.config
-    standard = AttentionSpec(form=config.spec.form).to_dict()
+    standard = AttentionSpec(backend=config.spec.backend).to_dict()
     options = {"ffn": (config.ffn, "swiglu"), "norm": (config.norm, "pre")}
     options |= {f"attention {name}": (value, standard[name]) for name, value in config.attention.items()}
     _check_options("decoder", options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +13,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.attention.call import AttentionCall, ReductionRequest
+from regard.attention.call import AttentionCall
+from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
-from regard.hooks.attention_function import add_observer, remove_observer
+from regard.hooks.attention_function import Observer
 from regard.hooks.layers import evaluation_mode
 from regard.hooks.observe import watching
+from regard.hooks.routing import observing
 from regard.statistics import SinkRate, StatisticRow
 from regard.statistics.first import FirstAlpha, TokenFirst, VirtualSink
 from regard.statistics.keys import HiddenNorm
@@ -130,7 +131,7 @@ class SinkMonitor:
         observer = _VirtualSinkObserver(length)
         first_token = (SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), HiddenNorm())
         statistics = [*(TokenFirst(statistic, length) for statistic in first_token), VirtualSink(self.epsilon, length)]
-        with evaluation_mode(model, device), watching(model, statistics) as watch, observer.attached(model):
+        with evaluation_mode(model, device), watching(model, statistics) as watch, observing(model, observer):
             for batch in self.samples.split(self.batch_size):
                 model(input_ids=batch.to(device), use_cache=False, **_logits_option(model))
         return [row for row in watch.rows() if row.site == SITE], observer.has_virtual_sink
@@ -175,33 +176,20 @@ def _mean(rows: Sequence[StatisticRow]) -> float:
     return math.fsum(row.value for row in rows) / len(rows)
 
 
-class _VirtualSinkObserver:
+class _VirtualSinkObserver(Observer):
     """Records whether a call has a sink beside its keys, or one more token than the sequences."""
 
     def __init__(self, length: int) -> None:
         self.length, self.has_virtual_sink = length, False
 
-    @contextmanager
-    def attached(self, model: nn.Module) -> Iterator[None]:
-        """Observe the calls of a model for a while."""
-        modules = list(model.modules())
-        add_observer(modules, self)
-        try:
-            yield
-        finally:
-            remove_observer(modules, self)
-
-    def before(
+    def before_attention(
         self, module: nn.Module, call: AttentionCall, causal_site: bool
     ) -> tuple[AttentionCall, ReductionRequest] | None:
         """Look at a call, and request nothing."""
-        column = call.operation is not None and call.operation.column
+        column = call.operation is not None and call.operation.has_extra_column
         longer = call.query.shape[2] > self.length
         self.has_virtual_sink = self.has_virtual_sink or column or longer or call.sink is not None
         return None
-
-    def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
-        """Do nothing."""
 
 
 class ValidationLoss:

@@ -25,7 +25,7 @@ from regard.data.stream import Stream
 from regard.data.streams import parse_order
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import COMPARED, FIELDS, METHODS, compared, exact
-from tests.continual.small import loaded, stream
+from tests.continual.small_tasks import loaded, stream
 from tests.training.test_loop_processes import free_port
 
 ROOT = Path(__file__).parents[3]

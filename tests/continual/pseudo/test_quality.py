@@ -9,13 +9,13 @@ import pytest
 
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt
+from regard.continual.pseudo.files import read_pseudo
 from regard.continual.pseudo.quality import pseudo_rows, quality, task_quality
-from regard.continual.pseudo.reading import read_pseudo
 from regard.data.instructions import read_instruction_file
 from regard.data.stream import Stream
 from regard.errors import UserError
 from tests.continual.pseudo.small_pseudo import begun, tasks
-from tests.continual.pseudo.test_reading import published
+from tests.continual.pseudo.test_files import published
 
 WORDS = [f"w{number}" for number in range(30)]
 
@@ -58,8 +58,8 @@ def test_nothing_is_no_quality() -> None:
         quality(["a"], [], ["b"])
 
 
-def learnt(of: Stream, folder: Path, **settings: int) -> tuple[Learner, Sapt]:
-    learner, method = begun(of=of, pseudo=str(folder), **settings)
+def learnt(of: Stream, folder: Path, **config: int) -> tuple[Learner, Sapt]:
+    learner, method = begun(of=of, pseudo=str(folder), **config)
     for task in range(len(of)):
         learner.task = task
         method.before_task(learner, task)

@@ -63,9 +63,9 @@ class IdbrNetwork(Network):
 
     apart = True
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
-        before, size = classifier.head, settings.size
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
+        before, size = classifier.head, config.size
         if not isinstance(before, LinearHead):
             raise UserError(f"head: expected linear with idbr, whose own it becomes, got {classifier.config.head}")
         with torch.random.fork_rng(devices=[]):
