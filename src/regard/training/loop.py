@@ -79,11 +79,7 @@ class _Run:
 
 @dataclass(eq=False)
 class _Progress:
-    """State of a run besides its weights.
-
-    `items` counts losses, `numbers` are the metrics of the last step, `saved` is the step of the last checkpoint, and
-    `recent` has count and seconds of recent steps.
-    """
+    """State of a run besides its weights; `items` counts losses, `recent` has count and seconds of recent steps."""
 
     step: int = 0
     items: int = 0
@@ -131,31 +127,27 @@ def train(
 ) -> TrainResult:
     """Train a model in place.
 
-    The gradient of a step is Σ loss / Σ count over the batch, however it is split into micro-batches and processes.
-    Only dropout depends on the split: its masks are seeded with (plan.seed, step, process). On one CPU process, a run
-    that was killed and resumed is bit for bit the run that was not.
+    The gradient of a step is Σ loss / Σ count over the batch, however it is split; only dropout depends on the split.
+    On one CPU process, a run that was killed and resumed is bit for bit the run that was not.
 
     Args:
         model: The model.
         plan: Configuration.
-        batch: Returns the batch of a step, counted from 0: `plan.batch_size` rows along the first axis of each tensor.
-            It must depend on the step alone.
+        batch: Returns the `plan.batch_size` rows of a step, counted from 0. It must depend on the step alone.
         loss: Returns the sum of the losses of some rows.
         count: Returns the number of losses of some rows.
-        folder: Folder of checkpoints, which all processes see; None for no checkpoints.
+        folder: Folder of checkpoints that all processes see, or None.
         resume: Continue from the last checkpoint, if there is one.
-        watchers: Monitors, called in evaluation mode in all processes before the first step (as step 0) and after a
-            step. The metrics of the main process count.
-        on_progress: Called with step, all steps and metrics after each step in the main process; the metrics have
-            `seconds_left` as well.
+        watchers: Monitors, called in evaluation mode in all processes before the first step (0) and after steps.
+        on_progress: Called in the main process after each step with step, all steps and metrics, also `seconds_left`.
         correct: Changes the gradient of the batch in place before clipping, in all processes alike.
         times: Multipliers of the learning rates of parameters, by name.
         device: "cpu", or None for the machine's accelerator.
 
     Returns:
-        The result. Its history has a row every `plan.logging_steps` steps, after the last, and if a monitor was due:
-        `step`, `items` (losses so far), `loss` (mean over the batch before its update), `learning_rate`,
-        `gradient_norm` (before clipping), `items_per_second`, `seconds` (in steps), and metrics of monitors.
+        Result with a history: a row every `plan.logging_steps` steps, after the last, and if a monitor was due, of
+        `step`, `items` (losses), `loss` (before the update), `learning_rate`, `gradient_norm` (before clipping),
+        `items_per_second`, `seconds` (in steps), and metrics of monitors.
     """
     checkpoint_folder = None if folder is None else Path(folder)
     with make_accelerator(plan, device, folder=None if folder is None else str(folder)) as accelerator:
@@ -227,10 +219,7 @@ def _count_losses(run: _Run, rows: Rows, step: int) -> int:
 
 
 def _add_gradients(run: _Run, rows: Rows, count: int, step: int) -> Tensor:
-    """Accumulate gradients, and return the sum of this process's losses.
-
-    Losses are divided by the count of the batch. Processes average gradients, so the factor makes that a sum.
-    """
+    """Accumulate the gradients of Σ loss / count, and return the sum of this process's losses."""
     placed = run.placed
     summed = torch.zeros((), device=placed.device)
     pieces = micro_batches(placed.share(rows), run.plan.micro_batch_size)
@@ -239,7 +228,7 @@ def _add_gradients(run: _Run, rows: Rows, count: int, step: int) -> Tensor:
         with placed.accumulating(last=piece == pieces[-1]):
             with placed.autocast():
                 value = run.loss(placed.called, to_device(placed.device, slice_batch(rows, piece)))
-            (value * (placed.processes / count)).backward()
+            (value * (placed.processes / count)).backward()  # processes average gradients
         summed = summed + value.detach()
     return summed
 
@@ -265,7 +254,7 @@ def _delay_interrupts() -> Iterator[None]:
 
 
 def _check_finite(run: _Run, rows: Rows, step: int, mean: float, norm: float) -> None:
-    """Raise UserError for a loss or gradient that is not finite, with step, rows and the last good checkpoint."""
+    """Raise UserError for a loss or gradient that is not finite, with step, rows and the last checkpoint."""
     if torch.tensor([mean, norm]).isfinite().all():
         return
     last = checkpoint.describe_latest(None if run.folder is None else checkpoint.latest(run.folder))
