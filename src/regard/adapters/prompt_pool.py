@@ -28,9 +28,7 @@ class _Given(NamedTuple):
 def check_prompt_fits(tokens: int, room: int, prompts: int) -> UserError:
     """Texts of so many tokens do not fit in the room that so many of prompts leave."""
     if room < 1:
-        return UserError(
-            f"num_virtual_tokens: expected prompts of fewer than {room + prompts} tokens together, got {prompts}"
-        )
+        return UserError(f"prompts: expected fewer than {room + prompts} tokens together, got {prompts}")
     return UserError(f"length: expected texts of at most {room} tokens behind {prompts} of prompts, got {tokens}")
 
 
