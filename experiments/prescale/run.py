@@ -45,7 +45,10 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "ewc": ("ewc", {}),
     "lwf": ("lwf", {}),
     "der++": ("der++", {}),
-    "mbpa++": ("mbpa++", {"interval": 10, "adapt": "head", "neighbours": 8, "steps": 10}),
+    "mbpa++": (
+        "mbpa++",
+        {"replay_interval": 10, "adaptation_scope": "head", "num_neighbors": 8, "adaptation_steps": 10},
+    ),
     "idbr": ("idbr", {}),
     "idbr without replay": ("idbr", {"replay": False}),
     "l2p": ("l2p", {}),

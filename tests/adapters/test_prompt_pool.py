@@ -315,9 +315,7 @@ def test_models_that_do_not_read_embeddings_as_tokens(kind: type[Reads]) -> None
 def test_texts_that_prompts_cannot_stand_before() -> None:
     found, pool = pooled("bert")
     with pool.weighing(torch.ones(1)):
-        with pytest.raises(
-            UserError, match="num_virtual_tokens: expected texts of at most 9 tokens behind 3 of prompts, got 10"
-        ):
+        with pytest.raises(UserError, match="length: expected texts of at most 9 tokens behind 3 of prompts, got 10"):
             found(torch.ones(1, 10, dtype=torch.long))
         with pytest.raises(UserError, match=r"attention_mask: expected \(row, token\)"):
             found(IDS, MASK[:, None, None].double())

@@ -303,9 +303,7 @@ def test_positions_are_left_for_texts_as_the_model_counts_them(model: Callable[[
     ids = torch.full((1, room), 5)
     assert network({"input_ids": ids, "attention_mask": ids > 0}).shape == (1, 5)
     longer = torch.full((1, room + 1), 5)
-    with pytest.raises(
-        UserError, match=f"prompt_length: expected texts of at most {room} tokens behind 6 of prompts, got"
-    ):
+    with pytest.raises(UserError, match=f"length: expected texts of at most {room} tokens behind 6 of prompts, got"):
         network({"input_ids": longer, "attention_mask": longer > 0})
 
 
@@ -315,7 +313,7 @@ def test_texts_that_do_not_fit_are_refused_before_anything_is_learnt() -> None:
     with pytest.raises(UserError, match=f"at most 7 tokens behind 9 of prompts, got {longest}"):
         method.before_task(learner, 0)
     learner, method = made(L2pConfig(pool_size=4, prompt_length=9, top_k=3))
-    with pytest.raises(UserError, match="prompt_length: expected prompts of fewer than 16 tokens together, got 27"):
+    with pytest.raises(UserError, match="prompts: expected fewer than 16 tokens together, got 27"):
         method.before_task(learner, 0)
     made()[1].before_task(made()[0], 0)
 

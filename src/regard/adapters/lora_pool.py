@@ -148,7 +148,8 @@ def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
             if {name.rsplit(".", 1)[-1] for name in layers} == set(names):
                 return layers
         raise UserError(
-            f"target_modules: expected names, since no layer makes queries and values by name; {_describe_layers(linear)}"
+            "target_modules: expected names, since no layer makes queries and values by name; "
+            f"{_describe_layers(linear)}"
         )
     requested = [targets] if isinstance(targets, str) else list(targets)
     if not requested:
@@ -170,8 +171,8 @@ def _check_only_tokens(model: nn.Module, names: Sequence[str]) -> None:
         shared = sorted({name.rsplit(".", 1)[-1] for name in names} & {"query_proj", "key_proj"})
         if shared:
             raise UserError(
-                f"target_modules: expected none of {', '.join(shared)}, which this model uses for relative positions as well "
-                "as for tokens (share_att_key); target_modules=value_proj is possible"
+                f"target_modules: expected none of {', '.join(shared)}, which this model uses for relative positions "
+                "as well as for tokens (share_att_key); target_modules=value_proj is possible"
             )
 
 

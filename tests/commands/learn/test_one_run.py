@@ -280,7 +280,10 @@ def test_methods_that_need_a_head_to_train(method: str, said: dict[str, Any], to
 
 @pytest.mark.parametrize("method", ["l2p", "mbpa++"])
 def test_others_learn_with_the_words_of_labels(method: str) -> None:
-    small = {"l2p": ("pool=3", "length=1", "chosen=2"), "mbpa++": ("memory=6", "neighbours=2", "steps=1")}[method]
+    small = {
+        "l2p": ("pool_size=3", "prompt_length=1", "top_k=2"),
+        "mbpa++": ("memory_size=6", "num_neighbors=2", "adaptation_steps=1"),
+    }[method]
     found = learn(stream(4), method, loaded(), **{**FIELDS, "head": "labels", "diagnostic_samples": 0, "set": small})
     assert len(found.accuracy_matrix) > 0
 

@@ -166,7 +166,7 @@ def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
 
 def test_a_learning_rate_that_is_given_to_a_method_with_its_own() -> None:
     """It is trained as without, and says so; that of the scale is not spoken of."""
-    fields = {**FIELDS, "diagnostic_samples": 0, "set": ("length=1", "rate=0.01")}
+    fields = {**FIELDS, "diagnostic_samples": 0, "set": ("num_virtual_tokens=1", "learning_rate=0.01")}
     found = learn(stream(), "progprompt", loaded(), **fields)
     (run,) = found.metadata["runs"]
     assert run["learning_rate"] == 0.01
