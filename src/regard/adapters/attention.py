@@ -37,8 +37,7 @@ class SharedAttention(nn.Module):
     Args:
         width: Number of features of a query vector.
         hidden_size: Number of features between the two maps.
-        projection_order: Position of the SiLU: "published" (after both maps, as in the authors' code) or "paper" (between
-            them).
+        projection_order: Position of the SiLU: "published" (after both maps, as in the code) or "paper" (between them).
         temperature: τ; √width by default.
         seed: Seed of the initial weights.
 
