@@ -32,7 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import Figures, allocated, parser, prepared, race, row, show, write
 from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture
-from regard.adapters.pool import LoraAdapterPool
+from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.shared import SharedAdapters
 
 ALPHA, TOP, WRITING = 32, 8, 16

@@ -31,10 +31,10 @@ from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.run import make_learner
 from regard.continual.run_state import RunState
 from regard.continual.scoring import score_task
+from regard.data.derived_streams import hold_out_tasks, split_classes
 from regard.data.examples import Examples
-from regard.data.stream import Stream, Task
+from regard.data.stream import ClassificationTask, Stream
 from regard.data.streams import read_stream
-from regard.data.text_streams import split_into, unseen
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
 
@@ -121,7 +121,7 @@ def unseen_tasks(given: Setting) -> Cases:
     """
     every = tasks_of("3", given.seed, given.data)
     names = [task.name for task in every.tasks][-HELD_OUT:]
-    shorter, held = unseen(every, names)
+    shorter, held = hold_out_tasks(every, names)
     tasks = dataclasses.replace(shorter, tasks=(*shorter.tasks, *held), order=tuple(range(len(every))))
 
     def trained(name: str) -> Callable[[], list[Number]]:
@@ -212,7 +212,7 @@ def in_portions(stream: Stream) -> Stream:
     """Each task's training rows in two halves, of which the second come when all the first have: `name, again`."""
     halves: list[list[Any]] = [[], []]
     for task in stream.tasks:
-        assert isinstance(task, Task)
+        assert isinstance(task, ClassificationTask)
         for half, name in enumerate((task.name, f"{task.name}, again")):
             texts, labels = task.train.texts[half::2], task.train.labels[half::2]
             halves[half].append(dataclasses.replace(task, name=name, train=Examples(texts=texts, labels=labels)))
@@ -246,10 +246,10 @@ def fifty(given: Setting) -> Cases:
     Three runs with half the epochs and half the length; what a step costs is to be held against the first task's.
     """
     streams = [
-        read_stream(name, folder, rows=MANY_ROWS, eval_rows=MANY_ROWS // 2, seed=given.seed)
+        read_stream(name, folder, samples_per_class=MANY_ROWS, max_eval_samples=MANY_ROWS // 2, seed=given.seed)
         for name, folder in (("stdlib-split", None), ("db-split", given.data))
     ]
-    tasks = split_into(streams, MANY, given.seed)
+    tasks = split_classes(streams, MANY, given.seed)
     for name in ("sapt", "sapt, gate held", "sequential-lora"):
         yield f"{name}, {MANY} tasks", _many(given, ROWS[name], tasks)
 

@@ -10,9 +10,8 @@ from typing import Any, cast
 from experiments.sapt.run import BUDGET, EVALUATED, ORDERS, ROWS, STORED, STREAM, TRAIN, Row
 from regard.commands.pretrain.result import MODEL
 from regard.commands.pretrain.run import pretrain
-from regard.data.stream import Stream
+from regard.data.stream import Stream, TextPairs, TextTask
 from regard.data.streams import read_stream
-from regard.data.text_task import TextPairs, TextTask
 from regard.models.generator import load_generator
 from regard.models.pretrained import Loaded
 

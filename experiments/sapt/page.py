@@ -178,7 +178,7 @@ def _otherwise(record: Mapping[str, Any]) -> str:
     if stored:
         said += (
             f"`{SAPT}` reflects on {stored} query vectors a task, where the paper keeps 2 % of its rows; `replay-lora` "
-            f"keeps {ReplayLora().settings.memory} texts of all tasks together. The published gate's λ is of the mean "
+            f"keeps {ReplayLora().config.memory} texts of all tasks together. The published gate's λ is of the mean "
             f"over tasks, not of their sum. "
         )
     return said

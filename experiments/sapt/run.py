@@ -26,7 +26,7 @@ from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
-from regard.continual.stage import TrainingBudget
+from regard.continual.training_phase import TrainingBudget
 from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.models.heads import HeadName
@@ -104,8 +104,8 @@ def tasks_of(order: str, seed: int, data: str, *, instructions: bool = True) -> 
     found = read_stream(
         STREAM,
         data,
-        rows=TRAIN,
-        eval_rows=EVALUATED,
+        samples_per_class=TRAIN,
+        max_eval_samples=EVALUATED,
         order=order,
         seed=seed,
         task_type="classification",
@@ -150,7 +150,7 @@ def learnt(
     settings = dict(of.settings)
     if "pseudo" in settings:
         settings["pseudo"] = str(Path(data) / settings["pseudo"])
-    method = kind(kind.Settings.parsed(settings))
+    method = kind(kind.Config.parsed(settings))
     lora = {"rank": RANK, "alpha": ALPHA} if of.lora else None
     budget = dataclasses.replace(budget, learning_rate=of.rate or budget.learning_rate)
     head: HeadName | None = "labels" if method.head == "linear" and not tasks.text else None
@@ -177,7 +177,7 @@ def made(order: str, row: str, seed: int, loaded: Loaded, data: str, budget: Tra
         "order": order,
         "row": row,
         "seed": seed,
-        "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.record)},
+        "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.metadata)},
         **ran.rows,
         "regard": regard_version(),
         "versions": versions(),

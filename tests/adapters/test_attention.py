@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.adapters.attention import ORDERS, SharedAttention, query_vectors
 from regard.errors import UserError
-from tests.adapters import plain
+from tests.adapters import reference
 
 WIDTH, INNER = 12, 5
 
@@ -34,7 +34,7 @@ def vectors(rows: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("rows, blocks", [(4, 5), (1, 3), (3, 1)])
 def test_the_weights_are_those_of_the_formulas(order: str, temperature: float | None, rows: int, blocks: int) -> None:
     made = attention(blocks, order=order, temperature=temperature, seed=rows)
-    expected = plain.attention(made, vectors(rows), blocks, temperature or math.sqrt(WIDTH))
+    expected = reference.attention(made, vectors(rows), blocks, temperature or math.sqrt(WIDTH))
     torch.testing.assert_close(made(vectors(rows)), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -45,7 +45,9 @@ def test_the_gradients_are_those_of_the_formulas(order: str) -> None:
     towards = torch.randn(3, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     trained = [part for part in made.parameters() if part.requires_grad]
     found = torch.autograd.grad((made(vectors(3)) * towards).sum(), trained)
-    expected = torch.autograd.grad((plain.attention(made, vectors(3), 4, math.sqrt(WIDTH)) * towards).sum(), trained)
+    expected = torch.autograd.grad(
+        (reference.attention(made, vectors(3), 4, math.sqrt(WIDTH)) * towards).sum(), trained
+    )
     assert len(trained) == 5  # the key, both maps, the layer norm's two
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
@@ -166,7 +168,7 @@ def test_query_vectors_are_the_highest_values_of_real_tokens(rows: int) -> None:
     real = torch.tensor([[1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1], [1, 0, 1, 0, 1, 0]])[:rows]
     found = query_vectors(embedded, real)
     assert found.shape == (rows, WIDTH)
-    torch.testing.assert_close(found, plain.highest(embedded, real), rtol=0, atol=0)
+    torch.testing.assert_close(found, reference.highest(embedded, real), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("left", [True, False])

@@ -10,10 +10,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from regard.adapters.base import base_sha256
+from regard.adapters.base_model import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
-from tests.adapters.families import blocks_of, filled, logits, made, rows
+from tests.adapters.model_families import blocks_of, filled, logits, made, rows
 
 peft = pytest.importorskip("peft")
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
-from tests.adapters.families import fill, filled, logits, made, rows
+from tests.adapters.model_families import fill, filled, logits, made, rows
 
 FAMILIES = ("bert", "t5", "gpt2", "llama")
 

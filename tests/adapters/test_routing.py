@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
-from tests.adapters.families import (
+from tests.adapters.model_families import (
     DECODERS,
     FAMILIES,
     TWO_PARTS,

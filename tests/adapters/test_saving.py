@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from regard.adapters import saving
-from regard.adapters.base import base_sha256
+from regard.adapters.base_model import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from regard.models.pretrained import load
-from tests.adapters.families import FAMILIES, blocks_of, filled, logits, made, rows
+from tests.adapters.model_families import FAMILIES, blocks_of, filled, logits, made, rows
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,7 +12,7 @@ import regard
 from regard.adapters.lora import MixedLayer
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
-from tests.adapters.families import (
+from tests.adapters.model_families import (
     FAMILIES,
     blocks_of,
     fill,

@@ -14,20 +14,20 @@ from torch import Tensor
 
 from regard.continual.batches import Epochs, ExampleRef
 from regard.continual.learner import IGNORED, Learner
-from regard.continual.methods.idbr import Idbr, Replays, Settings
+from regard.continual.methods.idbr import Idbr, IdbrConfig, Replays
 from regard.continual.methods.idbr_halves import Halving
 from regard.continual.methods.idbr_kmeans import distances, kmeans, representatives
 from regard.continual.methods.idbr_network import IdbrNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 CLS, SEP, UNK = 2, 3, 1
 HALVING = Halving(frozenset({0, CLS, SEP, 4}), SEP, length=10, pad=0)
 
 
-def begun(*, dropout: float = 0.0, **settings: Any) -> tuple[Learner, Idbr]:
-    method = Idbr(Settings(**{"share": 0.25, "interval": 3, "size": 5, **settings}))
+def begun(*, dropout: float = 0.0, **config: Any) -> tuple[Learner, Idbr]:
+    method = Idbr(IdbrConfig(**{"share": 0.25, "interval": 3, "size": 5, **config}))
     return make_learner(stream(), method, loaded(dropout=dropout), BUDGET, seed=1), method
 
 
@@ -194,13 +194,13 @@ def run_first(learner: Learner, method: Idbr) -> None:
 
 def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
     """Each row on its own, in both orders, without padding."""
-    network, chosen, total = learner.network, method.settings, 0.0
+    network, chosen, total = learner.network, method.config, 0.0
     assert isinstance(network, IdbrNetwork)
     for number, label in enumerate(rows["labels"].tolist()):
         if label == IGNORED:
             continue
         real, task, row = (rows[name][number] for name in ("attention_mask", "tasks", "rows"))
-        own = learner.stream.class_numbers(int(task))
+        own = learner.stream.class_indices(int(task))
         for order, name in enumerate(("input_ids", "halves")):
             ids = rows[name][number][real][None]
             one = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -253,7 +253,7 @@ def test_rows_as_they_are_have_the_plain_loss() -> None:
 
 def test_it_learns_and_keeps_its_share() -> None:
     budget = dataclasses.replace(BUDGET, num_epochs=6, learning_rate=3e-3, batch_size=8)
-    method = Idbr(Settings(share=0.1, interval=5, size=16))
+    method = Idbr(IdbrConfig(share=0.1, interval=5, size=16))
     ran = run_stream(make_learner(stream(24), method, loaded(dropout=0.0), budget, seed=1), method)
     assert [row["memory_examples"] for row in ran.rows["cost"]] == [4, 4 + 7, 4 + 7 + 4]
     assert method.memory_size == 2000
@@ -308,4 +308,4 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path: Any) -> None:
 )
 def test_settings_that_cannot_be(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"^{name}: expected"):
-        Settings(**{name: value})
+        IdbrConfig(**{name: value})

@@ -24,7 +24,7 @@ from regard.continual.run_state import ProgressEvent, RunState
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream
 from regard.errors import UserError
-from tests.continual.small import loaded, stream
+from tests.continual.small_tasks import loaded, stream
 from tests.continual.together import ONE, ROWS, TEXTS_ALONE, exact, kept, made, no_flops, two_tasks
 from tests.training.test_loop_processes import free_port
 
@@ -121,10 +121,8 @@ def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> 
     assert all(0 <= row["score"] <= 100 for row in rows)
     assert {row["n"] for row in rows} == {8, 12}
     first = 3 if kind.evaluation_scope == "end" else 1
-    settings = ("til", "cil") if kind.incremental else ("til",)
-    expected = {
-        (after, place, kind_) for after in range(first, 4) for place in range(1, after + 1) for kind_ in settings
-    }
+    config = ("til", "cil") if kind.incremental else ("til",)
+    expected = {(after, place, kind_) for after in range(first, 4) for place in range(1, after + 1) for kind_ in config}
     before = {(after, after + 1, "til") for after in range(3)} if kind.evaluation_scope == "seen" else set()
     assert places == expected | before
     scores = {(row["after_task"], row["task_index"], row["scenario"]): row["score"] for row in rows}
@@ -290,7 +288,7 @@ def test_names_that_are_no_method() -> None:
 
 
 def test_settings_that_are_none() -> None:
-    parsed = METHODS["replay"].Settings.parsed
+    parsed = METHODS["replay"].Config.parsed
     with pytest.raises(UserError, match=r"^set: there is no setting speed; allowed are memory, "):
         parsed({"speed": 1})
     with pytest.raises(
@@ -298,4 +296,4 @@ def test_settings_that_are_none() -> None:
     ):
         parsed({"memry": 1})
     with pytest.raises(UserError, match=r"^set: there is no setting memory, the method has none$"):
-        METHODS["finetune"].Settings.parsed({"memory": 1})
+        METHODS["finetune"].Config.parsed({"memory": 1})

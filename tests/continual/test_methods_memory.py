@@ -22,7 +22,7 @@ from regard.continual.methods.mbpa import AdaptingNetwork, MbPA, Remembered
 from regard.continual.methods.replay import Replay
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 ONE = replace(BUDGET, num_epochs=1)
 
@@ -40,7 +40,7 @@ def begun(method: Method, *, budget: Any = ONE) -> Learner:
 def of(name: str, **said: Any) -> Any:
     """A method with settings."""
     kind = METHODS[name]
-    return kind(kind.Settings(**said))
+    return kind(kind.Config(**said))
 
 
 def second_batch(learner: Learner, method: Method) -> Any:
@@ -235,23 +235,23 @@ def adapting(**said: Any) -> tuple[MbPA, Learner, AdaptingNetwork]:
 
 def by_hand(method: MbPA, learner: Learner, network: AdaptingNetwork, item: ExampleRef, trained: str) -> Tensor:
     """The logits of a row after gradient descent on a copy, by PyTorch's optimiser and autograd alone."""
-    settings = method.settings
+    config = method.config
     row = learner.rows([item])
     model = copy.deepcopy(network.classifier).eval()
     keys = [_key(learner, network, other) for other in method.state.examples]
     far = [float((_key(learner, network, item) - key).norm()) for key in keys]
-    near = sorted(range(len(far)), key=far.__getitem__)[: settings.neighbours]
+    near = sorted(range(len(far)), key=far.__getitem__)[: config.neighbours]
     rows = learner.rows([method.state.examples[number] for number in near])
     parameters = [one for name, one in model.named_parameters() if name.startswith(trained)]
     start = [one.detach().clone() for one in parameters]
-    descent = torch.optim.SGD(parameters, lr=settings.rate)
-    for _ in range(settings.steps):
+    descent = torch.optim.SGD(parameters, lr=config.rate)
+    for _ in range(config.steps):
         logits = model(rows["input_ids"], rows["attention_mask"]).logits
         loss = torch.zeros((), dtype=torch.float64)
         for logit, task, label in zip(logits, rows["tasks"].tolist(), rows["labels"].tolist(), strict=True):
             first, last = ((0, 2), (2, 5))[task]
             loss = loss - logit[first:last].log_softmax(0)[label - first] / len(near)
-        loss = loss + settings.pull * sum(
+        loss = loss + config.pull * sum(
             (one - other).square().sum() for one, other in zip(parameters, start, strict=True)
         )
         descent.zero_grad()
@@ -377,5 +377,5 @@ def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
 )
 def test_settings_that_cannot_be(name: str, said: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as raised:
-        METHODS[name].Settings.parsed(said)
+        METHODS[name].Config.parsed(said)
     assert str(raised.value) == told

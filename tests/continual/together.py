@@ -19,7 +19,7 @@ from regard.continual.run_state import RunState
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream
 from regard.training import TrainingConfig, train
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 from tests.training.small import batch, count, loss, net
 
 ONE = replace(BUDGET, num_epochs=1, num_probing_epochs=1)
@@ -45,7 +45,7 @@ TEXTS_ALONE = {"lfpt5"}
 def made(name: str) -> Method:
     """The method with small settings."""
     kind = METHODS[name]
-    return kind(kind.Settings.parsed(SMALL.get(name, {})))
+    return kind(kind.Config.parsed(SMALL.get(name, {})))
 
 
 def two_tasks() -> Stream:

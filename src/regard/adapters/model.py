@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from regard.adapters.attention import ProjectionOrder, SharedAttention
 from regard.adapters.lora import MixedLayer
-from regard.adapters.pool import LoraAdapterPool
-from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.lora_pool import LoraAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.routing import Routing
 from regard.errors import UserError, check_choice, check_int
 

@@ -76,7 +76,7 @@ def statistic_names(wanted: str | Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def by_name(wanted: Any) -> dict[str, Callable[[], Statistic]]:
+def statistic_factories(wanted: Any) -> dict[str, Callable[[], Statistic]]:
     """By name, how to make each statistic that is wanted; one that is given ready-made is itself.
 
     `wanted`: a string as in `statistic_names`, or several names and `Statistic`s. Raises UserError for anything else.
@@ -104,7 +104,7 @@ def _same(statistic: Statistic) -> Callable[[], Statistic]:
 
 def select_statistics(wanted: Any) -> list[Statistic]:
     """Fresh statistics for names, ready-made ones as they are."""
-    return [make() for make in by_name(wanted).values()]
+    return [make() for make in statistic_factories(wanted).values()]
 
 
 __all__ = [
@@ -125,7 +125,7 @@ __all__ = [
     "StatisticInfo",
     "StatisticKey",
     "StatisticRow",
-    "by_name",
     "select_statistics",
+    "statistic_factories",
     "statistic_names",
 ]

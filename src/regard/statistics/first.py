@@ -14,7 +14,7 @@ from regard.statistics.sinks import GU, mean_received_attention, sink_rate
 from regard.statistics.statistic import Average, PerLayer, SampleValues, StatisticInfo
 
 
-def visible_before(layer: Observation, tokens: int) -> int:
+def num_prepended_tokens(layer: Observation, tokens: int) -> int:
     """How many tokens a model has put in front of sequences of `tokens` tokens: one if it has a sink token."""
     return int(layer.length.max()) - tokens
 
@@ -27,16 +27,16 @@ class TokenFirst(Average):
         self.statistic, self.tokens = statistic, tokens
         self.name, self.info, self.needs = statistic.name, statistic.info, statistic.needs
 
-    def sampled(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
+    def sample_values(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
         """What is known of each sample, without what stands in front."""
-        return self.statistic.sampled([self._given(layer) for layer in layers])
+        return self.statistic.sample_values([self._given(layer) for layer in layers])
 
     def _given(self, layer: Observation) -> Observation:
-        front = visible_before(layer, self.tokens)
+        front = num_prepended_tokens(layer, self.tokens)
         if not front:
             return layer
         cut = {"hidden_norm": lambda tensor: tensor[:, front:]}
-        cut |= dict.fromkeys(("column_mass", "early_count"), lambda tensor: tensor[..., front:])
+        cut |= dict.fromkeys(("column_mass", "prefix_query_count"), lambda tensor: tensor[..., front:])
         tensors = {name: cut[name](tensor) for name, tensor in layer.tensors.items() if name in cut}
         return replace(layer, length=layer.length - front, keys=layer.keys - front, token_ids=None, tensors=tensors)
 
@@ -53,11 +53,11 @@ class FirstAlpha(PerLayer):
     )
     needs = frozenset({"column_mass"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         """α_1 by head."""
         mass = layer.tensors["column_mass"]
-        alpha = mean_received_attention(mass, layer.seen_by(mass.shape[-1]))
-        yield SampleValues(self.key(layer, "head"), alpha[..., 0], layer.attended(1)[:, 0])
+        alpha = mean_received_attention(mass, layer.num_visible_queries(mass.shape[-1]))
+        yield SampleValues(self.key(layer, "head"), alpha[..., 0], layer.attended_keys(1)[:, 0])
 
 
 class VirtualSink(PerLayer):
@@ -82,7 +82,7 @@ class VirtualSink(PerLayer):
         super().__init__()
         self.epsilon, self.tokens = epsilon, tokens
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         """The mass by head, and its rate."""
         alpha, present = self._alpha(layer), layer.length > 0
         yield SampleValues(self.key(layer, "head"), alpha, present)
@@ -91,8 +91,8 @@ class VirtualSink(PerLayer):
 
     def _alpha(self, layer: Observation) -> Float[Tensor, "sample head"]:
         missing = layer.tensors["virtual_sink_mass"]
-        mean = mean_over_queries(missing, layer.real_queries(missing.shape[-1]))
-        front = layer.tensors["column_mass"][..., : visible_before(layer, self.tokens)].double().sum(-1)
+        mean = mean_over_queries(missing, layer.query_mask(missing.shape[-1]))
+        front = layer.tensors["column_mass"][..., : num_prepended_tokens(layer, self.tokens)].double().sum(-1)
         length = layer.length[:, None]
         alpha = mean + front / length
         return (1 + alpha * length) / (length + 1) if layer.virtual_key else alpha

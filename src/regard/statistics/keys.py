@@ -13,7 +13,7 @@ from regard.statistics.statistic import PerLayer, SampleValues, StatisticInfo, S
 GU = "Gu et al. 2025 (arXiv 2410.10781)"
 
 
-def first_against_rest(
+def first_to_rest_ratio(
     norms: Float[Tensor, "sample ... token"], real: Bool[Tensor, "sample token"]
 ) -> Float[Tensor, "sample ..."]:
     """The value at position 0 over the mean of the sample's others; not finite if there are none or all are zero."""
@@ -28,11 +28,11 @@ class Norm(PerLayer):
     reduction: str
     axes: tuple[str, ...] = ("head", "position")
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         norms = layer.tensors[self.reduction]
-        real = layer.real_keys(norms.shape[-1])
+        real = layer.key_mask(norms.shape[-1])
         yield SampleValues(self.key(layer, *self.axes), norms, real)
-        ratio = first_against_rest(norms, real)
+        ratio = first_to_rest_ratio(norms, real)
         key = StatisticKey(f"{self.name}_sink_ratio", layer.site, layer.layer, None, self.axes[:-1])
         yield SampleValues(key, ratio, ratio.isfinite())
 
@@ -83,10 +83,10 @@ class PerPair(PerLayer):
 
     reduction: str
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         sums = layer.tensors[self.reduction]
         pairs = layer.tensors["pair_count"]
-        present = layer.attended(sums.shape[-1])[:, None] & (pairs > 0)
+        present = layer.attended_keys(sums.shape[-1])[:, None] & (pairs > 0)
         yield SampleValues(self.key(layer, "head", "position"), sums / pairs.clamp(min=1), present)
 
 
@@ -130,7 +130,7 @@ class ValueWeightedMass(PerLayer):
     )
     needs = frozenset({"column_mass", "value_output_norm"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         mass = layer.tensors["column_mass"] * layer.tensors["value_output_norm"]
         degree = mass / layer.length[:, None, None].clamp(min=1)
-        yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended(mass.shape[-1]))
+        yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended_keys(mass.shape[-1]))

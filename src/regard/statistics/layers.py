@@ -42,7 +42,7 @@ class OverSmoothing(PerLayer):
     )
     needs = frozenset({"direction"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         yield SampleValues(self.key(layer), over_smoothing(layer.tensors["direction"], layer.length), layer.length > 1)
 
 
@@ -58,7 +58,7 @@ class MatrixEntropy(PerLayer):
     )
     needs = frozenset({"hidden"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         hidden = layer.tensors["hidden"]
         values = [matrix_entropy(states[:n]) for states, n in zip(hidden, layer.length.tolist(), strict=True)]
         yield SampleValues(self.key(layer), torch.stack(values), layer.length > 0)
@@ -76,7 +76,7 @@ class MassiveActivations(PerLayer):
     )
     needs = frozenset({"hidden"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         hidden = layer.tensors["hidden"].abs()
         flat = [states[:n].flatten() for states, n in zip(hidden, layer.length.tolist(), strict=True)]
         kept = [i for i, values in enumerate(flat) if len(values) >= TOP]
@@ -101,5 +101,5 @@ class SpectralBound(PerLayer):
     )
     needs = frozenset({"spectral_bound"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         yield SampleValues(self.key(layer, "head"), layer.tensors["spectral_bound"], layer.length > 0)

@@ -32,25 +32,25 @@ class Observation:
     """Whether what goes to no token goes to a learned key, which has a query of its own in the matrix."""
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def real_keys(self, width: int) -> Bool[Tensor, "sample key"]:
+    def key_mask(self, width: int) -> Bool[Tensor, "sample key"]:
         """Which of the first `width` positions are keys of a sample."""
         return torch.arange(width, device=self.keys.device) < self.keys[:, None]
 
-    def attended(self, width: int) -> Bool[Tensor, "sample key"]:
+    def attended_keys(self, width: int) -> Bool[Tensor, "sample key"]:
         """Which of the first `width` positions are keys of a sample that has any queries at all."""
-        return self.real_keys(width) & (self.length > 0)[:, None]
+        return self.key_mask(width) & (self.length > 0)[:, None]
 
-    def real_queries(self, width: int) -> Bool[Tensor, "sample query"]:
+    def query_mask(self, width: int) -> Bool[Tensor, "sample query"]:
         """Which of the first `width` positions are queries of a sample."""
         return torch.arange(width, device=self.length.device) < self.length[:, None]
 
-    def seen_by(self, width: int) -> Int[Tensor, "sample key"]:
+    def num_visible_queries(self, width: int) -> Int[Tensor, "sample key"]:
         """How many queries may see each of the first `width` keys: T − k in a causal site (k from 0), else all.
 
-        Earlier queries that see a key, which a prefix lets them, are counted as well: `tensors["early_count"]`.
+        Earlier queries that see a key, which a prefix lets them, are counted as well: `tensors["prefix_query_count"]`.
         """
         if not self.causal:
             return self.length[:, None].expand(-1, width)
         later = (self.length[:, None] - torch.arange(width, device=self.length.device)).clamp(min=0)
-        early = self.tensors.get("early_count")
+        early = self.tensors.get("prefix_query_count")
         return later if early is None else later + early[:, 0, :width].to(later.dtype)

@@ -23,9 +23,9 @@ class PerQuery(PerLayer):
 
     reduction: str
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         values = layer.tensors[self.reduction]
-        real = layer.real_queries(values.shape[-1])
+        real = layer.query_mask(values.shape[-1])
         yield SampleValues(self.key(layer, "head"), mean_over_queries(values, real), layer.length > 0)
         yield SampleValues(self.key(layer, "head", "position"), values, real)
 
@@ -56,9 +56,9 @@ class Distance(PerQuery):
     )
     needs = frozenset({"distance"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         if not layer.site.startswith("cross"):
-            yield from super().of_layer(layer)
+            yield from super().layer_values(layer)
 
 
 class RowSum(PerQuery):

@@ -89,15 +89,15 @@ class SinkRate(Average):
         self.epsilons = tuple(dict.fromkeys(map(float, epsilons)))
         self.minimum_queries = minimum_queries
 
-    def sampled(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
+    def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         sums: dict[tuple[str, float], list[Tensor]] = {}
         presences: dict[str, Tensor] = {}
         for layer in layers:
             if "column_mass" not in layer.tensors:
                 continue
             mass = layer.tensors["column_mass"]
-            queries = layer.seen_by(mass.shape[-1])
-            present = layer.real_keys(mass.shape[-1]) & (queries >= self.minimum_queries)
+            queries = layer.num_visible_queries(mass.shape[-1])
+            present = layer.key_mask(mass.shape[-1]) & (queries >= self.minimum_queries)
             alpha = mean_received_attention(mass, queries)
             presences[layer.site] = present
             for epsilon in self.epsilons:
@@ -123,10 +123,10 @@ class ColumnMass(PerLayer):
     )
     needs = frozenset({"column_mass"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         mass = layer.tensors["column_mass"]
         degree = mass / layer.length[:, None, None].clamp(min=1)
-        yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended(mass.shape[-1]))
+        yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended_keys(mass.shape[-1]))
 
 
 class FirstMass(PerLayer):
@@ -141,17 +141,17 @@ class FirstMass(PerLayer):
     )
     needs = frozenset({"first_mass"})
 
-    def __init__(self, first: int = 4) -> None:
+    def __init__(self, num_first_keys: int = 4) -> None:
         super().__init__()
-        self.first = first
+        self.num_first_keys = num_first_keys
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         mass = layer.tensors["first_mass"]
-        real = layer.real_queries(mass.shape[2])
+        real = layer.query_mask(mass.shape[2])
         sums = mass.masked_fill(~real[:, None, :, None], 0.0).sum(2)
         width = sums.shape[-1]
-        alpha = mean_received_attention(sums, layer.seen_by(width))
-        yield SampleValues(self.key(layer, "head", "position"), alpha, layer.attended(width))
+        alpha = mean_received_attention(sums, layer.num_visible_queries(width))
+        yield SampleValues(self.key(layer, "head", "position"), alpha, layer.attended_keys(width))
 
 
 class SinkDeviation(PerLayer):
@@ -170,9 +170,9 @@ class SinkDeviation(PerLayer):
         super().__init__()
         self.top = top
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         mass, square = layer.tensors["column_mass"], layer.tensors["column_square"]
-        real = layer.attended(mass.shape[-1])
+        real = layer.attended_keys(mass.shape[-1])
         at = topk_keys(mass, real, self.top)
         counted = topk_valid(at, real)
         deviation = sink_deviation(mass, square, layer.length).gather(-1, at).masked_fill(~counted, 0.0)
@@ -212,7 +212,7 @@ class CommonSinkRatio(Statistic):
             if layer.token_ids is None or "column_mass" not in layer.tensors:
                 continue
             mass = layer.tensors["column_mass"]
-            real = layer.attended(mass.shape[-1])
+            real = layer.attended_keys(mass.shape[-1])
             at = topk_keys(mass, real, self.top)
             tokens = _token_of(layer, at)[topk_valid(at, real)]
             self._sinks.setdefault((layer.site, layer.layer), Counter()).update(tokens.tolist())
@@ -232,7 +232,7 @@ class CommonSinkRatio(Statistic):
             self._documents.setdefault(site, Counter()).update(documents)
         self._samples.update(other._samples)
 
-    def found(self, site: str) -> frozenset[int]:
+    def common_tokens(self, site: str) -> frozenset[int]:
         """The common tokens of a site: those given, or those frequent across samples so far."""
         if self.common is not None:
             return self.common
@@ -246,7 +246,7 @@ class CommonSinkRatio(Statistic):
         for (site, layer), sinks in sorted(self._sinks.items()):
             if not sinks:
                 continue
-            common = self.found(site)
+            common = self.common_tokens(site)
             share = PERCENT * sum(n for token, n in sinks.items() if token in common) / sinks.total()
             rows.append(StatisticRow(self.name, layer, None, None, None, share, None, self._samples[site], site))
         return rows
@@ -286,11 +286,11 @@ class KnownCommonSinkRatio(PerLayer):
         super().__init__()
         self.common, self.top = torch.tensor(sorted(common), dtype=torch.long), top
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         if layer.token_ids is None:
             return
         mass = layer.tensors["column_mass"]
-        real = layer.attended(mass.shape[-1])
+        real = layer.attended_keys(mass.shape[-1])
         at = topk_keys(mass, real, self.top)
         counted = topk_valid(at, real)
         common = torch.isin(_token_of(layer, at), self.common.to(at.device)) & counted
@@ -321,7 +321,7 @@ class SinkTokens(Statistic):
             if "column_mass" not in layer.tensors:
                 continue
             mass = layer.tensors["column_mass"]
-            real = layer.attended(mass.shape[-1])
+            real = layer.attended_keys(mass.shape[-1])
             at = topk_keys(mass, real, 1)
             token = _token_of(layer, at) if layer.token_ids is not None else torch.full_like(at, -1)
             heads = torch.arange(at.shape[1], device=at.device)[None, :, None].expand_as(at)

@@ -68,6 +68,8 @@ class Statistic(ABC):
     name: str
     info: StatisticInfo
     needs: frozenset[str]
+    num_first_keys: int = 1
+    """How many keys `first_mass` covers, if it is needed."""
 
     @abstractmethod
     def update(self, layers: Sequence[Observation]) -> None:
@@ -97,11 +99,11 @@ class Average(Statistic):
         self.moments: dict[StatisticKey, RunningMoments] = {}
 
     @abstractmethod
-    def sampled(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
+    def sample_values(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
         """What is known of each sample."""
 
     def update(self, layers: Sequence[Observation]) -> None:
-        for key, values, present in self.sampled(layers):
+        for key, values, present in self.sample_values(layers):
             self.moments.setdefault(key, RunningMoments()).add(values, present)
 
     def merge(self, other: Average) -> None:
@@ -121,13 +123,13 @@ class Average(Statistic):
 class PerLayer(Average):
     """An average to which every layer contributes on its own."""
 
-    def sampled(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
+    def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         for layer in layers:
             if self.needs <= layer.tensors.keys():
-                yield from self.of_layer(layer)
+                yield from self.layer_values(layer)
 
     @abstractmethod
-    def of_layer(self, layer: Observation) -> Iterable[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterable[SampleValues]:
         """What one layer says of each sample."""
 
     def key(self, layer: Observation, *axes: str, epsilon: float | None = None, suffix: str = "") -> StatisticKey:

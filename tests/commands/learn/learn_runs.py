@@ -22,7 +22,7 @@ from regard.commands.learn.result import LearnResult
 from regard.commands.learn.run import Progress, learn
 from regard.errors import UserError
 from regard.models import classifier
-from tests.continual.small import loaded, stream
+from tests.continual.small_tasks import loaded, stream
 
 METHODS = ["finetune", "prescale"]
 FIELDS: dict[str, Any] = {

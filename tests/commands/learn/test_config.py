@@ -18,7 +18,7 @@ from regard.commands.learn.config import (
     split_methods,
 )
 from regard.continual.methods import METHODS
-from regard.continual.stage import TrainingBudget
+from regard.continual.training_phase import TrainingBudget
 from regard.errors import UserError
 
 
@@ -141,7 +141,7 @@ def test_several_methods_with_one_budget() -> None:
     assert (first.method, first.set, first.label) == ("finetune", (), "finetune")
     assert (second.method, second.set, second.label) == ("prescale", ("scaling=uniform",), "prescale scaling=uniform")
     assert first.budget() == second.budget() == course.budget()
-    assert second.make_method().settings.scaling == "uniform"
+    assert second.make_method().config.scaling == "uniform"
     assert second.make_method().head == "uniform"
 
 

@@ -20,16 +20,16 @@ from regard.commands.learn.result import COLUMNS, LearnResult
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import TASK_END, Progress, learn
 from regard.continual import run as running
-from regard.continual.methods.sapt import Sapt, Settings
+from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.models import load_network
 from regard.continual.run import make_learner
-from regard.continual.stage import TrainingBudget, probing_rate, rate_from_setting
-from regard.data.instruction_settings import SUPER_NI_ORDERS
+from regard.continual.training_phase import TrainingBudget, probing_rate, rate_from_setting
+from regard.data.benchmarks import SUPER_NI_ORDERS
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
-from tests.continual import small_text
-from tests.continual.pseudo.test_reading import published
-from tests.continual.small import loaded, stream
+from tests.continual import small_text_tasks
+from tests.continual.pseudo.test_files import published
+from tests.continual.small_tasks import loaded, stream
 
 SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("rank=2", "ahead=20"), "head": "labels"}
 
@@ -161,7 +161,7 @@ def row(after: int, position: int, weight: float) -> dict[str, Any]:
 def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
     """Less than half of an equal share when it was learnt: of 1/2 for the second task, of 1/3 for the third."""
     gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.24), row(3, 1, 0.001), row(3, 2, 0.01), row(3, 3, 0.17)]
-    found = warnings_of(gate, Sapt(Settings(**settings)))
+    found = warnings_of(gate, Sapt(SaptConfig(**settings)))
     told = "gate: the block of t2 got 0.24 of its rows' weight; it was not learnt. Open it: "
     assert found[0] == told + remedy
     assert [one.partition(" got ")[0] for one in found[1:-1]] == ["gate: the block of t1"]  # t2 has been told of
@@ -179,7 +179,7 @@ def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str)
 def test_a_gate_that_shuts_later_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
     """By what is there in the end: less than half of 1/3. What it was in between is not told."""
     gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.9), row(3, 1, 0.5), row(3, 2, 0.16), row(3, 3, 0.17)]
-    found = warnings_of(gate, Sapt(Settings(**settings)))
+    found = warnings_of(gate, Sapt(SaptConfig(**settings)))
     told = "gate: the block of t2 got 0.16 of its rows' weight in the end; it is lost. Hold it: "
     assert found[:-1] == [told + remedy]
     assert found[-1].startswith("gate: tasks give their own blocks 0.28 of their rows' weight on average in the end;")
@@ -187,8 +187,8 @@ def test_a_gate_that_shuts_later_is_warned_of(settings: dict[str, Any], remedy: 
 
 def test_blocks_that_have_their_weight_on_average_are_not_said_to_be_shared() -> None:
     gate = [row(1, 1, 1.0), row(2, 1, 0.4), row(2, 2, 0.61)]
-    assert warnings_of(gate, Sapt(Settings())) == []
-    (told,) = warnings_of([*gate[:2], row(2, 2, 0.59)], Sapt(Settings()))
+    assert warnings_of(gate, Sapt(SaptConfig())) == []
+    (told,) = warnings_of([*gate[:2], row(2, 2, 0.59)], Sapt(SaptConfig()))
     assert told.endswith("either the gate is shut, or their texts are alike and share blocks")
 
 
@@ -307,13 +307,13 @@ def instructed(tmp_path: Path) -> Path:
         place = tmp_path / "data" / "SuperNI" / name
         place.mkdir(parents=True)
         for split, rows in (("train", 6), ("dev", 3), ("test", 4)):
-            inputs = small_text.pairs(topic, rows, drawn)
+            inputs = small_text_tasks.pairs(topic, rows, drawn)
             both = zip(inputs.inputs, inputs.targets, strict=True)
             told = [
                 {"input": f"{split[:2]} {number} {text}", "output": list(of)} for number, (text, of) in enumerate(both)
             ]
             (place / f"{split}.json").write_text(json.dumps({"Definition": ["say it"], "Instances": told}))
-    model = small_text.loaded("t5")
+    model = small_text_tasks.loaded("t5")
     model.model.save_pretrained(tmp_path / "t5")
     model.tokenizer.save_pretrained(tmp_path / "t5")
     return tmp_path
@@ -364,7 +364,7 @@ def test_a_stream_that_is_given_has_its_form(said: dict[str, Any]) -> None:
     with pytest.raises(
         UserError, match=f"{next(iter(said)).replace('_', '-')}: expected none with a stream that is given"
     ):
-        learn(small_text.stream(), "sapt", small_text.loaded(), **said)
+        learn(small_text_tasks.stream(), "sapt", small_text_tasks.loaded(), **said)
 
 
 def test_a_given_model_learns_a_given_stream_of_answers() -> None:
@@ -375,5 +375,5 @@ def test_a_given_model_learns_a_given_stream_of_answers() -> None:
         "target_length": 5,
         "diagnostic_samples": 0,
     }
-    found = learn(small_text.stream(4, 2), "separate", small_text.loaded(), **given)
+    found = learn(small_text_tasks.stream(4, 2), "separate", small_text_tasks.loaded(), **given)
     assert len(found.accuracy_matrix) == 3

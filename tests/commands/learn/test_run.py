@@ -25,7 +25,7 @@ from regard.data.stream import Stream
 from regard.data.streams import parse_order
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import COMPARED, FIELDS, METHODS, compared, exact
-from tests.continual.small import loaded, stream
+from tests.continual.small_tasks import loaded, stream
 from tests.training.test_loop_processes import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -182,7 +182,7 @@ def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
     fields = {**FIELDS, "diagnostic_samples": 0, "save_models": False}
     drawn = {seed: "-".join(map(str, parse_order("random", 3, seed))) for seed in (1, 3)}
     assert len({*drawn.values(), "2-0-1"}) == 3, "other seeds are to be taken"
-    turned = stream().ordered((2, 0, 1))
+    turned = stream().reorder((2, 0, 1))
     for said, orders in (
         ({}, {1: "2-0-1", 3: "2-0-1"}),
         ({"order": None}, {1: "2-0-1", 3: "2-0-1"}),

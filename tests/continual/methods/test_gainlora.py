@@ -14,8 +14,8 @@ from regard.continual.methods.gainlora import LAYERS, GainNetwork, gram, reserve
 from regard.continual.methods.o_lora import overlap
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.methods.blocks import made, precise, short, some
-from tests.continual.small import BUDGET, loaded
+from tests.continual.methods.adapter_networks import made, precise, short, some
+from tests.continual.small_tasks import BUDGET, loaded
 
 DRAWN = torch.Generator()
 

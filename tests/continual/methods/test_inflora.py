@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.inflora import Memory, Settings, designed, grown, measured, outside, second_moments
-from regard.continual.pooled import PoolNetwork
+from regard.continual.methods.inflora import InfLoraConfig, Memory, designed, grown, measured, outside, second_moments
 from regard.continual.run import run_stream
 from regard.continual.state import restore_state, save
 from regard.errors import UserError
-from tests.continual.methods.blocks import fill, learnt, made, moved, of_block, precise
+from tests.continual.methods.adapter_networks import fill, learnt, made, moved, of_block, precise
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -256,8 +256,8 @@ def test_a_run_in_which_nothing_is_left_ends() -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    assert (Settings().threshold, Settings().measure) == (0.995, "released")
+    assert (InfLoraConfig().threshold, InfLoraConfig().measure) == (0.995, "released")
     with pytest.raises(UserError, match="measure: expected one of released, paper, got 'both'"):
-        Settings.parsed({"measure": "both"})
+        InfLoraConfig.parsed({"measure": "both"})
     with pytest.raises(UserError, match="threshold: expected a number of at least 0 and at most 1"):
-        Settings.parsed({"threshold": 1.5})
+        InfLoraConfig.parsed({"threshold": 1.5})

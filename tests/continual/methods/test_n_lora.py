@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual.methods.n_lora import Settings, magnitude
-from regard.continual.pooled import PoolNetwork
+from regard.continual.adapter_network import PoolNetwork
+from regard.continual.methods.n_lora import NLoraConfig, magnitude
 from regard.errors import UserError
-from tests.continual.methods.blocks import gradients, learnt, made, precise, some
+from tests.continual.methods.adapter_networks import gradients, learnt, made, precise, some
 
 
 def product(one: Tensor, other: Tensor) -> list[list[float]]:
@@ -79,4 +79,4 @@ def test_the_released_product_needs_layers_that_give_as_much_as_they_read() -> N
 @pytest.mark.parametrize("said", [{"sparsity": -1}, {"product": "sum"}])
 def test_settings_that_cannot_be(said: dict[str, object]) -> None:
     with pytest.raises(UserError, match=f"{next(iter(said))}: expected"):
-        Settings.parsed(said)
+        NLoraConfig.parsed(said)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.o_lora import Settings, overlap
-from regard.continual.pooled import PoolNetwork
+from regard.continual.methods.o_lora import OLoraConfig, overlap
 from regard.errors import UserError
-from tests.continual.methods.blocks import gradients, learnt, made, precise, some
+from tests.continual.methods.adapter_networks import gradients, learnt, made, precise, some
 
 
 def by_hand(learner: Learner, block: int, power: int) -> float:
@@ -75,6 +75,6 @@ def test_blocks_end_up_closer_to_orthogonal_than_without_the_penalty() -> None:
 
 @pytest.mark.parametrize("name", ["orthogonality", "shrinkage"])
 def test_settings_that_cannot_be(name: str) -> None:
-    assert (Settings().orthogonality, Settings().shrinkage) == (0.5, 0.0)
+    assert (OLoraConfig().orthogonality, OLoraConfig().shrinkage) == (0.5, 0.0)
     with pytest.raises(UserError, match=f"{name}: expected a number"):
-        Settings.parsed({name: -1})
+        OLoraConfig.parsed({name: -1})

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import run as running
-from regard.continual.beginning import best_init, losses
+from regard.continual.adapter_init import best_init, losses
 from regard.continual.gate import find_closed_gates, gate_rows
 from regard.continual.learner import Learner
 from regard.continual.method import Method
-from regard.continual.methods.sapt import FLOOR, Sapt, SaptNetwork, Settings
+from regard.continual.methods.sapt import FLOOR, Sapt, SaptConfig, SaptNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.errors import UserError
 from regard.models.heads import HeadName
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
 
-def begun(*, head: HeadName | None = None, **settings: Any) -> tuple[Learner, Sapt]:
+def begun(*, head: HeadName | None = None, **config: Any) -> tuple[Learner, Sapt]:
     """A run before its first task, in float64 and without dropout."""
-    method = Sapt(Settings(rank=2, **settings))
+    method = Sapt(SaptConfig(rank=2, **config))
     learner = make_learner(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1, head=head)
     learner.network.double()
     for module in learner.network.modules():
@@ -40,9 +40,9 @@ def begun(*, head: HeadName | None = None, **settings: Any) -> tuple[Learner, Sa
     return learner, method
 
 
-def after_two(**settings: Any) -> tuple[Learner, Sapt]:
+def after_two(**config: Any) -> tuple[Learner, Sapt]:
     """The third task about to be learnt, with blocks that do something."""
-    learner, method = begun(**settings)
+    learner, method = begun(**config)
     for task in range(2):
         learner.task = task
         method.before_task(learner, task)
@@ -295,7 +295,7 @@ def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
 
 
 def test_the_open_gate_learns_the_words() -> None:
-    method = Sapt(Settings(rank=4, stored=8))
+    method = Sapt(SaptConfig(rank=4, stored=8))
     learner = make_learner(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
     found = run_stream(learner, method).rows["matrix"]
     at_once = [row["score"] for row in found if row["after_task"] == row["task_index"] and row["scenario"] == "til"]
@@ -306,7 +306,7 @@ def test_the_open_gate_learns_the_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings, told",
+    "config, told",
     [
         ({"gate": "ajar"}, "gate: expected one of open, published, got 'ajar'"),
         ({"reflects": "mirrors"}, "reflects: expected one of real, generated, density, none, got 'mirrors'"),
@@ -336,9 +336,9 @@ def test_the_open_gate_learns_the_words() -> None:
         ({"directions": 2}, "directions: expected reflects=density, which reads it, got reflects=real"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:
+def test_settings_that_cannot_be_are_refused(config: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told.replace("(", r"\(")):
-        Settings(**settings)
+        SaptConfig(**config)
 
 
 @pytest.mark.parametrize("begins", ["last", "nothing"])
@@ -399,7 +399,7 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
 @pytest.mark.parametrize("reflects", ["real", "density"])
 def test_a_run_that_is_broken_off_within_a_task_goes_on_to_the_same(reflects: Any, tmp_path: Path) -> None:
     def learnt(folder: Path | None, stop: tuple[int, int] | None, *, resume: bool = False) -> dict[str, Tensor]:
-        method = Sapt(Settings(rank=2, stored=4, reflects=reflects, ahead=20))
+        method = Sapt(SaptConfig(rank=2, stored=4, reflects=reflects, ahead=20))
         learner = make_learner(stream(4), method, loaded(), replace(BUDGET, num_epochs=1), seed=1, head="labels")
 
         def tell(told: ProgressEvent) -> None:

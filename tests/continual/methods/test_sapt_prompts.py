@@ -10,22 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.continual import run as running
 from regard.continual.gate import gate_rows
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptNetwork
-from regard.continual.methods.sapt_noticed import SaptTaskFree
-from regard.continual.methods.sapt_noticed import Settings as NoticedSettings
+from regard.continual.methods.sapt_config import SaptConfig
+from regard.continual.methods.sapt_task_free import SaptConfig as NoticedSettings
+from regard.continual.methods.sapt_task_free import SaptTaskFree
 from regard.continual.pseudo.generator import Recipe, write
 from regard.continual.run import make_learner, run_stream
-from regard.continual.sapt_settings import Settings
 from regard.errors import UserError
 from tests.continual.pseudo import small_pseudo
-from tests.continual.small import BUDGET, loaded, stream
-from tests.continual.small_text import BUDGET as TEXTS
-from tests.continual.small_text import lively
-from tests.continual.small_text import stream as text_stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
+from tests.continual.small_text_tasks import BUDGET as TEXTS
+from tests.continual.small_text_tasks import lively
+from tests.continual.small_text_tasks import stream as text_stream
 
 SMALL: dict[str, Any] = {"block": "prompt", "length": 2, "hidden": 4, "ahead": 20, "stored": 3}
 
@@ -35,9 +35,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
 
-def made(**settings: Any) -> tuple[Learner, Sapt, SaptNetwork]:
+def made(**config: Any) -> tuple[Learner, Sapt, SaptNetwork]:
     """A run before its first task, in float64 and without dropout."""
-    method = Sapt(Settings(**SMALL | settings))
+    method = Sapt(SaptConfig(**SMALL | config))
     learner = make_learner(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
     return learner, method, learner.network_as(SaptNetwork)
@@ -121,7 +121,7 @@ def states_of(network: SaptNetwork) -> dict[str, Tensor]:
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path) -> None:
     def learner_of() -> tuple[Learner, Sapt]:
-        method = Sapt(Settings(**SMALL))
+        method = Sapt(SaptConfig(**SMALL))
         return make_learner(stream(4), method, loaded(), BUDGET, seed=1), method
 
     whole = run_stream(*learner_of())
@@ -140,7 +140,7 @@ def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path
 
 
 def test_the_gate_of_prompts_is_looked_at() -> None:
-    method = Sapt(Settings(**SMALL))
+    method = Sapt(SaptConfig(**SMALL))
     ran = run_stream(make_learner(stream(4), method, loaded(), BUDGET, seed=1), method, gated=1)
     own = [row["value"] for row in ran.rows["gate"] if row["statistic"] == "own_adapter_weight"]
     assert len(own) == 6
@@ -156,7 +156,7 @@ def test_tasks_that_are_noticed_have_prompts_too() -> None:
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_answers_are_written_behind_prompts(kind: Any) -> None:
-    method = Sapt(Settings(**SMALL))
+    method = Sapt(SaptConfig(**SMALL))
     learner = make_learner(text_stream(2, 2), method, lively(kind), replace(TEXTS, num_epochs=1), seed=1)
     network = run_stream(learner, method).network
     assert isinstance(network, SaptNetwork)
@@ -199,4 +199,4 @@ def test_texts_need_room_behind_prompts() -> None:
 )
 def test_settings_that_nothing_reads(said: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        Settings(**SMALL | said)
+        SaptConfig(**SMALL | said)

@@ -13,8 +13,8 @@ from regard.continual.run import make_learner
 from regard.errors import UserError
 from regard.hooks.attention_weights import capture_weights
 from regard.hooks.layers import find_attention_layers
-from tests.continual.methods.blocks import fill, made, short
-from tests.continual.small import BUDGET, loaded
+from tests.continual.methods.adapter_networks import fill, made, short
+from tests.continual.small_tasks import BUDGET, loaded
 
 
 def begun(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
@@ -64,7 +64,7 @@ def test_weights_and_their_slopes_are_those_of_the_model() -> None:
     with capture_weights(model, here) as reads:
         states = model(input_ids=ids, attention_mask=mask).last_hidden_state
     slopes = [
-        read.slopes(one)
+        read.weights_grad(one)
         for read, one in zip(
             reads, torch.autograd.grad(states[:, 0].square().sum(), [read.output for read in reads]), strict=True
         )

@@ -10,8 +10,8 @@ from regard.continual import run as running
 from regard.continual.methods.slao import MERGED, TUNED, SlaoNetwork, orthonormal
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.methods.blocks import copied, fill, made, precise, short, some
-from tests.continual.small import BUDGET, loaded
+from tests.continual.methods.adapter_networks import copied, fill, made, precise, short, some
+from tests.continual.small_tasks import BUDGET, loaded
 
 
 def gram_schmidt(matrix: Tensor) -> list[list[float]]:

@@ -202,7 +202,7 @@ def with_protocols(console: Console, show: Callable[[Progress], None]) -> Callab
     That is told by each run before its first task; the files are not read again for it.
     """
     from regard.commands.learn.one_run import PROTOCOLS
-    from regard.data.text_streams import explain as in_words
+    from regard.data.protocols import format_protocol_differences as in_words
 
     said: set[str] = set()
 

@@ -16,7 +16,13 @@ from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
-from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, probing_rate, rate_from_setting
+from regard.continual.training_phase import (
+    MethodLearningRate,
+    TrainingBudget,
+    TrainingPhase,
+    probing_rate,
+    rate_from_setting,
+)
 from regard.errors import check_int
 from regard.models.heads import LinearHead
 
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
+class CtrConfig(method.MethodConfig):
     """Sizes of the plug-ins, and how they are trained.
 
     `neurons`: of a task specific module. `capsule`: dimensions of one; `middle`: of the layer before it; `transfers`:
@@ -71,12 +77,12 @@ class Ctr(Method):
     capsule is always let in; capsules are squashed once, without iterations.
     """
 
-    Settings = Settings
+    Config = CtrConfig
     Network = CtrNetwork
     incremental = False
 
-    def __init__(self, settings: method.Settings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, config: method.MethodConfig | None = None) -> None:
+        super().__init__(config)
         self.head_before = (torch.empty(0), torch.empty(0))
         self.used = list[list[Tensor]]()
 
@@ -90,7 +96,7 @@ class Ctr(Method):
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set; where that is 0, that of probing."""
-        return rate_from_setting(self.settings.rate) if self.settings.rate else probing_rate(budget)
+        return rate_from_setting(self.config.rate) if self.config.rate else probing_rate(budget)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The plug-ins and the head."""
@@ -103,10 +109,10 @@ class Ctr(Method):
 
     def _correct(self, learner: Learner, task: int, per_epoch: int, network: nn.Module, step: int) -> None:
         """Free the gradient of the task's embeddings from how steep its masks are at the step."""
-        slope = slope_at(step, per_epoch, self.settings.slope)
+        slope = slope_at(step, per_epoch, self.config.slope)
         for plugin in learner.network_as(CtrNetwork).each:
             for embeddings in plugin.specific.tasks:
-                compensate(cast(nn.ParameterList, embeddings)[task], slope, self.settings.slope)
+                compensate(cast(nn.ParameterList, embeddings)[task], slope, self.config.slope)
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's batches, with the `slope` (row,) of the step, and Gumbel `noise` (row, plug-in, task, 2)."""
@@ -115,7 +121,7 @@ class Ctr(Method):
         seed = learner.seed_for("noise", task, stage.name)
 
         def rows(step: int) -> Rows:
-            slope = slope_at(step, per_epoch, self.settings.slope)
+            slope = slope_at(step, per_epoch, self.config.slope)
             noise = np.random.default_rng([seed, step]).gumbel(size=shape).astype(np.float32)
             return {**plain.rows(step), "slope": torch.full((plain.size,), slope), "noise": torch.from_numpy(noise)}
 
@@ -124,10 +130,10 @@ class Ctr(Method):
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and for each row the share of free neurons that the task takes."""
         found = super().loss(learner, network, rows)
-        if "slope" not in rows or not self.settings.sparsity:
+        if "slope" not in rows or not self.config.sparsity:
             return found
         counted = (rows["labels"] != IGNORED).sum()
-        return found + counted * self.settings.sparsity * self._taken(learner, float(rows["slope"][0]))
+        return found + counted * self.config.sparsity * self._taken(learner, float(rows["slope"][0]))
 
     def _taken(self, learner: Learner, slope: float) -> Tensor:
         """Σ m (1 − u) / Σ (1 − u) over all neurons, u being how far earlier tasks use one (HAT's regulariser)."""

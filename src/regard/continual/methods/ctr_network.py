@@ -30,20 +30,20 @@ class CtrNetwork(Network):
     apart = True
     latest: Tensor
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         if classifier.config.lora:
             raise UserError("lora: expected none with ctr, which trains plug-ins of its own beside frozen weights")
         if not isinstance(classifier.head, LinearHead):
             raise UserError(f"head: expected linear with ctr, got {classifier.config.head}")
         layers = ends(classifier.encoder)
-        sizes = Sizes(settings.neurons, settings.capsule, settings.middle, settings.transfers, settings.filters)
+        sizes = Sizes(config.neurons, config.capsule, config.middle, config.transfers, config.filters)
         classifier.encoder.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.plugins = nn.ModuleList(Plugin(one.out_features, tasks, sizes).to(one.weight) for one in layers)
         self.register_buffer("latest", torch.zeros((), dtype=torch.long))
-        self.slope: float = settings.slope
+        self.slope: float = config.slope
         self._rows: dict[str, Tensor] | None = None
         self._site: Site | None = None
         classifier.encoder.register_forward_pre_hook(self._enter, with_kwargs=True)

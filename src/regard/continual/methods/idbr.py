@@ -21,12 +21,12 @@ from regard.errors import UserError, check_int
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
+class IdbrConfig(method.MethodConfig):
     """The choices of the paper's program.
 
     `replay`: keep a `share` of each task's training examples, but no more than its part of `memory`, which is that of
@@ -78,23 +78,23 @@ class Idbr(Method):
     best weights on the dev split are not looked for; warm-up and schedule are those of all methods.
     """
 
-    Settings = Settings
+    Config = IdbrConfig
     Network = IdbrNetwork
 
-    def __init__(self, settings: method.Settings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, config: method.MethodConfig | None = None) -> None:
+        super().__init__(config)
         self.before, self.places = torch.empty(0), dict[ExampleRef, int]()
 
     @property
     def memory_size(self) -> int:
         """The size of the memory, which is none without replay."""
-        size: int = self.settings.memory
-        return size if self.settings.replay else 0
+        size: int = self.config.memory
+        return size if self.config.replay else 0
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Note both spaces of the task's training rows and of what is kept, where there are earlier tasks."""
-        memory, tasks = self.settings.memory, len(learner.stream)
-        if self.settings.replay and memory < tasks:
+        memory, tasks = self.config.memory, len(learner.stream)
+        if self.config.replay and memory < tasks:
             raise UserError(f"memory: expected an example of each of {tasks} tasks at least, got {memory}")
         if not task:
             return
@@ -114,7 +114,7 @@ class Idbr(Method):
         ]
         halving = Halving.of(learner.tokenizer, length=budget.length, pad=learner.pad)
         seeds = learner.seed_for("replay", task, stage.name), learner.seed_for("halves", task, stage.name)
-        plan = Replays(new, old, interval=self.settings.interval, seed=seeds[0])
+        plan = Replays(new, old, interval=self.config.interval, seed=seeds[0])
 
         def rows(step: int) -> Rows:
             chosen, replays = plan.at(step)
@@ -134,7 +134,7 @@ class Idbr(Method):
             return super().loss(learner, network, rows)
         bare, both = cast(IdbrNetwork, learner.network), in_both_orders(rows)
         parts = bare.parts(network(both))
-        chosen = self.settings
+        chosen = self.config
         found = _entropy(learner.of_task(parts.logits, both["tasks"]), both["labels"])
         found = found + chosen.order * _entropy(parts.orders, both["orders"])
         told = parts.tasks[:, : learner.task + 1]
@@ -144,7 +144,7 @@ class Idbr(Method):
 
     def _held(self, network: IdbrNetwork, parts: Parts, rows: Rows) -> Tensor:
         """How far the spaces of each row, as written, are from where they were before the task, weighed: (row,)."""
-        count, chosen = len(rows["labels"]), self.settings
+        count, chosen = len(rows["labels"]), self.config
         if not len(self.before):
             return parts.spaces.new_zeros(count)
         items = zip(rows["tasks"].tolist(), rows["rows"].tolist(), strict=True)
@@ -156,12 +156,12 @@ class Idbr(Method):
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep the examples that stand for the task."""
-        if not self.settings.replay:
+        if not self.config.replay:
             return
         items, network = learner.items(task), cast(IdbrNetwork, learner.network)
         with learner.evaluating(), torch.no_grad():
             states = torch.cat([network.read(rows).float() for rows in learner.each(items)])
-        many = min(max(1, int(self.settings.share * len(items))), self.settings.memory // len(learner.stream))
+        many = min(max(1, int(self.config.share * len(items))), self.config.memory // len(learner.stream))
         chosen = representatives(states, many, seed=learner.seed_for("memory", task))
         self.state.examples += [items[number] for number in chosen]
 

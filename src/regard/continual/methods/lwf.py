@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
+class LwfConfig(method.MethodConfig):
     """`temperature`: T, what logits are divided by before they are compared. `weight`: λ_o, of the old tasks' losses.
 
     `warm_up`: train the head of a new task alone first, as the paper does; off unless it is said, so that the method is
@@ -45,10 +45,10 @@ class Lwf(Method):
     anew when a run is resumed, from the same weights; nothing is kept from task to task.
     """
 
-    Settings = Settings
+    Config = LwfConfig
 
-    def __init__(self, settings: method.Settings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, config: method.MethodConfig | None = None) -> None:
+        super().__init__(config)
         self.answers = torch.empty(0)
 
     def before_task(self, learner: Learner, task: int) -> None:
@@ -60,7 +60,7 @@ class Lwf(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Everything; with `warm_up` the head before it, of every task but the first."""
-        warming = (learner.probing(name="warm-up"),) if self.settings.warm_up and task else ()
+        warming = (learner.probing(name="warm-up"),) if self.config.warm_up and task else ()
         return (*warming, learner.fine_tuning())
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
@@ -72,10 +72,10 @@ class Lwf(Method):
         counted = rows["labels"] != IGNORED
         before = self.answers[rows["rows"]]
         old = sum(
-            distillation(logits[:, : len(own)][:, own], before[:, own], self.settings.temperature)
+            distillation(logits[:, : len(own)][:, own], before[:, own], self.config.temperature)
             for own in learner.own[: learner.task].to(logits.device)
         )
-        return found + self.settings.weight * (old * counted).sum()
+        return found + self.config.weight * (old * counted).sum()
 
 
 def _trains_encoder(learner: Learner) -> bool:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.learner import IGNORED
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.continual.pooled import PoolConfig, PoolNetwork
 from regard.errors import UserError, check_choice
 
 if TYPE_CHECKING:
-    from regard.adapters.pool import LoraAdapterPool
+    from regard.adapters.lora_pool import LoraAdapterPool
     from regard.continual.learner import Learner
     from regard.training.placement import Rows
 
@@ -23,7 +23,7 @@ Product = Literal["update", "released"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolConfig):
+class NLoraConfig(LoraConfig):
     """`sparsity`: λ. `product`: what is to be sparse, the block's `update` B A, or what the `released` code has there.
 
     That code multiplies the other way round, A B, which is a matrix of rank × rank (and needs layers that give as many
@@ -49,7 +49,7 @@ class NLora(IncrementalLora):
     never collide are orthogonal. Earlier blocks are frozen and added. α / rank is left out of the norm.
     """
 
-    Settings = Settings
+    Config = NLoraConfig
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block. Raises UserError where the product cannot be formed."""
@@ -59,18 +59,18 @@ class NLora(IncrementalLora):
             for name, layer in learner.network_as(PoolNetwork).pool.layers.items()
             if layer.blocks.inputs != layer.blocks.outputs
         ]
-        if odd and self.settings.product == "released":
+        if odd and self.config.product == "released":
             raise UserError(f"product: expected update, since {odd[0]} gives another number of features than it reads")
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
         found = learner.cross_entropy(network(rows), rows)
-        if not self.settings.sparsity:
+        if not self.config.sparsity:
             return found
         with torch.autocast(found.device.type, enabled=False):
-            pool, released = learner.network_as(PoolNetwork).pool, self.settings.product == "released"
+            pool, released = learner.network_as(PoolNetwork).pool, self.config.product == "released"
             size = magnitude(pool, learner.task, released=released)
-            return found + (rows["labels"] != IGNORED).sum() * (self.settings.sparsity * size)
+            return found + (rows["labels"] != IGNORED).sum() * (self.config.sparsity * size)
 
 
 def magnitude(pool: LoraAdapterPool, block: int, *, released: bool = False) -> Tensor:

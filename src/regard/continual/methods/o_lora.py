@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.learner import IGNORED
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
-    from regard.adapters.pool import LoraAdapterPool
+    from regard.adapters.lora_pool import LoraAdapterPool
     from regard.continual.learner import Learner
     from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolConfig):
+class OLoraConfig(LoraConfig):
     """`orthogonality`: λ₁; `shrinkage`: λ₂, of the new block's norms.
 
     `squared`: penalise the squares of the overlaps, as the paper's equation has it, and not their sizes, as the code
@@ -47,19 +47,19 @@ class OLora(IncrementalLora):
     rank 8; in their script for the long one λ₁ is 5 for six of the tasks, and λ₂ 0.1 or 0.3 for seven.
     """
 
-    Settings = Settings
+    Config = OLoraConfig
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
         found = learner.cross_entropy(network(rows), rows)
-        counted, settings, pool = (rows["labels"] != IGNORED).sum(), self.settings, learner.network_as(PoolNetwork).pool
+        counted, config, pool = (rows["labels"] != IGNORED).sum(), self.config, learner.network_as(PoolNetwork).pool
         with torch.autocast(found.device.type, enabled=False):
-            if learner.task and settings.orthogonality:
-                apart = overlap(pool, learner.task, squared=settings.squared)
-                found = found + counted * (settings.orthogonality * apart)
-            if settings.shrinkage:
+            if learner.task and config.orthogonality:
+                apart = overlap(pool, learner.task, squared=config.squared)
+                found = found + counted * (config.orthogonality * apart)
+            if config.shrinkage:
                 norms = torch.stack([one.norm() for one in pool.parameters_of(learner.task)])
-                found = found + counted * (settings.shrinkage * norms.sum())
+                found = found + counted * (config.shrinkage * norms.sum())
         return found
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.lora import is_linear_layer, weight_shape
-from regard.adapters.pool import target_layers
+from regard.adapters.lora_pool import target_layers
 from regard.continual import method
 from regard.continual.method import Method
 from regard.continual.network import Network
@@ -25,7 +25,7 @@ ALL = "all-linear"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
+class OsfConfig(method.MethodConfig):
     """`targets`: names of layers, "auto" (queries and values), or "all-linear", all but that which predicts words.
 
     `held`: the share of a matrix's directions that is held from the last task's beginning on. `held_first`: that of the
@@ -133,12 +133,12 @@ class OsfNetwork(Network):
 
     apart = True
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+    def __init__(self, classifier: Classifier, *, tasks: int, config: OsfConfig, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         encoder = classifier.encoder
         if any("lora_" in name for name, _ in encoder.named_parameters()):
             raise UserError("lora: expected none with osf, which trains the model's own matrices")
-        names = _targets(encoder, settings.targets)
+        names = _targets(encoder, config.targets)
         encoder.requires_grad_(False)
         found = []
         for name in names:
@@ -172,7 +172,7 @@ class Osf(Method):
     little; here what has left it has no effect.
     """
 
-    Settings = Settings
+    Config = OsfConfig
     Network = OsfNetwork
     texts = True
 
@@ -180,7 +180,7 @@ class Osf(Method):
         """Decompose what there is by now, and hold more of it."""
         network = learner.network
         assert isinstance(network, OsfNetwork)
-        network.hold(self.settings.share(task, len(learner.stream)))
+        network.hold(self.config.share(task, len(learner.stream)))
 
 
 def _targets(encoder: nn.Module, targets: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from regard.continual import method
 from regard.continual.method import Method
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 from regard.errors import check_choice
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ Common = Literal["list", "frequent"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
+class PreScaleConfig(method.MethodConfig):
     """`scaling`: which tokens are weighed, see `regard.models.heads.PreScalingHead`.
 
     `common`: what counts as a common token for the scaling `sink`: a `list` (special tokens and punctuation), or those
@@ -42,12 +42,12 @@ class PreScale(Method):
     The key map of the head is zero before the first task and is carried on from one to the next, like its vectors.
     """
 
-    Settings = Settings
+    Config = PreScaleConfig
 
     @property
     def head(self) -> Scaling:
         """The head that scales as the settings say."""
-        scaling: Scaling = self.settings.scaling
+        scaling: Scaling = self.config.scaling
         return scaling
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:

@@ -11,13 +11,13 @@ from regard.errors import check_choice, check_int
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
 
 Mixing = Literal["batch", "interval", "merge"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(memory.Settings):
+class ReplayConfig(memory.MemoryConfig):
     """Those of every memory, and how what it holds is mixed with what is new.
 
     `mixing`: examples of the memory stand beside the new ones in each `batch`; or one batch of the memory alone follows
@@ -42,16 +42,16 @@ class Replay(memory.Remembering):
     `interval`, is one batch of the memory in 100 by default, the paper's rate: runs of fewer steps replay nothing then.
     """
 
-    Settings = Settings
+    Config = ReplayConfig
     texts = True
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows with those of the memory, as the settings mix them."""
         if not self.state.examples:
             return super().batches(learner, task, stage)
-        if self.settings.mixing == "merge":
+        if self.config.mixing == "merge":
             return learner.epochs([*learner.items(task), *self.state.examples], stage)
-        if self.settings.mixing == "interval":
-            interval = self.settings.interval
-            return memory.interleaved(learner, self.state, self.settings, task, stage, interval=interval)
-        return memory.beside(learner, self.state, self.settings, task, stage)
+        if self.config.mixing == "interval":
+            interval = self.config.interval
+            return memory.interleaved(learner, self.state, self.config, task, stage, interval=interval)
+        return memory.beside(learner, self.state, self.config, task, stage)
