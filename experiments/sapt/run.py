@@ -43,7 +43,7 @@ BUDGET = TrainingBudget(
 )
 SUMMED = 5e-4
 """The rate of methods that add frozen blocks up: at the others' all texts have the same state in the end."""
-STORED = {"stored": 100}
+STORED = {"memory_size": 100}
 PSEUDO = "sapt_pseudo/long_t5/Long_Sequence"
 """Where, below the folder of data, the samples are that SAPT's authors published."""
 
@@ -63,32 +63,32 @@ class Row:
 
 ROWS: dict[str, Row] = {
     "sapt": Row("sapt", STORED),
-    "sapt, density": Row("sapt", {**STORED, "reflects": "density"}),
-    "sapt, published samples": Row("sapt", {**STORED, "reflects": "generated", "pseudo": PSEUDO}),
-    "sapt, without reflection": Row("sapt", {"reflects": "none"}),
+    "sapt, density": Row("sapt", {**STORED, "reflection": "density"}),
+    "sapt, published samples": Row("sapt", {**STORED, "reflection": "generated", "pseudo_samples_dir": PSEUDO}),
+    "sapt, without reflection": Row("sapt", {"reflection": "none"}),
     "sapt, gate published": Row("sapt", {**STORED, "gate": "published"}),
-    "sapt, gate published, λ 1": Row("sapt", {**STORED, "gate": "published", "strength": 1.0}),
-    "sapt, gate not opened ahead": Row("sapt", {**STORED, "ahead": 0}),
-    "sapt, begun at the best": Row("sapt", {**STORED, "begins": "best"}),
-    "sapt, begun at nothing": Row("sapt", {**STORED, "begins": "nothing"}),
-    "sapt, gate held": Row("sapt", {**STORED, "held": True}),
-    "sapt, not aligned": Row("sapt", {**STORED, "aligned": False}),
+    "sapt, gate published, λ 1": Row("sapt", {**STORED, "gate": "published", "reflection_weight": 1.0}),
+    "sapt, gate not opened ahead": Row("sapt", {**STORED, "router_warmup_steps": 0}),
+    "sapt, begun at the best": Row("sapt", {**STORED, "init": "best"}),
+    "sapt, begun at nothing": Row("sapt", {**STORED, "init": "nothing"}),
+    "sapt, gate held": Row("sapt", {**STORED, "freeze_router": True}),
+    "sapt, not aligned": Row("sapt", {**STORED, "joint_training": False}),
     "sapt, 3 vectors a task": Row("sapt"),
     "sequential-lora": Row("sequential-lora"),
     "incremental-lora": Row("incremental-lora", rate=SUMMED),
     "replay-lora": Row("replay-lora"),
-    "replay-lora, 1400 texts": Row("replay-lora", {"memory": 1400}),
+    "replay-lora, 1400 texts": Row("replay-lora", {"memory_size": 1400}),
     "o-lora": Row("o-lora", rate=SUMMED),
-    "n-lora": Row("n-lora", {"product": "released", "sparsity": 0.4}, rate=SUMMED),
+    "n-lora": Row("n-lora", {"penalized_product": "released", "sparsity_weight": 0.4}, rate=SUMMED),
     "inflora": Row("inflora", rate=SUMMED),
     "migu": Row("migu"),
     "slao": Row("slao"),
     "gainlora": Row("gainlora"),
     "seekr": Row("seekr"),
     "osf": Row("osf", rate=1e-4),
-    "l2p": Row("l2p", {"rate": 2e-3}),
+    "l2p": Row("l2p", {"learning_rate": 2e-3}),
     "epi": Row("epi"),
-    "progprompt": Row("progprompt", {"length": 5, "rate": 1e-2}),
+    "progprompt": Row("progprompt", {"num_virtual_tokens": 5, "learning_rate": 1e-2}),
     "separate": Row("separate", lora=True),
     "joint": Row("joint", lora=True),
 }

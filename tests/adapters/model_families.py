@@ -54,7 +54,7 @@ def made(family: str, seed: int = 0) -> Any:
 
 def filled(family: str, blocks: int = 3, **options: Any) -> SharedAdapters:
     """A model with blocks that do something."""
-    adapters = SharedAdapters(made(family), rank=4, **options)
+    adapters = SharedAdapters(made(family), r=4, **options)
     for number in range(blocks):
         adapters.add_adapter(f"task{number}")
     fill(adapters)

@@ -32,7 +32,7 @@ def attention(shared: SharedAttention, vectors: Tensor, blocks: int, temperature
     rows = []
     for e in vectors:
         inner = shared.down @ e
-        mapped = silu(shared.up @ inner) if shared.order == "published" else shared.up @ silu(inner)
+        mapped = silu(shared.up @ inner) if shared.projection_order == "published" else shared.up @ silu(inner)
         q = layer_norm(mapped, shared.norm.weight, shared.norm.bias)
         scores = [torch.exp((shared.keys[number] * q).sum() / temperature) for number in range(blocks)]
         rows.append(torch.stack([one / sum(scores) for one in scores]))

@@ -63,7 +63,7 @@ def given(name: str) -> dict[str, Tensor]:
 
 def pool_in(found: nn.Module, blocks: int = 4, *trained: int, **options: Any) -> LoraAdapterPool:
     """A pool in float64 whose blocks all add something."""
-    pool = LoraAdapterPool(found, rank=2, alpha=4, **options)
+    pool = LoraAdapterPool(found, r=2, lora_alpha=4, **options)
     pool.reserve(blocks)
     found.double()
     random = torch.Generator().manual_seed(2)
@@ -145,7 +145,7 @@ def test_new_blocks_add_nothing() -> None:
     found = model("bert")
     with torch.no_grad():
         before = states(found, "bert")
-        pool = LoraAdapterPool(found, rank=2, alpha=4)
+        pool = LoraAdapterPool(found, r=2, lora_alpha=4)
         pool.reserve(3)
         with pool.weighing(torch.ones(3)):
             torch.testing.assert_close(states(found, "bert"), before, rtol=0, atol=0)
@@ -256,12 +256,18 @@ def test_layers_are_drawn_each_by_its_name() -> None:
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({"targets": ["query", "nothing"]}, "targets: expected names of linear layers, got 'nothing'; the model has"),
-        ({"targets": []}, "targets: expected at least one name, got none; the model has query, key, value"),
-        ({"rank": 0}, "rank: expected a whole number of at least 1, got 0"),
-        ({"rank": True}, "rank: expected a whole number of at least 1, got True"),
+        (
+            {"target_modules": ["query", "nothing"]},
+            "target_modules: expected names of linear layers, got 'nothing'; the model has",
+        ),
+        (
+            {"target_modules": []},
+            "target_modules: expected at least one name, got none; the model has query, key, value",
+        ),
+        ({"r": 0}, "r: expected a whole number of at least 1, got 0"),
+        ({"r": True}, "r: expected a whole number of at least 1, got True"),
         ({"top_k": 0}, "top_k: expected a whole number of at least 1, got 0"),
-        ({"targets": "uery"}, "targets: expected names of linear layers, got 'uery'"),
+        ({"target_modules": "uery"}, "target_modules: expected names of linear layers, got 'uery'"),
     ],
 )
 def test_what_cannot_be_is_refused_and_the_model_is_as_it_was(options: dict[str, Any], told: str) -> None:
@@ -277,21 +283,25 @@ def test_layers_that_read_more_than_tokens_are_refused() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4, "vocab_size": 30}
     found = DebertaV2Model(DebertaV2Config(**sizes, **relative, share_att_key=True)).eval()
-    with pytest.raises(UserError, match=r"targets: expected none of query_proj, .* targets=value_proj is possible"):
+    with pytest.raises(
+        UserError, match=r"target_modules: expected none of query_proj, .* target_modules=value_proj is possible"
+    ):
         LoraAdapterPool(found, by_row=True)
-    pool = LoraAdapterPool(found, targets="value_proj", rank=2, by_row=True)
+    pool = LoraAdapterPool(found, target_modules="value_proj", r=2, by_row=True)
     pool.reserve(2)
     with pool.weighing(torch.full((3, 2), 0.5)), torch.no_grad():
         assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)
     pool.remove()
-    pool = LoraAdapterPool(found, rank=2)
+    pool = LoraAdapterPool(found, r=2)
     pool.reserve(2)
     with pool.weighing(torch.full((2,), 0.5)), torch.no_grad():  # the same for all rows: there it is possible
         assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)
 
 
 def test_a_model_without_queries_is_refused() -> None:
-    with pytest.raises(UserError, match="targets: expected names, since no layer makes queries and values by name"):
+    with pytest.raises(
+        UserError, match="target_modules: expected names, since no layer makes queries and values by name"
+    ):
         LoraAdapterPool(nn.Sequential(nn.Linear(2, 2)))
 
 
@@ -306,5 +316,5 @@ def test_blocks_that_are_not_there(block: int) -> None:
 
 
 def test_targets_of_one_layer() -> None:
-    pool = pool_in(model("bert"), targets="layer.0.attention.self.query")
+    pool = pool_in(model("bert"), target_modules="layer.0.attention.self.query")
     assert list(pool.layers) == ["encoder.layer.0.attention.self.query"]

@@ -86,7 +86,7 @@ def _made(kind: str) -> Any:
 def pooled(kind: str, blocks: int = 2, **options: Any) -> tuple[Any, PromptAdapterPool]:
     """A model with prompts."""
     found = model(kind)
-    pool = PromptAdapterPool(found, length=LENGTH, hidden=6, seed=1, **options)
+    pool = PromptAdapterPool(found, num_virtual_tokens=LENGTH, encoder_hidden_size=6, seed=1, **options)
     pool.reserve(blocks)
     pool.open(0)
     return found, pool
@@ -255,7 +255,7 @@ def test_a_pool_does_what_its_blocks_do() -> None:
 
 def test_a_model_in_low_precision_has_exact_prompts() -> None:
     found = model("llama").to(torch.bfloat16)
-    pool = PromptAdapterPool(found, length=LENGTH, hidden=6)
+    pool = PromptAdapterPool(found, num_virtual_tokens=LENGTH, encoder_hidden_size=6)
     pool.reserve(1)
     pool.open(0)
     assert {one.dtype for one in pool.prompts.parameters()} == {torch.float32}
@@ -315,7 +315,9 @@ def test_models_that_do_not_read_embeddings_as_tokens(kind: type[Reads]) -> None
 def test_texts_that_prompts_cannot_stand_before() -> None:
     found, pool = pooled("bert")
     with pool.weighing(torch.ones(1)):
-        with pytest.raises(UserError, match="length: expected texts of at most 9 tokens behind 3 of prompts, got 10"):
+        with pytest.raises(
+            UserError, match="num_virtual_tokens: expected texts of at most 9 tokens behind 3 of prompts, got 10"
+        ):
             found(torch.ones(1, 10, dtype=torch.long))
         with pytest.raises(UserError, match=r"attention_mask: expected \(row, token\)"):
             found(IDS, MASK[:, None, None].double())
@@ -334,7 +336,7 @@ def test_a_decoder_alone_is_read_like_its_language_model() -> None:
     whole, pool = pooled("llama")
     base: Any = LlamaModel(whole.config).double().eval()
     base.load_state_dict(whole.model.state_dict(), strict=False)
-    other = PromptAdapterPool(base, length=LENGTH, hidden=6, seed=1)
+    other = PromptAdapterPool(base, num_virtual_tokens=LENGTH, encoder_hidden_size=6, seed=1)
     other.reserve(2)
     other.open(0)
     with pool.weighing(torch.ones(1)), other.weighing(torch.ones(1)):
@@ -345,7 +347,7 @@ def test_a_decoder_alone_is_read_like_its_language_model() -> None:
 def test_an_encoder_without_its_decoder_gives_the_states_of_the_text_alone() -> None:
     for kind in PAIRS:
         found = deepcopy(model(kind).get_encoder())
-        pool = PromptAdapterPool(found, length=LENGTH, hidden=0)
+        pool = PromptAdapterPool(found, num_virtual_tokens=LENGTH, encoder_hidden_size=0)
         pool.reserve(1)
         with pool.weighing(torch.ones(1)):
             states = found(input_ids=IDS, attention_mask=MASK).last_hidden_state
@@ -360,7 +362,7 @@ def test_other_kinds_of_models_are_read_as_well(kind: str) -> None:
         found: Any = XLNetModel(XLNetConfig(vocab_size=WORDS, d_model=WIDTH, n_layer=1, n_head=2, d_inner=16))
     else:
         found = MambaModel(MambaConfig(vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=1, state_size=2))
-    pool = PromptAdapterPool(found.eval(), length=LENGTH, hidden=0)
+    pool = PromptAdapterPool(found.eval(), num_virtual_tokens=LENGTH, encoder_hidden_size=0)
     pool.reserve(1)
     with pool.weighing(torch.ones(1)), torch.no_grad():
         states = found(input_ids=IDS[:1]).last_hidden_state
@@ -372,7 +374,7 @@ def test_other_kinds_of_models_are_read_as_well(kind: str) -> None:
 
 def test_a_cache_of_states_cannot_be_gone_on_with() -> None:
     found = MambaModel(MambaConfig(vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=1, state_size=2)).eval()
-    pool = PromptAdapterPool(found, length=LENGTH, hidden=0)
+    pool = PromptAdapterPool(found, num_virtual_tokens=LENGTH, encoder_hidden_size=0)
     pool.reserve(1)
     with torch.no_grad(), pool.weighing(torch.ones(1)), pytest.raises(UserError, match="and a usual cache, got Mamba"):
         found(input_ids=IDS[:1], cache_params=object())

@@ -157,9 +157,9 @@ def test_mistakes_are_refused() -> None:
         adapters.prune(batches("bert"), least=0.99)
     with pytest.raises(UserError, match=r"name: expected one of task0, task1, task2, got 'other'"):
         adapters.merge("other")
-    prompts = SharedAdapters(made("bert"), block="prompt", length=2, hidden=4)
+    prompts = SharedAdapters(made("bert"), adapter_type="prompt", num_virtual_tokens=2, encoder_hidden_size=4)
     prompts.add_adapter("one")
-    with pytest.raises(UserError, match=r"block: expected 'lora' to merge, got 'prompt'"):
+    with pytest.raises(UserError, match=r"adapter_type: expected 'lora' to merge, got 'prompt'"):
         prompts.merge("one")
     fill(adapters)
     assert len(adapters.adapter_names) == 3

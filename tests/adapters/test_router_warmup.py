@@ -11,7 +11,7 @@ from regard.errors import UserError
 
 
 def attention(blocks: int) -> SharedAttention:
-    found = SharedAttention(8, inner=6, seed=1)
+    found = SharedAttention(8, hidden_size=6, seed=1)
     found.use(blocks)
     found.open(blocks - 1)
     return found

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import config, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.continual.comparison import DIFFERENCES, SUMMARY, differences, summary
@@ -74,7 +74,7 @@ def test_one_run_has_no_interval() -> None:
     assert all(math.isnan(found[name]) for name in ("std", "ci_low", "ci_high"))
 
 
-@config(max_examples=20, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(POINTS, min_size=2, max_size=7), st.randoms(use_true_random=False))
 def test_the_order_of_the_seeds_is_nothing(values: list[float], chance: Any) -> None:
     first = table({"a": values, "b": [value / 2 for value in values]})
@@ -167,7 +167,7 @@ def test_the_tests_are_those_of_scipy() -> None:
     assert found["signed_rank"] == pytest.approx(stats.wilcoxon(b, a, method="exact").pvalue)
 
 
-@config(max_examples=20, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(POINTS, POINTS, POINTS), min_size=2, max_size=8))
 def test_what_a_seed_does_to_all_methods_alike_makes_no_difference(values: list[tuple[float, float, float]]) -> None:
     a, b, shift = (np.array(each) for each in zip(*values, strict=True))
@@ -177,7 +177,7 @@ def test_what_a_seed_does_to_all_methods_alike_makes_no_difference(values: list[
     )
 
 
-@config(max_examples=20, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(POINTS, POINTS), min_size=2, max_size=8))
 def test_turned_round_a_difference_changes_its_sign(values: list[tuple[float, float]]) -> None:
     both = table(dict(zip("ab", zip(*values, strict=True), strict=True)))

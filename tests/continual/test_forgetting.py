@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import config, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.continual.forgetting import ForgottenTask, check, find_drops, nothing_to_check
@@ -130,7 +130,7 @@ def test_methods_streams_and_settings_are_kept_apart() -> None:
     assert [each.drop for each in check(frame, scenario="cil")] == [80]
 
 
-@config(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=5), st.floats(0, 30))
 def test_whatever_the_scores_the_verdict_is_that_of_the_interval(scores: list[tuple[int, int]], margin: float) -> None:
     frame = pd.concat([two(before, after, seed=seed) for seed, (before, after) in enumerate(scores)])

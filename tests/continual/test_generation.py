@@ -33,9 +33,9 @@ from tests.continual.together import no_flops
 
 NAMES = ("finetune", "replay", "agem", "ewc", "separate", "joint")
 SMALL: dict[str, dict[str, Any]] = {
-    "replay": {"memory": 6, "store": "balanced"},
-    "agem": {"memory": 6, "replay_batch": 3},
-    "ewc": {"samples": 4},
+    "replay": {"memory_size": 6, "storage_policy": "balanced"},
+    "agem": {"memory_size": 6, "replay_batch_size": 3},
+    "ewc": {"fisher_samples": 4},
 }
 ONE = replace(BUDGET, num_epochs=1)
 CLOCK = ("seconds", "hook_seconds", "examples_per_second", "peak_memory_mib")

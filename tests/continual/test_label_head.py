@@ -64,7 +64,9 @@ def test_the_other_words_are_none_of_the_labels_and_are_trained_against() -> Non
 @pytest.mark.parametrize("name", TAKE_IT)
 def test_methods_learn_with_it(name: str) -> None:
     kind = METHODS[name]
-    config: dict[str, Any] = {"l2p": {"pool": 3, "length": 1, "chosen": 2}, "seekr": {"memory": 6}}.get(name, {})
+    config: dict[str, Any] = {"l2p": {"pool_size": 3, "prompt_length": 1, "top_k": 2}, "seekr": {"memory_size": 6}}.get(
+        name, {}
+    )
     method = kind(kind.Config.parsed(config))
     learner = make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels")
     vectors = learner.network.classifier.head.vectors.clone()

@@ -51,7 +51,7 @@ NO_ADAPTERS = {
     "progprompt",
     "epi",
     "sapt",
-    "sapt-noticed",
+    "sapt-task-free",
 }
 """Those that refuse adapters beside those of their own."""
 WITH_MEMORY = {"replay": 6, "replay-lora": 6, "seekr": 6, "agem": 6, "der++": 6, "mbpa++": 6}
@@ -289,11 +289,11 @@ def test_names_that_are_no_method() -> None:
 
 def test_settings_that_are_none() -> None:
     parsed = METHODS["replay"].Config.parsed
-    with pytest.raises(UserError, match=r"^set: there is no setting speed; allowed are memory, "):
+    with pytest.raises(UserError, match=r"^set: there is no setting speed; allowed are memory_size, "):
         parsed({"speed": 1})
     with pytest.raises(
-        UserError, match=r"^set: there is no setting memry, did you mean 'memory'\? Allowed are memory, "
+        UserError, match=r"^set: there is no setting memory_siz, did you mean 'memory_size'\? Allowed are memory_size, "
     ):
-        parsed({"memry": 1})
-    with pytest.raises(UserError, match=r"^set: there is no setting memory, the method has none$"):
-        METHODS["finetune"].Config.parsed({"memory": 1})
+        parsed({"memory_siz": 1})
+    with pytest.raises(UserError, match=r"^set: there is no setting memory_size, the method has none$"):
+        METHODS["finetune"].Config.parsed({"memory_size": 1})

@@ -214,7 +214,7 @@ def test_information_is_taken_of_as_many_rows_as_said(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ewc, "fisher", noted)
     learner = precise(Ewc())
     for samples in (4, 4, 100):
-        Ewc(ewc.Config(samples=samples)).after_task(learner, 1)
+        Ewc(ewc.EwcConfig(fisher_samples=samples)).after_task(learner, 1)
     assert taken[0] == taken[1] == sorted(set(taken[0]))
     assert len(taken[0]) == 4
     assert taken[2] == learner.items(1)
@@ -236,7 +236,7 @@ def told(learner: Learner, seed: int) -> tuple[dict[str, Tensor], dict[str, Tens
 
 
 def test_one_penalty_is_the_sum_of_those_of_all_tasks() -> None:
-    method = Ewc(ewc.Config(strength=3.0))
+    method = Ewc(ewc.EwcConfig(ewc_lambda=3.0))
     learner = precise(method)
     tasks = [told(learner, seed) for seed in range(3)]
     for information, there in tasks:
@@ -254,7 +254,7 @@ def test_one_penalty_is_the_sum_of_those_of_all_tasks() -> None:
 
 
 def test_online_information_fades_and_the_centre_is_the_last() -> None:
-    method = Ewc(ewc.Config(strength=3.0, online=True, gamma=0.5))
+    method = Ewc(ewc.EwcConfig(ewc_lambda=3.0, online=True, decay_factor=0.5))
     learner = precise(method)
     (first, _), (second, _), (third, there) = tasks = [told(learner, seed) for seed in range(3)]
     for information, places in tasks:
@@ -268,7 +268,7 @@ def test_online_information_fades_and_the_centre_is_the_last() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 def test_the_gradient_of_a_step_has_the_penalty_once_however_the_batch_is_split(size: int) -> None:
-    method = Ewc(ewc.Config(strength=7.0))
+    method = Ewc(ewc.EwcConfig(ewc_lambda=7.0))
     learner = precise(method)
     method.after_task(learner, 0)
     move(learner)
@@ -293,7 +293,7 @@ def test_there_is_no_penalty_where_the_weights_are_the_tasks_own() -> None:
 
 def test_the_first_task_is_fine_tuning_and_so_is_all_without_strength() -> None:
     assert differing(learnt("ewc", tasks=1), learnt("finetune", tasks=1)) == []
-    assert differing(learnt("ewc", strength=0.0), learnt("finetune")) == []
+    assert differing(learnt("ewc", ewc_lambda=0.0), learnt("finetune")) == []
     assert differing(learnt("ewc"), learnt("finetune"))
 
 
@@ -302,7 +302,7 @@ def test_weights_that_the_first_task_depends_on_move_less() -> None:
     information, before = start.method.state.tensors, weights(start)
 
     def moved(strength: float) -> float:
-        after = weights(learnt("ewc", strength=strength))
+        after = weights(learnt("ewc", ewc_lambda=strength))
         return sum(
             float((information[FISHER + name] * (after[name] - before[name]).square()).sum())
             for name, _ in start.network.named_parameters()
@@ -338,7 +338,7 @@ def test_answers_that_stay_have_no_gradient() -> None:
 
 def at_third_task(**said: Any) -> tuple[Learner, Lwf]:
     """A run at its last task, whose network has moved since the task began."""
-    method = Lwf(lwf.Config(**said))
+    method = Lwf(lwf.LwfConfig(**said))
     learner = precise(method)
     learner.task = 2
     method.before_task(learner, 2)
@@ -347,7 +347,7 @@ def at_third_task(**said: Any) -> tuple[Learner, Lwf]:
 
 
 def test_the_loss_is_that_of_the_new_task_and_of_each_old_one() -> None:
-    method = Lwf(lwf.Config(temperature=3.0, weight=0.7))
+    method = Lwf(lwf.LwfConfig(temperature=3.0, distillation_weight=0.7))
     learner = precise(method)
     learner.task = 2
     items = learner.items(2)[:4]
@@ -390,14 +390,14 @@ def test_answers_are_those_of_the_network_in_evaluation_before_the_task() -> Non
 
 
 def test_the_first_task_is_fine_tuning_and_so_is_all_without_weight() -> None:
-    assert differing(learnt("lwf", tasks=1, warm_up=True), learnt("finetune", tasks=1)) == []
-    assert differing(learnt("lwf", weight=0.0), learnt("finetune")) == []
+    assert differing(learnt("lwf", tasks=1, warmup_head=True), learnt("finetune", tasks=1)) == []
+    assert differing(learnt("lwf", distillation_weight=0.0), learnt("finetune")) == []
     assert differing(learnt("lwf"), learnt("finetune"))
 
 
 def test_old_answers_on_new_texts_change_less() -> None:
     def changed(weight: float) -> float:
-        method = Lwf(lwf.Config(weight=weight))
+        method = Lwf(lwf.LwfConfig(distillation_weight=weight))
         learner = precise(method)
         with torch.no_grad():
             head_of(learner).vectors.mul_(20)
@@ -430,7 +430,7 @@ def test_the_warm_up_gives_the_vectors_of_old_classes_no_gradient() -> None:
 # -- both -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name,said", [("ewc", {}), ("ewc", {"online": True}), ("lwf", {"warm_up": True})])
+@pytest.mark.parametrize("name,said", [("ewc", {}), ("ewc", {"online": True}), ("lwf", {"warmup_head": True})])
 def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: dict[str, Any], tmp_path: Path) -> None:
     def made() -> tuple[Learner, Method]:
         method = METHODS[name](METHODS[name].Config.parsed(said))
@@ -449,12 +449,18 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: 
 @pytest.mark.parametrize(
     "make,expected",
     [
-        (lambda: ewc.Config(strength=-1), "strength: expected a number of at least 0, got -1"),
-        (lambda: ewc.Config(samples=0), "samples: expected a number of at least 1, got 0"),
-        (lambda: ewc.Config(gamma=2.0), "gamma: expected a number of at least 0 and at most 1, got 2"),
-        (lambda: ewc.Config.parsed({"labels": "some"}), "labels: expected one of model, true, got 'some'"),
-        (lambda: lwf.Config(temperature=0.0), "temperature: expected a number of at least"),
-        (lambda: lwf.Config.parsed({"weight": "-1"}), "weight: expected a number of at least 0, got -1"),
+        (lambda: ewc.EwcConfig(ewc_lambda=-1), "ewc_lambda: expected a number of at least 0, got -1"),
+        (lambda: ewc.EwcConfig(fisher_samples=0), "fisher_samples: expected a number of at least 1, got 0"),
+        (lambda: ewc.EwcConfig(decay_factor=2.0), "decay_factor: expected a number of at least 0 and at most 1, got 2"),
+        (
+            lambda: ewc.EwcConfig.parsed({"fisher_labels": "some"}),
+            "fisher_labels: expected one of model, true, got 'some'",
+        ),
+        (lambda: lwf.LwfConfig(temperature=0.0), "temperature: expected a number of at least"),
+        (
+            lambda: lwf.LwfConfig.parsed({"distillation_weight": "-1"}),
+            "distillation_weight: expected a number of at least 0, got -1",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(make: Callable[[], Any], expected: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import config, given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.continual.metrics import COLUMNS, LOWER_IS_BETTER, TITLES, Metrics, accuracy_matrix, metrics_table
@@ -179,7 +179,7 @@ def test_what_is_wrong_with_rows_is_said(mistake: Callable[[pd.DataFrame], pd.Da
 # -- against loops, and whatever the numbers -------------------------------------------------------------
 
 
-@config(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(triangles(least=2))
 def test_the_measures_are_those_of_plain_loops(a: list[list[float]]) -> None:
     last, old = len(a), range(len(a) - 1)
@@ -191,7 +191,7 @@ def test_the_measures_are_those_of_plain_loops(a: list[list[float]]) -> None:
     assert found["area"] == pytest.approx(sum(sum(scores) / len(scores) for scores in a) / last)
 
 
-@config(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(triangles(least=2))
 def test_forgetting_is_backward_transfer_turned_round_and_less_than_from_the_best(a: list[list[float]]) -> None:
     found = of(a)
@@ -202,7 +202,7 @@ def test_forgetting_is_backward_transfer_turned_round_and_less_than_from_the_bes
     assert found["forgetting_rate"] >= found["forgetting"] - 1e-9
 
 
-@config(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(SCORES, min_size=2, max_size=6))
 def test_where_no_score_changes_nothing_is_forgotten(scores: list[float]) -> None:
     found = of([scores[: i + 1] for i in range(len(scores))])
@@ -210,7 +210,7 @@ def test_where_no_score_changes_nothing_is_forgotten(scores: list[float]) -> Non
     assert found["average_performance"] == found["learning_accuracy"]
 
 
-@config(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(triangles(least=2), st.randoms(use_true_random=False))
 def test_the_order_of_the_rows_is_nothing(a: list[list[float]], chance: object) -> None:
     frame = rows(a)

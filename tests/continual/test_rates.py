@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from regard.continual.methods import METHODS
-from regard.continual.methods.ctr import Ctr
-from regard.continual.methods.ctr import CtrConfig as CtrSettings
+from regard.continual.methods.ctr import Ctr, CtrConfig
 from regard.continual.methods.l2p import L2p
 from regard.continual.methods.lfpt5 import Lfpt5
 from regard.continual.methods.probe import Probe
@@ -41,16 +40,16 @@ def test_who_has_a_rate_of_its_own_and_how_it_is_set() -> None:
     }
     assert found == {
         "probe": "--probing-rate 0.02",
-        "l2p": "--set rate=0.03",
-        "ctr": "--set rate=0.001",
-        "progprompt": "--set rate=0.3",
-        "lfpt5": "--set rate=0.5",
+        "l2p": "--set learning_rate=0.03",
+        "ctr": "--set learning_rate=0.001",
+        "progprompt": "--set learning_rate=0.3",
+        "lfpt5": "--set learning_rate=0.5",
     }
-    assert Ctr(CtrSettings(rate=0.0)).own_learning_rate(budget) == Probe().own_learning_rate(budget)
+    assert Ctr(CtrConfig(learning_rate=0.0)).own_learning_rate(budget) == Probe().own_learning_rate(budget)
 
 
 @pytest.mark.parametrize("kind", [L2p, Ctr, ProgPrompt, Lfpt5])
 def test_a_rate_that_is_set_is_said(kind: type[L2p]) -> None:
-    found = kind(kind.Config(rate=0.25)).own_learning_rate(TrainingBudget())
+    found = kind(kind.Config(learning_rate=0.25)).own_learning_rate(TrainingBudget())
     assert found is not None
-    assert (found.option_text, found.value) == ("--set rate=0.25", 0.25)
+    assert (found.option_text, found.value) == ("--set learning_rate=0.25", 0.25)

@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypa
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
     def seen_by(folder: Path, stop: int | None) -> list[tuple[set[str], Tensor]]:
-        method = Sapt(SaptConfig(rank=2, ahead=2))
+        method = Sapt(SaptConfig(r=2, router_warmup_steps=2))
         learner, found = make_learner(stream(2), method, loaded(), BUDGET, seed=1), []
 
         def look(learner: Learner, task: int) -> list[Any]:

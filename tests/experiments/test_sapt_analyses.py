@@ -32,8 +32,12 @@ def tiny(
 ) -> Any:
     """A run with few steps, whatever the budget."""
     opened = of.method == "sapt" and of.settings.get("gate") != "published"
-    quick = {**of.settings, "ahead": min(2, of.settings.get("ahead", 2))} if opened else of.settings
-    quick = {**quick, "length": 2} if quick.get("block") == "prompt" else quick
+    quick = (
+        {**of.settings, "router_warmup_steps": min(2, of.settings.get("router_warmup_steps", 2))}
+        if opened
+        else of.settings
+    )
+    quick = {**quick, "num_virtual_tokens": 2} if quick.get("adapter_type") == "prompt" else quick
     return sapt.learnt(Row(of.method, quick, of.lora, of.rate), tasks, seed, loaded, data, small_tasks.BUDGET, **more)
 
 
@@ -186,7 +190,7 @@ def test_what_stands_for_tasks_is_told_with_what_it_gives_away(case: str, monkey
     quick = {"generated": {"generator_steps": 60, "generator_rate": 2e-2, "generator_batch": 8}}.get(case, {})
 
     def learnt(of: Row, *rest: Any) -> Any:
-        return sapt.learnt(dataclasses.replace(of, settings={**of.settings, "ahead": 2, **quick}), *rest)
+        return sapt.learnt(dataclasses.replace(of, settings={**of.settings, "router_warmup_steps": 2, **quick}), *rest)
 
     monkeypatch.setattr(sapt_analyses, "learnt", learnt)
     found = made("standing", case)
@@ -210,7 +214,7 @@ def test_those_that_notice_are_told_with_how_often_they_are_right(monkeypatch: p
     found = made("noticed", "sapt, a block a portion")
     assert found["blocks"] == 4
     assert found["right"] == 0.5
-    found = made("noticed", "sapt-noticed")
+    found = made("noticed", "sapt-task-free")
     assert 1 <= found["blocks"] <= 4
 
 

@@ -29,35 +29,35 @@ and the keys as well. SAPT adapts these (arXiv 2401.08295, appendix)."""
 class LoraAdapterPool:
     """LoRA blocks in a model, in place: each adapted layer becomes a `MixedLayer`, all under one `mixture`.
 
-    `targets`: "auto", or names of layers or their ends ("q_proj", "layer.0.attention.self.query"). The model's own
-    weights are frozen. `by_row`: rows will be weighed each by itself. Raises UserError for names that the model does
-    not have, with those it has, and for layers that cannot be weighed so.
+    `target_modules`: "auto", or names of layers or their ends ("q_proj", "layer.0.attention.self.query"). The model's
+    own weights are frozen. `by_row`: rows will be weighed each by itself. Raises UserError for names that the model
+    does not have, with those it has, and for layers that cannot be weighed so.
     """
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        rank: int = 8,
-        alpha: float = 32,
-        targets: str | Sequence[str] = "auto",
+        r: int = 8,
+        lora_alpha: float = 32,
+        target_modules: str | Sequence[str] = "auto",
         dropout: float = 0.0,
         detach_old: bool = False,
         top_k: int | None = None,
         by_row: bool = False,
         seed: int = 0,
     ) -> None:
-        _check(rank, top_k)
-        names = target_layers(model, targets)
+        _check(r, top_k)
+        names = target_layers(model, target_modules)
         if by_row:
             _check_rows(model, names)
-        _check_fits(model, names, rank)
+        _check_fits(model, names, r)
         model.requires_grad_(False)
-        self.model, self.rank, self.alpha, self.seed = model, rank, alpha, seed
+        self.model, self.rank, self.alpha, self.seed = model, r, lora_alpha, seed
         self.mixture = Mixture(top_k=top_k)
         self.layers: dict[str, MixedLayer] = {}
         for name in names:
-            options = {"rank": rank, "alpha": alpha, "dropout": dropout, "detach_old": detach_old}
+            options = {"rank": r, "alpha": lora_alpha, "dropout": dropout, "detach_old": detach_old}
             layer = MixedLayer(model.get_submodule(name), self.mixture, **options, seed=_seed(seed, name))
             layer.train(model.training)
             _put(model, name, layer)
@@ -134,13 +134,15 @@ def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
             found = [name for name in linear if name.rsplit(".", 1)[-1] in names]
             if {name.rsplit(".", 1)[-1] for name in found} == set(names):
                 return found
-        raise UserError(f"targets: expected names, since no layer makes queries and values by name; {_has(linear)}")
+        raise UserError(
+            f"target_modules: expected names, since no layer makes queries and values by name; {_has(linear)}"
+        )
     wanted = [targets] if isinstance(targets, str) else list(targets)
     if not wanted:
-        raise UserError(f"targets: expected at least one name, got none; {_has(linear)}")
+        raise UserError(f"target_modules: expected at least one name, got none; {_has(linear)}")
     for one in wanted:
         if not any(_is(name, one) for name in linear):
-            raise UserError(f"targets: expected names of linear layers, got {one!r}; {_has(linear)}")
+            raise UserError(f"target_modules: expected names of linear layers, got {one!r}; {_has(linear)}")
     return [name for name in linear if any(_is(name, one) for one in wanted)]
 
 
@@ -153,8 +155,8 @@ def _check_rows(model: nn.Module, names: Sequence[str]) -> None:
         both = sorted({name.rsplit(".", 1)[-1] for name in names} & {"query_proj", "key_proj"})
         if both:
             raise UserError(
-                f"targets: expected none of {', '.join(both)}, which this model uses for relative positions as well as "
-                "for tokens (share_att_key); targets=value_proj is possible"
+                f"target_modules: expected none of {', '.join(both)}, which this model uses for relative "
+                "positions as well as for tokens (share_att_key); target_modules=value_proj is possible"
             )
 
 
@@ -169,7 +171,7 @@ def _has(names: Sequence[str]) -> str:
 
 
 def _check(rank: Any, top_k: Any) -> None:
-    check_int("rank", rank, least=1)
+    check_int("r", rank, least=1)
     if top_k is not None:
         check_int("top_k", top_k, least=1)
 
@@ -178,7 +180,7 @@ def _check_fits(model: nn.Module, names: Sequence[str], rank: int) -> None:
     for name in names:
         most = min(weight_shape(model.get_submodule(name)))
         if rank > most:
-            raise UserError(f"rank: expected at most {most}, which {name} has, got {rank}")
+            raise UserError(f"r: expected at most {most}, which {name} has, got {rank}")
 
 
 def _put(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -28,7 +28,9 @@ class _Given(NamedTuple):
 def check_prompt_fits(tokens: int, room: int, prompts: int) -> UserError:
     """Texts of so many tokens do not fit in the room that so many of prompts leave."""
     if room < 1:
-        return UserError(f"length: expected prompts of fewer than {room + prompts} tokens together, got {prompts}")
+        return UserError(
+            f"num_virtual_tokens: expected prompts of fewer than {room + prompts} tokens together, got {prompts}"
+        )
     return UserError(f"length: expected texts of at most {room} tokens behind {prompts} of prompts, got {tokens}")
 
 
@@ -48,8 +50,8 @@ class PromptAdapterPool:
         self,
         model: nn.Module,
         *,
-        length: int = 10,
-        hidden: int = 800,
+        num_virtual_tokens: int = 10,
+        encoder_hidden_size: int = 800,
         residual: bool = True,
         seed: int = 0,
     ) -> None:
@@ -64,7 +66,9 @@ class PromptAdapterPool:
             )
         model.requires_grad_(False)
         words = self.reader.get_input_embeddings().weight
-        self.prompts = PromptAdapters(words.shape[1], length, hidden, residual, words=words, seed=seed)
+        self.prompts = PromptAdapters(
+            words.shape[1], num_virtual_tokens, encoder_hidden_size, residual, words=words, seed=seed
+        )
         model.add_module(_NAME, self.prompts)
         self.limit = position_ids(self.reader)
         self.mixture = Mixture()

@@ -61,7 +61,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
     try:
         base = about["base"]
         layers = [str(name) for name in about["layers"]]
-        settings = {**about["settings"], **({"targets": layers} if layers else {})}
+        settings = {**about["settings"], **({"target_modules": layers} if layers else {})}
         blocks = [(str(one["name"]), dict(one["lineage"])) for one in about["blocks"]]
         merged = [(str(one["name"]), float(one["weight"]), dict(one["lineage"])) for one in about["merged"]]
         added = int(about["added"])

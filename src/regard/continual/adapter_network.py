@@ -19,21 +19,24 @@ from regard.models.classifier import Classifier
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig(method.MethodConfig):
-    """`rank` and `alpha` of a block, whose part is scaled by alpha / rank; `targets`: names of layers, or "auto".
+    """Settings of low-rank adapters. The defaults are those of SAPT (arXiv 2401.08295) for T5 on Long Sequence.
 
-    The defaults are SAPT's (arXiv 2401.08295) for T5 on the Long Sequence benchmark.
+    Args:
+        r: Rank of an adapter.
+        lora_alpha: What an adapter adds is scaled by `lora_alpha / r`.
+        target_modules: Names of layers, separated by commas, or "auto" (queries and values).
     """
 
-    rank: int = 8
-    alpha: float = 32.0
-    targets: str = "auto"
+    r: int = 8
+    lora_alpha: float = 32.0
+    target_modules: str = "auto"
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("rank", self.rank, least=1)
-        method.check_number("alpha", self.alpha, least=0)
-        if not self.alpha:
-            raise UserError("alpha: expected a number above 0, got 0, with which blocks add nothing")
+        method.check_number("r", self.r, least=1)
+        method.check_number("lora_alpha", self.lora_alpha, least=0)
+        if not self.lora_alpha:
+            raise UserError("lora_alpha: expected a number above 0, got 0, with which blocks add nothing")
 
 
 class AdapterPool(Protocol):
@@ -72,7 +75,7 @@ class AdapterNetwork(Network):
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         if classifier.config.lora:
-            raise UserError("lora: expected none with a method that has blocks of its own; --set rank=… is theirs")
+            raise UserError("lora: expected none with a method that has blocks of its own; --set r=… is theirs")
         self._pool = (self.pool_in(classifier, config, seed),)
         self.pool.reserve(self.blocks_for(tasks))
         self.register_buffer("count", torch.tensor(0))
@@ -151,12 +154,12 @@ class PoolNetwork(AdapterNetwork):
 
 def lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
     """Low-rank blocks in a model, as the settings have them."""
-    named = config.targets
+    named = config.target_modules
     return LoraAdapterPool(
         classifier.encoder,
-        rank=config.rank,
-        alpha=config.alpha,
-        targets=named if named == "auto" else [one.strip() for one in named.split(",")],
+        r=config.r,
+        lora_alpha=config.lora_alpha,
+        target_modules=named if named == "auto" else [one.strip() for one in named.split(",")],
         **options,
         seed=seed,
     )

@@ -23,22 +23,24 @@ Store = Literal["reservoir", "balanced"]
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryConfig(method.MethodConfig):
-    """What methods with a memory have in common.
+    """Settings of every method with an episodic memory.
 
-    `memory`: examples kept, of all tasks together. `store`: which; a `reservoir` of all that have come, or as many of
-    each class of each task (`balanced`). `replay_batch`: examples drawn from it at a step; 0: as many as a batch of new
-    ones has.
+    Args:
+        memory_size: Number of examples stored, of all tasks together.
+        storage_policy: "reservoir" (a uniform sample of all examples so far) or "balanced" (equally many of each class
+            of each task).
+        replay_batch_size: Examples drawn from the memory in a step; 0 for as many as the batch has.
     """
 
-    memory: int = 50
-    store: Store = "reservoir"
-    replay_batch: int = 0
+    memory_size: int = 50
+    storage_policy: Store = "reservoir"
+    replay_batch_size: int = 0
 
     def __post_init__(self) -> None:
         """Check them."""
-        check_int("memory", self.memory, least=1)
-        check_int("replay_batch", self.replay_batch, least=0)
-        check_choice("store", self.store, get_args(Store))
+        check_int("memory_size", self.memory_size, least=1)
+        check_int("replay_batch_size", self.replay_batch_size, least=0)
+        check_choice("storage_policy", self.storage_policy, get_args(Store))
 
 
 # -- what is kept ---------------------------------------------------------------------------------------
@@ -48,16 +50,20 @@ def keep(learner: Learner, kept: MethodState, config: MemoryConfig, task: int) -
     """Take a task's training examples into the memory, which is `kept.items`."""
     arriving = learner.items(task)
     random = np.random.default_rng(learner.seed_for("memory", task))
-    if config.store == "reservoir":
+    if config.storage_policy == "reservoir":
         seen = kept.values.get("seen", 0)
         kept.examples = reservoir(
-            kept.examples, arriving, seen=seen, capacity=config.memory, draw=lambda below: int(random.integers(below))
+            kept.examples,
+            arriving,
+            seen=seen,
+            capacity=config.memory_size,
+            draw=lambda below: int(random.integers(below)),
         )
         kept.values["seen"] = seen + len(arriving)
     else:
         mixed = [arriving[number] for number in random.permutation(len(arriving))]
         kept.examples = balanced(
-            [*kept.examples, *mixed], capacity=config.memory, group=lambda item: _class(learner, item)
+            [*kept.examples, *mixed], capacity=config.memory_size, group=lambda item: _class(learner, item)
         )
 
 
@@ -119,7 +125,7 @@ class Remembering(method.Method):
     @property
     def memory_size(self) -> int:
         """The size of the memory."""
-        size: int = self.config.memory
+        size: int = self.config.memory_size
         return size
 
     def after_task(self, learner: Learner, task: int) -> None:
@@ -138,7 +144,7 @@ def drawn(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> l
 
 def replayed(learner: Learner, config: MemoryConfig) -> int:
     """How many examples are drawn at a step."""
-    return config.replay_batch or learner.budget.batch_size
+    return config.replay_batch_size or learner.budget.batch_size
 
 
 def arriving(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:

@@ -22,23 +22,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptConfig(method.MethodConfig):
-    """What prompts are made of, and how fast they are learnt.
+    """Settings of soft prompts.
 
-    `length`: tokens of a block; `hidden`: features of the MLP that re-parametrises it while it is trained, 0: none;
-    `residual`: whether the prompt is added to what the MLP makes of it. `rate`: the learning rate, in place of the
-    budget's, which is meant for models.
+    Args:
+        num_virtual_tokens: Tokens of a prompt.
+        encoder_hidden_size: Hidden size of the MLP that reparametrizes a prompt in training; 0 for none.
+        residual: Add the prompt to the MLP's output.
+        learning_rate: Used in place of the budget's, which is meant for models.
     """
 
-    length: int = 10
-    hidden: int = 800
+    num_virtual_tokens: int = 10
+    encoder_hidden_size: int = 800
     residual: bool = True
-    rate: float = 0.3
+    learning_rate: float = 0.3
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("length", self.length, least=1)
-        method.check_number("hidden", self.hidden, least=0)
-        method.check_number("rate", self.rate, least=0)
+        method.check_number("num_virtual_tokens", self.num_virtual_tokens, least=1)
+        method.check_number("encoder_hidden_size", self.encoder_hidden_size, least=0)
+        method.check_number("learning_rate", self.learning_rate, least=0)
 
 
 class PromptPrefix(NamedTuple):
@@ -61,7 +63,11 @@ class PromptNetwork(Network):
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         if classifier.config.lora:
             raise UserError("lora: expected none beside soft prompts, which leave the model as it is")
-        made = {"length": config.length, "hidden": config.hidden, "residual": config.residual}
+        made = {
+            "num_virtual_tokens": config.num_virtual_tokens,
+            "encoder_hidden_size": config.encoder_hidden_size,
+            "residual": config.residual,
+        }
         self.pool = PromptAdapterPool(classifier.encoder, **made, seed=seed)
         self.pool.reserve(self.blocks_for(tasks))
         self.register_buffer("count", torch.tensor(0))

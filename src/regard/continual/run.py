@@ -158,12 +158,12 @@ def _clear(place: Path) -> None:
 
 def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
     """The tokens that count as common for scaling sinks: by list, or because many texts of the first task have one."""
-    if method.config.common == "list":
+    if method.config.common_tokens == "list":
         return sorted(common_tokens(tokenizer))
     texts = torch.zeros(int(ids.max()) + 1, dtype=torch.long)
     for row in ids:
         texts[row.unique()] += 1
-    return cast("list[int]", (texts >= method.config.share * len(ids)).nonzero().flatten().tolist())
+    return cast("list[int]", (texts >= method.config.min_document_frequency * len(ids)).nonzero().flatten().tolist())
 
 
 def _about(learner: Learner, method: Method) -> dict[str, Any]:
@@ -367,7 +367,7 @@ def _add_gate(ran: RunState, rows: int) -> None:
     if found and not last:
         told = {"after_task": learnt, **_place(learner, learner.task)}
         each = score_rows(learner, learner.task, learnt)
-        found += [{**told, "statistic": name, "block": block, "value": value} for name, block, value in each]
+        found += [{**told, "statistic": name, "adapter": block, "value": value} for name, block, value in each]
     ran.rows["gate"] += found
 
 

@@ -51,12 +51,12 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
 
 def _made_as(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
     """What a pool in a model is made with to be like one in a part of it, whose names have that before them."""
-    names = ("block", "inner", "order")
+    names = ("adapter_type", "router_hidden_size", "projection_order")
     if isinstance(pool, PromptAdapterPool):
-        return {name: getattr(config, name) for name in (*names, "length", "hidden")}
+        return {name: getattr(config, name) for name in (*names, "num_virtual_tokens", "encoder_hidden_size")}
     assert isinstance(pool, LoraAdapterPool)
-    made = {name: getattr(config, name) for name in (*names, "rank", "alpha", "detach_old")}
-    return made | {"targets": [f"{within}{name}" for name in pool.layers], "top_k": config.top_k or None}
+    made = {name: getattr(config, name) for name in (*names, "r", "lora_alpha", "detach_old")}
+    return made | {"target_modules": [f"{within}{name}" for name in pool.layers], "top_k": config.top_k or None}
 
 
 def _parts(pool: AdapterPool, blocks: int) -> list[Tensor]:

@@ -47,13 +47,13 @@ class MethodLearningRate(NamedTuple):
 
     @property
     def option_text(self) -> str:
-        """The option with its value, as in "--set rate=0.3"."""
+        """The option with its value, as in "--set learning_rate=0.3"."""
         return f"{self.option}{self.value:g}"
 
 
 def rate_from_setting(value: float) -> MethodLearningRate:
     """The rate that the setting `rate` of a method says."""
-    return MethodLearningRate("--set rate=", value)
+    return MethodLearningRate("--set learning_rate=", value)
 
 
 def probing_rate(budget: TrainingBudget) -> MethodLearningRate:

@@ -142,7 +142,7 @@ def test_a_resumed_run_records_the_same_difference(
 
 
 def test_a_comparison_that_is_refused_is_refused_in_one_line(regard: Regard, leaking: tuple[Any, ...]) -> None:
-    assert "mixing" in regard(*leaking, "--set", "mixing=merge", "--out", "run").complaint
+    assert "replay_mode" in regard(*leaking, "--set", "replay_mode=merge", "--out", "run").complaint
     assert "from text to text" in regard(*leaking, "--method", "lfpt5", "--out", "run").complaint
 
 

@@ -31,7 +31,7 @@ from tests.continual import small_text_tasks
 from tests.continual.pseudo.test_files import published
 from tests.continual.small_tasks import loaded, stream
 
-SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("rank=2", "ahead=20"), "head": "labels"}
+SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("r=2", "router_warmup_steps=20"), "head": "labels"}
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +55,10 @@ def test_the_table_of_gates(gated: LearnResult) -> None:
     table = gated.gate
     assert gated.pseudo.empty
     assert tuple(table) == COLUMNS["gate"]
-    assert {*table["method"]} == {"sapt rank=2 ahead=20"}
-    assert str(table["block"].dtype) == "Int64"
+    assert {*table["method"]} == {"sapt r=2 router_warmup_steps=20"}
+    assert str(table["adapter"].dtype) == "Int64"
     weights = table[table["statistic"] == "weight"]
-    places = [*zip(weights["after_task"], weights["task_index"], weights["block"], strict=True)]
+    places = [*zip(weights["after_task"], weights["task_index"], weights["adapter"], strict=True)]
     assert places == [(n, t, b) for n in (1, 2, 3) for t in range(1, n + 1) for b in range(1, n + 1)]
     assert weights.groupby(["after_task", "task_index"])["value"].sum().tolist() == pytest.approx([1.0] * 6)
     scored = table[table["statistic"] == "routed_score"]
@@ -69,7 +69,8 @@ def test_what_the_gate_routes_is_what_the_matrix_has(gated: LearnResult) -> None
     keys = ["after_task", "task_index", "task"]
     routed = gated.gate[gated.gate["statistic"] == "routed_score"].set_index(keys)["value"]
     scores = gated.accuracy_matrix[
-        (gated.accuracy_matrix["method"] == "sapt rank=2 ahead=20") & (gated.accuracy_matrix["scenario"] == "til")
+        (gated.accuracy_matrix["method"] == "sapt r=2 router_warmup_steps=20")
+        & (gated.accuracy_matrix["scenario"] == "til")
     ]
     assert routed.to_dict() == {key: scores.set_index(keys)["score"][key] for key in routed.index}
 
@@ -127,7 +128,7 @@ def test_pseudo_samples_that_stand_for_tasks_are_looked_at(tmp_path: Path) -> No
     """Of every task, beside its rows; a run without any has none, and what was found is read again."""
     for task in stream().tasks:
         published(tmp_path / "written", task.name, *(" ".join(one) for one in task.train.texts[::2]))
-    settings = (*SAPT["set"], "reflects=generated", "stored=4", f"pseudo={tmp_path / 'written'}")
+    settings = (*SAPT["set"], "reflection=generated", "memory_size=4", f"pseudo_samples_dir={tmp_path / 'written'}")
     found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": settings})
     assert tuple(found.pseudo) == COLUMNS["pseudo"]
     kept = found.pseudo[found.pseudo["statistic"] == "kept"]
@@ -146,7 +147,7 @@ def row(after: int, position: int, weight: float) -> dict[str, Any]:
         "task_index": position,
         "task": f"t{position}",
         "statistic": "own_adapter_weight",
-        "block": position,
+        "adapter": position,
         "value": weight,
     }
 
@@ -155,7 +156,7 @@ def row(after: int, position: int, weight: float) -> dict[str, Any]:
     "settings, remedy",
     [
         ({"gate": "published"}, "--set gate=open"),
-        ({"ahead": 50}, "more than --set ahead=50, --set held=true"),
+        ({"router_warmup_steps": 50}, "more than --set router_warmup_steps=50, --set freeze_router=true"),
     ],
 )
 def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
@@ -171,9 +172,9 @@ def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str)
 @pytest.mark.parametrize(
     "settings, remedy",
     [
-        ({"reflects": "none"}, "--set reflects=real"),
-        ({"gate": "published", "strength": 0.2}, "more than --set strength=0.2, or gate=open"),
-        ({"stored": 4}, "more vectors with --set stored=N"),
+        ({"reflection": "none"}, "--set reflection=real"),
+        ({"gate": "published", "reflection_weight": 0.2}, "more than --set reflection_weight=0.2, or gate=open"),
+        ({"memory_size": 4}, "more vectors with --set memory_size=N"),
     ],
 )
 def test_a_gate_that_shuts_later_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
@@ -213,13 +214,13 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, probing_rate(TrainingBudget()))
     assert told == f"{worse}epochs or another --probing-learning-rate"
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_from_setting(0.3))
-    assert told == f"{worse}epochs or another --set rate"
+    assert told == f"{worse}epochs or another --set learning_rate"
 
 
 def test_the_blocks_of_tasks_are_in_the_record(gated: LearnResult) -> None:
     names = [task.name for task in stream().tasks]
     of_run = {run["method"]: run.get("blocks") for run in gated.metadata["runs"]}
-    assert of_run == {"sapt rank=2 ahead=20": dict(zip(names, (1, 2, 3), strict=True)), "finetune": None}
+    assert of_run == {"sapt r=2 router_warmup_steps=20": dict(zip(names, (1, 2, 3), strict=True)), "finetune": None}
 
 
 def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +234,7 @@ def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) 
         return torch.cat([found[:, :-1], found[:, -1:] - 50], -1)
 
     monkeypatch.setattr(SharedAttention, "scores", scores)
-    found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": ("rank=2", "gate=published")})
+    found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": ("r=2", "gate=published")})
     warnings = [one for one in found.metadata["runs"][0]["warnings"] if one.startswith("gate:")]
     assert [one.split(" got ")[0] for one in warnings[:-1]] == [
         "gate: the block of red-blue-green",
@@ -262,7 +263,11 @@ def test_a_head_of_the_labels_words_is_not_trained(gated: LearnResult) -> None:
         ("probe", {}, "head: expected one that can be trained, stage probing trains the head alone, and labels has no"),
         ("ctr", {}, "head: expected linear with ctr, got labels"),
         ("idbr", {}, "head: expected linear with idbr, whose own it becomes, got labels"),
-        ("mbpa++", {"set": ("adapt=head",)}, "head: expected linear with adapt=head of mbpa++, got labels"),
+        (
+            "mbpa++",
+            {"set": ("adaptation_scope=head",)},
+            "head: expected linear with adaptation_scope=head of mbpa++, got labels",
+        ),
         ("prescale", {}, "head: expected none with prescale, whose own head is full, got 'labels'"),
     ],
 )
@@ -327,7 +332,7 @@ def line(folder: Path, *more: Any) -> list[str]:
 
 
 def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
-    assert main(line(instructed, "--method", "sapt,separate", "--set", "rank=2", "ahead=20")) == 0
+    assert main(line(instructed, "--method", "sapt,separate", "--set", "r=2", "router_warmup_steps=20")) == 0
     found = LearnResult.load(instructed / "run")
     assert {*found.accuracy_matrix["scenario"]} == {"til"}
     assert [one["metric"] for one in found.metadata["stream"]["tasks"]] == ["rouge-l"] * 2
@@ -344,10 +349,12 @@ def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
 
 
 def test_models_that_answer_in_texts_are_put_together_again(instructed: Path) -> None:
-    assert main(line(instructed, "--method", "sapt,finetune", "--set", "rank=2", "ahead=20")) == 0
+    assert main(line(instructed, "--method", "sapt,finetune", "--set", "r=2", "router_warmup_steps=20")) == 0
     plain = rollback(instructed / "run", 1, instructed / "plain", method="finetune")
     assert AutoModelForSeq2SeqLM.from_pretrained(plain).config.lineage["tasks"][0]["name"] == SUPER_NI_ORDERS["1"][0]
-    network = load_network(rollback(instructed / "run", 2, instructed / "pool", method="sapt rank=2 ahead=20"))
+    network = load_network(
+        rollback(instructed / "run", 2, instructed / "pool", method="sapt r=2 router_warmup_steps=20")
+    )
     ids = torch.tensor([[5, 6, 2]])
     said = network.generate({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 4)
     assert said.shape[0] == 1

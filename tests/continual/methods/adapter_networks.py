@@ -17,7 +17,7 @@ from tests.continual.small_tasks import BUDGET, loaded, stream
 
 def made(name: str, **said: Any) -> Method:
     """A method with small blocks."""
-    return METHODS[name](METHODS[name].Config.parsed({"rank": 2, "alpha": 4.0, **said}))
+    return METHODS[name](METHODS[name].Config.parsed({"r": 2, "lora_alpha": 4.0, **said}))
 
 
 def short(tasks: int = 2) -> Stream:

@@ -20,7 +20,7 @@ from regard.errors import UserError
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, loaded, stream
 
-SMALL = EpiConfig(rank=2)
+SMALL = EpiConfig(r=2)
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +179,7 @@ def test_settings_that_cannot_be() -> None:
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text_tasks.Kind) -> None:
-    method = Epi(EpiConfig(rank=2, shrinkage=0.1))
+    method = Epi(EpiConfig(r=2, shrinkage=0.1))
     learner = begin_texts(
         small_text_tasks.stream(many=2), method, small_text_tasks.loaded(kind), small_text_tasks.BUDGET, seed=1
     )
@@ -200,7 +200,7 @@ def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text_tasks.K
 
 
 def test_answers_are_written_with_the_block_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = Epi(EpiConfig(rank=2, shrinkage=0.1))
+    method = Epi(EpiConfig(r=2, shrinkage=0.1))
     learner = begin_texts(
         small_text_tasks.stream(many=2), method, small_text_tasks.loaded(), small_text_tasks.BUDGET, seed=1
     )

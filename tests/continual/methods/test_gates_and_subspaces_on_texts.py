@@ -20,8 +20,8 @@ OWN = {
     "osf": (".kept", ".U", ".S", ".V"),
 }
 SMALL: dict[str, dict[str, Any]] = {
-    "slao": {"rank": 2, "alpha": 4.0},
-    "gainlora": {"rank": 2, "alpha": 4.0, "inner": 5, "threshold": 0.5},
+    "slao": {"r": 2, "lora_alpha": 4.0},
+    "gainlora": {"r": 2, "lora_alpha": 4.0, "gate_hidden_size": 5, "threshold": 0.5},
     "osf": {},
 }
 

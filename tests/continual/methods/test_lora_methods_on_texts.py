@@ -15,7 +15,7 @@ from tests.continual.methods.adapter_networks import copied, made, moved
 from tests.continual.small_text_tasks import BUDGET, lively, stream
 
 NAMES = ("sequential-lora", "incremental-lora", "replay-lora", "o-lora", "n-lora", "inflora", "migu")
-SAID: dict[str, dict[str, Any]] = {"replay-lora": {"memory": 4}, "inflora": {"threshold": 0.5}}
+SAID: dict[str, dict[str, Any]] = {"replay-lora": {"memory_size": 4}, "inflora": {"threshold": 0.5}}
 
 
 @pytest.fixture(autouse=True)

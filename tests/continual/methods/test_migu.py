@@ -69,7 +69,7 @@ def applied(matrix: Tensor, vectors: list[list[float]]) -> list[list[float]]:
 
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_a_step_leaves_the_gradient_of_the_rows_that_the_formula_says(pieces: int) -> None:
-    method = made("migu", rank=5)
+    method = made("migu", r=5)
     assert isinstance(method, Migu)
     learner = precise(method)
     method.before_task(learner, 1)

@@ -94,7 +94,7 @@ def test_layers_that_are_stored_the_other_way_round() -> None:
     "config, shares",
     [
         (OsfConfig(), [0, 1 / 4, 2 / 4, 3 / 4]),
-        (OsfConfig(held_first=0.5, held=0.8), [0.5, 0.6, 0.7, 0.8]),
+        (OsfConfig(initial_frozen_fraction=0.5, frozen_fraction=0.8), [0.5, 0.6, 0.7, 0.8]),
     ],
 )
 def test_more_is_held_the_more_tasks_have_been(config: OsfConfig, shares: list[float]) -> None:
@@ -135,7 +135,7 @@ def test_the_layers_that_are_meant() -> None:
     _, learner = begun(targets="auto")
     assert isinstance(learner.network, OsfNetwork)
     assert len(learner.network.layers) == 4
-    with pytest.raises(UserError, match="targets: expected names of linear layers, got 'elsewhere'"):
+    with pytest.raises(UserError, match="target_modules: expected names of linear layers, got 'elsewhere'"):
         begun(targets="elsewhere")
-    with pytest.raises(UserError, match="held_first"):
+    with pytest.raises(UserError, match="initial_frozen_fraction"):
         begun(held_first=1.5)

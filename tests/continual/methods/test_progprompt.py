@@ -21,7 +21,7 @@ from regard.errors import UserError
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, loaded, stream
 
-SMALL = PromptConfig(length=2, hidden=4, rate=0.01)
+SMALL = PromptConfig(num_virtual_tokens=2, encoder_hidden_size=4, learning_rate=0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -112,11 +112,15 @@ def test_before_the_first_task_there_is_no_prompt() -> None:
 
 
 def test_prompts_leave_room_for_the_texts() -> None:
-    learner, method = made(PromptConfig(length=4, hidden=0))
-    with pytest.raises(UserError, match="length: expected texts of at most 4 tokens behind 12 of prompts, got"):
+    learner, method = made(PromptConfig(num_virtual_tokens=4, encoder_hidden_size=0))
+    with pytest.raises(
+        UserError, match="num_virtual_tokens: expected texts of at most 4 tokens behind 12 of prompts, got"
+    ):
         run_stream(learner, method)
-    learner, method = made(PromptConfig(length=40, hidden=0))
-    with pytest.raises(UserError, match="length: expected prompts of fewer than 16 tokens together, got 120"):
+    learner, method = made(PromptConfig(num_virtual_tokens=40, encoder_hidden_size=0))
+    with pytest.raises(
+        UserError, match="num_virtual_tokens: expected prompts of fewer than 16 tokens together, got 120"
+    ):
         run_stream(learner, method)
 
 

@@ -16,8 +16,7 @@ from regard.continual.gate import gate_rows
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptNetwork
 from regard.continual.methods.sapt_config import SaptConfig
-from regard.continual.methods.sapt_task_free import SaptConfig as NoticedSettings
-from regard.continual.methods.sapt_task_free import SaptTaskFree
+from regard.continual.methods.sapt_task_free import SaptTaskFree, SaptTaskFreeConfig
 from regard.continual.pseudo.generator import Recipe, write
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
@@ -27,7 +26,13 @@ from tests.continual.small_text_tasks import BUDGET as TEXTS
 from tests.continual.small_text_tasks import lively
 from tests.continual.small_text_tasks import stream as text_stream
 
-SMALL: dict[str, Any] = {"block": "prompt", "length": 2, "hidden": 4, "ahead": 20, "stored": 3}
+SMALL: dict[str, Any] = {
+    "adapter_type": "prompt",
+    "num_virtual_tokens": 2,
+    "encoder_hidden_size": 4,
+    "router_warmup_steps": 20,
+    "memory_size": 3,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +106,7 @@ def test_the_newest_prompt_is_trained_with_its_key_and_the_maps() -> None:
 
 @pytest.mark.parametrize("begins", ["last", "nothing"])
 def test_a_prompt_begins_as_the_one_before_it_or_as_words(begins: str) -> None:
-    learner, method, network = made(begins=begins)
+    learner, method, network = made(init=begins)
     begun(learner, method, 1)
     method.after_task(learner, 0)
     rows = learner.rows(learner.items(1)[:3])
@@ -148,7 +153,7 @@ def test_the_gate_of_prompts_is_looked_at() -> None:
 
 
 def test_tasks_that_are_noticed_have_prompts_too() -> None:
-    method = SaptTaskFree(NoticedSettings(**SMALL | {"stored": 12, "alarm": 0.2}))
+    method = SaptTaskFree(SaptTaskFreeConfig(**SMALL | {"memory_size": 12, "false_alarm_rate": 0.2}))
     learner = make_learner(stream(6), method, loaded(), BUDGET, seed=1)
     ran = run_stream(learner, method)
     assert len(gate_rows(ran.learner, method, 3, rows=4)) > 6
@@ -172,7 +177,7 @@ def test_answers_are_written_behind_prompts(kind: Any) -> None:
 
 
 def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
-    learner, method = small_pseudo.begun(block="prompt", length=2, hidden=4, rank=8)
+    learner, method = small_pseudo.begun(adapter_type="prompt", num_virtual_tokens=2, encoder_hidden_size=4, r=8)
     before = states_of(learner.network_as(SaptNetwork))
     learner.task = 0
     method.before_task(learner, 0)
@@ -183,18 +188,23 @@ def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
 
 
 def test_texts_need_room_behind_prompts() -> None:
-    learner, method, _ = made(length=9)
-    with pytest.raises(UserError, match=r"length: expected texts of at most 7 tokens behind 9 of prompts, got \d+"):
+    learner, method, _ = made(num_virtual_tokens=9)
+    with pytest.raises(
+        UserError, match=r"num_virtual_tokens: expected texts of at most 7 tokens behind 9 of prompts, got \d+"
+    ):
         method.before_task(learner, 0)
 
 
 @pytest.mark.parametrize(
     "said, told",
     [
-        ({"rank": 4}, "rank: expected block=lora, which reads it, got block=prompt"),
-        ({"top_k": 1}, "top_k: expected block=lora, which reads it, got block=prompt"),
-        ({"block": "lora"}, "length: expected block=prompt, which reads it, got block=lora"),
-        ({"block": "prefix"}, "block: expected one of lora, prompt, got 'prefix'"),
+        ({"r": 4}, "r: expected adapter_type=lora, which reads it, got adapter_type=prompt"),
+        ({"top_k": 1}, "top_k: expected adapter_type=lora, which reads it, got adapter_type=prompt"),
+        (
+            {"adapter_type": "lora"},
+            "num_virtual_tokens: expected adapter_type=prompt, which reads it, got adapter_type=lora",
+        ),
+        ({"adapter_type": "prefix"}, "adapter_type: expected one of lora, prompt, got 'prefix'"),
     ],
 )
 def test_settings_that_nothing_reads(said: dict[str, Any], told: str) -> None:

@@ -17,9 +17,8 @@ from regard.adapters.novelty import novelty
 from regard.continual import run as running
 from regard.continual.gate import find_closed_gates, gate_rows
 from regard.continual.learner import Learner
-from regard.continual.methods.sapt import Sapt
-from regard.continual.methods.sapt import SaptConfig as Told
-from regard.continual.methods.sapt_task_free import NoticedNetwork, SaptConfig, SaptTaskFree
+from regard.continual.methods.sapt import Sapt, SaptConfig
+from regard.continual.methods.sapt_task_free import NoticedNetwork, SaptTaskFree, SaptTaskFreeConfig
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
 from regard.continual.state import tensors_of
@@ -29,7 +28,7 @@ from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, CLASSES, examples, loaded, stream
 
 ROWS = 12
-SMALL = {"rank": 2, "ahead": 60, "stored": 10}
+SMALL = {"r": 2, "router_warmup_steps": 60, "memory_size": 10}
 AGAIN = 2
 """The portion that has the classes of the first one."""
 
@@ -61,7 +60,7 @@ def longer() -> Stream:
 
 
 def begun(of: Stream, **config: Any) -> tuple[Learner, SaptTaskFree]:
-    method = SaptTaskFree(SaptConfig(**{**SMALL, **config}))
+    method = SaptTaskFree(SaptTaskFreeConfig(**{**SMALL, **config}))
     return make_learner(of, method, loaded(dropout=0.0), BUDGET, seed=1), method
 
 
@@ -69,8 +68,8 @@ def test_a_shut_gate_is_measured_by_the_blocks_that_there_are() -> None:
     """Of two blocks an equal share is a half, however many portions came."""
     place = {"after_task": 20, "task_index": 3, "task": "again"}
     weights = {1: 0.9, 2: 0.1}
-    rows = [{**place, "statistic": "weight", "block": block, "value": value} for block, value in weights.items()]
-    rows.append({**place, "statistic": "own_adapter_weight", "block": 2, "value": 0.1})
+    rows = [{**place, "statistic": "weight", "adapter": block, "value": value} for block, value in weights.items()]
+    rows.append({**place, "statistic": "own_adapter_weight", "adapter": 2, "value": 0.1})
     assert find_closed_gates(rows, 20, fresh=False) == {"again": 0.1}
     assert find_closed_gates([*rows[:2], {**rows[2], "value": 0.3}], 20, fresh=False) == {}
 
@@ -115,16 +114,16 @@ def test_what_was_decided_by_is_written_down_and_is_the_test_s() -> None:
     told = method.state.values["portion/1"]
     vectors = method._vectors_of(ran.learner, 1)
     found = novelty(vectors, kept[0]["vectors/0"], seed=ran.learner.seed_for("novelty", 1, 0))
-    assert len(vectors) < method.config.compared  # all of them were compared
+    assert len(vectors) < method.config.novelty_samples  # all of them were compared
     assert told == {"block": 1, "new": True, "statistic": [found.statistic], "p": [found.p]}
-    assert found.p <= method.config.alarm
+    assert found.p <= method.config.false_alarm_rate
     again = method.state.values["portion/2"]
-    assert again["p"][0] > method.config.alarm >= again["p"][1]
+    assert again["p"][0] > method.config.false_alarm_rate >= again["p"][1]
     assert again["statistic"][0] < again["statistic"][1]
 
 
 def test_at_most_so_many_rows_are_compared() -> None:
-    learner, method = begun(recurring(), compared=5)
+    learner, method = begun(recurring(), novelty_samples=5)
     method.before_task(learner, 0)
     method.place(learner, 0)
     method.after_task(learner, 0)
@@ -137,7 +136,7 @@ def test_at_most_so_many_rows_are_compared() -> None:
 def test_where_all_is_new_it_is_sapt() -> None:
     learner, method = begun(stream(ROWS))
     ours = run_stream(learner, method)
-    told = Sapt(Told(**SMALL))  # type: ignore[arg-type]  # numbers all
+    told = Sapt(SaptConfig(**SMALL))  # type: ignore[arg-type]  # numbers all
     theirs = run_stream(make_learner(stream(ROWS), told, loaded(dropout=0.0), BUDGET, seed=1), told)
     assert decided(method) == [0, 1, 2]
     found, expected = tensors_of(ours.network), tensors_of(theirs.network)
@@ -148,7 +147,9 @@ def test_where_all_is_new_it_is_sapt() -> None:
     assert ours.rows["matrix"] == theirs.rows["matrix"]
 
 
-@pytest.mark.parametrize("config, blocks", [({"alarm": 1.0}, [0, 1, 2]), ({"reuse": 0.01}, [0, 0, 0])])
+@pytest.mark.parametrize(
+    "config, blocks", [({"false_alarm_rate": 1.0}, [0, 1, 2]), ({"reuse_threshold": 0.01}, [0, 0, 0])]
+)
 def test_one_may_always_take_a_new_block_or_reuse_one_that_is_a_little_alike(
     config: dict[str, Any], blocks: list[int]
 ) -> None:
@@ -177,7 +178,7 @@ def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_ne
     assert begins == [(1, 0), (2, 1)]
     assert learner.network_as(NoticedNetwork).own == 2
     assert [one.target.shape for one in method.earlier(learner, 3)] == [(2,), (2,)]
-    assert method.strength(3) == 2 * method.config.opening
+    assert method.strength(3) == 2 * method.config.router_loss_weight
 
 
 # -- what is trained, and what is kept --------------------------------------------------------------------
@@ -196,7 +197,7 @@ def test_only_the_block_that_is_known_is_trained_again() -> None:
 
 
 def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
-    learner, method = begun(recurring(), opening=2.0)
+    learner, method = begun(recurring(), router_loss_weight=2.0)
     for task in range(2):
         learner.task = task
         method.before_task(learner, task)
@@ -213,7 +214,7 @@ def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:
     expected = learner.cross_entropy(network(rows), rows) - 2.0 * mixed[:3, 0].log().sum() + 3 * 2.0 * apart
     assert torch.allclose(method.loss(learner, network, rows), expected, rtol=1e-5)
     network.train()
-    network.config = replace(network.config, aligned=False)
+    network.config = replace(network.config, joint_training=False)
     alone = network.weights(rows)
     assert alone is not None
     assert torch.equal(alone, torch.tensor([[1.0, 0.0]] * 4))
@@ -230,13 +231,13 @@ def test_a_block_stands_for_all_of_its_rows() -> None:
     assert method.state.values["seen/0"] == 2 * 2 * ROWS
     merged = method.state.tensors["vectors/0"]
     of_old, of_new = (sum(bool((row == other).all(1).any()) for row in merged) for other in (old, new))
-    assert len(merged) == SMALL["stored"]
+    assert len(merged) == SMALL["memory_size"]
     assert of_old >= 5
     assert of_new >= 5
 
 
 def test_what_is_kept_of_portions_goes_by_their_rows() -> None:
-    learner, method = begun(recurring(), stored=8)
+    learner, method = begun(recurring(), memory_size=8)
     found = torch.arange(30.0)[:, None]
     for seen, new in ((10, 6), (30, 4), (1000, 1)):
         merged = method._merged(learner, AGAIN, -torch.arange(1.0, 9.0)[:, None], seen, found)
@@ -246,13 +247,13 @@ def test_what_is_kept_of_portions_goes_by_their_rows() -> None:
 def test_the_gate_is_looked_at_by_the_blocks_that_were_given() -> None:
     ran, method, *_ = learnt()
     rows = gate_rows(ran.learner, method, 3)
-    by = {(row["task_index"], row["statistic"], row["block"]): row["value"] for row in rows}
+    by = {(row["task_index"], row["statistic"], row["adapter"]): row["value"] for row in rows}
     for place, block in ((1, 1), (2, 2), (3, 1)):
         assert by[place, "own_adapter_weight", block] == by[place, "weight", block] > 0.5
         assert (place, "own_adapter_score", block) in by
         assert (place, "last_adapter_score", 3 - block) in by
         assert by[place, "reflection", None] >= 0
-    assert {row["block"] for row in rows} == {1, 2, None}
+    assert {row["adapter"] for row in rows} == {1, 2, None}
 
 
 # -- runs that go on --------------------------------------------------------------------------------------
@@ -283,7 +284,7 @@ def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path
 
 
 def test_texts_are_learnt_as_well() -> None:
-    method = SaptTaskFree(SaptConfig(rank=2, ahead=20, stored=8, alarm=0.05))
+    method = SaptTaskFree(SaptTaskFreeConfig(r=2, router_warmup_steps=20, memory_size=8, false_alarm_rate=0.05))
     learner = make_learner(
         small_text_tasks.stream(2, 2), method, small_text_tasks.lively("t5"), small_text_tasks.BUDGET, seed=1
     )
@@ -296,11 +297,11 @@ def test_texts_are_learnt_as_well() -> None:
 
 
 def test_rows_that_are_too_few_to_tell_are_refused() -> None:
-    learner, method = begun(recurring(1), alarm=0.001)
+    learner, method = begun(recurring(1), false_alarm_rate=0.001)
     method.before_task(learner, 0)
     method.place(learner, 0)
     method.after_task(learner, 0)
-    told = r"alarm: 0.001 is less than what 3 rows of 'red-blue-green' and 2 that were kept can tell; raise it, or"
+    told = r"false_alarm_rate: 0.001 is less than what 3 rows of 'red-blue-green' and 2 that were kept can tell"
     with pytest.raises(UserError, match=told):
         method.place(learner, 1)
 
@@ -308,13 +309,16 @@ def test_rows_that_are_too_few_to_tell_are_refused() -> None:
 @pytest.mark.parametrize(
     "config, told",
     [
-        ({"reflects": "density"}, "reflects: expected 'real', got 'density'"),
-        ({"alarm": 0.0005}, "alarm: expected a number of at least 0.001 and at most 1, got 0.0005"),
-        ({"reuse": 1.5}, "reuse: expected a number of at least 0 and at most 1, got 1.5"),
-        ({"stored": 1}, "stored: expected a number of at least 2, got 1"),
-        ({"compared": 0}, "compared: expected a number of at least 2, got 0"),
+        ({"reflection": "density"}, "reflection: expected 'real', got 'density'"),
+        (
+            {"false_alarm_rate": 0.0005},
+            "false_alarm_rate: expected a number of at least 0.001 and at most 1, got 0.0005",
+        ),
+        ({"reuse_threshold": 1.5}, "reuse_threshold: expected a number of at least 0 and at most 1, got 1.5"),
+        ({"memory_size": 1}, "memory_size: expected a number of at least 2, got 1"),
+        ({"novelty_samples": 0}, "novelty_samples: expected a number of at least 2, got 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(config: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        SaptConfig(**config)
+        SaptTaskFreeConfig(**config)

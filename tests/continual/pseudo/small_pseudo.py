@@ -14,7 +14,13 @@ from regard.data.stream import Stream, TextPairs, TextTask
 from regard.models.pretrained import Loaded
 from tests.continual.small_text_tasks import BUDGET, loaded, stream, task
 
-SMALL: dict[str, Any] = {"rank": 2, "ahead": 5, "generator_steps": 60, "generator_rate": 2e-2, "generator_batch": 8}
+SMALL: dict[str, Any] = {
+    "r": 2,
+    "router_warmup_steps": 5,
+    "generator_steps": 60,
+    "generator_lr": 2e-2,
+    "generator_batch_size": 8,
+}
 
 
 def defined(name: str) -> TextTask:
@@ -47,8 +53,8 @@ def writer(kind: Any = "t5", **options: Any) -> Loaded:
 
 def begun(kind: Any = "t5", *, of: Stream | None = None, **config: Any) -> tuple[Learner, Sapt]:
     """A run before its first task."""
-    said = {**SMALL, "reflects": "generated", **config}
-    if said["reflects"] != "generated" or "pseudo" in config:
+    said = {**SMALL, "reflection": "generated", **config}
+    if said["reflection"] != "generated" or "pseudo_samples_dir" in config:
         said = {name: value for name, value in said.items() if not name.startswith("generator_")}
     method = Sapt(SaptConfig(**said))
     return make_learner(of or tasks(), method, writer(kind), replace(BUDGET, eval_batch_size=32), seed=1), method

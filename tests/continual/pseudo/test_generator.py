@@ -23,7 +23,7 @@ RECIPE = Recipe(steps=40, rate=2e-2, batch=8)
 
 def started(kind: Any = "t5") -> TextLearner:
     """At the second task, whose block does something."""
-    learner, method = begun(kind, reflects="none")
+    learner, method = begun(kind, reflection="none")
     method.before_task(learner, 0)
     method.place(learner, 0)
     method.before_task(learner, 1)

@@ -59,7 +59,7 @@ def test_nothing_is_no_quality() -> None:
 
 
 def learnt(of: Stream, folder: Path, **config: int) -> tuple[Learner, Sapt]:
-    learner, method = begun(of=of, pseudo=str(folder), **config)
+    learner, method = begun(of=of, pseudo_samples_dir=str(folder), **config)
     for task in range(len(of)):
         learner.task = task
         method.before_task(learner, task)
@@ -71,7 +71,7 @@ def learnt(of: Stream, folder: Path, **config: int) -> tuple[Learner, Sapt]:
 def test_a_run_has_a_row_for_each_task_and_statistic(tmp_path: Path) -> None:
     published(tmp_path, "animals", "the cat", "of dog", "cat . on", "dog ,", "the the the dog")
     published(tmp_path, "colours", "red", "blue", "blue on", "of blue", "on red")
-    learner, method = learnt(tasks(), tmp_path, stored=5)
+    learner, method = learnt(tasks(), tmp_path, memory_size=5)
     rows = pseudo_rows(learner, method, 2)
     by = {(row["task"], row["statistic"]): row["value"] for row in rows}
     assert by["animals", "kept"] == 5
@@ -90,7 +90,7 @@ def test_a_run_has_a_row_for_each_task_and_statistic(tmp_path: Path) -> None:
 
 
 def test_a_task_without_pseudo_samples_has_no_rows() -> None:
-    learner, method = begun(reflects="none")
+    learner, method = begun(reflection="none")
     assert pseudo_rows(learner, method, 1) == []
     with pytest.raises(UserError, match="quality: expected pseudo samples of 'animals', none were kept"):
         task_quality(learner, method, 0)

@@ -28,14 +28,16 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def classes(**config: Any) -> tuple[Learner, Sapt]:
     """A run of classification before its first task."""
-    plain = {name: value for name, value in SMALL.items() if "pseudo" not in config or "generator" not in name}
-    method = Sapt(SaptConfig(**{**plain, "reflects": "generated", **config}))
+    plain = {
+        name: value for name, value in SMALL.items() if "pseudo_samples_dir" not in config or "generator" not in name
+    }
+    method = Sapt(SaptConfig(**{**plain, "reflection": "generated", **config}))
     return make_learner(small_tasks.stream(4), method, small_tasks.loaded(), small_tasks.BUDGET, seed=1), method
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
-    learner, method = begun(kind, of=tasks(3), stored=2)
+    learner, method = begun(kind, of=tasks(3), memory_size=2)
     ran = run_stream(learner, method)
     kept = method.state
     written = [stored.inputs(kept, task) for task in range(3)]
@@ -59,17 +61,17 @@ def test_a_vector_is_that_of_the_prompt_that_a_row_would_be() -> None:
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    learner, method = begun(of=tasks(3), stored=2)
+    learner, method = begun(of=tasks(3), memory_size=2)
     whole = run_stream(learner, method, folder=tmp_path / "whole").rows["matrix"]
 
     def stop(_: Learner, learnt: int) -> None:
         if learnt == 2:
             raise KeyboardInterrupt
 
-    learner, method = begun(of=tasks(3), stored=2)
+    learner, method = begun(of=tasks(3), memory_size=2)
     with pytest.raises(KeyboardInterrupt):
         run_stream(learner, method, folder=tmp_path / "part", on_task=stop)
-    learner, method = begun(of=tasks(3), stored=2)
+    learner, method = begun(of=tasks(3), memory_size=2)
     assert run_stream(learner, method, folder=tmp_path / "part", resume=True).rows["matrix"] == whole
 
 
@@ -87,16 +89,18 @@ def test_a_generator_that_writes_nothing_is_told_of(monkeypatch: pytest.MonkeyPa
 def test_encoders_cannot_write() -> None:
     learner, method = classes()
     with pytest.raises(
-        UserError, match=r"^reflects: 'generated' needs a model that writes \(--task-type generation\), .* pseudo=DIR$"
+        UserError,
+        match=r"^reflection: 'generated' needs a model that writes \(--task-type generation\), .*_dir=DIR$",
     ):
         method.before_task(learner, 0)
 
 
 def test_a_tokenizer_that_cannot_write_the_mark_is_refused() -> None:
-    method = Sapt(SaptConfig(**SMALL, reflects="generated"))
+    method = Sapt(SaptConfig(**SMALL, reflection="generated"))
     learner = make_learner(tasks(), method, loaded("t5"), begun()[0].budget, seed=1)
     with pytest.raises(
-        UserError, match=r"^reflects: 'generated' needs a tokenizer that can write __inp__, .* pseudo=DIR$"
+        UserError,
+        match=r"^reflection: 'generated' needs a tokenizer that can write __inp__, .* pseudo_samples_dir=DIR$",
     ):
         method.before_task(learner, 0)
 
@@ -106,7 +110,7 @@ def test_pseudo_samples_of_files_stand_for_tasks_of_classification(tmp_path: Pat
     for named in stream.tasks:
         texts = [" ".join(one) for one in named.train.texts]  # type: ignore[union-attr]
         published(tmp_path, named.name, *texts)
-    learner, method = classes(pseudo=str(tmp_path), stored=3)
+    learner, method = classes(pseudo_samples_dir=str(tmp_path), memory_size=3)
     run_stream(learner, method)
     for task in range(len(stream)):
         written = stored.inputs(method.state, task)
@@ -121,7 +125,7 @@ def test_pseudo_samples_of_files_stand_for_tasks_of_classification(tmp_path: Pat
 def test_pseudo_samples_of_files_stand_for_tasks_from_text_to_text(tmp_path: Path) -> None:
     for name in ("animals", "colours"):
         published(tmp_path, name, "the cat", "of blue", "run", "sit")
-    learner, method = begun("t5", pseudo=str(tmp_path), stored=2)
+    learner, method = begun("t5", pseudo_samples_dir=str(tmp_path), memory_size=2)
     method.before_task(learner, 0)
     method.place(learner, 0)
     method.after_task(learner, 0)
@@ -132,12 +136,12 @@ def test_pseudo_samples_of_files_stand_for_tasks_from_text_to_text(tmp_path: Pat
 
 def test_files_that_are_missing_are_told_of_before_anything_is_learnt(tmp_path: Path) -> None:
     published(tmp_path, "animals", "the cat")
-    learner, method = begun(pseudo=str(tmp_path))
-    with pytest.raises(UserError, match="pseudo: expected pseudo samples of 'colours' in"):
+    learner, method = begun(pseudo_samples_dir=str(tmp_path))
+    with pytest.raises(UserError, match="pseudo_samples_dir: expected pseudo samples of 'colours' in"):
         method.before_task(learner, 0)
 
 
-@pytest.mark.parametrize("name", ["generator_steps", "generator_batch", "generator_rate"])
+@pytest.mark.parametrize("name", ["generator_steps", "generator_batch_size", "generator_lr"])
 def test_settings_that_cannot_be_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"{name}: expected a (whole )?number of at least"):
         SaptConfig.parsed({name: -1})

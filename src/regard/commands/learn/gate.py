@@ -83,14 +83,14 @@ def _by_time(rows: pd.DataFrame, whole: int) -> dict[str, pd.DataFrame]:
 def owned(rows: pd.DataFrame) -> bool:
     """Whether each task of a method has a block of its own, in every run: the one at its place."""
     own = rows[rows["statistic"] == "own_adapter_weight"]
-    return bool(len(own)) and bool((own["block"] == own["task_index"]).all())
+    return bool(len(own)) and bool((own["adapter"] == own["task_index"]).all())
 
 
 def _blocks(rows: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """What a method's blocks are called: by their tasks where each task has its own, else by their numbers."""
     if owned(rows):
         return [f"block of {name}" for name in names]
-    there = rows["block"].dropna()
+    there = rows["adapter"].dropna()
     return [f"block {number}" for number in range(1, int(there.max()) + 1)] if len(there) else []
 
 
@@ -105,7 +105,7 @@ def about(table: pd.DataFrame) -> str:
 
 def _weights(rows: pd.DataFrame, tasks: int, blocks: int) -> Cells:
     weights = rows[rows["statistic"] == "weight"]
-    by = weights.astype({"value": "float64"}).groupby(["task_index", "block"])["value"].mean().to_dict()
+    by = weights.astype({"value": "float64"}).groupby(["task_index", "adapter"])["value"].mean().to_dict()
     places = range(1, blocks + 1)
     return [[learn_tables.rounded(by.get((task, block))) for block in places] for task in range(1, tasks + 1)]
 
@@ -156,5 +156,5 @@ def _given(rows: pd.DataFrame) -> dict[int, str]:
     own = rows[rows["statistic"] == "own_adapter_weight"]
     return {
         int(place): " or ".join(str(int(block)) for block in sorted(blocks.dropna().unique()))
-        for place, blocks in own.groupby("task_index")["block"]
+        for place, blocks in own.groupby("task_index")["adapter"]
     }

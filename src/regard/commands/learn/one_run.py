@@ -127,7 +127,7 @@ def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
 
 def blocks_of(gate: Sequence[Row]) -> dict[str, int]:
     """The block of each task, by its place from 1, where a method has a gate."""
-    return {row["task"]: row["block"] for row in gate if row["statistic"] == "own_adapter_weight"}
+    return {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"}
 
 
 def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
@@ -183,16 +183,16 @@ def _opening(config: Any) -> str:
     """What opens a gate more than this configuration does."""
     if config.gate != "open":
         return "--set gate=open"
-    return f"more than --set ahead={config.ahead:g}, --set held=true"
+    return f"more than --set router_warmup_steps={config.router_warmup_steps:g}, --set freeze_router=true"
 
 
 def _holding(config: Any) -> str:
     """What holds the weights of earlier tasks more than this configuration does."""
-    if config.reflects == "none":
-        return "--set reflects=real"
+    if config.reflection == "none":
+        return "--set reflection=real"
     if config.gate == "open":
-        return "more vectors with --set stored=N"
-    return f"more than --set strength={config.strength:g}, or gate=open"
+        return "more vectors with --set memory_size=N"
+    return f"more than --set reflection_weight={config.reflection_weight:g}, or gate=open"
 
 
 def _begun(course: LearnConfig, stream: Stream, method: Method, loaded: Loaded, budget: TrainingBudget) -> Learner:

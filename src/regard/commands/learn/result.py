@@ -43,7 +43,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("stream", "method", "seed", "order", "after_task"),
         *("task_index_a", "task_a", "task_index_b", "task_b", "dot", "cosine"),
     ),
-    "gate": (*("stream", "method", "seed", "order", "after_task"), *_PLACE, *("statistic", "block", "value")),
+    "gate": (*("stream", "method", "seed", "order", "after_task"), *_PLACE, *("statistic", "adapter", "value")),
     "pseudo": (*("stream", "method", "seed", "order"), *_PLACE, *("statistic", "value")),
 }
 """The columns of each table."""
@@ -150,5 +150,5 @@ def read_record(folder: str | Path) -> dict[str, Any]:
 def make_table(name: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Rows of a table with its columns, those that a row lacks null."""
     frame = pd.DataFrame(list(rows), columns=list(COLUMNS[name]))
-    whole = [one for one in ("layer", "block") if one in frame]
+    whole = [one for one in ("layer", "adapter") if one in frame]
     return frame.astype(dict.fromkeys(whole, "Int64"))

@@ -65,7 +65,7 @@ METHODS: dict[str, type[Method]] = {
     "epi": Epi,
     "lfpt5": Lfpt5,
     "sapt": Sapt,
-    "sapt-noticed": SaptTaskFree,
+    "sapt-task-free": SaptTaskFree,
     "separate": Separate,
     "joint": Joint,
 }

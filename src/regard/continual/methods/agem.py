@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AGemConfig(memory.MemoryConfig):
-    """Those of every memory; as many of each class of each task are kept, as in the paper."""
+    """Settings of A-GEM: those of a memory, which is balanced as in the paper."""
 
-    store: memory.Store = "balanced"
+    storage_policy: memory.Store = "balanced"
 
 
 class AGem(memory.Remembering):

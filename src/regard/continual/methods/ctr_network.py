@@ -20,7 +20,7 @@ class CtrNetwork(Network):
 
     Plug-ins see the output of the linear layer that ends either part, before its dropout, residual and normalisation.
     `rows["tasks"]` says of which task each row is; `rows["slope"]` (row,) how steep masks are, which is the settings'
-    `slope` where it is not said; `rows["noise"]` (row, plug-in, task, 2) what is added to the routers' logits.
+    `max_slope` where it is not said; `rows["noise"]` (row, plug-in, task, 2) what is added to the routers' logits.
 
     An encoder that is called on its own computes for the task that was begun last.
 
@@ -37,13 +37,19 @@ class CtrNetwork(Network):
         if not isinstance(classifier.head, LinearHead):
             raise UserError(f"head: expected linear with ctr, got {classifier.config.head}")
         layers = ends(classifier.encoder)
-        sizes = Sizes(config.neurons, config.capsule, config.middle, config.transfers, config.filters)
+        sizes = Sizes(
+            config.adapter_size,
+            config.capsule_size,
+            config.capsule_hidden_size,
+            config.num_transfer_capsules,
+            config.num_filters,
+        )
         classifier.encoder.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.plugins = nn.ModuleList(Plugin(one.out_features, tasks, sizes).to(one.weight) for one in layers)
         self.register_buffer("latest", torch.zeros((), dtype=torch.long))
-        self.slope: float = config.slope
+        self.slope: float = config.max_slope
         self._rows: dict[str, Tensor] | None = None
         self._site: Site | None = None
         classifier.encoder.register_forward_pre_hook(self._enter, with_kwargs=True)

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DarkExperienceConfig(memory.MemoryConfig):
-    """Those of every memory; `alpha` weighs the distance to stored logits, `beta` the cross-entropy of stored rows."""
+    """Settings of DER++: those of a memory, and the weights of its two losses.
+
+    Args:
+        alpha: Weight of the distance to stored logits.
+        beta: Weight of the cross-entropy of replayed examples.
+    """
 
     alpha: float = 0.1
     beta: float = 0.5

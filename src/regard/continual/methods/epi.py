@@ -25,10 +25,11 @@ FAR = 1e3
 
 @dataclass(frozen=True, kw_only=True)
 class EpiConfig(LoraConfig):
-    """What blocks are made of (`LoraConfig`), and how tasks are told apart.
+    """Settings of EPI: those of low-rank adapters, and of task identification.
 
-    `shrinkage`: how far the shared covariance is moved towards the identity times its mean variance, from 0, which is
-    the paper's, to 1. Of few rows with many features a covariance says nothing in most directions.
+    Args:
+        shrinkage: How far the shared covariance is moved towards a multiple of the identity, from 0 (the paper's) to 1.
+            A covariance of few rows with many features is singular without it.
     """
 
     shrinkage: float = 0.0

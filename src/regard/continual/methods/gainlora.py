@@ -31,26 +31,31 @@ LAYERS = ("down", "up", "key")
 
 @dataclass(frozen=True, kw_only=True)
 class GainLoraConfig(LoraConfig):
-    """What a pool is made of (`LoraConfig`), and the gates.
+    """Settings of GainLoRA: those of low-rank adapters, and of the gates.
 
-    `inner`: features between a gate's first two layers. `threshold`: ε, the share of the inputs that the directions
-    kept of the first task have; it grows to 1 in a straight line over the tasks. `measure`: of what of the inputs it is
-    the share, as InfLoRA's. `orthogonality`: λ of O-LoRA's penalty. These are the authors' for T5, but for the last,
-    which is O-LoRA's own: their code of the two together is not released.
+    The defaults are the authors' for T5. `orthogonality_weight` is that of O-LoRA: the authors' code of both together
+    is not released.
+
+    Args:
+        gate_hidden_size: Features between the first two layers of a gate.
+        threshold: ε, the share of the inputs that the stored directions hold after the first task. It grows linearly to
+            1.
+        threshold_formula: What the share is of, see `InfLoraConfig`.
+        orthogonality_weight: λ of O-LoRA's penalty.
     """
 
-    inner: int = 100
+    gate_hidden_size: int = 100
     threshold: float = 0.995
-    measure: Measure = "released"
-    orthogonality: float = 0.5
+    threshold_formula: Measure = "released"
+    orthogonality_weight: float = 0.5
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("inner", self.inner, least=1)
+        method.check_number("gate_hidden_size", self.gate_hidden_size, least=1)
         method.check_number("threshold", self.threshold, least=0, most=1)
-        check_choice("measure", self.measure, get_args(Measure))
-        method.check_number("orthogonality", self.orthogonality, least=0)
+        check_choice("threshold_formula", self.threshold_formula, get_args(Measure))
+        method.check_number("orthogonality_weight", self.orthogonality_weight, least=0)
 
 
 class GainNetwork(PoolNetwork):
@@ -71,7 +76,7 @@ class GainNetwork(PoolNetwork):
     def __init__(self, classifier: Classifier, *, tasks: int, config: GainLoraConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         table: Any = classifier.encoder.get_input_embeddings()
-        width, inner = table.weight.shape[1], config.inner
+        width, inner = table.weight.shape[1], config.gate_hidden_size
         random, device = torch.Generator().manual_seed(seed), table.weight.device
         self.change = nn.ParameterDict()
         for name, shape in zip(LAYERS, ((inner, width), (width, inner), (1, width)), strict=True):
@@ -183,10 +188,10 @@ class GainLora(Method):
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses, and O-LoRA's penalty for each that counts."""
         found = learner.cross_entropy(network(rows), rows)
-        if not learner.task or not self.config.orthogonality:
+        if not learner.task or not self.config.orthogonality_weight:
             return found
         with torch.autocast(found.device.type, enabled=False):
-            penalty = self.config.orthogonality * overlap(learner.network_as(GainNetwork).pool, learner.task)
+            penalty = self.config.orthogonality_weight * overlap(learner.network_as(GainNetwork).pool, learner.task)
         return found + (rows["labels"] != IGNORED).sum() * penalty
 
     def after_task(self, learner: Learner, task: int) -> None:
@@ -198,7 +203,7 @@ class GainLora(Method):
 
     def _square(self, inputs: Tensor) -> Tensor:
         """What shares are taken of, (features, features), of inputs (row, features)."""
-        return measured(gram(inputs), self.config.measure)
+        return measured(gram(inputs), self.config.threshold_formula)
 
     def _inputs(self, learner: Learner, task: int) -> list[Tensor]:
         """What the layers of a task's gate read of all its training rows, each (row, features)."""

@@ -65,7 +65,7 @@ class IdbrNetwork(Network):
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
-        before, size = classifier.head, config.size
+        before, size = classifier.head, config.hidden_size
         if not isinstance(before, LinearHead):
             raise UserError(f"head: expected linear with idbr, whose own it becomes, got {classifier.config.head}")
         with torch.random.fork_rng(devices=[]):

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MiguConfig(LoraConfig):
-    """`threshold`: the share of a matrix's features that are left as they are at a step, those of least magnitude."""
+    """Settings of MIGU: those of low-rank adapters, and of the mask.
+
+    Args:
+        threshold: Share of a matrix's features that a step leaves unchanged, those of least magnitude.
+    """
 
     threshold: float = 0.7
 

@@ -21,21 +21,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OLoraConfig(LoraConfig):
-    """`orthogonality`: λ₁; `shrinkage`: λ₂, of the new block's norms.
+    """Settings of O-LoRA: those of low-rank adapters, and of the penalties.
 
-    `squared`: penalise the squares of the overlaps, as the paper's equation has it, and not their sizes, as the code
-    behind its numbers does.
+    Args:
+        orthogonality_weight: λ₁, of the overlap with earlier adapters.
+        norm_weight: λ₂, of the norms of the new adapter.
+        squared_overlap: Penalize the squares of the overlaps, as in the paper's equation, in place of their absolute
+            values, as in the code behind its numbers.
     """
 
-    orthogonality: float = 0.5
-    shrinkage: float = 0.0
-    squared: bool = False
+    orthogonality_weight: float = 0.5
+    norm_weight: float = 0.0
+    squared_overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("orthogonality", self.orthogonality, least=0)
-        method.check_number("shrinkage", self.shrinkage, least=0)
+        method.check_number("orthogonality_weight", self.orthogonality_weight, least=0)
+        method.check_number("norm_weight", self.norm_weight, least=0)
 
 
 class OLora(IncrementalLora):
@@ -54,12 +57,12 @@ class OLora(IncrementalLora):
         found = learner.cross_entropy(network(rows), rows)
         counted, config, pool = (rows["labels"] != IGNORED).sum(), self.config, learner.network_as(PoolNetwork).pool
         with torch.autocast(found.device.type, enabled=False):
-            if learner.task and config.orthogonality:
-                apart = overlap(pool, learner.task, squared=config.squared)
-                found = found + counted * (config.orthogonality * apart)
-            if config.shrinkage:
+            if learner.task and config.orthogonality_weight:
+                apart = overlap(pool, learner.task, squared=config.squared_overlap)
+                found = found + counted * (config.orthogonality_weight * apart)
+            if config.norm_weight:
                 norms = torch.stack([one.norm() for one in pool.parameters_of(learner.task)])
-                found = found + counted * (config.shrinkage * norms.sum())
+                found = found + counted * (config.norm_weight * norms.sum())
         return found
 
 

@@ -19,21 +19,24 @@ Common = Literal["list", "frequent"]
 
 @dataclass(frozen=True, kw_only=True)
 class PreScaleConfig(method.MethodConfig):
-    """`scaling`: which tokens are weighed, see `regard.models.heads.PreScalingHead`.
+    """Settings of PreScale.
 
-    `common`: what counts as a common token for the scaling `sink`: a `list` (special tokens and punctuation), or those
-    that are `frequent`, in at least `share` of the first task's training texts.
+    Args:
+        scaling: Which tokens are scaled, see `regard.models.heads.PreScalingHead`.
+        common_tokens: Tokens that count as common for the scaling `sink`: a "list" (special tokens and punctuation), or
+            the "frequent" ones.
+        min_document_frequency: Share of the first task's training texts that a frequent token is in.
     """
 
     scaling: Scaling = "full"
-    common: Common = "list"
-    share: float = 0.5
+    common_tokens: Common = "list"
+    min_document_frequency: float = 0.5
 
     def __post_init__(self) -> None:
         """Check the choices."""
-        for name, allowed in (("scaling", get_args(Scaling)), ("common", get_args(Common))):
+        for name, allowed in (("scaling", get_args(Scaling)), ("common_tokens", get_args(Common))):
             check_choice(name, getattr(self, name), allowed)
-        method.check_number("share", self.share, least=0, most=1)
+        method.check_number("min_document_frequency", self.min_document_frequency, least=0, most=1)
 
 
 class PreScale(Method):

@@ -65,17 +65,17 @@ class ProgPrompt(Method):
     def before_task(self, learner: Learner, task: int) -> None:
         """Open the task's prompt, and note what the head has of classes."""
         network = learner.network_as(ProgressiveNetwork)
-        check_prompt_room(learner, len(network.pool) * self.config.length)
+        check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
         network.begin_block(task)
         self.head_before = class_vectors(learner)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_from_setting(self.config.rate)
+        return rate_from_setting(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The prompt, and the head, for the budget's epochs."""
-        return (learner.fine_tuning(name="prompting", learning_rate=self.config.rate),)
+        return (learner.fine_tuning(name="prompting", learning_rate=self.config.learning_rate),)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Put the prompt down, and what other tasks' classes have back."""

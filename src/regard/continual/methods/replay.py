@@ -18,20 +18,22 @@ Mixing = Literal["batch", "interval", "merge"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig(memory.MemoryConfig):
-    """Those of every memory, and how what it holds is mixed with what is new.
+    """Settings of experience replay: those of a memory, and how it is mixed with new examples.
 
-    `mixing`: examples of the memory stand beside the new ones in each `batch`; or one batch of the memory alone follows
-    each `interval` of new ones; or the memory is merged with the new examples into one set (`merge`).
+    Args:
+        replay_mode: "batch" adds stored examples to each batch, "interval" follows each `replay_interval` batches by
+            one of the memory alone, "merge" joins both into one training set.
+        replay_interval: Number of new batches for each replayed one, with "interval".
     """
 
-    mixing: Mixing = "batch"
-    interval: int = 100
+    replay_mode: Mixing = "batch"
+    replay_interval: int = 100
 
     def __post_init__(self) -> None:
         """Check them."""
         super().__post_init__()
-        check_choice("mixing", self.mixing, get_args(Mixing))
-        check_int("interval", self.interval, least=1)
+        check_choice("replay_mode", self.replay_mode, get_args(Mixing))
+        check_int("replay_interval", self.replay_interval, least=1)
 
 
 class Replay(memory.Remembering):
@@ -39,7 +41,8 @@ class Replay(memory.Remembering):
 
     The memory takes in a task's examples when the task has been learnt, so that what is replayed is of earlier tasks.
     The loss is the mean over new and old rows alike, each over the classes of its own task. Sparse replay, mixing
-    `interval`, is one batch of the memory in 100 by default, the paper's rate: runs of fewer steps replay nothing then.
+    `replay_interval`, is one batch of the memory in 100 by default, the paper's rate: runs of fewer steps replay
+    nothing then.
     """
 
     Config = ReplayConfig
@@ -49,9 +52,9 @@ class Replay(memory.Remembering):
         """The task's rows with those of the memory, as the settings mix them."""
         if not self.state.examples:
             return super().batches(learner, task, stage)
-        if self.config.mixing == "merge":
+        if self.config.replay_mode == "merge":
             return learner.epochs([*learner.items(task), *self.state.examples], stage)
-        if self.config.mixing == "interval":
-            interval = self.config.interval
+        if self.config.replay_mode == "interval":
+            interval = self.config.replay_interval
             return memory.interleaved(learner, self.state, self.config, task, stage, interval=interval)
         return memory.beside(learner, self.state, self.config, task, stage)

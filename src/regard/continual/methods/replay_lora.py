@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayLoraConfig(replay.ReplayConfig, LoraConfig):
-    """Those of experience replay (`ReplayConfig`), and what the block is made of (`LoraConfig`)."""
+    """Settings of experience replay with a low-rank adapter."""
 
     def __post_init__(self) -> None:
         """Check both."""

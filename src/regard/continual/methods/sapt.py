@@ -33,7 +33,7 @@ MEAN, DIRECTIONS, SPREAD = "mean/", "directions/", "spread/"
 STRENGTH = "strength/"
 FLOOR = "floor"
 MEASURED = 4
-"""Batches on which `balanced` measures gradients."""
+"""Batches on which `gradient_balance` measures gradients."""
 
 
 class SaptNetwork(AdapterNetwork):
@@ -45,7 +45,12 @@ class SaptNetwork(AdapterNetwork):
     def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         table: Any = classifier.encoder.get_input_embeddings()
-        self.attention = SharedAttention(table.weight.shape[1], inner=config.inner, order=config.order, seed=seed)
+        self.attention = SharedAttention(
+            table.weight.shape[1],
+            hidden_size=config.router_hidden_size,
+            projection_order=config.projection_order,
+            seed=seed,
+        )
         self.attention.reserve(tasks)
         self.config = config
         self.mixed: Tensor | None = None
@@ -57,8 +62,13 @@ class SaptNetwork(AdapterNetwork):
 
     def pool_in(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
         """The blocks, put into a model: low-rank ones, or soft prompts."""
-        if config.block == "prompt":
-            return PromptAdapterPool(classifier.encoder, length=config.length, hidden=config.hidden, seed=seed)
+        if config.adapter_type == "prompt":
+            return PromptAdapterPool(
+                classifier.encoder,
+                num_virtual_tokens=config.num_virtual_tokens,
+                encoder_hidden_size=config.encoder_hidden_size,
+                seed=seed,
+            )
         told = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
         return lora_pool(classifier, config, seed, **told)
 
@@ -87,7 +97,7 @@ class SaptNetwork(AdapterNetwork):
             floor = rows[FLOOR][:, None].to(found)
             found = (1 - floor) * found + floor * own.to(found)
         self.mixed = found
-        return own.to(found) if self.training and not self.config.aligned else found
+        return own.to(found) if self.training and not self.config.joint_training else found
 
 
 class Sapt(Method):
@@ -113,9 +123,9 @@ class Sapt(Method):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Check what is asked for, and put what is kept beside the weights."""
-        if self.config.block == "prompt":
-            check_prompt_room(learner, self.config.length)
-        if self.config.reflects == "generated":
+        if self.config.adapter_type == "prompt":
+            check_prompt_room(learner, self.config.num_virtual_tokens)
+        if self.config.reflection == "generated":
             stored.check(learner, self.config)
         kept = self.state.tensors
         kept.update({name: value.to(learner.device) for name, value in kept.items()})
@@ -129,20 +139,20 @@ class Sapt(Method):
         if block and new and config.opens:
             network.to(learner.device)
             self._begin(learner, task, block)
-        if task and config.opens and config.ahead:
+        if task and config.opens and config.router_warmup_steps:
             network.to(learner.device)
             warm_up_router(
                 network.attention,
                 self._vectors_of(learner, task),
                 self.earlier(learner, task),
-                steps=config.ahead,
-                rate=config.ahead_rate,
+                steps=config.router_warmup_steps,
+                rate=config.router_warmup_lr,
                 seed=learner.seed_for("gate", task),
                 own=network.own,
             )
-        if config.opens and config.held:
+        if config.opens and config.freeze_router:
             network.attention.open(None)
-        measured = config.balanced and not config.opens and f"{STRENGTH}{task}" not in self.state.values
+        measured = config.gradient_balance and not config.opens and f"{STRENGTH}{task}" not in self.state.values
         if measured and self.earlier(learner, task):
             network.to(learner.device)
             self.state.values[f"{STRENGTH}{task}"] = self._balanced(learner, task)
@@ -150,9 +160,9 @@ class Sapt(Method):
     def _begin(self, learner: Learner, task: int, block: int) -> None:
         """Let a new block begin as an earlier one, or leave it at nothing."""
         config, other = self.config, None
-        if config.begins == "best":
-            other = best_init(learner, task, block, config.tried)
-        elif config.begins == "last":
+        if config.init == "best":
+            other = best_init(learner, task, block, config.init_samples)
+        elif config.init == "last":
             other = block - 1
         if other is not None:
             learner.network_as(SaptNetwork).pool.copy(block, other)
@@ -163,7 +173,11 @@ class Sapt(Method):
 
     def _times(self, learner: Learner) -> dict[str, float]:
         """By how much rates are multiplied, by the names of parameters, where not by 1."""
-        parts = {"classifier.encoder.": "block_rate", "attention.keys.": "key_rate", "attention.": "map_rate"}
+        parts = {
+            "classifier.encoder.": "adapter_lr_multiplier",
+            "attention.keys.": "key_lr_multiplier",
+            "attention.": "projection_lr_multiplier",
+        }
         found = {}
         for name, _ in learner.network.named_parameters():
             of = next((rate for start, rate in parts.items() if name.startswith(start)), None)
@@ -178,13 +192,13 @@ class Sapt(Method):
         self.place(learner, task)
         found = super().batches(learner, task, stage)
         config = self.config
-        last = math.ceil(config.warming * found.steps)
-        if not config.floor or not last:
+        last = math.ceil(config.floor_fraction * found.steps)
+        if not config.own_weight_floor or not last:
             return found
 
         def rows(step: int) -> Rows:
             made = found.rows(step)
-            floor = config.floor * max(0.0, 1 - step / last)
+            floor = config.own_weight_floor * max(0.0, 1 - step / last)
             return {**made, FLOOR: torch.full((len(made["input_ids"]),), floor)}
 
         return Batches(found.steps, found.size, rows)
@@ -198,24 +212,24 @@ class Sapt(Method):
         counted = (rows["labels"] != IGNORED).reshape(len(mixed), -1).sum(1)
         if self.config.opens:
             shares = mixed.clamp_min(torch.finfo(mixed.dtype).tiny)
-            found = found - self.config.opening * (counted * shares[:, shown.own].log()).sum()
-            found = found - self.config.entropy * (counted * (shares * shares.log()).sum(-1)).sum()
-            found = found - self.config.balance * (counted * shares.log().mean(-1)).sum()
+            found = found - self.config.router_loss_weight * (counted * shares[:, shown.own].log()).sum()
+            found = found - self.config.entropy_weight * (counted * (shares * shares.log()).sum(-1)).sum()
+            found = found - self.config.load_balancing_weight * (counted * shares.log().mean(-1)).sum()
         return found + counted.sum() * self.reflection(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the task's rows, and what stands for them."""
-        if self.config.reflects == "none":
+        if self.config.reflection == "none":
             return
         found = self._vectors_of(learner, task)
         with torch.no_grad():
             weights = learner.network_as(SaptNetwork).attention(found)
         kept, config = self.state.tensors, self.config
         kept[f"{TARGET}{task}"] = mean_weights(weights)
-        if config.reflects == "density":
-            density = Density.of(found, config.directions)
+        if config.reflection == "density":
+            density = Density.of(found, config.density_rank)
             kept[f"{MEAN}{task}"], kept[f"{DIRECTIONS}{task}"], kept[f"{SPREAD}{task}"] = density
-        elif config.reflects == "generated":
+        elif config.reflection == "generated":
             stored.keep(learner, self.state, task, self.stored(len(found)), config)
         else:
             random = torch.Generator().manual_seed(learner.seed_for("memory", task))
@@ -232,14 +246,14 @@ class Sapt(Method):
 
     def stored(self, rows: int) -> int:
         """How many vectors stand for a task of so many rows."""
-        wanted = self.config.stored or math.ceil(self.config.share * rows)
+        wanted = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
         return max(1, min(wanted, rows))
 
     def strength(self, task: int) -> float:
         """λ of a task's training: of the mean of the earlier tasks' divergences."""
         if self.config.opens:
-            return float(self.config.opening * task)
-        return float(self.state.values.get(f"{STRENGTH}{task}", self.config.strength))
+            return float(self.config.router_loss_weight * task)
+        return float(self.state.values.get(f"{STRENGTH}{task}", self.config.reflection_weight))
 
     def reflection(self, learner: Learner) -> Tensor:
         """λ times the mean of the earlier tasks' divergences; 0 where there is nothing to reflect on."""
@@ -261,10 +275,10 @@ class Sapt(Method):
     def vectors(self, learner: Learner, task: int) -> Tensor:
         """The query vectors (row, width) that stand for a task."""
         kept = self.state.tensors
-        if self.config.reflects == "real":
+        if self.config.reflection == "real":
             return kept[f"{VECTORS}{task}"]
         if task not in self.seen:
-            if self.config.reflects == "generated":
+            if self.config.reflection == "generated":
                 self.seen[task] = stored.query_vectors(learner, task, stored.inputs(self.state, task) or ())
             else:
                 density = Density(*(kept[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
@@ -281,7 +295,7 @@ class Sapt(Method):
         return self.read[task]
 
     def _balanced(self, learner: Learner, task: int) -> float:
-        """λ that makes the gradient of the divergence in the maps `balanced` times as long as that of the task."""
+        """Return λ that makes the divergence's gradient in the maps `gradient_balance` times as long as the task's."""
         network, earlier = learner.network_as(SaptNetwork), learner.task
         learner.task = task
         maps = [network.attention.down, network.attention.up]
@@ -298,5 +312,5 @@ class Sapt(Method):
         learner.task = earlier
         ours, theirs = (torch.cat([one.flatten() for one in parts]).norm() for parts in (total, apart))
         if not float(theirs):
-            return float(self.config.strength)
-        return float(self.config.balanced * ours / count / theirs)
+            return float(self.config.reflection_weight)
+        return float(self.config.gradient_balance * ours / count / theirs)

@@ -18,111 +18,139 @@ Reflects = Literal["real", "generated", "density", "none"]
 
 _OPEN, _PUBLISHED = RequiredSetting("gate", ("open",)), RequiredSetting("gate", ("published",))
 _REFLECTS, _WRITES = (
-    RequiredSetting("reflects", ("real", "generated", "density")),
-    RequiredSetting("reflects", ("generated",)),
+    RequiredSetting("reflection", ("real", "generated", "density")),
+    RequiredSetting("reflection", ("generated",)),
 )
 READ: dict[str, tuple[RequiredSetting, ...]] = {
-    **dict.fromkeys(("begins", "ahead", "held"), (_OPEN,)),
-    **dict.fromkeys(("rank", "alpha", "targets", "top_k", "detach_old"), (RequiredSetting("block", ("lora",)),)),
-    **dict.fromkeys(("length", "hidden"), (RequiredSetting("block", ("prompt",)),)),
-    **dict.fromkeys(("opening", "entropy", "balance"), (_OPEN, RequiredSetting("held", ("false",)))),
-    **dict.fromkeys(("key_rate", "map_rate"), (RequiredSetting("held", ("false",)),)),
-    "floor": (RequiredSetting("warming"),),
-    "ahead_rate": (_OPEN, RequiredSetting("ahead")),
-    "warming": (RequiredSetting("floor"),),
-    "tried": (_OPEN, RequiredSetting("begins", ("best",))),
-    **dict.fromkeys(("strength", "balanced"), (_PUBLISHED, _REFLECTS)),
-    "stored": (_REFLECTS,),
-    "share": (_REFLECTS, RequiredSetting("stored", ("0",))),
-    "directions": (RequiredSetting("reflects", ("density",)),),
+    **dict.fromkeys(("init", "router_warmup_steps", "freeze_router"), (_OPEN,)),
     **dict.fromkeys(
-        ("generator_steps", "generator_rate", "generator_batch"), (_WRITES, RequiredSetting("pseudo", (NONE,)))
+        ("r", "lora_alpha", "target_modules", "top_k", "detach_old"), (RequiredSetting("adapter_type", ("lora",)),)
     ),
-    "pseudo": (_WRITES,),
+    **dict.fromkeys(("num_virtual_tokens", "encoder_hidden_size"), (RequiredSetting("adapter_type", ("prompt",)),)),
+    **dict.fromkeys(
+        ("router_loss_weight", "entropy_weight", "load_balancing_weight"),
+        (_OPEN, RequiredSetting("freeze_router", ("false",))),
+    ),
+    **dict.fromkeys(("key_lr_multiplier", "projection_lr_multiplier"), (RequiredSetting("freeze_router", ("false",)),)),
+    "own_weight_floor": (RequiredSetting("floor_fraction"),),
+    "router_warmup_lr": (_OPEN, RequiredSetting("router_warmup_steps")),
+    "floor_fraction": (RequiredSetting("own_weight_floor"),),
+    "init_samples": (_OPEN, RequiredSetting("init", ("best",))),
+    **dict.fromkeys(("reflection_weight", "gradient_balance"), (_PUBLISHED, _REFLECTS)),
+    "memory_size": (_REFLECTS,),
+    "memory_fraction": (_REFLECTS, RequiredSetting("memory_size", ("0",))),
+    "density_rank": (RequiredSetting("reflection", ("density",)),),
+    **dict.fromkeys(
+        ("generator_steps", "generator_lr", "generator_batch_size"),
+        (_WRITES, RequiredSetting("pseudo_samples_dir", (NONE,))),
+    ),
+    "pseudo_samples_dir": (_WRITES,),
 }
 """Settings that are read only where others are as they are said to be."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaptConfig(LoraConfig):
-    """What blocks are made of (`block`: low-rank ones, see `LoraConfig`, or soft prompts of `length` tokens with an
-    MLP of `hidden` features while they are trained, see `regard.adapters.prompt_adapters`), and the attention.
+    """Settings of SAPT: those of its adapters, router, gate and reflection memory.
 
-    `inner`, `order`: see `SharedAttention`; `top_k`: blocks that a row uses, in training of those of earlier tasks, 0:
-    all; `detach_old`: no gradient through blocks of earlier tasks, as in the authors' code. `block_rate`, `key_rate`,
-    `map_rate`: by how much the learning rate is multiplied for blocks, keys, and the maps that make queries.
-
-    `gate`: "published", or "open": the new block begins as `begins` says, a copy of the one before it ("last"), of
-    that under which `tried` of the task's rows lose least ("best"), or at nothing, as published; before it is trained,
-    the attention is taught for `ahead` steps at `ahead_rate` to know the task's rows (see
-    `regard.adapters.router_warmup`); and while it is, `opening` times what it was taught by is in the loss, in place of
-    the reflection. For the first
-    `warming` of the steps the own block's weight is at least a floor, which falls from `floor` to 0 (with the published
-    gate too). `entropy` times that of a row's weights is added as well, and `balance` times −log of each block's
-    weight, the mean over blocks. `held`: the attention is not trained with the block. `aligned`: whether
-    blocks are learnt under the weights that select them; without, a task's own block is learnt alone.
-
-    `reflects`: what stands for earlier tasks: query vectors of `stored` of their rows ("real"; 0: a `share` of them),
-    as many drawn from a density over them with so many `directions` ("density"), those of as many texts that a block
-    trained to write inputs of the task has written ("generated": `generator_steps` at `generator_rate` of
-    `generator_batch` rows; or texts of files in the folder `pseudo`), or nothing. `strength`: λ of the
-    published gate, of the mean over tasks of their divergence; with `balanced` over 0 instead what makes the norm of
-    its gradient in the maps that many times that of the task's.
+    Args:
+        adapter_type: "lora" (see `LoraConfig`) or "prompt" (see `regard.adapters.prompt_adapters`).
+        num_virtual_tokens: Tokens of a soft prompt.
+        encoder_hidden_size: Hidden size of the MLP that reparametrizes a prompt in training; 0 for none.
+        router_hidden_size: Features between the two projections that make a query, see `SharedAttention`.
+        projection_order: See `SharedAttention`.
+        top_k: Adapters that a row uses, in training of those of earlier tasks; 0 for all.
+        detach_old: Pass no gradient through adapters of earlier tasks, as in the authors' code.
+        adapter_lr_multiplier: Multiplies the learning rate of adapters.
+        key_lr_multiplier: Multiplies the learning rate of keys.
+        projection_lr_multiplier: Multiplies the learning rate of the projections that make queries.
+        gate: "published", or "open": the router is taught the rows of a task before its adapter is trained.
+        init: What a new adapter is with the open gate: a copy of the "last" one, of the "best" one, or "nothing".
+        init_samples: Rows on which the best one is found.
+        router_warmup_steps: Steps that teach the router, see `regard.adapters.router_warmup`.
+        router_warmup_lr: Learning rate of these steps.
+        router_loss_weight: Weight of the warmup's loss while the adapter is trained, in place of the reflection.
+        own_weight_floor: Least weight of the task's own adapter at the first step.
+        floor_fraction: Share of the steps in which that floor falls linearly to 0.
+        entropy_weight: Weight of the entropy of a row's weights.
+        load_balancing_weight: Weight of −log of each adapter's weight, the mean over adapters.
+        freeze_router: Do not train the router together with the adapter.
+        joint_training: Train adapters under the weights that select them; without it, each alone.
+        reflection: What stands for earlier tasks: query vectors of "real" rows, of "generated" texts, samples of a
+            "density", or "none".
+        memory_size: Number of query vectors for a task; 0 for a `memory_fraction` of its rows.
+        memory_fraction: Share of a task's rows, at `memory_size` 0.
+        density_rank: Directions of the density.
+        generator_steps: Steps that train the adapter which generates texts.
+        generator_lr: Learning rate of these steps.
+        generator_batch_size: Batch size of these steps.
+        pseudo_samples_dir: Folder of texts to read in place of generating them.
+        reflection_weight: λ of the published gate, of the mean over tasks of their divergence.
+        gradient_balance: Where above 0, λ is such that the norm of its gradient in the projections is this many times
+            that of the task's loss.
     """
 
-    block: Block = "lora"
-    length: int = 10
-    hidden: int = 800
-    inner: int = 100
-    order: ProjectionOrder = "published"
+    adapter_type: Block = "lora"
+    num_virtual_tokens: int = 10
+    encoder_hidden_size: int = 800
+    router_hidden_size: int = 100
+    projection_order: ProjectionOrder = "published"
     top_k: int = 0
     detach_old: bool = False
-    block_rate: float = 1.0
-    key_rate: float = 1.0
-    map_rate: float = 1.0
+    adapter_lr_multiplier: float = 1.0
+    key_lr_multiplier: float = 1.0
+    projection_lr_multiplier: float = 1.0
     gate: Gate = "open"
-    begins: Begins = "last"
-    tried: int = 64
-    ahead: int = 300
-    ahead_rate: float = 2e-3
-    opening: float = 1.0
-    floor: float = 0.0
-    warming: float = 0.5
-    entropy: float = 0.0
-    balance: float = 0.0
-    held: bool = False
-    aligned: bool = True
-    reflects: Reflects = "real"
-    stored: int = 0
-    share: float = 0.02
-    directions: int = 16
+    init: Begins = "last"
+    init_samples: int = 64
+    router_warmup_steps: int = 300
+    router_warmup_lr: float = 2e-3
+    router_loss_weight: float = 1.0
+    own_weight_floor: float = 0.0
+    floor_fraction: float = 0.5
+    entropy_weight: float = 0.0
+    load_balancing_weight: float = 0.0
+    freeze_router: bool = False
+    joint_training: bool = True
+    reflection: Reflects = "real"
+    memory_size: int = 0
+    memory_fraction: float = 0.02
+    density_rank: int = 16
     generator_steps: int = 5000
-    generator_rate: float = 1e-3
-    generator_batch: int = 16
-    pseudo: str = ""
-    strength: float = 0.1
-    balanced: float = 0.0
+    generator_lr: float = 1e-3
+    generator_batch_size: int = 16
+    pseudo_samples_dir: str = ""
+    reflection_weight: float = 0.1
+    gradient_balance: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers and the choices."""
         super().__post_init__()
-        for name in ("inner", "length", "tried", "generator_steps", "generator_batch"):
+        for name in (
+            "router_hidden_size",
+            "num_virtual_tokens",
+            "init_samples",
+            "generator_steps",
+            "generator_batch_size",
+        ):
             check_int(name, getattr(self, name), least=1)
-        for name in ("hidden", "top_k", "ahead", "stored", "directions"):
+        for name in ("encoder_hidden_size", "top_k", "router_warmup_steps", "memory_size", "density_rank"):
             check_int(name, getattr(self, name), least=0)
-        method.check_number("generator_rate", self.generator_rate, least=0)
-        rates = ("block_rate", "key_rate", "map_rate", "ahead_rate")
-        for name in (*rates, "opening", "balance", "strength", "balanced"):
+        method.check_number("generator_lr", self.generator_lr, least=0)
+        rates = ("adapter_lr_multiplier", "key_lr_multiplier", "projection_lr_multiplier", "router_warmup_lr")
+        for name in (*rates, "router_loss_weight", "load_balancing_weight", "reflection_weight", "gradient_balance"):
             method.check_number(name, getattr(self, name), least=0)
-        for name in ("floor", "warming", "share"):
+        for name in ("own_weight_floor", "floor_fraction", "memory_fraction"):
             method.check_number(name, getattr(self, name), least=0, most=1)
-        method.check_number("entropy", self.entropy, least=-1e6)
-        choices = {"block": Block, "gate": Gate, "begins": Begins, "reflects": Reflects}
-        for name, allowed in (("order", ORDERS), *((name, get_args(of)) for name, of in choices.items())):
+        method.check_number("entropy_weight", self.entropy_weight, least=-1e6)
+        choices = {"adapter_type": Block, "gate": Gate, "init": Begins, "reflection": Reflects}
+        for name, allowed in (("projection_order", ORDERS), *((name, get_args(of)) for name, of in choices.items())):
             check_choice(name, getattr(self, name), allowed)
         check_required(self, READ)
-        if self.gate == "published" and not self.aligned:
-            raise UserError("aligned: expected true with gate=published, whose keys learn from the tasks' losses alone")
+        if self.gate == "published" and not self.joint_training:
+            raise UserError(
+                "joint_training: expected true with gate=published, whose keys learn from the tasks' losses alone"
+            )
 
     @property
     def opens(self) -> bool:

@@ -26,31 +26,33 @@ PORTION, SEEN = "portion/", "seen/"
 
 @dataclass(frozen=True, kw_only=True)
 class SaptTaskFreeConfig(sapt_config.SaptConfig):
-    """Those of SAPT, of which `stored`, the vectors that stand for a block's rows, has another default; and noticing.
+    """Settings of task-free SAPT: those of SAPT, with another default of `memory_size`, and of the novelty test.
 
-    `compared`: rows of a portion that are compared with each block's; `alarm`: how often rows of a known kind are held
-    for new; `reuse`: from what likeness (1 − the statistic of `regard.adapters.novelty`) a block is trained on
-    rows that are new to it, in place of a new one; 0: never. Between tasks of the Long Sequence benchmark, in MiniLM's
-    embeddings, the likeness is .76 to .996 and half of the time over .95: only values close to 1 choose anything.
+    Args:
+        novelty_samples: Rows of a portion that are compared with those of each adapter.
+        false_alarm_rate: How often rows of a known kind are taken for new ones.
+        reuse_threshold: Likeness (1 − the statistic of `regard.adapters.novelty`) from which new rows train a known
+            adapter in place of a new one; 0 for never. Between tasks of Long Sequence, in MiniLM's embeddings, the
+            likeness is .76 to .996, and half of the time over .95: only values close to 1 tell tasks apart.
     """
 
-    stored: int = 50
-    compared: int = 100
-    alarm: float = 0.01
-    reuse: float = 0.0
+    memory_size: int = 50
+    novelty_samples: int = 100
+    false_alarm_rate: float = 0.01
+    reuse_threshold: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers and the choices."""
-        if self.share != sapt_config.SaptConfig.share:
-            raise UserError("share: expected none with sapt-noticed, which keeps as many vectors as stored says")
+        if self.memory_fraction != sapt_config.SaptConfig.memory_fraction:
+            raise UserError("memory_fraction: expected none with sapt-task-free, which stores memory_size vectors")
         super().__post_init__()
-        for name in ("stored", "compared"):
+        for name in ("memory_size", "novelty_samples"):
             method.check_number(name, getattr(self, name), least=2)
-        method.check_number("alarm", self.alarm, least=1 / (DRAWS + 1), most=1)
-        method.check_number("reuse", self.reuse, least=0, most=1)
-        if self.reflects != "real":
+        method.check_number("false_alarm_rate", self.false_alarm_rate, least=1 / (DRAWS + 1), most=1)
+        method.check_number("reuse_threshold", self.reuse_threshold, least=0, most=1)
+        if self.reflection != "real":
             raise UserError(
-                f"reflects: expected 'real', got {self.reflects!r}: rows are noticed by vectors of rows that were kept"
+                f"reflection: expected 'real', got {self.reflection!r}, since stored vectors tell what is new"
             )
 
 
@@ -103,7 +105,7 @@ class SaptTaskFree(Sapt):
     def strength(self, task: int) -> float:
         """λ of a portion's training: of the mean of the other blocks' divergences."""
         if self.config.opens:
-            return float(self.config.opening * len(self._others(task)))
+            return float(self.config.router_loss_weight * len(self._others(task)))
         return super().strength(task)
 
     def earlier(self, learner: Learner, task: int) -> list[PastTask]:
@@ -139,18 +141,18 @@ class SaptTaskFree(Sapt):
         """The block for a portion, whether it is a new one, and what each block's rows were to it."""
         config, blocks = self.config, self._blocks()
         random = torch.Generator().manual_seed(learner.seed_for("compared", task))
-        vectors = _drawn(self._vectors_of(learner, task), int(config.compared), random)
+        vectors = _drawn(self._vectors_of(learner, task), int(config.novelty_samples), random)
         found = []
         for block in blocks:
             kept = self.state.tensors[f"{VECTORS}{block}"]
-            if not check_separable(len(vectors), len(kept), config.alarm):
+            if not check_separable(len(vectors), len(kept), config.false_alarm_rate):
                 raise UserError(
-                    f"alarm: {config.alarm:g} is less than what {len(vectors)} rows of "
+                    f"false_alarm_rate: {config.false_alarm_rate:g} is less than what {len(vectors)} rows of "
                     f"{learner.stream.tasks[task].name!r} and {len(kept)} that were kept can tell; "
                     "raise it, or learn from more rows"
                 )
             found.append(novelty(vectors, kept, seed=learner.seed_for("novelty", task, block)))
-        like = is_known_task(found, alarm=config.alarm, reuse=config.reuse)
+        like = is_known_task(found, alarm=config.false_alarm_rate, reuse=config.reuse_threshold)
         return {
             "block": len(blocks) if like is None else blocks[like],
             "new": like is None,

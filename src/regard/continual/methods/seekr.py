@@ -31,25 +31,28 @@ _TINY = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class SeekrConfig(memory.MemoryConfig, LoraConfig):
-    """Those of a memory, what the block is made of (`LoraConfig`), and what is held on what is replayed.
+    """Settings of SEEKR; the defaults are the paper's, for a Llama of 32 layers and 1024 heads.
 
-    `layers`, `heads`: the shares of the model's layers, and of all its heads, whose attention is held. `distilled`: the
-    share of the stored answers in a replayed row's loss, that of its label being the rest. `attention`: what the
-    divergence of the attention is multiplied by. The defaults are the paper's, for a Llama of 32 layers and 1024 heads.
+    Args:
+        layer_fraction: Share of the layers whose attention is distilled.
+        head_fraction: Share of all heads whose attention is distilled.
+        logit_distillation_weight: Share of the stored answers in the loss of a replayed row; the rest is that of its
+            label.
+        attention_distillation_weight: Weight of the divergence of the attention.
     """
 
-    layers: float = 0.75
-    heads: float = 0.125
-    distilled: float = 0.5
-    attention: float = 1000.0
+    layer_fraction: float = 0.75
+    head_fraction: float = 0.125
+    logit_distillation_weight: float = 0.5
+    attention_distillation_weight: float = 1000.0
 
     def __post_init__(self) -> None:
         """Check them."""
         memory.MemoryConfig.__post_init__(self)
         LoraConfig.__post_init__(self)
-        for name in ("layers", "heads", "distilled"):
+        for name in ("layer_fraction", "head_fraction", "logit_distillation_weight"):
             method.check_number(name, getattr(self, name), least=0, most=1)
-        method.check_number("attention", self.attention, least=0)
+        method.check_number("attention_distillation_weight", self.attention_distillation_weight, least=0)
 
 
 class SeekrNetwork(SharedAdapterNetwork):
@@ -132,7 +135,7 @@ class Seekr(memory.Remembering):
             return learner.cross_entropy(network(rows), rows)
         logits = learner.of_task(network(rows), rows["tasks"])
         entropy = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORED, reduction="none")
-        share = torch.ones_like(entropy).index_fill(0, old, 1 - self.config.distilled)
+        share = torch.ones_like(entropy).index_fill(0, old, 1 - self.config.logit_distillation_weight)
         again = {name: value[old] for name, value in rows.items()}
         with learner.evaluating(), learner.network_as(SeekrNetwork).reading() as reads:
             present = learner.of_task(learner.network(again), again["tasks"])
@@ -140,7 +143,11 @@ class Seekr(memory.Remembering):
         stored = torch.stack([self._stored(LOGITS, item) for item in items]).to(present)
         answers = distillation(present[:, : stored.shape[1]], learner.of_task(stored, again["tasks"]))
         held = self._divergence(reads, again["attention_mask"].bool(), items)
-        return (share * entropy).sum() + self.config.distilled * answers.sum() + self.config.attention * held
+        return (
+            (share * entropy).sum()
+            + self.config.logit_distillation_weight * answers.sum()
+            + self.config.attention_distillation_weight * held
+        )
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task says of the heads, and store its examples with their answers and their attention."""
@@ -149,7 +156,7 @@ class Seekr(memory.Remembering):
         if looked:
             self._weigh(looked)
         memory.keep(learner, self.state, self.config, task)
-        chosen = select(self._importance(learner), self.config.layers, self.config.heads)
+        chosen = select(self._importance(learner), self.config.layer_fraction, self.config.head_fraction)
         self.state.values.setdefault(HEADS, {})[str(task)] = chosen
         for item, (seen, logits, _) in looked:
             self.state.tensors[_name(LOGITS, item)] = logits

@@ -98,10 +98,10 @@ def beside(network: AdapterNetwork, recipe: Recipe, seed: int) -> Iterator[Writi
     asked = [(one, one.requires_grad) for one in network.parameters()]
     modes = [(one, one.training) for one in network.modules()]
     targets = list(network.pool.layers) if isinstance(network.pool, LoraAdapterPool) else "auto"
-    options: dict[str, Any] = {"rank": recipe.rank, "alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
+    options: dict[str, Any] = {"r": recipe.rank, "lora_alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
     try:
         with network.pool.aside():
-            pool = LoraAdapterPool(encoder, targets=targets, **options)
+            pool = LoraAdapterPool(encoder, target_modules=targets, **options)
             pool.reserve(1)
             pool.open(0)
             try:

@@ -144,7 +144,7 @@ def privacies(learner: Learner, method: Method, task: int) -> dict[str, Private]
     """What each way to stand for a task gives away of its training rows: as many "real" ones, "density", "generated".
 
     Dev rows are those that were not trained on. "generated" is there where a run has kept pseudo samples, and says how
-    many vectors the others have; else it is the method's `stored` number.
+    many vectors the others have; else it is the method's `memory_size` number.
     """
     trained, held_out = vectors_of(learner, task, "train"), vectors_of(learner, task, "dev")
     written = method.written(task)
@@ -153,7 +153,7 @@ def privacies(learner: Learner, method: Method, task: int) -> dict[str, Private]
     seed = learner.seed_for("memory", task)
     order = torch.randperm(len(trained), generator=torch.Generator().manual_seed(seed)).to(trained.device)
     found["real"] = trained[order[:many]]
-    found["density"] = Density.of(trained, int(method.config.directions)).draw(many, seed)
+    found["density"] = Density.of(trained, int(method.config.density_rank)).draw(many, seed)
     return {name: privacy(vectors, trained, held_out) for name, vectors in found.items()}
 
 

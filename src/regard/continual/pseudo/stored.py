@@ -32,15 +32,17 @@ TEXTS = "texts/"
 
 def check(learner: Learner, config: Any) -> None:
     """Nothing, or a UserError: there can be no pseudo samples of the stream's tasks."""
-    if config.pseudo:
+    if config.pseudo_samples_dir:
         for task in learner.stream.tasks:
-            path = Path(config.pseudo) / task.name / "train.json"
+            path = Path(config.pseudo_samples_dir) / task.name / "train.json"
             if not path.is_file():
-                raise UserError(f"pseudo: expected pseudo samples of {task.name!r} in {path}, there is no such file")
+                raise UserError(
+                    f"pseudo_samples_dir: expected pseudo samples of {task.name!r} in {path}, there is no such file"
+                )
     elif not isinstance(learner, TextLearner):
         raise UserError(
-            "reflects: 'generated' needs a model that writes (--task-type generation), here one learns classes; "
-            "set reflects=density or reflects=real, or give texts with pseudo=DIR"
+            "reflection: 'generated' needs a model that writes (--task-type generation), here one learns classes; "
+            "set reflection=density or reflection=real, or give texts with pseudo_samples_dir=DIR"
         )
     else:
         check_marks(learner)
@@ -49,21 +51,21 @@ def check(learner: Learner, config: Any) -> None:
 def keep(learner: Learner, kept: MethodState, task: int, wanted: int, config: Any) -> None:
     """Keep at most so many inputs that stand for a task, read from files, or written by a generator.
 
-    `config` says which: `pseudo`, a folder, or what the generator is trained with (`generator_steps`, `_rate` and
-    `_batch`). Of the stream's last task none are written, since nothing comes that they would be needed for. Raises
+    `config` says which: `pseudo_samples_dir`, a folder, or what the generator is trained with (`generator_steps`, `_lr`
+    and `_batch`). Of the stream's last task none are written, since nothing comes that they would be needed for. Raises
     UserError where a generator has written nothing, or files have nothing, that can be used.
     """
-    if config.pseudo:
-        kept.tensors[f"{TEXTS}{task}"] = pack(_read(learner, task, wanted, config.pseudo))
+    if config.pseudo_samples_dir:
+        kept.tensors[f"{TEXTS}{task}"] = pack(_read(learner, task, wanted, config.pseudo_samples_dir))
     elif task + 1 < len(learner.stream):
         recipe = Recipe(
-            steps=int(config.generator_steps), rate=config.generator_rate, batch=int(config.generator_batch)
+            steps=int(config.generator_steps), rate=config.generator_lr, batch=int(config.generator_batch_size)
         )
         made = write(cast(TextLearner, learner), task, wanted, recipe)
         if not made.inputs:
             raise UserError(
-                f"reflects: the generator of {learner.stream.tasks[task].name!r} wrote no input in {made.drawn} "
-                f"samples; give it more generator_steps (now {recipe.steps}), or set reflects=density or reflects=real"
+                f"reflection: the generator of {learner.stream.tasks[task].name!r} wrote no input in {made.drawn} "
+                f"samples; raise generator_steps (now {recipe.steps}), or set reflection=density or reflection=real"
             )
         kept.tensors[f"{TEXTS}{task}"] = pack(made.inputs)
         told = {"wanted": wanted, **{name: getattr(made, name) for name in ("drawn", "parsed", "distinct")}}
