@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -12,7 +11,7 @@ import pandas as pd
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.matrix import Cells
-from regard.report import html as markup
+from regard.report.page import Heading, Part, Row, Table
 from regard.report.panels import Panel, line, panel
 
 TIMES = {"learning": "when each task was learnt", "inference": "at the end"}
@@ -129,26 +128,26 @@ def _means(rows: pd.DataFrame, statistic: str) -> dict[int, float]:
     return {int(place): float(value) for place, value in ours.groupby("task_index", sort=True)["value"].mean().items()}
 
 
-def scores(table: pd.DataFrame, matrix: pd.DataFrame) -> str:
+def scores(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Part]:
     """A table for each method with a gate: its tasks, with the score that they have under different weights."""
     rows, names = table.dropna(subset=["value"]), learn_tables.task_names(matrix)
-    return "".join(_scores(str(method), ours, names) for method, ours in rows.groupby("method", sort=False))
+    tables = [_scores(str(method), ours, names) for method, ours in rows.groupby("method", sort=False)]
+    return [part for one in tables if one for part in (Heading(one.caption), one)]
 
 
-def _scores(method: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
-    """A method's table, with the block of each task where tasks share blocks; "" without scores."""
+def _scores(method: str, rows: pd.DataFrame, names: Sequence[str]) -> Table:
+    """A method's table, with the block of each task where tasks share blocks."""
     times = _by_time(rows, len(names))
     columns = [_means(times[time], statistic) for time, statistic, _ in _SCORES]
     given = {} if owned(rows) else _given(rows)
-    lines = []
+    lines: list[Row] = []
     for place, name in enumerate(names, 1):
         if any(place in column for column in columns):
             cells = [given.get(place, "–")] if given else []
             cells += [learn_metrics.format_fixed(column.get(place, math.nan), 1) for column in columns]
             lines.append((name, "", cells))
     head = ["Task", *(["Given block"] if given else []), *(title for _, _, title in _SCORES)]
-    table = markup.values_table(head, lines, f"{method}, scores") if lines else ""
-    return f"<h3>{escape(method)}</h3>{table}" if table else ""
+    return Table(lines, head, f"{method}, scores", method)
 
 
 def _given(rows: pd.DataFrame) -> dict[int, str]:
