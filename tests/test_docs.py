@@ -347,7 +347,7 @@ def test_every_setting_of_sapt_is_listed() -> None:
 
 def test_every_setting_of_noticing_is_listed() -> None:
     plain = {one.name: one.default for one in dataclasses.fields(sapt_config.SaptConfig)}
-    own = {one.name: one.default for one in dataclasses.fields(sapt_task_free.Config)}
+    own = {one.name: one.default for one in dataclasses.fields(sapt_task_free.SaptTaskFreeConfig)}
     other = {name: told(value) for name, value in own.items() if value != plain.get(name)}
     assert {name: row[0] for name, row in settings_of("Of `sapt-task-free`").items()} == other
 
