@@ -54,6 +54,7 @@ def kept(learner: Learner, method: Method, folder: Path, model: Loaded, learnt: 
     return export(network, model.tokenizer, about, folder / "model")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name, said", [("sapt", "ahead=20"), ("sapt", "top_k=1"), ("sapt-noticed", "ahead=20")])
 def test_blocks_of_a_run_compute_what_they_did_in_it(name: str, said: str, tmp_path: Path) -> None:
     folder = written(name, tmp_path, 2, "rank=2", said)
