@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from regard.continual import comparing
+from regard.continual import comparison
 from regard.continual.metrics import Scenario, metrics_table
 from regard.runs.intervals import Interval, t_interval
 
@@ -66,8 +66,8 @@ class Comparison:
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """Means over runs with intervals, `regard.continual.comparing.summary`."""
-        return comparing.summary(self.metrics)
+        """Means over runs with intervals, `regard.continual.comparison.summary`."""
+        return comparison.summary(self.metrics)
 
     def mean(
         self, stream: str, row: str, metric: str = "average_performance", setting: str | None = None
@@ -103,8 +103,8 @@ class Comparison:
         """All rows of a stream against one, with the corrected p of the paired tests; empty without that row."""
         asked = where(self.metrics, stream=stream, metric=metric, scenario=setting or self.headline)
         if against not in set(asked["method"]):
-            return pd.DataFrame(columns=[*comparing.DIFFERENCES])
-        return comparing.differences(asked, against)
+            return pd.DataFrame(columns=[*comparison.DIFFERENCES])
+        return comparison.differences(asked, against)
 
 
 def long_scores(wide: pd.DataFrame) -> pd.DataFrame:

@@ -31,7 +31,7 @@ def finding(one: Finding[Any]) -> str:
 
 
 def p_value(found: pd.DataFrame, row: str) -> str:
-    """The corrected p of a row among differences (`regard.continual.comparing`) that are indexed by method."""
+    """The corrected p of a row among differences (`regard.continual.comparison`) that are indexed by method."""
     value = float(found.loc[row, "t_test_holm"]) if row in found.index else float("nan")
     return DASH if value != value else "< 0.001" if value < 0.001 else f"{value:.3f}"
 

@@ -17,7 +17,7 @@ import pandas as pd
 from experiments.common.markdown import table, wrapped
 from experiments.papa.run import ELSEWHERE, FOLDER, OTHERS, SOURCES, TASKS
 from regard.commands.replace.result import intervals, relative_drop
-from regard.constants.patterns import BRIGHTER, NEIGHBOURHOOD
+from regard.constants.patterns import BRIGHTER, NEIGHBORHOOD
 
 PAGE = Path("docs") / "papa.md"
 NAMES = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "ner": "NER", "pos": "POS"}
@@ -107,7 +107,7 @@ def page(folder: Path = FOLDER) -> str:
         orders_said=_orders_said(points, tasks),
         patterns=_patterns(heads, records),
         brighter=BRIGHTER,
-        neighbourhood=NEIGHBOURHOOD,
+        neighbourhood=NEIGHBORHOOD,
         more=_more(folder),
     )
 

@@ -32,8 +32,8 @@ from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
 from regard.continual.run import make_learner, run_stream
-from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
+from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
 from regard.report import colors
@@ -76,8 +76,8 @@ def learnt(row: str, loaded: Loaded, seed: int) -> tuple[Learner, list[dict[str,
     """A run of a row after its last task, and its sink degrees by layer before and after a task, means over tasks."""
     name, settings = ROWS[row]
     kind = method_named(name)
-    stream = read_stream(STREAM, rows=TRAIN, eval_rows=EVALUATED, order="random", seed=seed)
-    method = kind(kind.Settings.parsed(settings))
+    stream = read_stream(STREAM, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
+    method = kind(kind.Config.parsed(settings))
     learner = make_learner(stream, method, loaded, budget(STREAM), seed=seed)
     common = common_tokens(loaded.tokenizer)
 
@@ -112,7 +112,7 @@ def _map(learner: Learner, task: int, row: int) -> dict[str, Any]:
     given = {name: rows[name].to(learner.device) for name in INPUTS if name in rows}
     with torch.no_grad(), learner.evaluating():
         scales = learner.network.classifier.scales(**given)[0].float()
-    numbers = list(learner.stream.class_numbers(task))
+    numbers = list(learner.stream.class_indices(task))
     return {
         "tokens": learner.tokenizer.convert_ids_to_tokens(rows["input_ids"][0].tolist()),
         "label": learner.stream.classes[int(rows["labels"][0])],

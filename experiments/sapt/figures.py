@@ -59,7 +59,7 @@ def weight_map(tables: Tables, order: str, row: str, when: str) -> Any:
     tasks = len(tables.record["orders"][order]["tasks"])
     found = np.full((tasks, tasks), np.nan)
     asked = where(tables.weights, order=order, row=row, when=when)
-    found[asked["task_index"] - 1, asked["block"] - 1] = asked["weight"]
+    found[asked["task_index"] - 1, asked["adapter"] - 1] = asked["weight"]
     return found
 
 

@@ -174,12 +174,12 @@ def _otherwise(record: Mapping[str, Any]) -> str:
     said += f"Settings other than by default: {told_of}. " if told_of else ""
     if "l2p" in rows:
         said += "`l2p` learns a task among its own classes alone, as in its authors' code, all others among all seen. "
-    stored = rows.get(SAPT, {}).get("settings", {}).get("stored")
+    stored = rows.get(SAPT, {}).get("settings", {}).get("memory_size")
     if stored:
         said += (
             f"`{SAPT}` reflects on {stored} query vectors a task, where the paper keeps 2 % of its rows; `replay-lora` "
-            f"keeps {ReplayLora().settings.memory} texts of all tasks together. The published gate's λ is of the mean "
-            f"over tasks, not of their sum. "
+            f"keeps {ReplayLora().config.memory_size} texts of all tasks together. The published gate's λ is of the "
+            f"mean over tasks, not of their sum. "
         )
     return said
 

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
-from tests.adapters.families import (
+from tests.adapters.model_families import (
     DECODERS,
     FAMILIES,
     TWO_PARTS,
@@ -122,7 +122,7 @@ def test_labels_of_others_say_nothing_of_a_prompt(family: str) -> None:
 
 def test_masked_language_modelling_is_weighed_by_all_words() -> None:
     config = made("bert").config
-    adapters = SharedAdapters(transformers.BertForMaskedLM(config).eval(), rank=2)
+    adapters = SharedAdapters(transformers.BertForMaskedLM(config).eval(), r=2)
     adapters.add_adapter("one")
     batch = rows("bert")
     labels = torch.full_like(batch["input_ids"], -100)

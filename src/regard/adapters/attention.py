@@ -26,9 +26,9 @@ def query_vectors(embedded: Tensor, real: Tensor) -> Tensor:
 class SharedAttention(nn.Module):
     """SAPT's attention over blocks (arXiv 2401.08295, equations 4 to 6): a key for each block, a query for each row.
 
-    a = softmax over blocks of k_i · q / τ, with q made of e by two maps without bias through `inner` features, and a
-    layer norm. `order` says where the SiLU is: behind both ("published", as the authors' code has it), or between them
-    ("paper", as their text has it). τ is √width unless `temperature` is given.
+    a = softmax over blocks of k_i · q / τ. Two maps without bias, through `hidden_size` features, and a layer norm make
+    q of e. `projection_order` says where the SiLU is: behind both maps ("published", as in the authors' code), or
+    between them ("paper", as in their text). τ is √width unless `temperature` is given.
 
     `count` of the keys are in use: those of blocks that have been added.
     """
@@ -39,18 +39,18 @@ class SharedAttention(nn.Module):
         self,
         width: int,
         *,
-        inner: int = 100,
-        order: ProjectionOrder = "published",
+        hidden_size: int = 100,
+        projection_order: ProjectionOrder = "published",
         temperature: float | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_choice("order", order, ORDERS)
-        self.order, self.seed = order, seed
+        check_choice("projection_order", projection_order, ORDERS)
+        self.projection_order, self.seed = projection_order, seed
         self.temperature = math.sqrt(width) if temperature is None else temperature
         random = torch.Generator().manual_seed(seed)
-        self.down = nn.Parameter(_uniform((inner, width), 1 / math.sqrt(width), random))
-        self.up = nn.Parameter(_uniform((width, inner), 1 / math.sqrt(inner), random))
+        self.down = nn.Parameter(_uniform((hidden_size, width), 1 / math.sqrt(width), random))
+        self.up = nn.Parameter(_uniform((width, hidden_size), 1 / math.sqrt(hidden_size), random))
         self.norm = nn.LayerNorm(width)
         self.keys = nn.ParameterList()
         self.register_buffer("count", torch.tensor(0))
@@ -90,7 +90,7 @@ class SharedAttention(nn.Module):
     def query(self, vectors: Tensor) -> Tensor:
         """The queries q (row, width) of query vectors e (row, width)."""
         inner = nn.functional.linear(vectors.to(self.down.dtype), self.down)
-        if self.order == "published":
+        if self.projection_order == "published":
             mapped = nn.functional.silu(nn.functional.linear(inner, self.up))
         else:
             mapped = nn.functional.linear(nn.functional.silu(inner), self.up)

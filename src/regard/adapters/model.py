@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from regard.adapters.attention import ProjectionOrder, SharedAttention
 from regard.adapters.lora import MixedLayer
-from regard.adapters.pool import LoraAdapterPool
-from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.lora_pool import LoraAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.routing import Routing
 from regard.errors import UserError, check_choice, check_int
 
@@ -41,39 +41,52 @@ class AdapterModel(nn.Module):
     def __init__(
         self,
         model: PreTrainedModel,
-        block: str = "lora",
-        rank: int = 8,
-        alpha: float = 32,
-        targets: str | Sequence[str] = "auto",
+        adapter_type: str = "lora",
+        r: int = 8,
+        lora_alpha: float = 32,
+        target_modules: str | Sequence[str] = "auto",
         *,
-        inner: int = 100,
-        order: ProjectionOrder = "published",
+        router_hidden_size: int = 100,
+        projection_order: ProjectionOrder = "published",
         temperature: float | None = None,
         detach_old: bool = False,
         top_k: int | None = None,
         dropout: float = 0.0,
-        length: int = 10,
-        hidden: int = 800,
+        num_virtual_tokens: int = 10,
+        encoder_hidden_size: int = 800,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check(model, block)
-        _check_numbers(alpha=alpha, inner=inner, temperature=temperature, dropout=dropout)
-        named = targets if isinstance(targets, str) else list(targets)
-        self.settings: dict[str, Any] = {"block": block, "inner": inner, "order": order, "temperature": temperature}
+        _check(model, adapter_type)
+        _check_numbers(
+            lora_alpha=lora_alpha, router_hidden_size=router_hidden_size, temperature=temperature, dropout=dropout
+        )
+        named = target_modules if isinstance(target_modules, str) else list(target_modules)
+        self.settings: dict[str, Any] = {
+            "adapter_type": adapter_type,
+            "router_hidden_size": router_hidden_size,
+            "projection_order": projection_order,
+            "temperature": temperature,
+        }
         mixed: dict[str, Any]
         own: dict[str, Any]
-        if block == "lora":
-            mixed = {"rank": rank, "alpha": alpha, "targets": named}
+        if adapter_type == "lora":
+            mixed = {"r": r, "lora_alpha": lora_alpha, "target_modules": named}
             mixed |= {"detach_old": detach_old, "top_k": top_k, "dropout": dropout}
             own = {"by_row": True}
         else:
-            _check_prompts(targets=named, detach_old=detach_old, top_k=top_k, dropout=dropout)
-            mixed, own = {"length": length, "hidden": hidden}, {}
+            _check_prompts(target_modules=named, detach_old=detach_old, top_k=top_k, dropout=dropout)
+            mixed, own = {"num_virtual_tokens": num_virtual_tokens, "encoder_hidden_size": encoder_hidden_size}, {}
         self.settings |= {**mixed, "seed": seed}
         embedded: Any = model.get_input_embeddings().weight
-        attention = SharedAttention(embedded.shape[1], inner=inner, order=order, temperature=temperature, seed=seed)
-        self.pool = (LoraAdapterPool if block == "lora" else PromptAdapterPool)(model, **mixed, **own, seed=seed)
+        attention = SharedAttention(
+            embedded.shape[1],
+            hidden_size=router_hidden_size,
+            projection_order=projection_order,
+            temperature=temperature,
+            seed=seed,
+        )
+        self.pool = (LoraAdapterPool if adapter_type == "lora" else PromptAdapterPool)(model, **mixed, **own, seed=seed)
         self.model: Any = model
         self.attention = attention.to(embedded.device)
         self.attention.open(None)
@@ -135,7 +148,7 @@ class AdapterModel(nn.Module):
     def layers(self, what: str) -> dict[str, MixedLayer]:
         """The layers that have blocks beside them, by name, for what only low-rank blocks can do. Raises UserError."""
         if not isinstance(self.pool, LoraAdapterPool):
-            raise UserError(f"block: expected 'lora' to {what}, got {self.settings['block']!r}")
+            raise UserError(f"adapter_type: expected 'lora' to {what}, got {self.settings['adapter_type']!r}")
         return self.pool.layers
 
     def restore(self, blocks: Sequence[tuple[str, Mapping[str, Any]]], added: int) -> None:
@@ -241,26 +254,26 @@ def _told(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(found)
 
 
-def _check(model: Any, block: Any) -> None:
+def _check(model: Any, adapter_type: Any) -> None:
     """Nothing, or a UserError."""
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"model: expected a PreTrainedModel of Transformers, got {type(model).__name__}")
     if any(isinstance(module, MixedLayer) for module in model.modules()):
         raise UserError("model: expected one without blocks, got one that has some already")
-    check_choice("block", block, BLOCKS)
+    check_choice("adapter_type", adapter_type, BLOCKS)
 
 
 def _check_prompts(**options: Any) -> None:
     """Nothing, or a UserError: what prompts have no use for."""
-    usual = {"targets": "auto", "detach_old": False, "top_k": None, "dropout": 0.0}
+    usual = {"target_modules": "auto", "detach_old": False, "top_k": None, "dropout": 0.0}
     for name, value in options.items():
         if value != usual[name]:
-            raise UserError(f"{name}: expected {usual[name]!r} with block='prompt', got {value!r}")
+            raise UserError(f"{name}: expected {usual[name]!r} with adapter_type='prompt', got {value!r}")
 
 
-def _check_numbers(*, alpha: Any, inner: Any, temperature: Any, dropout: Any) -> None:
+def _check_numbers(*, lora_alpha: Any, router_hidden_size: Any, temperature: Any, dropout: Any) -> None:
     """Nothing, or a UserError."""
-    numbers = {"alpha": alpha, "inner": inner, "dropout": dropout}
+    numbers = {"lora_alpha": lora_alpha, "router_hidden_size": router_hidden_size, "dropout": dropout}
     if temperature is not None:
         numbers["temperature"] = temperature
     for name, value in numbers.items():
@@ -268,7 +281,7 @@ def _check_numbers(*, alpha: Any, inner: Any, temperature: Any, dropout: Any) ->
         right = value == value and value < float("inf") if whole or isinstance(value, float) else False
         if name == "dropout" and not (right and 0 <= value < 1):
             raise UserError(f"dropout: expected a number from 0 to below 1, got {value!r}")
-        if name == "inner":
+        if name == "router_hidden_size":
             check_int(name, value, least=1)
         if name != "dropout" and not (right and value > 0):
             raise UserError(f"{name}: expected a number above 0, got {value!r}")

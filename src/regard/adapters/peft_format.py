@@ -57,8 +57,8 @@ def export(adapters: AdapterModel, name: str, folder: Path, *, router: bool, ove
         "task_type": None,
         "base_model_name_or_path": adapters.model.name_or_path or None,
         "inference_mode": True,
-        "r": adapters.settings["rank"],
-        "lora_alpha": adapters.settings["alpha"],
+        "r": adapters.settings["r"],
+        "lora_alpha": adapters.settings["lora_alpha"],
         "lora_dropout": 0.0,
         "target_modules": list(layers),
         "fan_in_fan_out": turned,
@@ -169,7 +169,7 @@ def _routed(adapters: AdapterModel, folder: Path, own: Mapping[str, Any]) -> tup
         )
     there, keys, maps = _router(path)
     inner, width = attention.down.shape
-    here = _kind(inner, width, attention.order, attention.temperature)
+    here = _kind(inner, width, attention.projection_order, attention.temperature)
     reason = "a key means something only under its own maps"
     if here != there:
         raise UserError(f"{path}: expected maps of {here}, got {there}; {reason}")
@@ -187,13 +187,13 @@ def _router(path: Path) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
     try:
         names, settings = [str(name) for name in json.loads(told["names"])], json.loads(told["settings"])
         keys = tensors.pop("attention.keys")
-        inner, width = int(settings["inner"]), keys.shape[1]
+        inner, width = int(settings["router_hidden_size"]), keys.shape[1]
         shapes = {"down": (inner, width), "up": (width, inner), "norm.weight": (width,), "norm.bias": (width,)}
         maps = {f"attention.{name}": tensors[f"attention.{name}"] for name in shapes}
         if any(maps[f"attention.{name}"].shape != shape for name, shape in shapes.items()):
             raise ValueError(f"maps of other shapes than {shapes}")
         temperature = settings["temperature"] or math.sqrt(width)
-        kind = _kind(inner, width, str(settings["order"]), temperature)
+        kind = _kind(inner, width, str(settings["projection_order"]), temperature)
         return kind, dict(zip(names, keys, strict=True)), maps
     except (IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
         got = saving.line(error)
@@ -202,7 +202,7 @@ def _router(path: Path) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
 
 def _kind(inner: int, width: int, order: str, temperature: float) -> str:
     """What maps and keys are those of, in words."""
-    return f"inner={inner}, width={width}, order={order!r}, temperature={float(temperature)}"
+    return f"router_hidden_size={inner}, width={width}, projection_order={order!r}, temperature={float(temperature)}"
 
 
 def _layers(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.base import base_sha256
+from regard.adapters.base_model import base_sha256
 from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.errors import UserError
 

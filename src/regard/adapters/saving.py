@@ -16,13 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters import pruning
-from regard.adapters.base import base_sha256
+from regard.adapters.base_model import base_sha256
 from regard.adapters.lora import MixedLayer
+from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.model import AdapterModel, MergedAdapter
-from regard.adapters.pool import LoraAdapterPool
-from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.errors import UserError
-from regard.models.sources import folder_of, weight_files
+from regard.models.model_files import find_model_folder, find_weight_files
 from regard.runs.folder import atomic_folder
 
 TENSORS, ABOUT, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
@@ -61,7 +61,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
     try:
         base = about["base"]
         layers = [str(name) for name in about["layers"]]
-        settings = {**about["settings"], **({"targets": layers} if layers else {})}
+        settings = {**about["settings"], **({"target_modules": layers} if layers else {})}
         blocks = [(str(one["name"]), dict(one["lineage"])) for one in about["blocks"]]
         merged = [(str(one["name"]), float(one["weight"]), dict(one["lineage"])) for one in about["merged"]]
         added = int(about["added"])
@@ -243,8 +243,8 @@ def _model(name: str | Path, architecture: str) -> PreTrainedModel:
     known: Any = getattr(transformers, architecture, None)
     if known is None:
         raise UserError(f"model: expected the {architecture} itself, which Transformers does not have, got {name}")
-    place = folder_of(str(name))
-    weight_files(place, str(name))
+    place = find_model_folder(str(name))
+    find_weight_files(place, str(name))
     try:
         found: PreTrainedModel = known.from_pretrained(place, use_safetensors=True)
     except (OSError, ValueError, RuntimeError) as error:

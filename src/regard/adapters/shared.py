@@ -26,9 +26,10 @@ class SharedAdapters(AdapterModel):
     true, else all), of all real tokens of an encoder. They are computed once, where the tokens are read, and hold in
     all layers, in the decoder, and for all tokens that are generated. Before a block is added the model is as it was.
 
-    The model is changed in place and its own weights are frozen: calling it mixes as calling this does. `targets`:
-    "auto" (what makes queries and values) or names of layers; `inner`, `order`, `temperature`: of `SharedAttention`;
-    `detach_old`, `top_k`, `dropout`: of `LoraPool`. Raises UserError for what the model does not have.
+    The model is changed in place and its own weights are frozen: calling it mixes as calling this does.
+    `target_modules`: "auto" (what makes queries and values) or names of layers; `router_hidden_size`,
+    `projection_order`, `temperature`: of `SharedAttention`; `detach_old`, `top_k`, `dropout`: of `LoraPool`. Raises
+    UserError for what the model does not have.
     """
 
     # -- files ------------------------------------------------------------------------------------------

@@ -35,3 +35,18 @@ def metadata_number(record: Mapping[str, Any], part: str, key: str) -> float | N
     """The number in a part of the record, None where there is none."""
     found = labels.section(record, part).get(key)
     return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+
+
+def format_value(value: Any) -> str:
+    """Write a field's value as text: "–" for None, yes or no, lists with commas."""
+    if value is None:
+        return "–"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key.replace('_', ' ')} {format_value(part)}" for key, part in value.items()) or "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(format_value(part) for part in value) or "–"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import TrainerCallback
 
-from regard.data import windows
+from regard.data import make_text_windows
 from regard.errors import UserError
 from regard.training.sink_monitor import Emergence, SinkMonitor, find_emergence
 
@@ -161,7 +161,7 @@ def _rows(
         return rows
     if tokenizer is None or isinstance(texts, str) or texts is None:
         raise UserError("SinkCallback: expected a list of texts together with a tokenizer")
-    return windows(texts, tokenizer, length=length, samples=samples).input_ids
+    return make_text_windows(texts, tokenizer, length=length, samples=samples).input_ids
 
 
 def _write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:

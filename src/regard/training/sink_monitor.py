@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +13,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.attention.call import AttentionCall, ReductionRequest
+from regard.attention.call import AttentionCall
+from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
-from regard.hooks.attention_function import add_observer, remove_observer
+from regard.hooks.attention_function import Observer
 from regard.hooks.layers import evaluation_mode
 from regard.hooks.observe import watching
+from regard.hooks.routing import observing
 from regard.statistics import SinkRate, StatisticRow
 from regard.statistics.first import FirstAlpha, TokenFirst, VirtualSink
 from regard.statistics.keys import HiddenNorm
@@ -117,7 +118,7 @@ class SinkMonitor:
         columns = _Columns(length)
         first = (SinkRate([self.epsilon], self.minimum_queries), FirstAlpha(), HiddenNorm())
         wanted = [*(TokenFirst(each, length) for each in first), VirtualSink(self.epsilon, length)]
-        with evaluation_mode(model, device), watching(model, wanted) as watch, columns.attached(model):
+        with evaluation_mode(model, device), watching(model, wanted) as watch, observing(model, columns):
             for batch in self.samples.split(self.batch_size):
                 model(input_ids=batch.to(device), use_cache=False, **_few_logits(model))
         return [row for row in watch.rows() if row.site == SITE], columns.found
@@ -162,33 +163,20 @@ def _mean(rows: Sequence[StatisticRow]) -> float:
     return math.fsum(row.value for row in rows) / len(rows)
 
 
-class _Columns:
+class _Columns(Observer):
     """Notes whether any call has a sink beside its keys, or a token more than the sequences, the sink in front."""
 
     def __init__(self, length: int) -> None:
         self.length, self.found = length, False
 
-    @contextmanager
-    def attached(self, model: nn.Module) -> Iterator[None]:
-        """While it lasts the calls of the model are looked at."""
-        modules = list(model.modules())
-        add_observer(modules, self)
-        try:
-            yield
-        finally:
-            remove_observer(modules, self)
-
-    def before(
+    def before_attention(
         self, module: nn.Module, call: AttentionCall, causal_site: bool
     ) -> tuple[AttentionCall, ReductionRequest] | None:
         """Look at a call, of which nothing is wanted."""
-        column = call.operation is not None and call.operation.column
+        column = call.operation is not None and call.operation.has_extra_column
         longer = call.query.shape[2] > self.length
         self.found = self.found or column or longer or call.sink is not None
         return None
-
-    def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
-        """Nothing: it never asks for anything."""
 
 
 class ValidationLoss:

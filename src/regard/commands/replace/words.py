@@ -71,10 +71,7 @@ def main_drops(scores: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
 
 def ledes(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
     """What was run, and what came of it, a line each."""
-    model = labels.section(record, "model")
-    run = []
-    if model.get("layers") is not None and model.get("heads") is not None:
-        run.append(f"{model['layers']} layers × {model['heads']} heads")
+    run = [size] if (size := labels.model_size(record)) else []
     tasks, seeds = scores["task"].nunique(), scores["seed"].nunique()
     run.append(f"{tasks} {'task' if tasks == 1 else 'tasks'}")
     run.append(f"{seeds} {'seed' if seeds == 1 else 'seeds'}")
