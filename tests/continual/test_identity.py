@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.continual.small import BUDGET, loaded, stream
 
 from regard.continual import run as running
 from regard.continual.learner import Learner
@@ -14,7 +15,6 @@ from regard.continual.method import Method
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.small import BUDGET, loaded, stream
 
 ADAPTERS = {"rank": 2, "alpha": 4}
 AS_IT_WAS: dict[str, Any] = {"budget": BUDGET, "seed": 1, "lora": ADAPTERS, "head": "linear"}
