@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.continual.small import BUDGET, loaded, stream
 
 from regard.continual import run as running
 from regard.continual.learner import Learner
@@ -15,6 +14,7 @@ from regard.continual.method import Method
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 ADAPTERS = {"rank": 2, "alpha": 4}
 AS_IT_WAS: dict[str, Any] = {"budget": BUDGET, "seed": 1, "lora": ADAPTERS, "head": "linear"}
@@ -25,7 +25,7 @@ class Stopped(Exception):
 
 
 def begun(memory: int = 6, rows: int = 2, **changes: Any) -> tuple[Learner, Method]:
-    method = METHODS["replay"](METHODS["replay"].Settings.parsed({"memory": memory}))
+    method = METHODS["replay"](METHODS["replay"].Config.parsed({"memory_size": memory}))
     return make_learner(stream(rows), method, loaded(), **{**AS_IT_WAS, **changes}), method
 
 
