@@ -130,7 +130,7 @@ def test_old_blocks_that_are_detached_run_as_under_no_grad() -> None:
 def test_top_k_of_few_tokens_and_of_many(rows: int, tokens: int, count: int) -> None:
     """Few are not worth gathering blocks for: the same comes out."""
     weights = weights_of(rows, count)
-    chosen = Mixture(weights, top_k=2).shares(rows, rows * tokens, RANK, 1.0, (count - 1,)).chosen
+    chosen = Mixture(weights, top_k=2).layer_weights(rows, rows * tokens, RANK, 1.0, (count - 1,)).gathered
     assert (chosen is None) == (tokens == 1)
     compare(layer(count, count - 1, top_k=2), drawn(rows, tokens, INPUTS), weights)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.adapters.attention import SharedAttention
-from regard.adapters.router_warmup import PastTask, divergences, knowing, warm_up_router
+from regard.adapters.router_warmup import PastTask, divergences, router_loss, warm_up_router
 from regard.errors import UserError
 
 
@@ -25,7 +25,7 @@ def vectors(around: float, rows: int = 20) -> torch.Tensor:
 def test_what_is_minimised_counts_each_task_the_same() -> None:
     gate, own, old = attention(3), vectors(1.0), [vectors(-1.0, 5), vectors(0.0, 7)]
     targets = [torch.tensor([1.0]), torch.tensor([0.2, 0.8])]
-    found = knowing(gate, own, [PastTask(*one) for one in zip(targets, old, strict=True)])
+    found = router_loss(gate, own, [PastTask(*one) for one in zip(targets, old, strict=True)])
     expected = -sum(math.log(row[2]) for row in gate(own).tolist()) / 20
     expected += sum(-math.log(row[0]) for row in gate(old[0]).tolist()) / 5
     for row in gate(old[1]).tolist():

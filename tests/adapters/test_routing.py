@@ -222,12 +222,14 @@ def test_the_encoders_output_brings_its_weights_to_the_decoder(family: str) -> N
 def test_a_cache_that_was_not_filled_here_is_refused() -> None:
     adapters, batch = filled("llama"), rows("llama")
     other = made("llama")(**batch, use_cache=True).past_key_values
-    with pytest.raises(UserError, match=r"past_key_values: expected what this model computed with the blocks"):
+    with pytest.raises(
+        UserError, match=r"past_key_values: expected what this model computed with its current adapters"
+    ):
         adapters(input_ids=batch["input_ids"][:, :1], past_key_values=other)
     kept = adapters(**batch, use_cache=True).past_key_values
     adapters.delete_adapter("task0")
     adapters.add_adapter("another")
-    with pytest.raises(UserError, match=r"got those of other blocks"):
+    with pytest.raises(UserError, match=r"got states of other adapters"):
         adapters(input_ids=batch["input_ids"][:, :1], past_key_values=kept)
     adapters(**batch)
 

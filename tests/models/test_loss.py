@@ -47,13 +47,13 @@ def test_the_sum_and_its_gradients_are_those_of_all_logits_at_once(
 
 def test_no_more_rows_than_asked_for_are_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loss.MAX_LOGITS, "cpu", 3 * 16)
-    made, losses = [], loss._losses
+    made, losses = [], loss._loss_and_gradient
 
     def noting(logits: Tensor, labels: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
         made.append(len(logits))
         return losses(logits, labels, exact)
 
-    monkeypatch.setattr(loss, "_losses", noting)
+    monkeypatch.setattr(loss, "_loss_and_gradient", noting)
     linear_cross_entropy(*_case(10, 4, 16, 0))
     assert made == [3, 3, 3, 1]
 

@@ -1,4 +1,4 @@
-"""What of a model reads tokens, and whether it reads their embeddings alike: what prompts need to know of it."""
+"""The module of a model that reads tokens, and whether it reads their embeddings as well: what soft prompts need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 def embedding_reader(model: nn.Module) -> tuple[Any, nn.Module | None]:
-    """The part of a model that reads tokens, and the decoder behind it, None where there is no other."""
+    """Return the module that reads tokens, and the decoder after it, None if there is no other."""
     base: Any = getattr(model, "base_model", model)
     decoder = getattr(base, "decoder", None)
     if getattr(base.config, "is_encoder_decoder", False) and isinstance(decoder, nn.Module):
@@ -20,40 +20,40 @@ def embedding_reader(model: nn.Module) -> tuple[Any, nn.Module | None]:
 
 @torch.no_grad()
 def reads_input_embeddings(encoder: Any) -> bool:
-    """Whether four tokens and their embeddings give the same states."""
+    """Return whether four tokens and their embeddings give the same states."""
     if "inputs_embeds" not in inspect.signature(encoder.forward).parameters:
         return False
     training = [module for module in encoder.modules() if module.training]
     encoder.eval()
     try:
-        return _reads_alike(encoder)
+        return _gives_same_states(encoder)
     finally:
         for module in training:
             module.training = True
 
 
-def _reads_alike(encoder: Any) -> bool:
-    """The same of a model in evaluation."""
+def _gives_same_states(encoder: Any) -> bool:
+    """Compare the states of tokens and of their embeddings in a model in evaluation."""
     table = encoder.get_input_embeddings()
-    known = [number for number in range(6) if number != encoder.config.pad_token_id]
-    ids = torch.tensor([known[:4]], device=table.weight.device) % table.num_embeddings
-    given = {"attention_mask": torch.ones_like(ids), "return_dict": True}
-    plain = encoder(input_ids=ids, **given).last_hidden_state
+    tokens = [token for token in range(6) if token != encoder.config.pad_token_id]
+    ids = torch.tensor([tokens[:4]], device=table.weight.device) % table.num_embeddings
+    options = {"attention_mask": torch.ones_like(ids), "return_dict": True}
+    from_ids = encoder(input_ids=ids, **options).last_hidden_state
     try:
-        embedded = encoder(inputs_embeds=table(ids), **given).last_hidden_state
-    except (NotImplementedError, ValueError):  # a model that says it reads no embeddings
+        from_embeddings = encoder(inputs_embeds=table(ids), **options).last_hidden_state
+    except (NotImplementedError, ValueError):  # of models that read no embeddings
         return False
-    return torch.allclose(plain, embedded, rtol=1e-3, atol=1e-3)
+    return torch.allclose(from_ids, from_embeddings, rtol=1e-3, atol=1e-3)
 
 
 def position_ids(encoder: Any) -> int | None:
-    """How many tokens a model has positions for, None where they have no end."""
-    most = getattr(encoder.config, "max_position_embeddings", None)
-    return None if most is None or most < 0 else int(most) - first_position(encoder)
+    """Return the number of tokens that a model has positions for, None if there is no limit."""
+    count = getattr(encoder.config, "max_position_embeddings", None)
+    return None if count is None or count < 0 else int(count) - first_position(encoder)
 
 
 def first_position(encoder: Any) -> int:
-    """The number of the first position: a table of positions may begin behind that of padding (RoBERTa)."""
+    """Return the index of the first position, which in RoBERTa's table follows that of padding."""
     tables = [
         module
         for name, module in encoder.named_modules()

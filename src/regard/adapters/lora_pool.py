@@ -1,4 +1,4 @@
-"""Blocks beside the layers of a model: which layers, and what is done to all of them together."""
+"""A pool of LoRA adapters beside the layers of a model."""
 
 from __future__ import annotations
 
@@ -22,16 +22,29 @@ AUTO = (
     ("c_attn",),
     ("query_key_value",),
 )
-"""The names of the layers that make queries and values, one family of models after the other; the last two make both
-and the keys as well. SAPT adapts these (arXiv 2401.08295, appendix)."""
+"""Names of query and value projections by family of models, as SAPT adapts them (arXiv 2401.08295, appendix).
+
+The last two compute the keys as well."""
 
 
 class LoraAdapterPool:
-    """LoRA blocks in a model, in place: each adapted layer becomes a `MixedLayer`, all under one `mixture`.
+    """LoRA adapters in a model, in place: each adapted layer becomes a `MixedLayer`, and one `mixture` weights all.
 
-    `target_modules`: "auto", or names of layers or their ends ("q_proj", "layer.0.attention.self.query"). The model's
-    own weights are frozen. `by_row`: rows will be weighed each by itself. Raises UserError for names that the model
-    does not have, with those it has, and for layers that cannot be weighed so.
+    The weights of the model are frozen.
+
+    Args:
+        model: The model.
+        r: Rank of the adapters.
+        lora_alpha: Scaling of the adapters.
+        target_modules: "auto", or names of layers or their ends ("q_proj", "layer.0.attention.self.query").
+        dropout: Dropout of the adapters' inputs.
+        detach_old: See `LoraAdapters`.
+        top_k: See `Mixture`.
+        by_row: Whether each row will have its own weights.
+        seed: Seed of the initial weights.
+
+    Raises:
+        UserError: The model has no such layer, or one that cannot have weights by row.
     """
 
     def __init__(
@@ -47,148 +60,150 @@ class LoraAdapterPool:
         by_row: bool = False,
         seed: int = 0,
     ) -> None:
-        _check(r, top_k)
+        _check_counts(r, top_k)
         names = target_layers(model, target_modules)
         if by_row:
-            _check_rows(model, names)
-        _check_fits(model, names, r)
+            _check_only_tokens(model, names)
+        _check_rank(model, names, r)
         model.requires_grad_(False)
         self.model, self.rank, self.alpha, self.seed = model, r, lora_alpha, seed
         self.mixture = Mixture(top_k=top_k)
         self.layers: dict[str, MixedLayer] = {}
         for name in names:
             options = {"rank": r, "alpha": lora_alpha, "dropout": dropout, "detach_old": detach_old}
-            layer = MixedLayer(model.get_submodule(name), self.mixture, **options, seed=_seed(seed, name))
+            layer = MixedLayer(model.get_submodule(name), self.mixture, **options, seed=_layer_seed(seed, name))
             layer.train(model.training)
-            _put(model, name, layer)
+            _replace_module(model, name, layer)
             self.layers[name] = layer
 
     def __len__(self) -> int:
-        """How many blocks there are, in use or reserved."""
+        """Return the number of adapters, in use or reserved."""
         return len(next(iter(self.blocks)))
 
     @property
     def blocks(self) -> tuple[LoraAdapters, ...]:
-        """The blocks of each layer."""
+        """The adapters of each layer."""
         return tuple(layer.blocks for layer in self.layers.values())
 
     def reserve(self, blocks: int) -> None:
-        """Have so many blocks."""
-        for one in self.blocks:
-            one.reserve(blocks)
+        """Add adapters until there are `blocks`."""
+        for adapters in self.blocks:
+            adapters.reserve(blocks)
 
     def open(self, *blocks: int) -> None:
-        """Let these blocks be trained, and no others."""
-        unknown = [number for number in blocks if number not in range(len(self))]
+        """Train these adapters only."""
+        unknown = [index for index in blocks if index not in range(len(self))]
         if unknown:
             raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")
-        for one in self.blocks:
-            one.open(*blocks)
+        for adapters in self.blocks:
+            adapters.open(*blocks)
 
     def drop(self, block: int) -> None:
-        """Take a block out of every layer; those after it move up."""
-        for one in self.blocks:
-            one.drop(block)
+        """Remove an adapter from every layer; later ones move up."""
+        for adapters in self.blocks:
+            adapters.drop(block)
 
     def parameters_of(self, block: int) -> list[nn.Parameter]:
-        """A and B of a block, layer by layer."""
-        return [part for one in self.blocks for part in (one.A[block], one.B[block])]
+        """Return A and B of an adapter, layer by layer."""
+        return [parameter for adapters in self.blocks for parameter in (adapters.A[block], adapters.B[block])]
 
     @torch.no_grad()
     def copy(self, block: int, other: int) -> None:
-        """Let a block be what another is."""
-        for new, old in zip(self.parameters_of(block), self.parameters_of(other), strict=True):
-            new.copy_(old)
+        """Copy adapter `other` into adapter `block`."""
+        for target, source in zip(self.parameters_of(block), self.parameters_of(other), strict=True):
+            target.copy_(source)
 
     @contextmanager
     def weighing(self, weights: Tensor | None) -> Iterator[None]:
-        """While it lasts the layers mix with these weights, (row, block) or (block,); None: not at all."""
-        before = self.mixture.weights
+        """Mix with these weights, (row, adapter) or (adapter,); None leaves the adapters out."""
+        previous = self.mixture.weights
         self.mixture.weights = weights
         try:
             yield
         finally:
-            self.mixture.weights = before
+            self.mixture.weights = previous
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """While it lasts the model has its own layers."""
+        """Give the model its original layers for a while."""
         self.remove()
         try:
             yield
         finally:
             for name, layer in self.layers.items():
-                _put(self.model, name, layer)
+                _replace_module(self.model, name, layer)
 
     def remove(self) -> None:
-        """Give the model its own layers back."""
+        """Give the model its original layers back."""
         for name, layer in self.layers.items():
-            _put(self.model, name, layer.base_layer)
+            _replace_module(self.model, name, layer.base_layer)
 
 
 def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
-    """The full names of the layers that are meant, in the model's order. Raises UserError."""
+    """Return the full names of the targeted layers, in the order of the model."""
     linear = [name for name, module in model.named_modules() if is_linear_layer(module)]
     if targets == "auto":
         for names in AUTO:
-            found = [name for name in linear if name.rsplit(".", 1)[-1] in names]
-            if {name.rsplit(".", 1)[-1] for name in found} == set(names):
-                return found
+            layers = [name for name in linear if name.rsplit(".", 1)[-1] in names]
+            if {name.rsplit(".", 1)[-1] for name in layers} == set(names):
+                return layers
         raise UserError(
-            f"target_modules: expected names, since no layer makes queries and values by name; {_has(linear)}"
+            f"target_modules: expected names, since no layer makes queries and values by name; {_describe_layers(linear)}"
         )
-    wanted = [targets] if isinstance(targets, str) else list(targets)
-    if not wanted:
-        raise UserError(f"target_modules: expected at least one name, got none; {_has(linear)}")
-    for one in wanted:
-        if not any(_is(name, one) for name in linear):
-            raise UserError(f"target_modules: expected names of linear layers, got {one!r}; {_has(linear)}")
-    return [name for name in linear if any(_is(name, one) for one in wanted)]
+    requested = [targets] if isinstance(targets, str) else list(targets)
+    if not requested:
+        raise UserError(f"target_modules: expected at least one name, got none; {_describe_layers(linear)}")
+    for target in requested:
+        if not any(_matches(name, target) for name in linear):
+            raise UserError(
+                f"target_modules: expected names of linear layers, got {target!r}; {_describe_layers(linear)}"
+            )
+    return [name for name in linear if any(_matches(name, target) for target in requested)]
 
 
-def _check_rows(model: nn.Module, names: Sequence[str]) -> None:
-    """Nothing, or a UserError: a layer reads more than rows of tokens, and so cannot weigh blocks row by row.
+def _check_only_tokens(model: nn.Module, names: Sequence[str]) -> None:
+    """Check that the layers read nothing but tokens, so that adapters can have weights by row.
 
-    DeBERTa with `share_att_key` sends its table of relative positions through what makes queries and keys.
+    DeBERTa with `share_att_key` sends its table of relative positions through the query and key projections.
     """
     if getattr(getattr(model, "config", None), "share_att_key", False):
-        both = sorted({name.rsplit(".", 1)[-1] for name in names} & {"query_proj", "key_proj"})
-        if both:
+        shared = sorted({name.rsplit(".", 1)[-1] for name in names} & {"query_proj", "key_proj"})
+        if shared:
             raise UserError(
-                f"target_modules: expected none of {', '.join(both)}, which this model uses for relative "
-                "positions as well as for tokens (share_att_key); target_modules=value_proj is possible"
+                f"target_modules: expected none of {', '.join(shared)}, which this model uses for relative positions as well "
+                "as for tokens (share_att_key); target_modules=value_proj is possible"
             )
 
 
-def _is(name: str, wanted: str) -> bool:
-    return name == wanted or name.endswith("." + wanted)
+def _matches(name: str, target: str) -> bool:
+    return name == target or name.endswith("." + target)
 
 
-def _has(names: Sequence[str]) -> str:
-    """What the model has, for a refusal."""
+def _describe_layers(names: Sequence[str]) -> str:
+    """Name the linear layers of a model, for messages."""
     ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
     return f"the model has {', '.join(ends[:40]) or 'none'}"
 
 
-def _check(rank: Any, top_k: Any) -> None:
+def _check_counts(rank: Any, top_k: Any) -> None:
     check_int("r", rank, least=1)
     if top_k is not None:
         check_int("top_k", top_k, least=1)
 
 
-def _check_fits(model: nn.Module, names: Sequence[str], rank: int) -> None:
+def _check_rank(model: nn.Module, names: Sequence[str], rank: int) -> None:
     for name in names:
-        most = min(weight_shape(model.get_submodule(name)))
-        if rank > most:
-            raise UserError(f"r: expected at most {most}, which {name} has, got {rank}")
+        max_rank = min(weight_shape(model.get_submodule(name)))
+        if rank > max_rank:
+            raise UserError(f"r: expected at most {max_rank}, which {name} has, got {rank}")
 
 
-def _put(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put a module in the place of the one of that name."""
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, module)
+def _replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Replace the module of that name."""
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)
 
 
-def _seed(seed: int, name: str) -> int:
-    """A seed for a layer."""
+def _layer_seed(seed: int, name: str) -> int:
+    """Derive the seed of a layer."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:5], "big")

@@ -1,4 +1,4 @@
-"""Soft prompts: vectors that are learnt in place of words, one block of them a task."""
+"""Soft prompts: trained vectors in place of words, one prompt for each task."""
 
 from __future__ import annotations
 
@@ -12,15 +12,23 @@ from regard.errors import UserError, check_int
 
 
 class PromptAdapters(nn.Module):
-    """Soft prompts, `P[i]` (length, width) each, and what re-parametrises those that are trained.
+    """Soft prompts `P[i]` (length, width), and the MLP that reparametrizes those that are trained.
 
-    P' = MLP(P) + P with an MLP of `hidden` features, ReLU, and a layer norm behind it (arXiv 2305.03937, section 3),
-    the sum without P where `residual` is false; with `hidden` 0 prompts are what they are. `live` says which blocks
-    have not been folded yet, so that a block closed is a plain tensor, and the MLP is that of the next one. A block
-    that was folded is opened as what it is: with an MLP that adds nothing yet or, without the sum, as a plain tensor.
+    A live prompt is read as P' = MLP(P) + P. Closing folds it: P becomes P', a plain tensor, and the MLP is free for
+    the next prompt. A folded prompt that is trained again gets an MLP that adds nothing yet; without the residual sum
+    it is trained as a plain tensor.
 
-    A prompt begins as rows of `words` (word, width) that the seed and its number choose, or as a draw from
-    U(−0.5, 0.5); it has the precision of the words, and that of float32 at least.
+    Args:
+        width: Number of features.
+        length: Number of vectors in a prompt.
+        hidden: Hidden features of the MLP (ReLU, then a layer norm); 0 for none.
+        residual: Add P to the output of the MLP.
+        words: Embeddings (word, width) from which a new prompt is sampled; by default it is sampled from U(−0.5, 0.5).
+            Prompts have their dtype, float32 or wider.
+        seed: Seed of the initial prompts.
+
+    Source:
+        Residual prompt tuning (arXiv 2305.03937), section 3.
     """
 
     live: Tensor
@@ -37,21 +45,21 @@ class PromptAdapters(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        for name, value, least in (("width", width, 1), ("length", length, 1), ("hidden", hidden, 0)):
-            check_int(name, value, least=least)
+        for name, value, min_value in (("width", width, 1), ("length", length, 1), ("hidden", hidden, 0)):
+            check_int(name, value, least=min_value)
         self.width, self.length, self.residual, self.seed = width, length, residual, seed
         self._words = (words,)
         self._like = torch.empty(0)
         if words is not None:
-            exact = torch.promote_types(words.dtype, torch.float32)
-            self._like = torch.empty(0, dtype=exact, device=words.device)
+            dtype = torch.promote_types(words.dtype, torch.float32)
+            self._like = torch.empty(0, dtype=dtype, device=words.device)
         self.P = nn.ParameterList()
         self.mlp: nn.Sequential | None = None
         if hidden:
-            parts = nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.LayerNorm(width)
-            self.mlp = nn.Sequential(*parts).to(self._like)
+            layers = nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.LayerNorm(width)
+            self.mlp = nn.Sequential(*layers).to(self._like)
             self.mlp.requires_grad_(False)
-            self._redraw(0)
+            self._reset_mlp(0)
         for name in ("live", "folded"):
             self.register_buffer(name, torch.zeros(0, dtype=torch.bool, device=self._like.device))
 
@@ -60,50 +68,50 @@ class PromptAdapters(nn.Module):
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """The blocks that are trained."""
-        return tuple(number for number, one in enumerate(self.P) if one.requires_grad)
+        """Indices of the prompts that are trained."""
+        return tuple(index for index, prompt in enumerate(self.P) if prompt.requires_grad)
 
     def reserve(self, blocks: int) -> None:
-        """Have so many blocks, each drawn by the seed and its number."""
+        """Add prompts until there are `blocks`, initialized with the seed and their index."""
         for block in range(len(self), blocks):
-            random = torch.Generator().manual_seed(self.seed + 104729 * (block + 1))
-            self.P.append(nn.Parameter(self._begun(random), requires_grad=False))
-        more = self.live.new_zeros(len(self) - len(self.live))
-        self.live, self.folded = torch.cat([self.live, more]), torch.cat([self.folded, more])
+            generator = torch.Generator().manual_seed(self.seed + 104729 * (block + 1))
+            self.P.append(nn.Parameter(self._initial_prompt(generator), requires_grad=False))
+        flags = self.live.new_zeros(len(self) - len(self.live))
+        self.live, self.folded = torch.cat([self.live, flags]), torch.cat([self.folded, flags])
 
     def open(self, *blocks: int) -> None:
-        """Let these blocks be trained, and no others, which are folded; the MLP begins anew unless it is theirs."""
-        unknown = [number for number in blocks if number not in range(len(self))]
+        """Train these prompts only; fold the others, and reset the MLP unless it is theirs."""
+        unknown = [index for index in blocks if index not in range(len(self))]
         if unknown:
             raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")
-        if self.mlp is not None and not torch.equal(self._through(blocks), self.live):
+        if self.mlp is not None and not torch.equal(self._reparametrized(blocks), self.live):
             self.close()
-            new = self._through(blocks)
-            self._redraw(min(blocks, default=0), adds=not bool((new & self.folded).any()))
-            self.live.copy_(new)
-        for number, one in enumerate(self.P):
-            one.requires_grad_(number in blocks)
+            live = self._reparametrized(blocks)
+            self._reset_mlp(min(blocks, default=0), adds=not bool((live & self.folded).any()))
+            self.live.copy_(live)
+        for index, prompt in enumerate(self.P):
+            prompt.requires_grad_(index in blocks)
         if self.mlp is not None:
             self.mlp.requires_grad_(bool(self.live.any()))
 
-    def _through(self, blocks: Sequence[int]) -> Tensor:
-        """(block,): which of these the MLP is for."""
-        found = torch.zeros_like(self.live)
-        found[list(blocks)] = True
-        return found if self.residual else found & ~self.folded
+    def _reparametrized(self, blocks: Sequence[int]) -> Tensor:
+        """Return the mask (prompt,) of those that the MLP reparametrizes."""
+        mask = torch.zeros_like(self.live)
+        mask[list(blocks)] = True
+        return mask if self.residual else mask & ~self.folded
 
     @torch.no_grad()
     def close(self) -> None:
-        """Fold what is open: each prompt becomes P', and needs no MLP."""
-        for number in self.live.nonzero().flatten().tolist():
-            self.P[number].copy_(self.prompt(number))
-            self.folded[number] = True
+        """Fold live prompts: each becomes P'."""
+        for index in self.live.nonzero().flatten().tolist():
+            self.P[index].copy_(self.prompt(index))
+            self.folded[index] = True
         self.live.zero_()
         self.requires_grad_(False)
 
     @torch.no_grad()
     def copy(self, block: int, other: int) -> None:
-        """Let a block be what another is; if it is open, with an MLP that adds nothing yet."""
+        """Copy prompt `other` into prompt `block`, which gets an MLP that adds nothing yet if it is trained."""
         self.P[block].copy_(self.prompt(other))
         self.folded[block] = True
         if self.live[block]:
@@ -111,52 +119,52 @@ class PromptAdapters(nn.Module):
             self.open(*self.trained)
 
     def drop(self, block: int) -> None:
-        """Take a block away; those after it move up."""
-        kept = [number for number in range(len(self)) if number != block]
-        self.P = nn.ParameterList([self.P[number] for number in kept])
-        self.live, self.folded = self.live[kept], self.folded[kept]
+        """Remove a prompt; later ones move up."""
+        remaining = [index for index in range(len(self)) if index != block]
+        self.P = nn.ParameterList([self.P[index] for index in remaining])
+        self.live, self.folded = self.live[remaining], self.folded[remaining]
 
     def prompt(self, block: int) -> Tensor:
-        """(length, width): a block as it is read."""
+        """Return P' of a prompt, (length, width)."""
         return self.joined([block])
 
     def mixed(self, weights: Tensor) -> Tensor:
-        """Σ_i a_i P'_i of the first blocks: (row, length, width) by weights (row, block), one row by (block,)."""
-        shares = weights[None] if weights.dim() == 1 else weights
-        if not 0 < shares.shape[1] <= len(self):
-            raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {shares.shape[1]}")
-        prompts = self.joined(range(shares.shape[1])).unflatten(0, (-1, self.length))
+        """Return Σ_i a_i P'_i, (row, length, width), by weights (row, prompt) of the first prompts, or (prompt,)."""
+        rows = weights[None] if weights.dim() == 1 else weights
+        if not 0 < rows.shape[1] <= len(self):
+            raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {rows.shape[1]}")
+        prompts = self.joined(range(rows.shape[1])).unflatten(0, (-1, self.length))
         with torch.autocast(prompts.device.type, enabled=False):
-            return torch.einsum("rb,blw->rlw", shares.to(prompts.dtype), prompts)
+            return torch.einsum("rb,blw->rlw", rows.to(prompts.dtype), prompts)
 
     def joined(self, blocks: Sequence[int]) -> Tensor:
-        """(blocks · length, width): blocks as they are read, one behind the other."""
+        """Concatenate P' of prompts: (prompt · length, width)."""
         live = self.live.tolist()
-        return torch.cat([self._made(number) if live[number] else self.P[number] for number in blocks])
+        return torch.cat([self._reparametrize(index) if live[index] else self.P[index] for index in blocks])
 
-    def _made(self, block: int) -> Tensor:
-        """What the MLP makes of a block."""
-        plain: Tensor = self.P[block]
-        made: Tensor = plain if self.mlp is None else self.mlp(plain)
-        return made + plain if self.residual and self.mlp is not None else made
+    def _reparametrize(self, block: int) -> Tensor:
+        """Return P' of a live prompt."""
+        prompt: Tensor = self.P[block]
+        output: Tensor = prompt if self.mlp is None else self.mlp(prompt)
+        return output + prompt if self.residual and self.mlp is not None else output
 
-    def _begun(self, random: torch.Generator) -> Tensor:
+    def _initial_prompt(self, generator: torch.Generator) -> Tensor:
         words = self._words[0]
         device = self.live.device
         if words is None:
-            return (torch.rand(self.length, self.width, generator=random) - 0.5).to(device)
-        chosen = torch.randint(len(words), (self.length,), generator=random)
-        return words.detach()[chosen.to(words.device)].to(self._like.dtype).to(device, copy=True)
+            return (torch.rand(self.length, self.width, generator=generator) - 0.5).to(device)
+        indices = torch.randint(len(words), (self.length,), generator=generator)
+        return words.detach()[indices.to(words.device)].to(self._like.dtype).to(device, copy=True)
 
     @torch.no_grad()
-    def _redraw(self, block: int, *, adds: bool = True) -> None:
-        """Begin with a new MLP: maps from U(−1, 1) / √inputs, as linear layers are drawn; 0 where it `adds` nothing."""
-        random = torch.Generator().manual_seed(self.seed + 15485863 * (block + 1))
-        for part in self.mlp or ():
-            if isinstance(part, nn.Linear):
-                for weights in (part.weight, part.bias):
-                    drawn = 2 * torch.rand(weights.shape, generator=random) - 1
-                    weights.copy_(drawn / math.sqrt(part.in_features))
-            elif isinstance(part, nn.LayerNorm):
-                part.reset_parameters()
-                part.weight.fill_(float(adds))
+    def _reset_mlp(self, block: int, *, adds: bool = True) -> None:
+        """Initialize the MLP with U(−1, 1) / √inputs; its layer norm scales by 0 unless `adds`."""
+        generator = torch.Generator().manual_seed(self.seed + 15485863 * (block + 1))
+        for layer in self.mlp or ():
+            if isinstance(layer, nn.Linear):
+                for weights in (layer.weight, layer.bias):
+                    values = 2 * torch.rand(weights.shape, generator=generator) - 1
+                    weights.copy_(values / math.sqrt(layer.in_features))
+            elif isinstance(layer, nn.LayerNorm):
+                layer.reset_parameters()
+                layer.weight.fill_(float(adds))

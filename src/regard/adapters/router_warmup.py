@@ -1,8 +1,8 @@
-"""Opening the gate: teaching the shared attention to know a new task's rows before its block is trained.
+"""Router warm-up: training the shared attention to recognize a new task before its adapter is trained.
 
-A block begins with B = 0, so whatever weight it gets changes nothing, and nothing in a row's loss asks for more of it:
-old blocks that are a little right keep what they have, and the new one never learns. The attention reads frozen
-embeddings alone, so that it can be taught by itself, on query vectors, at the cost of a few products a step.
+An adapter begins with B = 0. Its weight then changes nothing, so the loss does not ask for more of it: old adapters
+that are a little right keep their weights, and the new one never learns. The attention reads only frozen embeddings, so
+it can be trained alone, on query vectors, at the cost of a few products a step.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from regard.errors import UserError
 
 
 class PastTask(NamedTuple):
-    """An earlier task: the mean weights (block,) that its rows had, and vectors (row, width) that stand for them."""
+    """An earlier task: target weights (adapter,) and stored query vectors (row, width)."""
 
     target: Tensor
     vectors: Tensor
 
 
-def knowing(attention: SharedAttention, vectors: Tensor, earlier: Sequence[PastTask], own: int = -1) -> Tensor:
-    """−log a_own, the mean over vectors of the own block's task, and the divergences of other tasks, added up.
+def router_loss(attention: SharedAttention, vectors: Tensor, earlier: Sequence[PastTask], index: int = -1) -> Tensor:
+    """Return the mean −log a of a task's own adapter at `index`, plus the divergences of earlier tasks.
 
-    Each task counts the same, as in a classification of rows by their task.
+    Each task counts the same, as in a classification of rows by task.
     """
-    known = -attention.scores(vectors).log_softmax(-1)[:, own].mean()
-    return known + sum(divergences(attention, earlier), torch.zeros_like(known))
+    negative_log_weight = -attention.scores(vectors).log_softmax(-1)[:, index].mean()
+    return negative_log_weight + sum(divergences(attention, earlier), torch.zeros_like(negative_log_weight))
 
 
 def divergences(attention: SharedAttention, earlier: Sequence[PastTask]) -> list[Tensor]:
-    """How far the weights of each earlier task are from where they were."""
+    """Return the divergence of each earlier task's weights from its target."""
     if not earlier:
         return []
-    scores = attention.scores(torch.cat([one.vectors for one in earlier]))
-    parts = scores.split([len(one.vectors) for one in earlier])
-    return [divergence(one.target, part) for one, part in zip(earlier, parts, strict=True)]
+    scores = attention.scores(torch.cat([task.vectors for task in earlier]))
+    split_scores = scores.split([len(task.vectors) for task in earlier])
+    return [divergence(task.target, task_scores) for task, task_scores in zip(earlier, split_scores, strict=True)]
 
 
 def warm_up_router(
@@ -55,28 +55,41 @@ def warm_up_router(
     seed: int = 0,
     own: int | None = None,
 ) -> float:
-    """Teach a key and the maps to know a task's rows by their vectors (row, width); the loss at the end.
+    """Train the key of a task's adapter and the maps on query vectors, with AdamW without weight decay.
 
-    `own`: the task's block, the one that is open unless it is said. AdamW without decay, its rate rising for a share of
-    `steps` and falling linearly to 0, on at most `batch` vectors of each task a step, drawn by `seed`. Nothing else of
-    a model is needed, or changed. Raises UserError where no block is open, and without vectors.
+    Args:
+        attention: Attention with a key that is trained.
+        vectors: Query vectors of the task's rows, (row, width).
+        earlier: Earlier tasks, whose weights are held.
+        steps: Number of steps.
+        rate: Peak learning rate; it rises for the fraction `warmup` of `steps` and then falls linearly to 0.
+        batch: Maximum number of vectors of each task in a step.
+        warmup: Fraction of steps.
+        seed: Seed of the sampled vectors.
+        own: Index of the task's adapter; by default the trained one.
+
+    Returns:
+        Loss of the last step.
+
+    Raises:
+        UserError: No adapter is trained, or there are no vectors.
     """
-    opened = [number for number, key in enumerate(attention.keys) if key.requires_grad]
-    if not opened:
+    open_blocks = [number for number, key in enumerate(attention.keys) if key.requires_grad]
+    if not open_blocks:
         raise UserError("attention: expected one with an open block, got none; open a block, or add one")
     if not len(vectors):
         raise UserError("vectors: expected at least one of the task's rows, got none")
-    own = opened[0] if own is None else own
-    random = torch.Generator().manual_seed(seed)
-    trained = [one for one in attention.parameters() if one.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
+    own = open_blocks[0] if own is None else own
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [one for one in attention.parameters() if one.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0)
     loss = torch.zeros(())
     for step in range(steps):
-        share = min(1.0, (step + 1) / max(1.0, warmup * steps)) * (1 - step / steps)
+        factor = min(1.0, (step + 1) / max(1.0, warmup * steps)) * (1 - step / steps)
         for group in optimizer.param_groups:
-            group["lr"] = rate * share
-        some = [PastTask(one.target, _drawn(one.vectors, batch, random)) for one in earlier]
-        loss = knowing(attention, _drawn(vectors, batch, random), some, own)
+            group["lr"] = rate * factor
+        sampled = [PastTask(one.target, _sample_rows(one.vectors, batch, generator)) for one in earlier]
+        loss = router_loss(attention, _sample_rows(vectors, batch, generator), sampled, own)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -84,8 +97,8 @@ def warm_up_router(
     return float(loss.detach())
 
 
-def _drawn(vectors: Tensor, most: int, random: torch.Generator) -> Tensor:
-    """At most so many of the vectors."""
-    if len(vectors) <= most:
+def _sample_rows(vectors: Tensor, max_rows: int, generator: torch.Generator) -> Tensor:
+    """Sample at most `max_rows` vectors."""
+    if len(vectors) <= max_rows:
         return vectors
-    return vectors[torch.randperm(len(vectors), generator=random)[:most].to(vectors.device)]
+    return vectors[torch.randperm(len(vectors), generator=generator)[:max_rows].to(vectors.device)]

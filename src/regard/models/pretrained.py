@@ -164,7 +164,7 @@ def _encoder(
         config.base["dtype"] = numbers
     if seed is None:
         classifier: Any = _trained(Classifier, folder, config, numbers, name, {})
-        model: PreTrainedModel = classifier.learnt_encoder()
+        model: PreTrainedModel = classifier.take_encoder()
     else:
         model = mark_encoder_only(extract_encoder(_random(AutoModel, config.base_config(), numbers, seed, {})))
     model.config._name_or_path = str(folder)

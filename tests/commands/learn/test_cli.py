@@ -15,7 +15,6 @@ from typing import Any
 import pandas as pd
 import pytest
 from rich.console import Console
-from tests.data.test_text_streams import DIFFERENCE, published
 
 from regard import LearnResult
 from regard.commands.learn import cli as command
@@ -23,6 +22,7 @@ from regard.commands.learn.config import SCALES
 from regard.commands.learn.one_run import PROTOCOLS
 from regard.commands.learn.run import TASK_END, Progress
 from regard.continual.run_state import ProgressEvent
+from tests.data.test_derived_streams import DIFFERENCE, published
 
 MODULE = importlib.import_module("regard.commands.learn.run")
 """The module: as an attribute of the package that name is its function."""

@@ -291,7 +291,7 @@ def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "read_stream", lambda *_, **options: told.append(options))
     LearnConfig(order="3").read()
     LearnConfig(task_type="generation", missing_tasks="skip", instructions=True).read()
-    shared = {"rows": 60, "eval_rows": 100, "seed": 508, "protocol": "clean"}
+    shared = {"samples_per_class": 60, "max_eval_samples": 100, "seed": 508, "protocol": "clean"}
     assert told == [
         {**shared, "order": "3", "task_type": None, "missing_tasks": "refuse", "instructions": False},
         {**shared, "order": "random", "task_type": "generation", "missing_tasks": "skip", "instructions": True},

@@ -11,8 +11,8 @@ from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.metrics import Difference, format_fixed
 from regard.commands.learn.tables import SETTINGS
-from regard.commands.learn.words import signed
 from regard.report.page import Table, Tables
+from regard.report.words import format_signed, verdict
 
 OPEN = ("average_performance", "forgetting")
 """The metrics whose differences stand open on the page."""
@@ -49,17 +49,11 @@ def _test(table: pd.DataFrame) -> str:
 def _table(found: Sequence[Difference], caption: str, test: str) -> Table:
     rows = []
     for one in found:
-        span = f"{signed(one.low)} to {signed(one.high)}" if one.sure else "–"
-        rows.append((one.method, "", [signed(one.value), span, probability(one.p), verdict(one)]))
+        told = verdict(one.value, one.overlaps if one.sure else None)
+        span = f"{format_signed(one.low, 2)} to {format_signed(one.high, 2)}" if one.sure else "–"
+        rows.append((one.method, "", [format_signed(one.value, 2), span, probability(one.p), told]))
     head = ["Method", "Difference", "95 % interval", test, ""]
     return Table(rows, head, f"{caption}: differences", caption)
-
-
-def verdict(one: Difference) -> str:
-    """What the interval says: "overlaps 0", "higher", "lower"; "no interval" where there is none."""
-    if not one.sure:
-        return "no interval"
-    return "overlaps 0" if one.overlaps else "higher" if one.value > 0 else "lower"
 
 
 def probability(p: float) -> str:

@@ -219,10 +219,3 @@ def decimals(error: float) -> int:
 
 def _power(value: float) -> int:
     return math.floor(math.log10(abs(value))) if value else 0
-
-
-def verdict(found: Difference) -> str:
-    """What the interval says: "overlaps 0", "higher", "lower"; "no interval" where there is none."""
-    if not found.sure:
-        return "no interval"
-    return "overlaps 0" if found.overlaps else "higher" if found.value > 0 else "lower"
