@@ -34,6 +34,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place,number", [("measuring", signal.SIGINT), ("writing", signal.SIGTERM)])
 def test_an_interrupted_run(
     place: str,
@@ -53,7 +54,7 @@ def test_an_interrupted_run(
         assert process.stdout.readline() == "there\n"
         half = [path.name for path in (tmp_path / "runs").iterdir()] if place == "writing" else []
         process.send_signal(number)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=900)
     assert (process.returncode, out, err) == (2, "", "regard measure: interrupted; nothing was written\n")
     assert [name[0] for name in half] == ([] if place == "measuring" else ["."])
     assert os.listdir(tmp_path) == []

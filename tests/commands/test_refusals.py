@@ -207,6 +207,7 @@ def test_models_that_cannot_be_observed(refused: Callable[..., str], changed: Ca
     assert refused("--random-weights", model=folder).startswith("cannot observe MambaModel: ")
 
 
+@pytest.mark.exhaustive
 def test_a_mistake_in_a_process_of_its_own(apart: Regard, tmp_path: Path) -> None:
     ended = apart("measure", "minilm", "--statistics", "charm")
     assert ended.complaint.startswith("regard measure: unknown statistic 'charm'; expected ")

@@ -121,6 +121,7 @@ def interval(mean: float, half: float, n: int = 5) -> Interval:
 # -- the committed page ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not (ROOT / FOLDER / RECORD).exists(), reason="the tables of pre-scaling are not there yet")
 def test_the_page_is_made_from_the_committed_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -73,6 +73,7 @@ def gathered(folder: Path, scores: Mapping[str, Sequence[float]]) -> Tables:
 # -- the committed page ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not (ROOT / FOLDER / RECORD).exists(), reason="the tables of SAPT are not there yet")
 def test_the_page_is_made_from_the_committed_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -48,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-        timeout=240,
+        timeout=900,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     found: dict[str, list[dict[str, Any]]] = {}

@@ -240,6 +240,7 @@ def stopped(
         signal.signal(number, handler)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "number,run,position",
     [(signal.SIGTERM, 1, 3), (signal.SIGINT, 2, 1)],

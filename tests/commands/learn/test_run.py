@@ -216,7 +216,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, li
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
-        timeout=400,
+        timeout=900,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     found: dict[str, list[int]] = {}
@@ -231,6 +231,7 @@ def unbroken(whole: LearnResult, tmp_path_factory: pytest.TempPathFactory) -> di
     return {"two": whole, "sapt": compared(tmp_path_factory.mktemp("sapt"), **COMPARED["sapt"])}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KILLS)
 def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, unbroken: dict[str, LearnResult]) -> None:
@@ -361,7 +362,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         for rank in (0, 1)
     ]
     try:
-        ended = [(process.communicate(timeout=400)[1], process.returncode) for process in started]
+        ended = [(process.communicate(timeout=900)[1], process.returncode) for process in started]
     finally:
         for process in started:
             process.kill()

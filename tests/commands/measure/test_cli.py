@@ -39,6 +39,7 @@ def test_a_run_in_a_process_of_its_own(tiny: Tiny, text_file: Path, apart: Regar
     assert (tmp_path / "run" / "report.html").stat().st_size > 100_000
 
 
+@pytest.mark.exhaustive
 def test_standard_input(tiny: Tiny, documents: list[str], apart: Regard, regard: Regard, tmp_path: Path) -> None:
     arguments = ("measure", tiny("llama"), *FEW, "--statistics", "column_mass")
     given = " ".join(documents)

@@ -178,6 +178,7 @@ def test_the_mean_attention_and_the_sink_tokens(tiny: Tiny, documents: list[str]
 # -- what the numbers depend on -------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["llama", "bart"])
 def test_the_numbers_do_not_depend_on_the_batch_size(kind: str, tiny: Tiny, documents: list[str]) -> None:
     one = measured(tiny(kind), documents, statistics="all", batch_size=1)

@@ -220,6 +220,7 @@ def test_the_cache_is_where_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert _cache("elsewhere") == Path("elsewhere")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -259,6 +260,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         PretrainResult.load(tmp_path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_processes_train_the_model_of_one(
     finished: PretrainResult, small: PretrainConfig, cache: Path, tmp_path: Path
@@ -274,7 +276,7 @@ def test_two_processes_train_the_model_of_one(
         env = {**os.environ, **where, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         workers.append(subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True))
     for worker in workers:
-        _, complaints = worker.communicate(timeout=300)
+        _, complaints = worker.communicate(timeout=900)
         assert worker.returncode == 0, complaints
     together = PretrainResult.load(tmp_path / "run")
     for name in ("valid_loss", "loss", "sink_rate", "alpha_first", "gradient_norm"):

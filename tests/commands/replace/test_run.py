@@ -181,6 +181,7 @@ def test_gates_learn_which_heads_to_keep(tiny: Tiny, reviews: Path, tmp_path: Pa
     assert (values != 0.5).all(), "every gate has moved"
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_resumes_to_the_same_scores(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     whole = replaced(tiny, reviews, tmp_path / "whole", dynamic_fractions=(1, 0.5, 0))
     script = f"""

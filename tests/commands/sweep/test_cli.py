@@ -184,7 +184,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(environment: dict[str, str], tmp
     )
     until(lambda: len(counted(tmp_path / "o", "begun")) == 1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, out) == (2, "")
     assert err == "regard sweep: interrupted; what is done is kept in o: the same command goes on\n"
 

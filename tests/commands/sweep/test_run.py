@@ -284,6 +284,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_sweep_stops_its_trials_keeps_the_finished_and_goes_on(
     number: signal.Signals, tmp_path: Path
@@ -294,7 +295,7 @@ def test_an_interrupted_sweep_stops_its_trials_keeps_the_finished_and_goes_on(
     until(lambda: len(counted(out, "ended")) == 2 and len(counted(out, "begun")) == 4)
     until(lambda: [one["state"] for one in told_state(out)["trials"]].count("finished") == 2)
     process.send_signal(number)
-    _, complaints = process.communicate(timeout=60)
+    _, complaints = process.communicate(timeout=600)
     assert process.returncode == (2 if number == signal.SIGINT else -number)
     assert complaints == b""
     until(lambda: len(counted(out, "kept")) == 2)  # the trials at work were asked to end, and kept what they had
