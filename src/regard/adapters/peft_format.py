@@ -17,7 +17,7 @@ from regard.adapters import saving
 from regard.adapters.lora import LoraAdapters
 from regard.adapters.model import AdapterModel
 from regard.errors import UserError
-from regard.runs.folder import atomic_folder
+from regard.runs.output_dir import atomic_folder
 
 CONFIG, WEIGHTS, ROUTER = "adapter_config.json", "adapter_model.safetensors", "shared_attention.safetensors"
 _PREFIX = "base_model.model."

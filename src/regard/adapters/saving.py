@@ -23,7 +23,7 @@ from regard.adapters.pool import LoraAdapterPool
 from regard.adapters.prompts import PromptAdapterPool
 from regard.errors import UserError
 from regard.models.sources import folder_of, weight_files
-from regard.runs.folder import atomic_folder
+from regard.runs.output_dir import atomic_folder
 
 TENSORS, ABOUT, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
 ASKED = "folder"

@@ -24,7 +24,7 @@ from regard.errors import UserError
 from regard.models.classifier import Classifier, ClassifierConfig, encoder_part
 from regard.models.generator import Generator, GeneratorConfig, is_language_model
 from regard.models.pretrained import Loaded
-from regard.runs.folder import atomic_folder, write_file
+from regard.runs.output_dir import atomic_folder, write_file
 from regard.runs.provenance import sha256_of_weights
 from regard.runs.quiet import suppress_logging
 

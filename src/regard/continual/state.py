@@ -17,7 +17,7 @@ from regard.adapters.lora import LoraAdapters
 from regard.continual.batches import ExampleRef
 from regard.continual.method import MethodState
 from regard.errors import UserError
-from regard.runs.folder import atomic_folder
+from regard.runs.output_dir import atomic_folder
 from regard.runs.journal import check_same
 
 NETWORK, KEPT, STATE = "network.safetensors", "kept.safetensors", "state.json"

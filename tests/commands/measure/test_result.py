@@ -16,7 +16,7 @@ import regard
 from regard import UserError
 from regard.commands.measure.compare import compare
 from regard.commands.measure.result import MeasureResult
-from regard.runs.folder import write_file
+from regard.runs.output_dir import write_file
 from regard.statistics.table import COLUMNS, TOKEN_COLUMNS, make_table
 
 FILES = ["mean_attention.safetensors", "report.html", "results.json", "statistics.parquet", "tokens.parquet"]

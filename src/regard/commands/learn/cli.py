@@ -112,7 +112,7 @@ def run(given: argparse.Namespace) -> None:
     """Learn, print, write; everything that can be refused is refused before."""
     course, seeds = given_course(given)
     from regard.commands.learn.run import can_resume, learn
-    from regard.runs.folder import check_output_dir
+    from regard.runs.output_dir import check_output_dir
 
     named = f"{model_slug(Path(course.stream).stem)}-{model_slug(course.method)}"
     out = given.out or Path("runs") / f"learn-{named}"
@@ -150,7 +150,7 @@ def run(given: argparse.Namespace) -> None:
 def _check_unfinished(out: Path, work: Path, given: argparse.Namespace) -> None:
     """Nothing, or a UserError: a run is to be gone on with that is finished."""
     from regard.commands.learn.run import can_resume
-    from regard.runs.folder import RESULTS
+    from regard.runs.output_dir import RESULTS
 
     if given.resume and not given.overwrite and (out / RESULTS).is_file() and not can_resume(work):
         raise UserError(

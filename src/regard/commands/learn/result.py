@@ -18,7 +18,7 @@ from regard.commands.learn.terminal import learn_summary
 from regard.continual import comparing, guarding, metrics
 from regard.errors import UserError
 from regard.runs import result as runs_result
-from regard.runs.folder import RESULTS, atomic_folder
+from regard.runs.output_dir import RESULTS, atomic_folder
 from regard.runs.result import PAGE
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from regard.commands.learn.result import MODELS, read_record
 from regard.continual.models import LINEAGE, export, rebuild_network
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
-from regard.runs.folder import check_output_dir
+from regard.runs.output_dir import check_output_dir
 
 
 def rollback(

@@ -84,7 +84,7 @@ def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> 
     from regard.data import read_texts
     from regard.hooks import ReplacedModel
     from regard.runs import distributed as processes
-    from regard.runs.folder import check_output_dir
+    from regard.runs.output_dir import check_output_dir
 
     check_output_dir(out, overwrite=given.overwrite, verb="measure")
     MeasureConfig(statistics=given.statistics, **settings)

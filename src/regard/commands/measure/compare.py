@@ -47,7 +47,7 @@ def run(given: argparse.Namespace) -> None:
     from rich.console import Console
 
     from regard.commands.measure.result import MeasureResult
-    from regard.runs.folder import check_output_file, write_file
+    from regard.runs.output_dir import check_output_file, write_file
 
     if given.out is not None:
         check_output_file(given.out, overwrite=given.overwrite)

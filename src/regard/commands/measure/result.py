@@ -16,7 +16,7 @@ from regard.commands.measure.figure import figure as measure_figure
 from regard.commands.measure.page import page as measure_page
 from regard.commands.measure.terminal import summary as measure_summary
 from regard.errors import UserError
-from regard.runs.folder import RESULTS, atomic_folder, command_of
+from regard.runs.output_dir import RESULTS, atomic_folder, command_of
 from regard.runs.result import PAGE
 from regard.statistics.table import COLUMNS, check_statistic, select_rows
 

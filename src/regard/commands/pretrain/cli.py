@@ -69,7 +69,7 @@ def run(given: argparse.Namespace) -> None:
     """Train, print, write; everything that can be refused is refused before."""
     base, changes = given_recipe(given)
     from regard.commands.pretrain.run import can_resume, pretrain
-    from regard.runs.folder import check_output_dir
+    from regard.runs.output_dir import check_output_dir
 
     name = given.name or (model_slug(Path(given.config).resolve().parent.name) if given.config else NAMED)
     out = given.out or Path("runs") / f"pretrain-{name}"

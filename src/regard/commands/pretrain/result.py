@@ -14,7 +14,7 @@ from regard.commands.pretrain.page import pretrain_page
 from regard.commands.pretrain.terminal import pretrain_summary
 from regard.errors import UserError
 from regard.runs import result as runs_result
-from regard.runs.folder import RESULTS, atomic_folder
+from regard.runs.output_dir import RESULTS, atomic_folder
 from regard.runs.quiet import suppress_logging
 from regard.runs.result import PAGE
 

@@ -108,7 +108,7 @@ def run(given: argparse.Namespace) -> None:
     from regard.data import TASKS, read_task
     from regard.hooks import ReplacedModel
     from regard.hooks.operation import parse_attention
-    from regard.runs.folder import check_output_dir
+    from regard.runs.output_dir import check_output_dir
 
     out = given.out or Path("runs") / f"replace-{model_slug(given.model)}-{model_slug(Path(given.task).stem)}"
     work = default_work_dir(out)

@@ -20,7 +20,7 @@ from regard.commands.replace.scores import COLUMNS as SCORE_COLUMNS
 from regard.commands.replace.scores import intervals, relative_drop
 from regard.commands.replace.terminal import replace_summary
 from regard.errors import UserError
-from regard.runs.folder import RESULTS, atomic_folder, command_of
+from regard.runs.output_dir import RESULTS, atomic_folder, command_of
 from regard.runs.result import PAGE
 from regard.statistics.table import select_rows
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from regard.errors import UserError
-from regard.runs.folder import RESULTS
+from regard.runs.output_dir import RESULTS
 
 if TYPE_CHECKING:
     import pandas as pd
