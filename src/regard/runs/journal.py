@@ -50,7 +50,9 @@ class Journal:
             except (ValueError, KeyError, TypeError):
                 checksum = None
             if checksum is None or checksum != _checksum(self._checksums[-1], name, value):
-                raise UserError(f"cannot resume: entry {number} of {self.path} is damaged. Start again with --overwrite.")
+                raise UserError(
+                    f"cannot resume: entry {number} of {self.path} is damaged. Start again with --overwrite."
+                )
             self._entries[name] = value
             self._checksums.append(checksum)
         if len(whole_lines) < len(lines) and self.writable:

@@ -159,7 +159,9 @@ def _read_manifest(path: Path) -> dict[str, Any] | str:
     if not is_sealed(manifest):
         return f"{MANIFEST}: not what was written"
     if manifest["schema_version"] != SCHEMA_VERSION:
-        return f"{MANIFEST} has schema version {manifest['schema_version']}, this version of Regard reads {SCHEMA_VERSION}"
+        return (
+            f"{MANIFEST} has schema version {manifest['schema_version']}, this version of Regard reads {SCHEMA_VERSION}"
+        )
     damaged = find_damaged_files(path, manifest["files"])
     return f"{', '.join(damaged)}: not what was written" if damaged else manifest
 

@@ -272,9 +272,7 @@ def _flatten(value: Any, name: str = "") -> dict[str, Any]:
     if not isinstance(value, Mapping):
         return {name: value}
     return {
-        key: leaf
-        for part, inner in value.items()
-        for key, leaf in _flatten(inner, f"{name}.{part}".strip(".")).items()
+        key: leaf for part, inner in value.items() for key, leaf in _flatten(inner, f"{name}.{part}".strip(".")).items()
     }
 
 
