@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import re
 from collections.abc import Callable, Collection
 from dataclasses import fields
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
 
 
 _SEVERAL = tuple[str, ...]
-
-
-def is_main_process() -> bool:
-    """Whether this is the process that speaks and writes, where several run the same command."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def print_summary(summary: RenderableType, out: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from regard.errors import UserError
+from regard.runs.snapshots import Snapshots
 from regard.training import checkpoint
 from regard.training.placement import (
     Placement,
@@ -70,7 +71,7 @@ class _Run:
     batch: Callable[[int], Rows]
     loss: Callable[[nn.Module, Rows], Tensor]
     count: Callable[[Rows], int]
-    folder: Path | None
+    snapshots: Snapshots | None
     watchers: Sequence[Monitor]
     on_progress: OnProgress | None
     correct: TransformGradients | None
@@ -150,10 +151,10 @@ def train(
     where there is none. On one CPU process a run that was killed and resumed is bit for bit the run that was not.
     `device`: "cpu", or None for the machine's accelerator.
     """
-    place_of_checkpoints = None if folder is None else Path(folder)
+    snapshots = None if folder is None else Snapshots(Path(folder), keep=plan.save_total_limit)
     with make_accelerator(plan, device, folder=None if folder is None else str(folder)) as accelerator:
         placed = prepare_model(model, plan, accelerator, times)
-        run = _Run(plan, placed, batch, loss, count, place_of_checkpoints, watchers, on_progress, correct, accelerator)
+        run = _Run(plan, placed, batch, loss, count, snapshots, watchers, on_progress, correct, accelerator)
         progress = _started(run, resume)
         with isolated_rng(placed.device), _tracked(run):
             _take_steps(run, progress)
@@ -262,7 +263,7 @@ def _check_finite(run: _Run, rows: Rows, step: int, mean: float, norm: float) ->
     """Nothing, or a UserError that names the step, the rows and the last good checkpoint."""
     if torch.tensor([mean, norm]).isfinite().all():
         return
-    last = checkpoint.told_last(None if run.folder is None else checkpoint.latest(run.folder))
+    last = "there is no saved state" if run.snapshots is None else run.snapshots.describe_latest()
     if torch.tensor(mean).isfinite():
         raise UserError(f"gradient: expected finite numbers, its norm is {norm} at step {step} (loss {mean:g}); {last}")
     wrong = _rows_without_finite_loss(run, rows, step)
@@ -356,7 +357,7 @@ def _checkpoint_due(run: _Run, progress: _Progress) -> bool:
 
 def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
     """Write a checkpoint from the first process; where it cannot, every process stops, unless that one is `alone`."""
-    if run.folder is None:
+    if run.snapshots is None:
         return
     placed, error = run.placed, None
     weights = checkpoint.gather(placed.bare, placed.optimizer, keep=placed.first)
@@ -364,7 +365,7 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
         state = {**progress.state, "plan": run.plan.to_dict(), "processes": placed.processes}
         try:
             with _interrupts_held():
-                checkpoint.save(run.folder, weights, state, keep=run.plan.save_total_limit)
+                checkpoint.save(run.snapshots, weights, state)
                 progress.saved = progress.step
         except UserError as caught:
             error = caught
@@ -375,14 +376,14 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
 
 def _started(run: _Run, resume: bool) -> _Progress:
     """Where the run begins: at its start, or where the last checkpoint was made, with model and optimiser as then."""
-    if run.folder is None:
+    if run.snapshots is None:
         return _Progress()
     read, refused = None, None
     try:
-        read = _read(run, run.folder, resume)
+        read = _read(run, run.snapshots, resume)
     except UserError as error:
         refused = error
-    check_same_start(run.placed, run.folder, 0 if read is None else read[1]["step"], refused)
+    check_same_start(run.placed, run.snapshots.folder, 0 if read is None else read[1]["step"], refused)
     if read is None:
         return _Progress()
     path, state = read
@@ -390,14 +391,16 @@ def _started(run: _Run, resume: bool) -> _Progress:
     return _Progress(**{name: state[name] for name in _KEPT}, saved=state["step"])
 
 
-def _read(run: _Run, folder: Path, resume: bool) -> tuple[Path, dict[str, Any]] | None:
-    """The last good checkpoint of a run to resume, as this process sees the folder."""
-    found = checkpoint.checkpoints(folder)
-    if found and not resume:
-        raise UserError(f"{folder}: expected no checkpoints, got {found[-1].name}; resume, or name another folder")
+def _read(run: _Run, snapshots: Snapshots, resume: bool) -> tuple[Path, dict[str, Any]] | None:
+    """Return the last good checkpoint of a run to resume, as this process sees the folder."""
+    paths = snapshots.paths()
+    if paths and not resume:
+        raise UserError(
+            f"{snapshots.folder}: expected no checkpoints, got {paths[-1].name}; resume, or name another folder"
+        )
     if run.placed.first:
-        checkpoint.clear_unfinished(folder)
-    read = checkpoint.read(folder)
+        snapshots.clear_unfinished()
+    read = snapshots.latest()
     if read is not None:
         run.plan.check_resumes(read[1]["plan"], read[1]["step"])
     return read

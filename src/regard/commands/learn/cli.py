@@ -18,12 +18,12 @@ from regard.runs.arguments import (
     add_fields,
     check_work_dir,
     default_work_dir,
-    is_main_process,
     model_slug,
     parse_given_fields,
     parse_number,
     print_summary,
 )
+from regard.runs.rank import is_main_process
 
 if TYPE_CHECKING:
     from rich.console import Console

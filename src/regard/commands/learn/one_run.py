@@ -37,6 +37,7 @@ from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory
+from regard.runs.rank import is_main_process
 from regard.training.states import eval_mode
 
 TASK_END = "learnt"
@@ -71,21 +72,21 @@ def run_method(
     own = method.own_learning_rate(course.budget())
     budget, tried = _budget(course, stream, loaded) if own is None else (course.budget(), [])
     learner = _begun(course, stream, method, loaded, budget)
-    if tell is not None and processes.is_main_process() and (numbers := describe_protocol_differences(stream)):
+    if tell is not None and is_main_process() and (numbers := describe_protocol_differences(stream)):
         tell(ProgressEvent(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
     deltas = None if models is None else TaskDeltas(models)
     with processes.raise_on_all_ranks():
-        if deltas is not None and processes.is_main_process():
+        if deltas is not None and is_main_process():
             deltas.begin(learner, method, course.method)
     pairs: list[Row] = _interference(learner, course, learnt=0)
 
     def done(learner: Learner, learnt: int) -> None:
         with processes.raise_on_all_ranks():
-            if deltas is not None and processes.is_main_process():
+            if deltas is not None and is_main_process():
                 deltas.keep(learner, learnt)
 
     def kept(learnt: int) -> None:
-        if tell is not None and processes.is_main_process():
+        if tell is not None and is_main_process():
             tell(ProgressEvent(learnt, stream.tasks[learnt - 1].name, TASK_END, 0, 0, {}))
 
     ran = run_stream(

@@ -30,6 +30,7 @@ from regard.models.pretrained import Loaded, as_loaded, load
 from regard.runs import distributed as processes
 from regard.runs.journal import ENTRIES, Journal, check_same
 from regard.runs.provenance import now, regard_version, versions
+from regard.runs.rank import is_main_process
 
 __all__ = ["DATA", "JOURNAL", "STATES", "TASK_END", "Progress", "can_resume", "learn"]
 
@@ -114,8 +115,8 @@ def learn(
                     tell=tell,
                 )
                 with processes.raise_on_all_ranks():
-                    found[key] = journal.add(key, result) if processes.is_main_process() else result
-                if processes.is_main_process():
+                    found[key] = journal.add(key, result) if is_main_process() else result
+                if is_main_process():
                     shutil.rmtree(place / STATES / key, ignore_errors=True)
         models = place / MODELS if keep_models and work is not None and (place / MODELS).is_dir() else None
         return LearnResult(
@@ -203,7 +204,7 @@ def _journal(
     tasks = sorted(task.name for task in next(iter(streams.values())).tasks)
     about = {"course": bound, "model": loaded.sha256, "tasks": tasks}
     with processes.raise_on_all_ranks():
-        if processes.is_main_process():
+        if is_main_process():
             for part in () if resume else (JOURNAL, STATES, MODELS):
                 shutil.rmtree(place / part, ignore_errors=True)
             Journal(place / JOURNAL, about, resume=resume)

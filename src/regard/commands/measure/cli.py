@@ -11,6 +11,7 @@ from typing import Any
 
 from regard.errors import UserError
 from regard.runs.arguments import check_model_folder, new_run_dir, parse_number
+from regard.runs.rank import is_main_process
 
 HELP = "Measure what a model's attention does on some text, and write a report."
 EXAMPLES = """examples:
@@ -106,9 +107,9 @@ def _measure(given: argparse.Namespace, settings: dict[str, Any], out: Path) -> 
         trust_remote_code=given.trust_remote_code,
         seed=given.seed,
     )
-    with _progress(processes.is_main_process()) as on_batch:
+    with _progress(is_main_process()) as on_batch:
         found = measure(loaded, texts=texts, statistics=given.statistics, on_batch=on_batch, **settings)
-    if processes.is_main_process():
+    if is_main_process():
         found.save(out, overwrite=given.overwrite)
         console = Console(highlight=False)
         console.print(found.summary())

@@ -16,11 +16,11 @@ from regard.runs.arguments import (
     add_fields,
     check_work_dir,
     default_work_dir,
-    is_main_process,
     model_slug,
     parse_given_fields,
     print_summary,
 )
+from regard.runs.rank import is_main_process
 
 HELP = "Train a small decoder from nothing, and watch sinks while they emerge."
 EXAMPLES = """examples:

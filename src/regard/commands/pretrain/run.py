@@ -33,8 +33,8 @@ from regard.data.draw import BatchSampler, insert_tokens
 from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, tokenizer_hash, train_tokenizer
 from regard.errors import UserError
 from regard.models import RegardForCausalLM
-from regard.runs.output_dir import atomic_folder
 from regard.runs.journal import Journal
+from regard.runs.output_dir import atomic_folder
 from regard.runs.provenance import now, peak_memory, regard_version, sha256_of_weights, versions
 from regard.training.sink_monitor import SinkMonitor, ValidationLoss, find_emergence, sink_table
 
