@@ -38,7 +38,7 @@ def test_a_damaged_entry_is_noticed(tmp_path: Path, damage: str) -> None:
     else:
         lines[0], lines[1] = lines[1], lines[0]
     (tmp_path / "j").write_text("".join(lines))
-    with pytest.raises(UserError, match="entry .* is damaged"):
+    with pytest.raises(UserError, match=r"entry .* is damaged"):
         Journal(tmp_path / "j")
 
 

@@ -69,7 +69,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         (folder / "data.txt").write_text("half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(UserError, match="No space left on device; the last good state is .*step-00000001"):
+    with pytest.raises(UserError, match=r"No space left on device; the last good state is .*step-00000001"):
         snapshots.save(2, full, {})
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 

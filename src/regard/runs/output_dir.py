@@ -114,7 +114,11 @@ def atomic_folder(
     exception. What an earlier process left that was killed while it wrote is deleted first.
 
     Args:
-        folder, overwrite, command, marker, option: See `check_output_dir`.
+        folder: The folder.
+        overwrite: Whether an earlier one of the same kind may be replaced.
+        command: See `check_output_dir`, as for what follows.
+        marker: The file by which a folder is known to be of Regard's making.
+        option: How the user named the folder.
 
     Yields:
         The folder to write to.

@@ -46,7 +46,7 @@ class RunResult(ABC):
     def summary(self) -> RenderableType:
         """Return the few lines that a terminal shows, for rich's `print`."""
 
-    def write_artifacts(self, folder: Path) -> None:
+    def write_artifacts(self, folder: Path) -> None:  # noqa: B027 - most results have nothing more
         """Write what the folder holds beside tables, metadata and page."""
 
     @classmethod

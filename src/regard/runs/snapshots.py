@@ -1,4 +1,4 @@
-"""Complete states of a run, of which the last few are kept: each is there whole or not at all, and checked when read."""
+"""Complete states of a run, of which the last few are kept: each is whole or not there, and checked when read."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ class Snapshots:
             warnings.warn(f"{path} is damaged ({manifest}); the state before it is used", stacklevel=2)
         if paths:
             raise UserError(
-                f"cannot resume: each of the {len(paths)} states in {self.folder} is damaged. Start again with --overwrite."
+                f"cannot resume: each of the {len(paths)} states in {self.folder} is damaged. Start again with "
+                "--overwrite."
             )
         return None
 
