@@ -56,7 +56,7 @@ def inputs(
 def measured(data: dict[str, Any], blocks: Tiling | None = None) -> dict[str, Callable[[], Any]]:
     """The three things that are timed, by name, each ready to be called."""
     query, key, value, real = data["query"], data["key"], data["value"], data["real"]
-    shared: dict[str, Any] = {"scale": query.shape[-1] ** -0.5, "causal": real is None, "offset": 0, "key_real": real}
+    shared: dict[str, Any] = {"scale": query.shape[-1] ** -0.5, "causal": real is None, "offset": 0, "key_mask": real}
     mask = None if real is None else real[:, None, None, :]
     lse = kernels.row_statistics(query, key, **shared, blocks=blocks).lse
 
@@ -68,7 +68,7 @@ def measured(data: dict[str, Any], blocks: Tiling | None = None) -> dict[str, Ca
         return kernels.row_statistics(query, key, **shared, distance=True, blocks=blocks)
 
     def columns() -> tuple[Tensor, Tensor | None]:
-        return kernels.column_statistics(query, key, lse, **shared, query_real=real, square=True, blocks=blocks)
+        return kernels.column_statistics(query, key, lse, **shared, query_mask=real, square=True, blocks=blocks)
 
     return {"sdpa": forward, "rows": rows, "columns": columns}
 

@@ -52,7 +52,7 @@ def written_tasks(seed: int, data: str) -> Stream:
         "order": ORDERS[0],
         "seed": seed,
     }
-    found = read_stream(STREAM, data, form="text", missing="skip", **given)
+    found = read_stream(STREAM, data, task_type="generation", missing_tasks="skip", **given)
     return dataclasses.replace(found, tasks=tuple(_fewer(cast(TextTask, task)) for task in found.tasks))
 
 

@@ -108,8 +108,8 @@ def tasks_of(order: str, seed: int, data: str, *, instructions: bool = True) -> 
         eval_rows=EVALUATED,
         order=order,
         seed=seed,
-        form="labels",
-        missing="skip",
+        task_type="classification",
+        missing_tasks="skip",
         instructions=instructions,
     )
     return dataclasses.replace(found, tasks=tuple(_fewer(task) for task in found.tasks))

@@ -58,11 +58,11 @@ def main() -> None:
         real = torch.ones(2, length, dtype=torch.bool) if everything else None
         shared: dict[str, Any] = {"scale": 0.1, "causal": not everything, "offset": int(length == 1)}
         if everything:
-            shared |= {"window": 9, "key_real": real, "softcap": 5.0}
+            shared |= {"window": 9, "key_mask": real, "softcap": 5.0}
         rows = kernels.row_statistics(
             query, key, sink=torch.zeros(4) if everything else None, distance=everything, **shared
         )
-        kernels.column_statistics(query, key, rows.lse, query_real=real, square=everything, **shared)
+        kernels.column_statistics(query, key, rows.lse, query_mask=real, square=everything, **shared)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def output(
     window: int | None = None,
     prefix: int = 0,
     offset: int = 0,
-    key_real: Tensor | None = None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     """Σ_j A_ij v_j, head by head and row by row: q (B, H, n, d), k and v (B, G, m, ·)."""
     batch, heads, queries, _ = q.shape
@@ -34,7 +34,7 @@ def output(
             rows += [
                 row(
                     q[b, h, i],
-                    *seen(k[b, h // shares], v[b, h // shares], i + offset, window, prefix, real(key_real, b)),
+                    *seen(k[b, h // shares], v[b, h // shares], i + offset, window, prefix, real(key_mask, b)),
                     i=i + offset,
                     scale=scale,
                     weighting=weighting,
@@ -55,8 +55,8 @@ def of(tensor: Tensor | None, head: int) -> Tensor | None:
     return None if tensor is None else tensor[head if len(tensor) > 1 else 0]
 
 
-def real(key_real: Tensor | None, sample: int) -> list[bool] | None:
-    return None if key_real is None else key_real[sample].tolist()
+def real(key_mask: Tensor | None, sample: int) -> list[bool] | None:
+    return None if key_mask is None else key_mask[sample].tolist()
 
 
 def seen(

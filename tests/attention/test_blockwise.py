@@ -58,8 +58,8 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
         "bias": perhaps(normal(1, 4, queries, length)),
         "softcap": perhaps(2.0),
         "sink": perhaps(normal(4)),
-        "query_real": perhaps(torch.rand(2, queries, generator=generator) < 0.8),
-        "key_real": perhaps(real),
+        "query_mask": perhaps(torch.rand(2, queries, generator=generator) < 0.8),
+        "key_mask": perhaps(real),
         "starts": perhaps((1, 0)),
         "operation": operation,
     }

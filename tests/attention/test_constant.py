@@ -66,15 +66,15 @@ SHIFT = torch.tensor([0, 2, 4])
 CASES = {
     "whole": ({}, {}),
     "crop of longer matrices": ({}, {"matrices": matrices(2, 9)}),
-    "padding": ({"key_real": REAL, "query_real": REAL}, {}),
+    "padding": ({"key_mask": REAL, "query_mask": REAL}, {}),
     "padding on the left": (
-        {"key_real": LEFT, "query_real": LEFT},
+        {"key_mask": LEFT, "query_mask": LEFT},
         {"query_shift": SHIFT, "key_shift": SHIFT},
     ),
-    "keys alone begin late": ({"key_real": LEFT}, {"key_shift": SHIFT}),
+    "keys alone begin late": ({"key_mask": LEFT}, {"key_shift": SHIFT}),
     "a step after a cache": ({"query": drawn(BATCH, HEADS, 1, WIDTH)}, {"first_query": 5}),
     "a step after a cache, padding on the left": (
-        {"query": drawn(BATCH, HEADS, 1, WIDTH), "key_real": LEFT},
+        {"query": drawn(BATCH, HEADS, 1, WIDTH), "key_mask": LEFT},
         {"first_query": 5, "query_shift": SHIFT, "key_shift": SHIFT},
     ),
     "a cache that dropped keys": (
@@ -82,8 +82,8 @@ CASES = {
         {"first_query": 7, "first_key": 3, "matrices": matrices(2, 9)},
     ),
     "a full mask": ({"keep": drawn(BATCH, 1, KEYS, KEYS, seed=9) > 0}, {}),
-    "negative entries": ({"key_real": REAL}, {"matrices": drawn(2, KEYS, KEYS), "signed": True}),
-    "rows of zeros": ({"key_real": REAL}, {"matrices": matrices(2) * (torch.arange(KEYS)[:, None] > 2)}),
+    "negative entries": ({"key_mask": REAL}, {"matrices": drawn(2, KEYS, KEYS), "signed": True}),
+    "rows of zeros": ({"key_mask": REAL}, {"matrices": matrices(2) * (torch.arange(KEYS)[:, None] > 2)}),
     "nothing": ({}, {"matrices": torch.zeros(2, KEYS, KEYS, dtype=torch.float64)}),
     "grouped values": ({"key": drawn(BATCH, 2, KEYS, WIDTH), "value": drawn(BATCH, 2, KEYS, WIDTH, seed=3)}, {}),
 }
@@ -110,9 +110,9 @@ def repeated(c: AttentionCall, times: int) -> AttentionCall:
     if c.query.shape[2] == KEYS:
         keys["query"] = c.query.repeat(1, 1, times, 1)
     if c.key_mask is not None:
-        keys["key_real"] = torch.cat([c.key_mask] + [c.key_mask[:, -1:].expand(-1, KEYS)] * (times - 1), 1)
+        keys["key_mask"] = torch.cat([c.key_mask] + [c.key_mask[:, -1:].expand(-1, KEYS)] * (times - 1), 1)
     if c.query_mask is not None:
-        keys["query_real"] = keys["key_real"]
+        keys["query_mask"] = keys["key_mask"]
     if c.keep is not None:
         keys["keep"] = c.keep.repeat(1, 1, times, times)
     grown = c.constant.matrices.repeat(1, times, times)
@@ -131,11 +131,11 @@ def test_normalised_matrices_need_no_sums() -> None:
 def test_heads_beside_constant_ones_attend(heads: tuple[int, ...], gated: bool, gradients: bool) -> None:
     gate = torch.linspace(0.1, 0.9, len(heads), dtype=torch.float64) if gated else None
     constant = ConstantHeadsInput(matrices=matrices(len(heads)).requires_grad_(gradients), heads=heads, gate=gate)
-    plain = call(key_real=REAL, query_real=REAL)
-    found, _ = attend(call(key_real=REAL, query_real=REAL, constant=constant), ReductionRequest())
+    plain = call(key_mask=REAL, query_mask=REAL)
+    found, _ = attend(call(key_mask=REAL, query_mask=REAL, constant=constant), ReductionRequest())
     expected, _ = attend(plain, ReductionRequest())
     expected = expected.clone()
-    fixed = by_hand(call(key_real=REAL, query_real=REAL, constant=constant)).transpose(1, 2)
+    fixed = by_hand(call(key_mask=REAL, query_mask=REAL, constant=constant)).transpose(1, 2)
     for n, head in enumerate(heads):
         share = 0 if gate is None else gate[n]
         expected[:, head] = share * expected[:, head] + (1 - share) * fixed[:, n]
@@ -179,9 +179,9 @@ def test_what_is_measured_is_what_was_used(gated: bool, padded: bool) -> None:
 def test_rows_sum_to_one_or_are_empty_and_scaling_a_row_changes_nothing(lengths: list[int], seed: int) -> None:
     real = torch.arange(KEYS) < torch.tensor(lengths)[:, None]
     kernel = matrices(2, seed=seed)
-    c = call(key_real=real, query_real=real, constant=ConstantHeadsInput(matrices=kernel, heads=(0, 3)))
+    c = call(key_mask=real, query_mask=real, constant=ConstantHeadsInput(matrices=kernel, heads=(0, 3)))
     sums = constant_weights(c).sum(-1)
     torch.testing.assert_close(sums, real[:, None].expand_as(sums).double())
     scaled = kernel * torch.linspace(0.5, 9, KEYS, dtype=torch.float64)[:, None]
-    again = call(key_real=real, query_real=real, constant=ConstantHeadsInput(matrices=scaled, heads=(0, 3)))
+    again = call(key_mask=real, query_mask=real, constant=ConstantHeadsInput(matrices=scaled, heads=(0, 3)))
     torch.testing.assert_close(constant_output(c), constant_output(again))

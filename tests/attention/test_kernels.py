@@ -47,8 +47,8 @@ class Case:
     causal: bool = False
     offset: int = 0
     window: int | None = None
-    key_real: Tensor | None = None
-    query_real: Tensor | None = None
+    key_mask: Tensor | None = None
+    query_mask: Tensor | None = None
     softcap: float | None = None
     sink: Tensor | None = None
 
@@ -58,13 +58,13 @@ class Case:
             "causal": self.causal,
             "offset": self.offset,
             "window": self.window,
-            "key_real": self.key_real,
+            "key_mask": self.key_mask,
             "softcap": self.softcap,
             "blocks": blocks,
         }
         rows = row_statistics(self.query, self.key, sink=self.sink, distance=True, **shared)
         mass, square = column_statistics(
-            self.query, self.key, rows.lse, query_real=self.query_real, square=True, **shared
+            self.query, self.key, rows.lse, query_mask=self.query_mask, square=True, **shared
         )
         assert rows.distance is not None
         assert square is not None
@@ -81,7 +81,7 @@ class Case:
             see &= j <= i
         if self.window is not None:
             see &= (i - j < self.window) if self.causal else ((i - j).abs() < self.window)
-        return see if self.key_real is None else see & self.key_real[:, None, None, :]
+        return see if self.key_mask is None else see & self.key_mask[:, None, None, :]
 
     def expected(self) -> dict[str, Tensor]:
         key = self.key.double().repeat_interleave(self.query.shape[1] // self.key.shape[1], dim=1)
@@ -94,7 +94,7 @@ class Case:
             lse = torch.logaddexp(lse, self.sink.double()[:, None])
         lse = torch.where(lse == -torch.inf, torch.inf, lse)
         a = torch.exp(score - lse[..., None])
-        counted = a if self.query_real is None else a * self.query_real[:, None, :, None]
+        counted = a if self.query_mask is None else a * self.query_mask[:, None, :, None]
         i, j = self.positions()
         return {
             "lse": lse,
@@ -150,8 +150,8 @@ def cases(draw: st.DrawFn) -> Case:
         causal=draw(st.booleans()),
         offset=draw(st.integers(-5, 20)),
         window=draw(st.none() | st.integers(1, 45)),
-        key_real=draw(st.sampled_from((None, flags(seed + 2, batch, keys)))),
-        query_real=draw(st.sampled_from((None, flags(seed + 3, batch, queries)))),
+        key_mask=draw(st.sampled_from((None, flags(seed + 2, batch, keys)))),
+        query_mask=draw(st.sampled_from((None, flags(seed + 3, batch, queries)))),
         softcap=draw(st.sampled_from((None, 0.5, 30.0))),
         sink=draw(st.sampled_from((None, normal(seed + 4, heads)))),
     )
@@ -176,7 +176,7 @@ def test_every_type_and_width_under_the_chosen_tiling(dtype: torch.dtype, width:
 @needs_kernels
 def test_rows_that_see_nothing_weigh_nothing() -> None:
     real = torch.tensor([[False, False, True] + [True] * 17, [False] * 20], device=DEVICE)
-    case = Case(normal(0, 2, 2, 20, 8), normal(1, 2, 2, 20, 8), causal=True, key_real=real)
+    case = Case(normal(0, 2, 2, 20, 8), normal(1, 2, 2, 20, 8), causal=True, key_mask=real)
     found = case.run()
     assert found["lse"][0, :, :2].eq(torch.inf).all()
     assert found["lse"][0, :, 2:].isfinite().all()
@@ -229,8 +229,8 @@ def test_strides_do_not_matter() -> None:
     apart = Case(
         query=normal(0, 2, 20, 4, 8).transpose(1, 2),
         key=normal(1, 2, 2, 20, 22).mT[:, :, 1:, 2:18:2],
-        key_real=flags(2, 21, 2).T,
-        query_real=flags(3, 1, 20).expand(2, 20),
+        key_mask=flags(2, 21, 2).T,
+        query_mask=flags(3, 1, 20).expand(2, 20),
         sink=normal(4, 8)[::2],
     )
     together = {name: v.contiguous() if isinstance(v, Tensor) else v for name, v in vars(apart).items()}
@@ -242,7 +242,7 @@ def test_strides_do_not_matter() -> None:
 
     lse = found["lse"].permute(2, 1, 0).contiguous().permute(2, 1, 0)
     options: dict[str, Any] = {"scale": 0.5, "causal": False, "offset": 0, "blocks": SQUARE}
-    shared = {"key_real": apart.key_real, "query_real": apart.query_real}
+    shared = {"key_mask": apart.key_mask, "query_mask": apart.query_mask}
     assert torch.equal(column_statistics(apart.query, apart.key, lse, **shared, **options)[0], expected["mass"])
 
 
@@ -323,8 +323,8 @@ def test_the_compiler_takes_both_kernels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_long_sequences_on_a_gpu(dtype: torch.dtype) -> None:
     case = Case(normal(0, 2, 4, 3000, 128, dtype=dtype), normal(1, 2, 2, 3100, 128, dtype=dtype), 128**-0.5)
-    replace(case, causal=True, offset=100, window=2000, key_real=flags(2, 2, 3100)).check(None)
-    replace(case, query_real=flags(3, 2, 3000), softcap=20.0, sink=normal(4, 4)).check(None)
+    replace(case, causal=True, offset=100, window=2000, key_mask=flags(2, 2, 3100)).check(None)
+    replace(case, query_mask=flags(3, 2, 3000), softcap=20.0, sink=normal(4, 4)).check(None)
 
 
 @needs_gpu

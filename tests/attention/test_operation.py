@@ -201,7 +201,7 @@ def cases(draw: st.DrawFn) -> tuple[AttentionSpec, dict[str, Tensor], dict[str, 
         for b in range(sizes["batch"]):
             at = draw(st.integers(0, length - 1))
             real[b, slice(0, at) if draw(st.booleans()) else slice(at + 1, None)] = False
-        options["key_real"] = real
+        options["key_mask"] = real
     return spec, tensors, options
 
 

@@ -40,7 +40,7 @@ def cases(draw: st.DrawFn) -> dict[str, object]:
                 real[b, :cut], starts[b] = False, cut
             else:
                 real[b, keys - cut :] = False
-    query_real = torch.rand(batch, queries, generator=generator) < 0.8 if draw(st.booleans()) else None
+    query_mask = torch.rand(batch, queries, generator=generator) < 0.8 if draw(st.booleans()) else None
     keep = torch.rand(batch, 1, queries, keys, generator=generator) < 0.7 if draw(st.booleans()) else None
     return {
         "query": normal(batch, queries, groups * shares, width).transpose(1, 2),
@@ -53,8 +53,8 @@ def cases(draw: st.DrawFn) -> dict[str, object]:
         "bias": normal(1, groups * shares, queries, keys) if draw(st.booleans()) else None,
         "softcap": draw(st.sampled_from([None, 2.0])),
         "sink": normal(groups * shares) if draw(st.booleans()) else None,
-        "query_real": query_real,
-        "key_real": None if real.all() else real,
+        "query_mask": query_mask,
+        "key_mask": None if real.all() else real,
         "starts": tuple(starts),
     }
 

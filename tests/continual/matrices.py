@@ -23,7 +23,7 @@ def rows(
     order: str | None = None,
     unlearnt: Sequence[float] = (),
     stream: str = "letters",
-    setting: str = "til",
+    scenario: str = "til",
     n: int = 100,
 ) -> pd.DataFrame:
     """One run: `triangle[i]` has the scores after i + 1 tasks, `unlearnt[j]` that of a task just before it is learnt.
@@ -34,7 +34,7 @@ def rows(
     names = ["abcdefgh"[int(number)] for number in order.split("-")]
     found = [(i + 1, j + 1, score) for i, scores in enumerate(triangle) for j, score in enumerate(scores)]
     found += [(j, j + 1, score) for j, score in enumerate(unlearnt)]
-    return _frame(found, names, stream=stream, method=method, seed=seed, order=order, setting=setting, n=n)
+    return _frame(found, names, stream=stream, method=method, seed=seed, order=order, scenario=scenario, n=n)
 
 
 def at_end(scores: Sequence[float], *, method: str = "joint", **key: Any) -> pd.DataFrame:

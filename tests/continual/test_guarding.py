@@ -37,7 +37,7 @@ def test_a_task_that_lost_much_over_many_rows_has_dropped() -> None:
     assert (found.ci_low, found.ci_high) == pytest.approx((100 * low, 100 * high))
     assert 1 < found.ci_low < 15 < found.ci_high
     assert (found.task, found.before, found.after, found.drop) == ("a", 95, 80, 15)
-    assert (found.stream, found.method, found.setting) == ("letters", "finetune", "til")
+    assert (found.stream, found.method, found.scenario) == ("letters", "finetune", "til")
     assert (found.n, found.seeds, found.verdict) == (400, (7,), "dropped")
 
 
@@ -121,13 +121,13 @@ def test_a_seed_with_two_orders_is_two_runs() -> None:
 
 
 def test_methods_streams_and_settings_are_kept_apart() -> None:
-    parts = [two(90, 50), two(90, 89.5, method="replay"), two(90, 40, stream="words"), two(90, 10, setting="cil")]
+    parts = [two(90, 50), two(90, 89.5, method="replay"), two(90, 40, stream="words"), two(90, 10, scenario="cil")]
     frame = pd.concat(parts)
     assert [(each.stream, each.method, each.drop) for each in check(frame)] == [
         ("letters", "finetune", 40),
         ("words", "finetune", 50),
     ]
-    assert [each.drop for each in check(frame, setting="cil")] == [80]
+    assert [each.drop for each in check(frame, scenario="cil")] == [80]
 
 
 @settings(max_examples=25, deadline=None)
@@ -150,7 +150,7 @@ def test_whatever_the_scores_the_verdict_is_that_of_the_interval(scores: list[tu
         (rows([[80.0]]), "no run has learnt a second task, the most is 1"),
         (rows((), order="0-1", unlearnt=[50]), "no run has learnt a second task, the most is 0"),
         (at_end([80, 90]), "no task was scored just after it was learnt"),
-        (two(90, 10, setting="cil"), "no score is of the setting til"),
+        (two(90, 10, scenario="cil"), "no score is of the scenario til"),
     ],
 )
 def test_nothing_to_check_has_a_reason(frame: pd.DataFrame, reason: str) -> None:

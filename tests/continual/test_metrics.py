@@ -113,7 +113,7 @@ def test_a_matrix_has_a_row_before_training_and_nothing_above_the_task_at_hand()
 
 
 def test_settings_are_kept_apart() -> None:
-    both = pd.concat([rows(PEAK), rows(RISE, order="0-1-2", setting="cil")])
+    both = pd.concat([rows(PEAK), rows(RISE, order="0-1-2", scenario="cil")])
     assert len(accuracy_matrix(both, "til")) == 3
     assert accuracy_matrix(both, "cil").tasks == ("a", "b")
 
@@ -163,7 +163,7 @@ def change(**values: object) -> Callable[[pd.DataFrame], pd.DataFrame]:
         (lambda frame: frame.assign(n=0), "expected n of at least 1, got 0"),
         (lambda frame: pd.concat([frame, frame.iloc[:1]]), "each score once, several are of stream letters"),
         (lambda frame: pd.concat([frame, rows(PEAK, seed=1)]), "the rows of one run, got those of 2"),
-        (lambda frame: frame.assign(setting="cil"), r"setting: expected one that was scored \(cil\), got til"),
+        (lambda frame: frame.assign(scenario="cil"), r"scenario: expected one that was scored \(cil\), got til"),
         (lambda frame: frame.assign(order="first"), 'numbers of tasks as in "2-0-1"'),
         (lambda frame: frame.assign(order="0-1"), "expected 2 tasks as in the order 0-1, got a task 3"),
         (lambda frame: frame[frame["task_index"] != 2], "at each position from 1 to 3, got 1 a"),
@@ -281,7 +281,7 @@ def test_chance_is_what_zero_shot_scores_are_held_against() -> None:
 
 
 def test_a_table_says_of_which_run_and_setting_each_value_is() -> None:
-    scores = pd.concat([rows(PEAK, seed=3), rows(RISE, seed=4, setting="cil"), rows(RISE, seed=5, order="0-1-2")])
+    scores = pd.concat([rows(PEAK, seed=3), rows(RISE, seed=4, scenario="cil"), rows(RISE, seed=5, order="0-1-2")])
     table = metrics_table(scores)
     assert list(table.columns) == ["stream", "method", "seed", "order", "scenario", "metric", "value"]
     assert set(map(tuple, table[["seed", "scenario"]].to_numpy())) == {(3, "til"), (4, "cil"), (5, "til")}

@@ -63,7 +63,7 @@ def long_sequence(folder: Path, layout: str = LAYOUTS[0], without: tuple[str, ..
 
 def only(name: str, folder: Path, **settings: Any) -> Any:
     """The one task that a folder has."""
-    stream = read_stream("long-sequence", folder, missing="skip", **settings)
+    stream = read_stream("long-sequence", folder, missing_tasks="skip", **settings)
     assert [task.name for task in stream.tasks] == [name]
     return stream
 
@@ -112,7 +112,7 @@ def test_orders_by_name(tmp_path: Path, order: str, first: str, last: str) -> No
 
 def test_orders_without_the_tasks_that_are_missing(tmp_path: Path) -> None:
     folder = long_sequence(tmp_path, without=("yahoo", "yelp", "cb"))
-    stream = read_stream("long-sequence", folder, order="4", missing="skip")
+    stream = read_stream("long-sequence", folder, order="4", missing_tasks="skip")
     assert [task.name for task in stream.tasks] == [n for n in LONG_ORDERS["4"] if n not in ("yahoo", "yelp", "cb")]
     assert stream.record["missing"] == ("cb", "yelp", "yahoo")
     assert sorted(stream.order) == list(range(12))
@@ -189,7 +189,7 @@ def test_rows_are_drawn_by_class_and_all_are_published(tmp_path: Path) -> None:
 
 
 def test_prompts_and_answers_as_published(tmp_path: Path) -> None:
-    stream = read_stream("long-sequence", long_sequence(tmp_path), form="text")
+    stream = read_stream("long-sequence", long_sequence(tmp_path), task_type="generation")
     assert (stream.text, stream.classes) == (True, ())
     by_name = {task.name: task for task in stream.tasks if isinstance(task, TextTask)}
     assert by_name["mnli"].test.inputs[1] == (
@@ -205,7 +205,7 @@ def test_prompts_and_answers_as_published(tmp_path: Path) -> None:
 def test_both_forms_have_the_same_rows(tmp_path: Path) -> None:
     folder = long_sequence(tmp_path)
     labels = read_stream("long-sequence", folder, rows=7, eval_rows=5, seed=3)
-    texts = read_stream("long-sequence", folder, rows=7, eval_rows=5, seed=3, form="text")
+    texts = read_stream("long-sequence", folder, rows=7, eval_rows=5, seed=3, task_type="generation")
     for one, other in zip(labels.tasks, texts.tasks, strict=True):
         assert isinstance(one, Task)
         assert isinstance(other, TextTask)
@@ -277,8 +277,8 @@ def test_tasks_without_files(tmp_path: Path) -> None:
     folder = long_sequence(tmp_path, without=("yahoo", "cb"))
     said = refusal("long-sequence", folder)
     assert said.startswith(f"stream: expected files of every task in {folder}, got none of cb, yahoo; to leave them")
-    assert len(read_stream("long-sequence", folder, missing="skip")) == 13
-    said = refusal("long-sequence", tmp_path / "x", missing="skip")
+    assert len(read_stream("long-sequence", folder, missing_tasks="skip")) == 13
+    said = refusal("long-sequence", tmp_path / "x", missing_tasks="skip")
     assert "expected a folder of train.json and test.json for each task in one of" in said
 
 
@@ -328,13 +328,13 @@ def test_identical_files_are_noticed(tmp_path: Path) -> None:
     assert (files["identical_dev_test"], files["dev_in_test"], files["train_in_test"]) == (True, 15, 0)
     assert files["rows"] == {"train": 60, "dev": 15, "test": 15}
     assert "held out of train" in stream.record["dev"]
-    paper = read_stream("long-sequence", tmp_path, protocol="paper", form="text")
+    paper = read_stream("long-sequence", tmp_path, protocol="paper", task_type="generation")
     assert all(task.dev == task.test for task in paper.tasks)
     assert paper.record["overlaps"]["mnli"]["dev_in_test"] == 15
 
 
-@pytest.mark.parametrize("form", ["labels", "text"])
-def test_overlaps_are_counted_by_input_and_dropped(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("task_type", ["classification", "generation"])
+def test_overlaps_are_counted_by_input_and_dropped(tmp_path: Path, task_type: str) -> None:
     """A row of sst2's train is a test row of imdb, another one of its own; prompts differ by task."""
     imdb = [*rows_of("imdb", "test", 5), ("Shared film!", "Good")]
     save(tmp_path / "imdb/train.json", rows_of("imdb", "train", 20), ["Tell imdb."])
@@ -347,7 +347,7 @@ def test_overlaps_are_counted_by_input_and_dropped(tmp_path: Path, form: str) ->
     ]
     save(tmp_path / "sst2/train.json", train, ["Tell sst2."])
     save(tmp_path / "sst2/test.json", rows_of("sst2", "test", 5), ["Tell sst2."])
-    stream = read_stream("long-sequence", tmp_path, missing="skip", form=form)  # type: ignore[arg-type]
+    stream = read_stream("long-sequence", tmp_path, missing_tasks="skip", task_type=task_type)  # type: ignore[arg-type]
     counts = stream.record["overlaps"]["sst2"]
     assert (counts["train_in_test"], counts["train_in_other_tasks"], counts["dropped_from_train"]) == (1, 1, 2)
     assert [sizes(task) for task in stream.tasks] == [(36, 4, 11), (36, 4, 10)]
@@ -384,7 +384,7 @@ def test_classification_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_stream("long-sequence").record["rows"]["sst2"] == 1000
 
 
-@pytest.mark.parametrize("settings", [{"form": "text"}, {"instructions": True}])
+@pytest.mark.parametrize("settings", [{"task_type": "generation"}, {"instructions": True}])
 def test_the_hub_has_no_definitions(settings: dict[str, Any]) -> None:
     assert refusal("long-sequence", **settings).startswith("folder: expected one with the published files")
 
@@ -395,11 +395,23 @@ def test_the_hub_has_no_definitions(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "name,settings,said",
     [
-        ("superni", {"form": "labels"}, "form: expected one of text, got 'labels'"),
-        ("long-sequence", {"form": "words"}, "form: expected one of labels, text, got 'words'"),
-        ("long-sequence", {"missing": "guess"}, "missing: expected one of refuse, skip, got 'guess'"),
-        ("long-sequence", {"form": "text", "instructions": True}, "instructions: expected none with the form text"),
-        ("stdlib-split", {"form": "text"}, "form: expected labels, or one of the streams long-sequence, superni, got"),
+        ("superni", {"task_type": "classification"}, "task-type: expected one of generation, got 'classification'"),
+        (
+            "long-sequence",
+            {"task_type": "words"},
+            "task-type: expected one of classification, generation, got 'words'",
+        ),
+        ("long-sequence", {"missing_tasks": "guess"}, "missing-tasks: expected one of refuse, skip, got 'guess'"),
+        (
+            "long-sequence",
+            {"task_type": "generation", "instructions": True},
+            "instructions: expected none with the task type generation",
+        ),
+        (
+            "stdlib-split",
+            {"task_type": "generation"},
+            "task-type: expected classification, or one of the streams long-sequence, superni, got",
+        ),
         ("stdlib-split", {"instructions": True}, "instructions: expected none, or one of the streams long-sequence"),
     ],
 )
@@ -432,11 +444,11 @@ def test_files_that_are_not_the_layout(tmp_path: Path, content: str, said: str) 
 
 def test_answers_and_inputs_that_a_task_does_not_have(tmp_path: Path) -> None:
     save(tmp_path / "sst2/train.json", [*rows_of("sst2", "train", 20), ("Text: so so", "Fair")])
-    assert "expected one answer of Bad, Good in " in refusal("long-sequence", tmp_path, missing="skip")
+    assert "expected one answer of Bad, Good in " in refusal("long-sequence", tmp_path, missing_tasks="skip")
     save(tmp_path / "sst2/train.json", [*rows_of("sst2", "train", 20), ("so so", "Good")])
-    assert "expected the parts of an input of sst2 in " in refusal("long-sequence", tmp_path, missing="skip")
+    assert "expected the parts of an input of sst2 in " in refusal("long-sequence", tmp_path, missing_tasks="skip")
     save(tmp_path / "sst2/train.json", [("Text: so so", "-")])
-    assert "expected rows with a label in " in refusal("long-sequence", tmp_path, missing="skip")
+    assert "expected rows with a label in " in refusal("long-sequence", tmp_path, missing_tasks="skip")
 
 
 @pytest.mark.parametrize("labels", [("Good", "good!"), ("not equivalent", "not_equivalent"), ("A", "B", " a. ")])
@@ -457,7 +469,7 @@ def test_labels_of_the_benchmarks_do_not_collide() -> None:
 
 @pytest.mark.data
 def test_the_published_long_sequence(data_folder: Path) -> None:
-    stream: Stream = read_stream("long-sequence", data_folder, missing="skip")
+    stream: Stream = read_stream("long-sequence", data_folder, missing_tasks="skip")
     files = stream.record["files"]
     assert stream.record["missing"] == ("yahoo",)
     both = [name for name, of in files.items() if of["identical_dev_test"] is not None]

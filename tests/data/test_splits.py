@@ -12,7 +12,6 @@ from regard.data.splits import (
     RawTask,
     Sample,
     Samples,
-    check_selection,
     clean_splits,
     divide_rows,
     examples_of,
@@ -268,11 +267,3 @@ def test_numbers_and_digest() -> None:
         )
         == 4
     )
-
-
-def test_selection_on_test_rows_is_refused() -> None:
-    assert (check_selection("dev"), check_selection("train")) == ("dev", "train")
-    with pytest.raises(UserError, match="selection: expected dev, got test: "):
-        check_selection("test")
-    with pytest.raises(UserError, match="selection: expected dev, got 'all'"):
-        check_selection("all")

@@ -229,7 +229,9 @@ DIFFERENCE = {
 @pytest.mark.parametrize("protocol", ["clean", "paper"])
 def test_what_the_protocols_differ_in(protocol: Any, tmp_path: Path) -> None:
     """It is the same whichever of them the stream is read with."""
-    stream = read_stream("long-sequence", published(tmp_path), missing="skip", form="text", protocol=protocol)
+    stream = read_stream(
+        "long-sequence", published(tmp_path), missing_tasks="skip", task_type="generation", protocol=protocol
+    )
     imdb, sst2 = protocols_compared(stream)
     assert (imdb.task, imdb.identical, imdb.dev_in_test, imdb.dropped) == ("imdb", False, 1, 1)
     assert imdb.published == imdb.paper == {"train": 40, "dev": 11, "test": 10}
@@ -260,7 +262,7 @@ def test_the_difference_in_words() -> None:
 
 
 def test_protocols_that_clean_files_do_not_set_apart(tmp_path: Path) -> None:
-    stream = read_stream("long-sequence", published(tmp_path, leak=False), missing="skip")
+    stream = read_stream("long-sequence", published(tmp_path, leak=False), missing_tasks="skip")
     assert [one.clean == one.paper for one in protocols_compared(stream)] == [True, True]
     assert describe_protocol_differences(stream) == {}
 
@@ -279,8 +281,8 @@ def test_what_clean_refuses_is_no_mistake_of_paper(tmp_path: Path) -> None:
     rows = [("Text: sst2 test 1", "Good"), *((f"Text: sst2 train {at}", "Bad") for at in range(20))]
     write(folder / "Long_Sequence/sst2/train.json", rows)
     with pytest.raises(UserError, match="expected rows of 'Good' in the train split of 'sst2'"):
-        read_stream("long-sequence", folder, missing="skip")
-    found = protocols_compared(read_stream("long-sequence", folder, missing="skip", protocol="paper"))
+        read_stream("long-sequence", folder, missing_tasks="skip")
+    found = protocols_compared(read_stream("long-sequence", folder, missing_tasks="skip", protocol="paper"))
     assert [(one.clean, one.dropped) for one in found] == [(None, None)] * 2
     assert "clean: refused" in str(found[0])
 
@@ -295,7 +297,7 @@ def test_protocols_of_other_streams() -> None:
 @pytest.mark.data
 def test_thirty_tasks_with_the_same_dev_and_test(data_folder: Path) -> None:
     found = [
-        describe_protocol_differences(read_stream(name, data_folder, missing="skip", protocol=protocol))
+        describe_protocol_differences(read_stream(name, data_folder, missing_tasks="skip", protocol=protocol))
         for name in ("long-sequence", "superni")
         for protocol in ("clean", "paper")
     ]

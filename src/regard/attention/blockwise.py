@@ -131,9 +131,9 @@ def _cut(call: AttentionCall, rows: slice, seen: slice) -> AttentionCall:
             tensor = tensor if tensor.shape[2] == 1 else tensor[:, :, rows]
             parts[name] = tensor if tensor.shape[3] == 1 else tensor[..., seen]
     if call.query_mask is not None:
-        parts["query_real"] = call.query_mask[:, rows]
+        parts["query_mask"] = call.query_mask[:, rows]
     if call.key_mask is not None:
-        parts["key_real"] = call.key_mask[:, seen]
+        parts["key_mask"] = call.key_mask[:, seen]
     if seen.start:
         parts["starts"] = tuple(start - seen.start for start in call.starts or (0,) * call.query.shape[0])
     return replace(call, **parts)
@@ -143,7 +143,7 @@ def of_sample(call: AttentionCall, sample: int) -> AttentionCall:
     """The call of one sample alone."""
     one = slice(sample, sample + 1)
     parts: dict[str, Any] = {name: getattr(call, name)[one] for name in ("query", "key", "value")}
-    for name in ("keep", "bias", "query_real", "key_real"):
+    for name in ("keep", "bias", "query_mask", "key_mask"):
         tensor = getattr(call, name)
         if tensor is not None and len(tensor) > 1:
             parts[name] = tensor[one]

@@ -114,7 +114,7 @@ class AttentionCall:
 
     H query heads share G key/value heads (H a multiple of G). Query i stands at key position `offset + i`;
     `causal` lets it see no later key. A learned `sink` logit per head joins the normaliser without a key of its own.
-    `query_real` and `key_real` are False on padding: padded keys are never seen, padded queries are computed but not
+    `query_mask` and `key_mask` are False on padding: padded keys are never seen, padded queries are computed but not
     counted.
     """
 

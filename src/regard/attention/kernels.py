@@ -71,7 +71,7 @@ def row_statistics(
     causal: bool,
     offset: int,
     window: int | None = None,
-    key_real: Bool[Tensor, "batch key"] | None = None,
+    key_mask: Bool[Tensor, "batch key"] | None = None,
     softcap: float | None = None,
     sink: Float[Tensor, " head"] | None = None,
     distance: bool = False,
@@ -80,7 +80,7 @@ def row_statistics(
     """The log-sum-exp, entropy and mean attended distance of every query, float32, in one online pass over the keys.
 
     The score is s_ij = scale · q_i·k_j, or softcap · tanh(s_ij / softcap) where a cap is given. Query i stands at
-    position offset + i. It sees the real keys j (`key_real`; None: all) with j ≤ offset + i if causal, and
+    position offset + i. It sees the real keys j (`key_mask`; None: all) with j ≤ offset + i if causal, and
     with j > offset + i − window or, bidirectional, |offset + i − j| < window if there is a window. `sink` is a learned
     logit a head that joins the normaliser, uncapped and unscaled. Query head h reads key group h // (head / group).
 
@@ -91,7 +91,7 @@ def row_statistics(
     Source: the online softmax of Milakov & Gimelshein, arXiv:1805.02867, as FlashAttention streams it
     (arXiv:2205.14135, algorithm 1), here without values; the entropy follows from Σ e·s beside Σ e.
     """
-    _check(query, key, window, softcap, {"key_real": (key_real, (key.shape[0], key.shape[2]))})
+    _check(query, key, window, softcap, {"key_mask": (key_mask, (key.shape[0], key.shape[2]))})
     batch, heads, queries, head_dim = query.shape
     if sink is not None and sink.shape != (heads,):
         raise ValueError(f"sink: expected one logit a head, shape ({heads},); got {tuple(sink.shape)}")
@@ -103,8 +103,8 @@ def row_statistics(
     if grid[0]:
         with torch.cuda.device_of(query):
             source.row_kernel[grid](
-                *(query, key, key_real, sink, lse, entropy, reach),
-                *(*query.stride(), *key.stride(), *_strides(key_real, 2), *_strides(sink, 1)),
+                *(query, key, key_mask, sink, lse, entropy, reach),
+                *(*query.stride(), *key.stride(), *_strides(key_mask, 2), *_strides(sink, 1)),
                 *_sizes(query, key, offset, window, scale, softcap),
                 HEAD_DIM=head_dim,
                 WIDTH=_padded(head_dim),
@@ -126,8 +126,8 @@ def column_statistics(
     causal: bool,
     offset: int,
     window: int | None = None,
-    key_real: Bool[Tensor, "batch key"] | None = None,
-    query_real: Bool[Tensor, "batch query"] | None = None,
+    key_mask: Bool[Tensor, "batch key"] | None = None,
+    query_mask: Bool[Tensor, "batch query"] | None = None,
     softcap: float | None = None,
     square: bool = False,
     blocks: Tiling | None = None,
@@ -141,7 +141,7 @@ def column_statistics(
     Each program holds a block of keys and streams only the queries that can see it, without values. For the swapped
     pass see awslabs/keys_values, issue 77 and pull request 78 (two FlexAttention calls) and 83 (a kernel).
     """
-    marked = {"key_real": (key_real, (key.shape[0], key.shape[2])), "query_real": (query_real, query.shape[::2])}
+    marked = {"key_mask": (key_mask, (key.shape[0], key.shape[2])), "query_mask": (query_mask, query.shape[::2])}
     _check(query, key, window, softcap, marked)
     batch, heads, _, head_dim = query.shape
     if lse.shape != query.shape[:3] or lse.dtype != torch.float32 or lse.device != query.device:
@@ -157,8 +157,8 @@ def column_statistics(
     if grid[0]:
         with torch.cuda.device_of(query):
             source.column_kernel[grid](
-                *(query, key, lse, key_real, query_real, mass, squared),
-                *(*query.stride(), *key.stride(), *lse.stride(), *_strides(key_real, 2), *_strides(query_real, 2)),
+                *(query, key, lse, key_mask, query_mask, mass, squared),
+                *(*query.stride(), *key.stride(), *lse.stride(), *_strides(key_mask, 2), *_strides(query_mask, 2)),
                 *_sizes(query, key, offset, window, scale, softcap),
                 HEAD_DIM=head_dim,
                 WIDTH=_padded(head_dim),

@@ -253,12 +253,12 @@ def _with_lse(call: AttentionCall, wanted: ReductionRequest) -> tuple[Tensor, di
     return output, found
 
 
-def _blind(call: AttentionCall, key_real: Tensor) -> Tensor:
+def _blind(call: AttentionCall, key_mask: Tensor) -> Tensor:
     """Which queries see no real key, (batch, 1, query or 1): the fused kernel reports a log-sum-exp of 0 for them."""
-    seen = key_real.cumsum(-1) > 0
+    seen = key_mask.cumsum(-1) > 0
     if not call.causal:
         return ~seen[:, None, -1:]
-    last = torch.arange(call.query.shape[2], device=key_real.device).clamp(max=key_real.shape[1] - 1)
+    last = torch.arange(call.query.shape[2], device=key_mask.device).clamp(max=key_mask.shape[1] - 1)
     return ~seen[:, None, last]
 
 
@@ -318,7 +318,7 @@ def _by_kernels(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tens
         "scale": call.scale,
         "causal": call.causal,
         "offset": call.offset,
-        "key_real": call.key_mask,
+        "key_mask": call.key_mask,
         "softcap": call.softcap,
     }
     names = wanted.names
@@ -331,7 +331,7 @@ def _by_kernels(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tens
         found["first_mass"] = _first_mass(call, lse, wanted.first)
     if names & PER_KEY:
         mass, square = kernels.column_statistics(
-            call.query, call.key, rows.lse, query_real=call.query_mask, square="column_square" in names, **shared
+            call.query, call.key, rows.lse, query_mask=call.query_mask, square="column_square" in names, **shared
         )
         found |= {"column_mass": mass, "column_square": square}
     return {name: tensor for name, tensor in found.items() if name in names and tensor is not None}

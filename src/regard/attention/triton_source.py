@@ -83,7 +83,7 @@ def _scores(resident, streamed, position, key, real, scale, softcap, window, CAU
 @triton.jit
 @no_type_check
 def row_kernel(
-    query, key, key_real, sink, lse, entropy, distance,
+    query, key, key_mask, sink, lse, entropy, distance,
     query_batch, query_head, query_row, query_width,
     key_batch, key_head, key_row, key_width,
     real_batch, real_row, sink_stride,
@@ -106,8 +106,8 @@ def row_kernel(
     head = tl.cast(batch_head % heads, tl.int64)
     queries_of_head = query + batch * query_batch + head * query_head
     keys_of_head = key + batch * key_batch + (head // group_size) * key_head
-    if key_real is not None:
-        key_real = key_real + batch * real_batch
+    if key_mask is not None:
+        key_mask = key_mask + batch * real_batch
 
     row = first_query + tl.arange(0, BLOCK_Q)
     position = offset + row
@@ -132,7 +132,7 @@ def row_kernel(
     reach = tl.zeros([BLOCK_Q], tl.float32)
     for first_key in range(start, end, BLOCK_K):
         column = first_key + tl.arange(0, BLOCK_K)
-        real = _real(key_real, column, keys, real_row)
+        real = _real(key_mask, column, keys, real_row)
         streamed = _tile(keys_of_head, first_key, keys, key_row, key_width, HEAD_DIM, WIDTH, BLOCK_K)
         score = _scores(
             resident, streamed, position[:, None], column[None, :], real[None, :], scale, softcap, window, CAUSAL
@@ -166,11 +166,11 @@ def row_kernel(
 @triton.jit
 @no_type_check
 def column_kernel(
-    query, key, lse, key_real, query_real, mass, square,
+    query, key, lse, key_mask, query_mask, mass, square,
     query_batch, query_head, query_row, query_width,
     key_batch, key_head, key_row, key_width,
     lse_batch, lse_head, lse_row,
-    key_real_batch, key_real_row, query_real_batch, query_real_row,
+    key_mask_batch, key_mask_row, query_mask_batch, query_mask_row,
     heads, group_size, queries, keys, offset, window, scale, softcap,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -185,10 +185,10 @@ def column_kernel(
     queries_of_head = query + batch * query_batch + head * query_head
     keys_of_head = key + batch * key_batch + (head // group_size) * key_head
     lse_of_head = lse + batch * lse_batch + head * lse_head
-    if key_real is not None:
-        key_real = key_real + batch * key_real_batch
-    if query_real is not None:
-        query_real = query_real + batch * query_real_batch
+    if key_mask is not None:
+        key_mask = key_mask + batch * key_mask_batch
+    if query_mask is not None:
+        query_mask = query_mask + batch * query_mask_batch
 
     column = first_key + tl.arange(0, BLOCK_K)
     last_key = tl.minimum(first_key + BLOCK_K, keys) - 1
@@ -202,12 +202,12 @@ def column_kernel(
             start = tl.maximum(first_key - window + 1 - offset, 0) // BLOCK_Q * BLOCK_Q
 
     resident = _tile(keys_of_head, first_key, keys, key_row, key_width, HEAD_DIM, WIDTH, BLOCK_K)
-    real = _real(key_real, column, keys, key_real_row)
+    real = _real(key_mask, column, keys, key_mask_row)
     column_mass = tl.zeros([BLOCK_K], tl.float32)
     column_square = tl.zeros([BLOCK_K], tl.float32)
     for first_query in range(start, end, BLOCK_Q):
         row = first_query + tl.arange(0, BLOCK_Q)
-        counted = _real(query_real, row, queries, query_real_row)
+        counted = _real(query_mask, row, queries, query_mask_row)
         row_lse = tl.load(lse_of_head + tl.cast(row, tl.int64) * lse_row, mask=counted, other=float("inf"))
         # A row that sees nothing weighs 0, whichever infinity marks it.
         row_lse = tl.where(row_lse == float("-inf"), float("inf"), row_lse) * LOG2_E

@@ -24,7 +24,7 @@ DIFFERENCES = (
 
 
 def summary(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
-    """One row for each stream, method, setting and metric: `n` runs, `mean`, `sd`, `low` and `high` of the interval.
+    """One row for each stream, method, scenario and metric: `n` runs, `mean`, `std`, `ci_low` and `ci_high`.
 
     `metrics` is as `metrics_table` gives it. The interval is mean ± t · s/√n with Student's t for n − 1 degrees of
     freedom; a seed with an order is one run. Values that are not defined are left out: `n` is 0 where all are, and what
@@ -40,12 +40,12 @@ def summary(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
 
 
 def differences(metrics: pd.DataFrame, against: str | None = None, confidence: float = 0.95) -> pd.DataFrame:
-    """One row for each stream, setting, metric and two methods: how much more `method` has than `against`.
+    """One row for each stream, scenario, metric and two methods: how much more `method` has than `against`.
 
     Against one method, or, if it is None, each method against all that come before it. `n` runs of both, paired by seed
     and order; `difference`, its `sd`, the Student t interval from `low` to `high`, and `overlaps`: whether that holds
     0 (null where there is none). `t_test` and `signed_rank` are the p of the paired tests, `…_holm` the same corrected
-    for the comparisons of one metric, setting and stream; null where a test is not defined: `t_test` for one run or
+    for the comparisons of one metric, scenario and stream; null where a test is not defined: `t_test` for one run or
     when all differences are the same, `signed_rank` for fewer than 6 that are not 0. Two methods without a run in
     common that defines the metric have no row. A UserError says that `against` is no method of the table.
     """

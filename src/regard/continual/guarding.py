@@ -20,15 +20,15 @@ Verdict = Literal["dropped", "maybe", "kept"]
 class ForgottenTask:
     """How far an old task has fallen: means over the runs of a method, in per cent and points of it.
 
-    `before` is the score just after the task was learnt (the best score since then would be chosen for being high,
-    and what chance put into it would count as a drop), `after` the last one, `drop` = `before` − `after`, with its
-    interval from `low` to `high`. `n` is the number of test rows, the smallest if runs differ; `seeds` has the seed of
-    each run. `verdict`: "dropped" if `low` is more than the margin, "maybe" if only `drop` is, else "kept".
+    `before` is the score just after the task was learnt (the best score since then would be chosen for being high, and
+    what chance put into it would count as a drop), `after` the last one, `drop` = `before` − `after`, with its interval
+    from `ci_low` to `ci_high`. `n` is the number of test rows, the smallest if runs differ; `seeds` has the seed of
+    each run. `verdict`: "dropped" if `ci_low` is more than the margin, "maybe" if only `drop` is, else "kept".
     """
 
     stream: str
     method: str
-    setting: str
+    scenario: str
     task: str
     before: float
     after: float
@@ -41,18 +41,18 @@ class ForgottenTask:
 
 
 def check(
-    scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, setting: Scenario = "til"
+    scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, scenario: Scenario = "til"
 ) -> list[ForgottenTask]:
     """The old tasks that have dropped by more than `margin` points, or maybe have; see `find_drops`.
 
     What ends with exit code 1 are those whose `verdict` is "dropped". Empty if there are none; `nothing_to_check` says
     whether that is because there was nothing to look at.
     """
-    return [each for each in find_drops(scores, margin, confidence, setting=setting) if each.verdict != "kept"]
+    return [each for each in find_drops(scores, margin, confidence, scenario=scenario) if each.verdict != "kept"]
 
 
 def find_drops(
-    scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, setting: Scenario = "til"
+    scores: pd.DataFrame, margin: float = 1.0, confidence: float = 0.95, *, scenario: Scenario = "til"
 ) -> list[ForgottenTask]:
     """Every old task of every stream and method, in the order of the rows of matrix.parquet: how far it has fallen.
 
@@ -66,7 +66,7 @@ def find_drops(
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"margin: expected a number of points of at least 0, got {margin}")
     found = []
-    for (stream, method, task), falls in _falls(scores, setting).items():
+    for (stream, method, task), falls in _falls(scores, scenario).items():
         before, after = (float(np.mean([getattr(fall, name) for fall in falls])) for name in ("before", "after"))
         low, high = _interval(falls, confidence)
         drop = before - after
@@ -74,7 +74,7 @@ def find_drops(
             ForgottenTask(
                 stream=stream,
                 method=method,
-                setting=setting,
+                scenario=scenario,
                 task=task,
                 before=before,
                 after=after,
@@ -89,14 +89,14 @@ def find_drops(
     return found
 
 
-def nothing_to_check(scores: pd.DataFrame, *, setting: Scenario = "til") -> str | None:
+def nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til") -> str | None:
     """Why no task can be checked, in one line; None if at least one can."""
     check_scores(scores)
-    if _falls(scores, setting):
+    if _falls(scores, scenario):
         return None
-    learnt = max((len(matrix) for _, _, matrix in _matrices(scores, setting)), default=None)
+    learnt = max((len(matrix) for _, _, matrix in _matrices(scores, scenario)), default=None)
     if learnt is None:
-        return f"nothing to check: no score is of the setting {setting}"
+        return f"nothing to check: no score is of the scenario {scenario}"
     if learnt < 2:
         return f"nothing to check: no run has learnt a second task, the most is {learnt}"
     return "nothing to check: no task was scored just after it was learnt"
@@ -112,19 +112,19 @@ class _Fall:
     n: int
 
 
-def _matrices(scores: pd.DataFrame, setting: Scenario) -> list[tuple[tuple[str, str], int, Matrix]]:
-    """Stream and method, seed, and matrix of every run that has scores in the setting."""
+def _matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str, str], int, Matrix]]:
+    """Stream and method, seed, and matrix of every run that has scores in the scenario."""
     return [
-        ((stream, method), int(seed), accuracy_matrix(run, setting))
+        ((stream, method), int(seed), accuracy_matrix(run, scenario))
         for (stream, method, seed, _), run in split_runs(scores)
-        if (run["scenario"] == setting).any()
+        if (run["scenario"] == scenario).any()
     ]
 
 
-def _falls(scores: pd.DataFrame, setting: Scenario) -> dict[tuple[str, str, str], list[_Fall]]:
+def _falls(scores: pd.DataFrame, scenario: Scenario) -> dict[tuple[str, str, str], list[_Fall]]:
     """By stream, method and task: what became of the task in each run in which it is old, and was scored twice."""
     found: dict[tuple[str, str, str], list[_Fall]] = {}
-    for (stream, method), seed, matrix in _matrices(scores, setting):
+    for (stream, method), seed, matrix in _matrices(scores, scenario):
         for j, task in enumerate(matrix.tasks[:-1]):
             before, after = float(matrix.learnt[j]), float(matrix.final[j])
             if math.isfinite(before) and math.isfinite(after):

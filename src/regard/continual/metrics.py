@@ -42,7 +42,7 @@ LOWER_IS_BETTER = ("forgetting_rate", "forgetting", "intransigence")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Matrix:
-    """The scores of one run in one setting.
+    """The scores of one run in one scenario.
 
     `tasks`: the T tasks that were learnt so far, in order; `scores`, (T + 1, T), in per cent: row i after i tasks, row
     0 before any training, column j the task at position j + 1, NaN what was not scored (above the diagonal all but the
@@ -181,24 +181,24 @@ class Metrics:
         return asdict(self)
 
 
-def accuracy_matrix(frame: pd.DataFrame, setting: Scenario) -> Matrix:
-    """The matrix of one run in a setting, from its rows of matrix.parquet (`COLUMNS`).
+def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
+    """The matrix of one run in a scenario, from its rows of matrix.parquet (`COLUMNS`).
 
     A UserError says what is wrong with the rows: a column is missing, a value is none, they are of several runs, a
-    score is there twice, none is of the setting, a task that was learnt has none. The models of `separate` are changed
+    score is there twice, none is of the scenario, a task that was learnt has none. The models of `separate` are changed
     by no later task: their scores stand for all rows that come after.
     """
     check_scores(frame)
     found = frame[[*RUN]].drop_duplicates()
     if len(found) > 1:
         raise UserError(f"matrix: expected the rows of one run, got those of {len(found)}")
-    return _matrix(frame, setting)
+    return _matrix(frame, scenario)
 
 
 def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None = None) -> pd.DataFrame:
-    """The measures of every run: `stream, method, seed, order, setting, metric, value`, null what is not defined.
+    """The measures of every run: `stream, method, seed, order, scenario, metric, value`, null what is not defined.
 
-    What a run is held against are the rows of `separate` and `joint` with its stream, seed and setting, of the same
+    What a run is held against are the rows of `separate` and `joint` with its stream, seed and scenario, of the same
     order if there are such, else the mean over the orders. `initial` are scores by name of task of an untrained model,
     or by chance (100 / number of classes), for the zero-shot transfer. A run that has not learnt all of its tasks has
     no measures yet.
@@ -206,10 +206,10 @@ def metrics_table(scores: pd.DataFrame, *, initial: Mapping[str, float] | None =
     check_scores(scores)
     rows: list[tuple[Any, ...]] = []
     for key, run in split_runs(scores):
-        for setting in run["scenario"].unique():
-            matrix = _matrix(run, setting)
-            values = dict.fromkeys(TITLES) if not matrix.finished else _metrics(matrix, scores, key, setting, initial)
-            rows += [(*key, setting, name, value) for name, value in values.items()]
+        for scenario in run["scenario"].unique():
+            matrix = _matrix(run, scenario)
+            values = dict.fromkeys(TITLES) if not matrix.finished else _metrics(matrix, scores, key, scenario, initial)
+            rows += [(*key, scenario, name, value) for name, value in values.items()]
     return pd.DataFrame(rows, columns=[*RUN, "scenario", "metric", "value"]).astype({"value": "float64"})
 
 
@@ -239,11 +239,12 @@ def check_scores(scores: pd.DataFrame) -> None:
         raise UserError(f"matrix: expected each score once, several are of {told}")
 
 
-def _matrix(run: pd.DataFrame, setting: str) -> Matrix:
+def _matrix(run: pd.DataFrame, scenario: str) -> Matrix:
     """The matrix of rows that are known to be of one run."""
-    rows = run[run["scenario"] == setting]
+    rows = run[run["scenario"] == scenario]
     if rows.empty:
-        raise UserError(f"setting: expected one that was scored ({', '.join(run['scenario'].unique())}), got {setting}")
+        scored = ", ".join(run["scenario"].unique())
+        raise UserError(f"scenario: expected one that was scored ({scored}), got {scenario}")
     planned, learnt = _planned(str(rows["order"].iloc[0])), int(rows["after_task"].max())
     if max(learnt, int(rows["task_index"].max())) > planned:
         last = max(learnt, int(rows["task_index"].max()))
@@ -251,8 +252,8 @@ def _matrix(run: pd.DataFrame, setting: str) -> Matrix:
     rows = rows[rows["task_index"] <= learnt]
     tasks = rows[["task_index", "task", "n"]].drop_duplicates().sort_values("task_index")
     if tasks["task_index"].tolist() != list(range(1, learnt + 1)) or tasks["task"].duplicated().any():
-        told = ", ".join(f"{row.position} {row.task} (n {row.n})" for row in tasks.itertuples())
-        raise UserError(f"matrix: expected one task, with one n, at each position from 1 to {learnt}, got {told}")
+        told = ", ".join(f"{row.task_index} {row.task} (n {row.n})" for row in tasks.itertuples())
+        raise UserError(f"matrix: expected one task, with one n, at each task_index from 1 to {learnt}, got {told}")
     scores = np.full((learnt + 1, learnt), np.nan)
     scores[rows["after_task"], rows["task_index"] - 1] = rows["score"]
     if run["method"].iloc[0] == SEPARATE:
@@ -278,11 +279,11 @@ def _metrics(
     matrix: Matrix,
     scores: pd.DataFrame,
     key: tuple[str, str, int, str],
-    setting: str,
+    scenario: str,
     initial: Mapping[str, float] | None,
 ) -> dict[str, float | None]:
     stream, _, seed, order = key
-    like = scores[(scores["stream"] == stream) & (scores["seed"] == seed) & (scores["scenario"] == setting)]
+    like = scores[(scores["stream"] == stream) & (scores["seed"] == seed) & (scores["scenario"] == scenario)]
     separate, joint = (_last(_of_order(like[like["method"] == name], order)) for name in (SEPARATE, JOINT))
     return Metrics.of(matrix, separate=separate, joint=joint, initial=initial).as_dict()
 

@@ -164,7 +164,7 @@ def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
 def _about(learner: Learner, method: Method) -> dict[str, Any]:
     """What a run's numbers depend on."""
     stream, config = learner.stream, learner.network.classifier.config
-    unused = ("micro_batch",) if stream.text else ("micro_batch_size", "target_length")
+    unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
     return {
         "method": type(method).__name__,
         "settings": method.settings.to_dict(),

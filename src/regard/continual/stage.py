@@ -14,11 +14,12 @@ from torch import nn
 class TrainingBudget:
     """What every method of a comparison is given: epochs, rates and batches of each task.
 
-    `probing_rate`, `probing_epochs`: of stages that train the head alone; `rate`, `epochs`: of those that train all.
-    `schedule`: of the rate behind the warm-up, "linear" (to 0) or "constant"; `warmup`: share of a stage's steps.
-    `length`: tokens of a text at most; `target_length`: of an answer, in tasks from text to text. `most_steps`: steps
-    on a task's own batches in a stage at most, by the task's name (steps that replay come besides, and `joint` has no
-    limit); of tasks that are not named, as many as the epochs come to. See the section on training of prescale's paper.
+    `probing_learning_rate`, `num_probing_epochs`: of stages that train the head alone; `learning_rate`, `num_epochs`:
+    of those that train all. `lr_scheduler_type`: of the rate behind the warm-up, "linear" (to 0) or "constant";
+    `warmup_ratio`: share of a stage's steps. `length`: tokens of a text at most; `target_length`: of an answer, in
+    tasks from text to text. `max_steps`: steps on a task's own batches in a stage at most, by the task's name (steps
+    that replay come besides, and `joint` has no limit); of tasks that are not named, as many as the epochs come to. See
+    the section on training of prescale's paper.
     """
 
     num_epochs: int = 3
@@ -39,7 +40,7 @@ class TrainingBudget:
 
 
 class MethodLearningRate(NamedTuple):
-    """A learning rate that is not the budget's `rate`, and the `option` that sets it, with what stands behind it."""
+    """A learning rate that is not the budget's, and the `option` that sets it, with what stands behind it."""
 
     option: str
     value: float
@@ -57,7 +58,7 @@ def rate_from_setting(value: float) -> MethodLearningRate:
 
 def probing_rate(budget: TrainingBudget) -> MethodLearningRate:
     """The rate of stages that train the head alone."""
-    return MethodLearningRate("--probing-rate ", budget.probing_learning_rate)
+    return MethodLearningRate("--probing-learning-rate ", budget.probing_learning_rate)
 
 
 def warmup_steps(budget: TrainingBudget, steps: int) -> int:
@@ -73,9 +74,9 @@ LossClasses = Literal["task", "seen"]
 class TrainingPhase:
     """A part of a task's training, with an optimiser and a schedule of its own.
 
-    `trains`: the head alone, or all that the network lets be trained; `limited`: whether the budget's limit of the
-    task's steps holds for it; `correct(network, step)` may change a step's gradient, and `times` multiplies the rates
-    of parameters by their names, see `regard.training.loop.train`.
+    `trains`: the head alone, or all that the network lets be trained; `respects_max_steps`: whether the budget's
+    limit of the task's steps holds for it; `transform_gradients(network, step)` may change a step's gradient, and
+    `lr_multipliers` multiplies the rates of parameters by their names, see `regard.training.loop.train`.
     """
 
     name: str

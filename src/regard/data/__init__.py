@@ -9,7 +9,6 @@ from regard.data.draw import BatchSampler, check_inserted_tokens, insert_tokens
 from regard.data.encoding import IGNORE_INDEX, LAYOUTS, Encoded, SpecialTokenLayout, encode, mask_tokens
 from regard.data.examples import KINDS, Examples, Task, TaskKind
 from regard.data.packing import pack
-from regard.data.splits import check_selection
 from regard.data.stream import Stream
 from regard.data.stream_settings import STREAMS
 from regard.data.streams import parse_order, read_stream
@@ -45,7 +44,6 @@ __all__ = [
     "Windows",
     "arrange_special_tokens",
     "check_inserted_tokens",
-    "check_selection",
     "check_tokenizer",
     "common_tokens",
     "encode",

@@ -9,7 +9,7 @@ from typing import Literal
 
 from regard.data.text_task import Metric
 
-SheetForm = Literal["labels", "text"]
+SheetForm = Literal["classification", "generation"]
 """'labels': classification, for encoders; 'text': from text to text."""
 
 
@@ -55,7 +55,7 @@ class Benchmark:
     """
 
     folder: str
-    forms: tuple[SheetForm, ...]
+    task_types: tuple[SheetForm, ...]
     metric: Metric
     prompt: str
     headless: str
@@ -273,7 +273,7 @@ _LONG = (
 
 LONG_SEQUENCE = Benchmark(
     folder="Long_Sequence",
-    forms=("labels", "text"),
+    task_types=("classification", "generation"),
     metric="exact-match",
     prompt="{definition}\n{input}\nOutput: ",
     headless="{input}\nOutput: ",
@@ -281,7 +281,7 @@ LONG_SEQUENCE = Benchmark(
 )
 SUPER_NI = Benchmark(
     folder="SuperNI",
-    forms=("text",),
+    task_types=("generation",),
     metric="rouge-l",
     prompt="Definition: {definition}\n\nNow complete the following example -\nInput: {input}\nOutput: ",
     headless="Now complete the following example -\nInput: {input}\nOutput: ",

@@ -107,7 +107,7 @@ def read_task(
     files: Mapping[str, Path],
     benchmark: Benchmark,
     *,
-    form: SheetForm = "text",
+    task_type: SheetForm = "generation",
     definitions: bool = False,
 ) -> SplitReader:
     """A task from its files, `definitions` before the texts where it is read as classification.
@@ -122,7 +122,7 @@ def read_task(
     sheets = {split: read_sheet(path) for split, path in files.items()}
     info = next(iter(sheets.values())).info
     task = benchmark.tasks.get(name)
-    make = _free(benchmark, info) if task is None else _labelled(task, benchmark, info, form, definitions)
+    make = _free(benchmark, info) if task is None else _labelled(task, benchmark, info, task_type, definitions)
     rows = {split: _samples(sheet, make) for split, sheet in sheets.items()}
     if empty := next((split for split, found in rows.items() if not found), None):
         raise UserError(f"stream: expected rows with a label in {files[empty]}, got none")
@@ -201,7 +201,9 @@ def _free(benchmark: Benchmark, info: Info) -> _Make:
     return make
 
 
-def _labelled(task: InstructionTask, benchmark: Benchmark, info: Info, form: SheetForm, definitions: bool) -> _Make:
+def _labelled(
+    task: InstructionTask, benchmark: Benchmark, info: Info, task_type: SheetForm, definitions: bool
+) -> _Make:
     """Samples of a task with labels: texts for an encoder, or a prompt and its answer."""
     pattern = re.compile(task.parts, re.DOTALL)
 
@@ -214,7 +216,7 @@ def _labelled(task: InstructionTask, benchmark: Benchmark, info: Info, form: She
         if (match := pattern.match(written)) is None:
             raise UserError(f"stream: expected the parts of an input of {task.name} in {place}: {task.parts!r}")
         key = _key(task, match.groups())
-        if form == "text":
+        if task_type == "generation":
             return Sample((prompt(benchmark, info.definition, written),), label, key, answers)
         texts = tuple(made.format(*match.groups()) for made in task.texts)
         if definitions and info.definition:

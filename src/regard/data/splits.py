@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from regard.data.examples import Examples
-from regard.data.stream import Protocol, Split, Task
+from regard.data.stream import Protocol, Task
 from regard.data.text_task import TextPairs, TextTask
 from regard.errors import UserError
 
@@ -122,22 +122,6 @@ def key_of(texts: Sequence[str]) -> str:
     bare = _NO_WORD.sub(" ", plain) if plain.isascii() else "".join(map(_or_space, plain))
     bare = " ".join(bare.split())
     return hashlib.sha256((bare or plain).encode()).hexdigest()[:32]
-
-
-def check_selection(split: str) -> Split:
-    """The split, which models, methods and learning rates may be chosen on: never test.
-
-    Raises UserError for test rows, and for names of no split.
-    """
-    if split == "test":
-        raise UserError(
-            "selection: expected dev, got test: what is chosen on test rows has no score on them; dev is there for it"
-        )
-    if split == "dev":
-        return "dev"
-    if split == "train":
-        return "train"
-    raise UserError(f"selection: expected dev, got {split!r}")
 
 
 def check_disjoint(task: Task | TextTask) -> None:

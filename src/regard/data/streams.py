@@ -49,8 +49,8 @@ def read_stream(
     order: str | Sequence[int] = "paper",
     seed: int = 0,
     protocol: Protocol = "clean",
-    form: SheetForm | None = None,
-    missing: Missing = "refuse",
+    task_type: SheetForm | None = None,
+    missing_tasks: Missing = "refuse",
     instructions: bool = False,
 ) -> Stream:
     """A stream by its name in `STREAMS`, or from a table or a folder of the user's own (`stream_files.read_own`).
@@ -66,11 +66,11 @@ def read_stream(
     dev is held out of train where none is published: a tenth of each class. 'paper' drops nothing; dev is the split
     that is evaluated on, as published. What the splits have in common is counted in `record["overlaps"]` either way.
 
-    For tasks with instructions, 'long-sequence' and 'superni': `form` is 'labels' (classification) or 'text' (from
-    text to text, with the published prompts), None for the first that the stream has; `instructions` puts the
-    definition of a task before the texts of classification. `missing`: 'refuse' tasks without any files, or 'skip'
-    them, which `record["missing"]` then names; orders are the published ones without them. What the files held, and
-    what was divided for want of one, is in `record["files"]`; what the protocols make of each task, in
+    For tasks with instructions, 'long-sequence' and 'superni': `task_type` is 'classification' or 'generation'
+    (from text to text, with the published prompts), None for the first that the stream has; `instructions` puts the
+    definition of a task before the texts of classification. `missing_tasks`: 'refuse' tasks without any files, or
+    'skip' them, which `record["missing"]` then names; orders are the published ones without them. What the files held,
+    and what was divided for want of one, is in `record["files"]`; what the protocols make of each task, in
     `record["protocols"]` (`text_streams.protocols_compared`), for which no file is read again.
 
     Raises UserError for names, files, columns, classes, splits, orders and numbers that are not as they should be.
@@ -79,13 +79,13 @@ def read_stream(
     _check_rows("rows", rows)
     _check_rows("eval rows", eval_rows)
     check_choice("protocol", protocol, get_args(Protocol))
-    check_choice("missing", missing, get_args(Missing))
+    check_choice("missing-tasks", missing_tasks, get_args(Missing))
     name = str(name_or_path)
     settings = STREAMS.get(name)
     if settings is not None and settings.benchmark is not None:
-        found = _with_instructions(settings, settings.benchmark, folder, form, missing, instructions)
+        found = _with_instructions(settings, settings.benchmark, folder, task_type, missing_tasks, instructions)
     else:
-        _check_plain(name, form, instructions)
+        _check_plain(name, task_type, instructions)
         found = _Found(raw=_own(name, folder, seed) if settings is None else _built_in(name, settings, folder))
     numbers = _numbers(order, settings, [task.name for task in found.raw], seed)
     evaluated = eval_rows if eval_rows is not None or settings is None else settings.eval_rows
@@ -236,11 +236,13 @@ class _Found:
     record: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _check_plain(name: str, form: SheetForm | None, instructions: bool) -> None:
+def _check_plain(name: str, task_type: SheetForm | None, instructions: bool) -> None:
     """Nothing, or a UserError: something is asked of a stream without instructions that only others have."""
     with_them = ", ".join(name for name, settings in STREAMS.items() if settings.benchmark is not None)
-    if form not in (None, "labels"):
-        raise UserError(f"form: expected labels, or one of the streams {with_them}, got {form!r} with {name!r}")
+    if task_type not in (None, "classification"):
+        raise UserError(
+            f"task-type: expected classification, or one of the streams {with_them}, got {task_type!r} with {name!r}"
+        )
     if instructions:
         raise UserError(f"instructions: expected none, or one of the streams {with_them}, got {name!r}")
 
@@ -249,37 +251,42 @@ def _with_instructions(
     settings: StreamSettings,
     benchmark: Benchmark,
     folder: str | Path | None,
-    form: SheetForm | None,
-    missing: Missing,
+    task_type: SheetForm | None,
+    missing_tasks: Missing,
     instructions: bool,
 ) -> _Found:
     """The tasks of a benchmark from its files, or those of classification from the hub."""
-    form = form or benchmark.forms[0]
-    check_choice("form", form, benchmark.forms)
-    if instructions and form == "text":
-        raise UserError("instructions: expected none with the form text, whose prompts have them anyway")
+    task_type = task_type or benchmark.task_types[0]
+    check_choice("task-type", task_type, benchmark.task_types)
+    if instructions and task_type == "generation":
+        raise UserError("instructions: expected none with the task type generation, whose prompts have them anyway")
     names = [of.name for of in settings.tasks]
     if folder is None:
-        if form == "text" or instructions:
+        if task_type == "generation" or instructions:
             raise UserError("folder: expected one with the published files, the hub has no definitions of these tasks")
         reads = [read_hub_task(benchmark.tasks[name]) for name in names]
     else:
-        reads = _from_files(names, benchmark, Path(folder), form, missing, instructions)
+        reads = _from_files(names, benchmark, Path(folder), task_type, missing_tasks, instructions)
     for read in reads:
         check_labels(read.raw.name, read.raw.labels)
     there = {read.raw.name for read in reads}
     record = {
-        "form": form,
-        "instructions": instructions or form == "text",
+        "task_type": task_type,
+        "instructions": instructions or task_type == "generation",
         "missing": tuple(name for name in names if name not in there),
         "files": {read.raw.name: read.files for read in reads},
     }
-    infos = {read.raw.name: read.info for read in reads} if form == "text" else None
+    infos = {read.raw.name: read.info for read in reads} if task_type == "generation" else None
     return _Found(raw=[read.raw for read in reads], infos=infos, all_rows=folder is not None, record=record)
 
 
 def _from_files(
-    names: Sequence[str], benchmark: Benchmark, folder: Path, form: SheetForm, missing: Missing, instructions: bool
+    names: Sequence[str],
+    benchmark: Benchmark,
+    folder: Path,
+    task_type: SheetForm,
+    missing_tasks: Missing,
+    instructions: bool,
 ) -> list[SplitReader]:
     """The tasks that have files. Raises UserError where one has none, unless those are to be skipped, or none has."""
     files = {name: files_of(folder, benchmark, name) for name in names}
@@ -287,13 +294,15 @@ def _from_files(
     if len(lacking) == len(names):
         looked = ", ".join(str(root) for root in roots(folder, benchmark))
         raise UserError(f"stream: expected a folder of train.json and test.json for each task in one of {looked}")
-    if lacking and missing == "refuse":
+    if lacking and missing_tasks == "refuse":
         raise UserError(
             f"stream: expected files of every task in {folder}, got none of {', '.join(lacking)}; to leave them out, "
-            "skip what is missing (missing=skip)"
+            "skip what is missing (missing-tasks=skip)"
         )
     return [
-        read_task(name, files[name], benchmark, form=form, definitions=instructions) for name in names if files[name]
+        read_task(name, files[name], benchmark, task_type=task_type, definitions=instructions)
+        for name in names
+        if files[name]
     ]
 
 

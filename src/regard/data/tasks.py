@@ -26,7 +26,7 @@ class TaskPreset:
     batch_size: int
     epochs: int
     length: int
-    rows: tuple[int, int] | None = None
+    rows: tuple[int | None, int | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def read_task(
     name: str,
     folder: str | Path | None = None,
     *,
-    rows: tuple[int, int] | None = None,
+    rows: tuple[int | None, int | None] | None = None,
     seed: int = 0,
     text: str | None = None,
     label: str | None = None,
@@ -177,12 +177,12 @@ def read_task(
     fifth of the rows, drawn with `seed`, none of them the last of its label. `metric`: accuracy, f1 or mcc. Its
     classes are the labels of the training rows: numbers by size, then names by alphabet.
 
-    `rows`: at most so many for training and validation, drawn with `seed`, in the order of the file, fewer being a part
-    of more; of running text a stretch of that many lines.
+    `rows`: at most so many for training and validation, None for all, drawn with `seed`, in the order of the file,
+    fewer being a part of more; of running text a stretch of that many lines.
 
     Raises UserError for names, files, columns and labels that are not there or not as they should be.
     """
-    if rows is not None and min(rows) < 1:
+    if rows is not None and any(count is not None and count < 1 for count in rows):
         raise UserError(f"rows: expected at least 1 for training and 1 for validation, got {rows[0]} and {rows[1]}")
     if task_files.is_table(name):
         if folder is not None:

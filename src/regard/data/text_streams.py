@@ -66,7 +66,7 @@ def many_tasks(
         dev_is_test=True,
         record={
             "published": None,
-            "form": "text",
+            "task_type": "generation",
             "passed_over": tuple(passed_over),
             "files": {read.raw.name: read.files for read in reads},
         },

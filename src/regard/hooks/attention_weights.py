@@ -16,7 +16,7 @@ from regard.hooks.attention_function import add_observer, attention_function, re
 from regard.hooks.layers import AttentionLayer
 from regard.hooks.registration import attention_installed, register
 
-_OF_SAMPLES = ("query", "key", "value", "keep", "bias", "query_real", "key_real")
+_OF_SAMPLES = ("query", "key", "value", "keep", "bias", "query_mask", "key_mask")
 
 
 @dataclass(frozen=True, eq=False)

@@ -248,7 +248,7 @@ def _rows(call: AttentionCall, rows: slice) -> AttentionCall:
     for name in ("query", "key", "value"):
         tensor = getattr(call, name)[rows]
         parts[name] = tensor if tensor.dtype == torch.float64 else tensor.float()
-    for name in ("keep", "bias", "query_real", "key_real"):
+    for name in ("keep", "bias", "query_mask", "key_mask"):
         tensor = getattr(call, name)
         if tensor is not None:
             parts[name] = tensor[rows] if len(tensor) > 1 else tensor

@@ -63,7 +63,7 @@ def mask(
 def _hinted(mask: Tensor, causal: bool, real: Tensor | None, offset: int) -> Tensor:
     if mask.is_inference():
         return mask  # nobody could tell whether it is written to
-    setattr(mask, HINT, (mask._version, {"causal": causal, "key_real": real, "offset": offset}))
+    setattr(mask, HINT, (mask._version, {"causal": causal, "key_mask": real, "offset": offset}))
     return mask
 
 

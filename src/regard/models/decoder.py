@@ -199,7 +199,7 @@ class RegardModel(RegardPreTrainedModel):
     ) -> Surroundings:
         """What all layers share."""
         config, positions, device = self.config, self.spec.positions, stream.device
-        shared: dict[str, Any] = {"key_real": real}
+        shared: dict[str, Any] = {"key_mask": real}
         if attention_mask is not None and attention_mask.ndim == 4:
             shared |= _entries(attention_mask, offset + stream.shape[1])
         if positions == "rotary":

@@ -40,7 +40,7 @@ class Surroundings:
     table: Tensor | None = None
     """Learned additions (bucket, head), and the bucket of each distance."""
     slopes: Tensor | None = None
-    key_real: Tensor | None = None
+    key_mask: Tensor | None = None
     keep: Tensor | None = None
     bias: Tensor | None = None
     attentions: list[Tensor] | None = field(default=None, compare=False)
@@ -179,7 +179,7 @@ class RegardAttention(nn.Module):
             offset=around.offset,
             keep=around.keep,
             bias=around.bias,
-            key_mask=around.key_real,
+            key_mask=around.key_mask,
             sink=sink,
             operation=operation,
         )

@@ -46,8 +46,8 @@ def check_confidence(confidence: float) -> None:
 def t_interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> Interval:
     """The mean ± t · s/√n, with Student's t for n − 1 degrees of freedom and the sample's standard deviation s.
 
-    `sd`, `low` and `high` are NaN for one value, and `mean` too for none. Values that are all the same have an `sd` of
-    0, and an interval that is a point.
+    `std`, `ci_low` and `ci_high` are NaN for one value, and `mean` too for none. Values that are all the same have an
+    `std` of 0, and an interval that is a point.
     """
     check_confidence(confidence)
     given = np.asarray(values, dtype=np.float64)

@@ -33,14 +33,14 @@ _OPTIONAL = ("micro_batch_size", "save_steps", "max_grad_norm")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How a model is trained: AdamW (arXiv 1711.05101) over `steps` batches of `batch_size` rows.
+    """How a model is trained: AdamW (arXiv 1711.05101) over `max_steps` batches of `batch_size` rows.
 
-    `batch_size`: rows of a step, over all processes; `micro_batch`: rows of one forward, None for the whole share of a
-    process. `learning_rate`: the peak; `schedule`, `warmup_steps`, `final_rate`: see
+    `batch_size`: rows of a step, over all processes; `micro_batch_size`: rows of one forward, None for the whole share
+    of a process. `learning_rate`: the peak; `lr_scheduler_type`, `warmup_steps`, `final_lr_ratio`: see
     `regard.training.schedule.learning_rate`. `decay`: which parameters `weight_decay` is for, all of them or those of
-    two dimensions and more. `clip`: largest norm of the gradient, None for any. `precision`: bfloat16 computes under
-    autocast, with weights and optimiser in float32. `checkpoint_every`: steps, None for the end alone; `keep`: how many
-    checkpoints stay. `trackers`: names that Accelerate knows.
+    two dimensions and more. `max_grad_norm`: largest norm of the gradient, None for any. `precision`: bfloat16 computes
+    under autocast, with weights and optimiser in float32. `save_steps`: between checkpoints, None for the end alone;
+    `save_total_limit`: how many checkpoints stay. `trackers`: names that Accelerate knows.
     """
 
     max_steps: int
@@ -79,13 +79,13 @@ class TrainingConfig:
         self._check_range("learning_rate", self.learning_rate, above=0)
         self._check_range("adam_epsilon", self.adam_epsilon, above=0)
         self._check_range("weight_decay", self.weight_decay, least=0)
-        self._check_range("final_rate", self.final_lr_ratio, least=0, most=1)
+        self._check_range("final_lr_ratio", self.final_lr_ratio, least=0, most=1)
         for beta in self.betas:
             self._check_range("betas", beta, least=0, below=1)
         if self.max_grad_norm is not None:
-            self._check_range("clip", self.max_grad_norm, above=0)
+            self._check_range("max_grad_norm", self.max_grad_norm, above=0)
         if self.warmup_steps > self.max_steps:
-            raise UserError(f"warmup_steps: expected at most steps ({self.max_steps}), got {self.warmup_steps}")
+            raise UserError(f"warmup_steps: expected at most max_steps ({self.max_steps}), got {self.warmup_steps}")
         if not isinstance(self.compile, bool):
             raise UserError(f"compile: expected True or False, got {self.compile!r}")
 
@@ -121,7 +121,7 @@ class TrainingConfig:
         """The plan with these fields."""
         unknown = sorted(fields.keys() - {field.name for field in dataclasses.fields(cls)})
         if unknown:
-            raise UserError(f"plan: expected the fields of a Plan, got {', '.join(unknown)} as well")
+            raise UserError(f"plan: expected the fields of a TrainingConfig, got {', '.join(unknown)} as well")
         return cls(**fields)
 
     def check_resumes(self, saved: Mapping[str, Any], step: int) -> None:
@@ -132,9 +132,9 @@ class TrainingConfig:
         """
         for name, now in self.to_dict().items():
             then = saved.get(name)
-            grows = name == "steps" and self.lr_scheduler_type == "constant" and self.max_steps >= step
+            grows = name == "max_steps" and self.lr_scheduler_type == "constant" and self.max_steps >= step
             if now != then and name not in FREE and not grows:
                 raise UserError(
                     f"{name}: the run in this folder has {then!r}, got {now!r}; to resume, expected the same "
-                    f"(only {', '.join(FREE)} may differ, and steps if the schedule is constant and they are not past)"
+                    f"(only {', '.join(FREE)} may differ, and max_steps if the rate is constant and they are not past)"
                 )

@@ -17,9 +17,9 @@ _FUSED = ("cpu", "cuda", "mps", "xpu")
 def learning_rate(plan: TrainingConfig, step: int) -> float:
     """The rate of update number `step`, counted from 1: a function of the plan and the step alone.
 
-    It grows linearly to the peak over the first `warmup_steps` updates; then it is constant, or falls to `final_rate`
-    times the peak, which it has with the last update: along half a cosine (arXiv 1608.03983, without restarts), or in
-    a straight line.
+    It grows linearly to the peak over the first `warmup_steps` updates; then it is constant, or falls to
+    `final_lr_ratio` times the peak, which it has with the last update: along half a cosine (arXiv 1608.03983, without
+    restarts), or in a straight line.
     """
     if step <= plan.warmup_steps:
         return plan.learning_rate * step / plan.warmup_steps

@@ -224,8 +224,14 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
     table = found.table.set_index(["method", "seed"])
     assert len(table) == 4
     assert not list(tmp_path.glob("trials/*.log"))
-    np.testing.assert_allclose(table.loc[("finetune", 39), ["fgt_til", "ap_til", "ap_cil"]], [16, 84, 64])
-    np.testing.assert_allclose(table.loc[("prescale", 508), ["fgt_til", "ap_til", "ap_cil"]], [2, 94.5, 74.5])
+    np.testing.assert_allclose(
+        table.loc[("finetune", 39), ["forgetting_til", "average_performance_til", "average_performance_cil"]],
+        [16, 84, 64],
+    )
+    np.testing.assert_allclose(
+        table.loc[("prescale", 508), ["forgetting_til", "average_performance_til", "average_performance_cil"]],
+        [2, 94.5, 74.5],
+    )
     assert found.metadata["settings"]["rows"] == 60
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert all(title in page for title in ("AP TIL", "FGT CIL", "Tasks learnt", "scores in per cent"))
@@ -233,8 +239,8 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
     Console(file=terminal, width=80).print(COMMANDS["learn"]().summary(found.table, found.metadata))
     assert "AP TIL" in terminal.getvalue().splitlines()[3]
     curves = COMMANDS["learn"]().history(tmp_path / "trials" / found.table["key"][0])
-    assert list(curves.columns) == ["tasks", "ap_cil", "ap_til"]
-    np.testing.assert_allclose(curves["ap_til"], [96, 92, 88, 84])
+    assert list(curves.columns) == ["tasks", "average_performance_cil", "average_performance_til"]
+    np.testing.assert_allclose(curves["average_performance_til"], [96, 92, 88, 84])
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_generator_that_writes_nothing_is_told_of(monkeypatch: pytest.MonkeyPa
 def test_encoders_cannot_write() -> None:
     learner, method = classes()
     with pytest.raises(
-        UserError, match=r"^reflects: 'generated' needs a model that writes \(--form text\), .* pseudo=DIR$"
+        UserError, match=r"^reflects: 'generated' needs a model that writes \(--task-type generation\), .* pseudo=DIR$"
     ):
         method.before_task(learner, 0)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HELP = "Say whether old tasks of a run of learning have been forgotten."
 EXAMPLES = """examples:
   regard check runs/db
-  regard check runs/db --margin 0.5 --setting cil
+  regard check runs/db --margin 0.5 --scenario cil
 
 Ends with code 1 if an old task has dropped by more than the margin: the whole
 95 % interval of its drop is over it. With 0 if none has, or there is none.
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder that `regard learn` has written")
     parser.add_argument("--margin", default="1.0", metavar="POINTS", help="points that a task may drop (default: 1.0)")
     parser.add_argument(
-        "--setting", default="til", metavar="SETTING", help="til: among a task's own classes (default), or cil: all"
+        "--scenario", default="til", metavar="SCENARIO", help="til: among a task's own classes (default), or cil: all"
     )
 
 
@@ -45,20 +45,20 @@ def run(given: argparse.Namespace) -> int:
     from regard.continual.metrics import Scenario
 
     margin = float(parse_number(given.margin, float, "--margin"))
-    check_choice("scenario", given.setting, get_args(Scenario))
+    check_choice("scenario", given.scenario, get_args(Scenario))
     scores = LearnResult.load(given.run).accuracy_matrix
     methods = list(scores["method"].unique())
-    found = sorted(find_drops(scores, margin, setting=given.setting), key=lambda one: methods.index(one.method))
+    found = sorted(find_drops(scores, margin, scenario=given.scenario), key=lambda one: methods.index(one.method))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)  # a log has no edge, and a verdict must not be cut
     if not found:
-        console.print(nothing_to_check(scores, setting=given.setting), soft_wrap=True)
+        console.print(nothing_to_check(scores, scenario=given.scenario), soft_wrap=True)
         return 0
     console.print(_table(found))
     dropped = sum(one.verdict == "dropped" for one in found)
     told = f"{dropped} of {len(found)} old tasks" if len(found) > 1 else f"{dropped} of 1 old task"
-    console.print(f"\n{told} dropped by more than {margin:g} points ({given.setting.upper()}, 95 % intervals)")
+    console.print(f"\n{told} dropped by more than {margin:g} points ({given.scenario.upper()}, 95 % intervals)")
     if any(one.verdict == "maybe" for one in found):
         console.print("maybe: dropped by more, but the interval of the drop leaves that open", soft_wrap=True)
     return int(dropped > 0)

@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write (default: runs/learn-STREAM-METHOD)")
     parser.add_argument("--overwrite", action="store_true", help="write over an earlier run in DIR")
     parser.add_argument("--resume", action="store_true", help="go on with a run that was broken off, or begin")
-    parser.add_argument("--no-models", action="store_true", help="keep no model of every task's end, for rollback")
+    parser.add_argument("--no-save-models", action="store_true", help="keep no model of every task's end, for rollback")
 
 
 def _add_course(parser: argparse.ArgumentParser) -> None:
@@ -126,9 +126,9 @@ def run(given: argparse.Namespace) -> None:
             found = learn(
                 course,
                 seeds=seeds,
-                work=work,
+                work_dir=work,
                 resume=given.resume,
-                keep_models=not given.no_models,
+                save_models=not given.no_save_models,
                 on_progress=on_progress,
             )
         if not is_main_process():

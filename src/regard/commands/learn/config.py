@@ -63,7 +63,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "protocol": ("clean", "paper"),
     "precision": ("float32", "bfloat16"),
     "head": ("labels",),
-    "task_type": ("auto", "labels", "text"),
+    "task_type": ("auto", "classification", "generation"),
     "missing_tasks": ("refuse", "skip"),
     "lr_scheduler_type": ("linear", "constant"),
 }
@@ -77,7 +77,7 @@ AS_GIVEN = "given"
 RESUMABLE_FIELDS = frozenset({"micro_batch_size", "save_steps", "data"})
 """Fields in which a run that goes on may differ from what it was.
 
-They change no number but by rounding; where something is dropped out, `micro_batch` also what that is.
+They change no number but by rounding; where something is dropped out, `micro_batch_size` also what that is.
 """
 
 
@@ -101,10 +101,10 @@ class LearnConfig:
     )
     protocol: str = config_field("clean", "clean, or paper: nothing in common between splits is dropped")
     task_type: str = config_field(
-        "auto", "what is learnt: labels, text (answers are written), or auto (the first that the stream has)"
+        "auto", "what is learnt: classification, generation (of answers), or auto (the first that the stream has)"
     )
     missing_tasks: str = config_field("refuse", "tasks whose files are not there: refuse, or skip")
-    instructions: bool = config_field(False, "put the task's definition before each text, where labels are learnt")
+    instructions: bool = config_field(False, "put the task's definition before each text, in classification")
     samples_per_class: int | None = config_field(None, "training rows a class, at most")
     max_eval_samples: int | None = config_field(None, "test rows a task, at most, and as many dev rows")
     length: int | None = config_field(None, "tokens of a text, at most", least=4)
@@ -126,7 +126,6 @@ class LearnConfig:
     search_learning_rates: str | None = config_field(
         None, "learning rates apart by commas, of which the first task's dev rows choose"
     )
-    select: str = config_field("dev", "rows that choose: dev (test rows are refused)")
     num_probing_epochs: int | None = config_field(None, "epochs of training the head alone")
     probing_learning_rate: float | None = config_field(None, "learning rate of the head alone", above=0)
     precision: str | None = config_field(None, "float32, or bfloat16 (autocast)")
@@ -153,17 +152,15 @@ class LearnConfig:
                 object.__setattr__(self, name, value)
         self._check_search()
         if self.max_steps == ("none",):
-            object.__setattr__(self, "most_steps", ())
+            object.__setattr__(self, "max_steps", ())
         _limits(self.max_steps or ())
 
     def _check_search(self) -> None:
         """Nothing, or a UserError: learning rates that cannot be, or would be chosen on test rows."""
-        from regard.data.splits import check_selection
-
-        check_selection(self.select)
         if len(self.learning_rates) > 1 and self.protocol == "paper":
             raise UserError(
-                "search: expected the protocol clean, with paper the dev rows are those that are evaluated on"
+                "search-learning-rates: expected the protocol clean, with paper the dev rows are those that are "
+                "evaluated on"
             )
 
     @property
@@ -173,10 +170,10 @@ class LearnConfig:
             found = tuple(float(part) for part in (self.search_learning_rates or str(self.learning_rate)).split(","))
         except ValueError:
             raise UserError(
-                f"search: expected learning rates apart by commas, got {self.search_learning_rates!r}"
+                f"search-learning-rates: expected learning rates apart by commas, got {self.search_learning_rates!r}"
             ) from None
         if not all(0 < rate < float("inf") for rate in found):
-            raise UserError(f"search: expected learning rates over 0, got {self.search_learning_rates!r}")
+            raise UserError(f"search-learning-rates: expected some over 0, got {self.search_learning_rates!r}")
         return found
 
     @property
@@ -193,14 +190,14 @@ class LearnConfig:
         """What each task is trained with."""
         from regard.continual.stage import TrainingBudget
 
-        named = {one.name for one in fields(TrainingBudget)} & {one.name for one in fields(self)} - {"most_steps"}
-        said = {name: getattr(self, name) for name in named}
+        named = {one.name for one in fields(TrainingBudget)} & {one.name for one in fields(self)}
+        said = {name: getattr(self, name) for name in named - {"max_steps", "learning_rate"}}
         return TrainingBudget(**said, max_steps=self.step_limits, learning_rate=rate or self.learning_rates[0])
 
     def unused_rate(self) -> list[str]:
         """What to say where a learning rate is asked for that the method is not trained at; nothing where it is."""
         asked = (
-            "search"
+            "search_learning_rates"
             if self.search_learning_rates is not None
             else "learning_rate"
             if "learning_rate" in self.explicit_fields()
@@ -234,16 +231,16 @@ class LearnConfig:
             order=self.order,
             seed=self.seed,
             protocol=self.protocol,  # type: ignore[arg-type]  # checked above
-            form=None if self.task_type == "auto" else self.task_type,  # type: ignore[arg-type]  # and so are these
-            missing=self.missing_tasks,  # type: ignore[arg-type]
+            task_type=None if self.task_type == "auto" else self.task_type,  # type: ignore[arg-type]  # and so are these
+            missing_tasks=self.missing_tasks,  # type: ignore[arg-type]
             instructions=self.instructions,
         )
 
     def check_tasks(self, stream: Stream) -> None:
         """Nothing, or a UserError: a task that is limited is not in the stream, nor in those that the scale is for."""
         there = [task.name for task in stream.tasks]
-        if self.max_steps != SCALES[self.scale]["most_steps"] and (other := set(self.step_limits).difference(there)):
-            raise UserError(f"most-steps: expected tasks of {stream.name} ({', '.join(there)}), got {min(other)!r}")
+        if self.max_steps != SCALES[self.scale]["max_steps"] and (other := set(self.step_limits).difference(there)):
+            raise UserError(f"max-steps: expected tasks of {stream.name} ({', '.join(there)}), got {min(other)!r}")
 
     def replace(self, **changes: Any) -> LearnConfig:
         """The course with some fields changed; what its scale gave becomes what that of the new one gives."""
@@ -325,15 +322,15 @@ def _pair(said: str) -> tuple[str, str]:
     return name.strip().replace("-", "_"), value.strip()
 
 
-def _limits(most_steps: tuple[str, ...]) -> dict[str, int]:
+def _limits(max_steps: tuple[str, ...]) -> dict[str, int]:
     """Steps by the task's name. Raises UserError."""
     found = {}
-    for said in most_steps:
+    for said in max_steps:
         name, _, steps = said.rpartition("=")
         if not name or not steps.isdecimal() or not int(steps):
-            raise UserError(f"most-steps: expected TASK=STEPS, a whole number of at least 1, got {said!r}")
+            raise UserError(f"max-steps: expected TASK=STEPS, a whole number of at least 1, got {said!r}")
         if name in found:
-            raise UserError(f"most-steps: expected each task once, got {name!r} twice")
+            raise UserError(f"max-steps: expected each task once, got {name!r} twice")
         found[name] = int(steps)
     return found
 

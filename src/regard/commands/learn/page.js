@@ -16,7 +16,7 @@
     for (const layer of spec.layer) Object.assign(layer.encoding.x.axis, { values, format: "d" });
     return spec;
   };
-  const TITLES = { after: "Tasks learnt", layer: "Layer", position: "Task" };
+  const TITLES = { after: "Tasks learnt", layer: "Layer", task_index: "Task" };
   const drawLines = (parent, panels) => drawPanels(parent, panels, (panel) => panel.axis, (panel) => TITLES[panel.axis], lines);
   const drawCurves = () => {
     if ($("curves-lines")) drawLines($("curves-lines"), data.curves[chosen("curves-setting")]);

@@ -36,7 +36,7 @@ def rollback(
     chosen = _chosen(record["runs"], method, seed)
     folder = Path(run) / MODELS / chosen["key"]
     if not folder.is_dir():
-        raise UserError(f"models: {run} has none of {chosen['key']}; learn again without --no-models")
+        raise UserError(f"models: {run} has none of {chosen['key']}; learn again without --no-save-models")
     learnt = _place(chosen["tasks"], task)
     texts = any("metric" in one for one in record["stream"]["tasks"])
     loaded = model or load(record["model"]["name"], dtype="float32", device="cpu", language_model=texts)

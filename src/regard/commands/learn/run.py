@@ -53,7 +53,7 @@ OF_THE_STREAM = (
 class Progress:
     """How far a comparison is: the run at hand among all, how many tasks it has, and how far it is.
 
-    Once a task is learnt and scored, `told` has the stage `TASK_END`.
+    Once a task is learnt and scored, `told` has the phase `TASK_END`.
     """
 
     method: str
@@ -71,9 +71,9 @@ def learn(
     *,
     tokenizer: Any = None,
     seeds: Sequence[int] | None = None,
-    work: str | Path | None = None,
+    work_dir: str | Path | None = None,
     resume: bool = False,
-    keep_models: bool = True,
+    save_models: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
     **changes: Any,
 ) -> LearnResult:
@@ -82,10 +82,9 @@ def learn(
     `stream` is a name, a table or folder of your own, a `Stream`, or a `LearnConfig` that says everything. `method` is
     a name out of `regard.continual.methods.METHODS`, or several. `model` is a name, or a model with its `tokenizer`.
     `changes` are fields of `LearnConfig`; without `order` a `Stream` comes in the order that it has, and a stream by
-    its
-    name in one that is drawn by the seed, as both do with "random". `work` is where finished runs, and the state of the
-    one at hand, are kept: with `resume` a comparison that was broken off goes on there, to the same numbers. With
-    `keep_models` what each task has changed of the model is kept there too, for `regard rollback`.
+    its name in one that is drawn by the seed, as both do with "random". `work_dir` is where finished runs, and the
+    state of the one at hand, are kept: with `resume` a comparison that was broken off goes on there, to the same
+    numbers. With `save_models` what each task has changed of the model is kept there too, for `regard rollback`.
 
     Under `accelerate launch` all processes train together, and each returns the same. Raises UserError.
     """
@@ -93,7 +92,7 @@ def learn(
     courses = [replace(one, seed=seed) for seed in _seeds(seeds, course) for one in split_methods(course)]
     own = with_row_hashes(stream) if isinstance(stream, Stream) else None
     _together()
-    with _folder(work) as place:
+    with _folder(work_dir) as place:
         streams = {seed: _stream(one, own) for seed, one in {one.seed: one for one in courses}.items()}
         text = next(iter(streams.values())).text
         loaded = _loaded(course, model, tokenizer, text=text)
@@ -110,7 +109,7 @@ def learn(
                     streams[one.seed],
                     loaded,
                     states=place / STATES / key,
-                    models=place / MODELS / key if keep_models else None,
+                    models=place / MODELS / key if save_models else None,
                     resume=resume,
                     tell=tell,
                 )
@@ -118,7 +117,7 @@ def learn(
                     found[key] = journal.add(key, result) if is_main_process() else result
                 if is_main_process():
                     shutil.rmtree(place / STATES / key, ignore_errors=True)
-        models = place / MODELS if keep_models and work is not None and (place / MODELS).is_dir() else None
+        models = place / MODELS if save_models and work_dir is not None and (place / MODELS).is_dir() else None
         return LearnResult(
             **_tables(courses, streams, found), metadata=_record(course, courses, streams, loaded, found), models=models
         )

@@ -61,7 +61,7 @@ def _check_matrix(matrix: pd.DataFrame) -> None:
         raise UserError(f"matrix: expected the runs of one stream, got {', '.join(streams)}")
     unknown = sorted({str(one) for one in matrix["scenario"].unique()} - set(SETTINGS))
     if unknown:
-        raise UserError(f"setting: expected {' or '.join(SETTINGS)}, got {', '.join(unknown)}")
+        raise UserError(f"scenario: expected {' or '.join(SETTINGS)}, got {', '.join(unknown)}")
     keys = [*RUN, "after_task", "task_index", "scenario"]
     twice = matrix[matrix.duplicated(keys)]
     if len(twice):

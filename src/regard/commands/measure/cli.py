@@ -66,7 +66,7 @@ def run(given: argparse.Namespace) -> None:
         "samples": given.samples,
         "length": given.length,
         "epsilon": tuple(parse_number(part, float, "--epsilon") for part in given.epsilon.split(",")),
-        "layer_ids": _layers(given.layers),
+        "layer_ids": _layers(given.layer_ids),
         "batch_size": None if given.batch_size == "auto" else parse_number(given.batch_size, int, "--batch-size"),
         "seed": given.seed,
     }

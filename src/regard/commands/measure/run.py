@@ -40,10 +40,10 @@ TOKENS_A_BATCH = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
-    """How to measure. `epsilon`: thresholds of the sink rate; `layers`: None for all; `batch_size`: None to choose.
+    """How to measure. `epsilon`: thresholds of the sink rate; `layer_ids`: None for all; `batch_size`: None to choose.
 
-    `statistics` are names, "default", "all", or statistics of your own, of which a copy is used. `layers` count from 0;
-    −1 are the embeddings. Sequences may be given for tuples; what is named twice counts once.
+    `statistics` are names, "default", "all", or statistics of your own, of which a copy is used. `layer_ids` count from
+    0; −1 are the embeddings. Sequences may be given for tuples; what is named twice counts once.
     """
 
     statistics: str | Sequence[str | Statistic] = "default"
@@ -65,7 +65,7 @@ class MeasureConfig:
         object.__setattr__(self, "statistics", tuple(wanted))
         object.__setattr__(self, "epsilon", _each("epsilon", self.epsilon, float))
         if self.layer_ids is not None:
-            object.__setattr__(self, "layers", _each("layers", self.layer_ids, operator.index))
+            object.__setattr__(self, "layer_ids", _each("layer-ids", self.layer_ids, operator.index))
         check_choice("input", self.input, INPUTS)
         check_choice("bos", self.bos, data.BOS)
         for name in ("samples", "length", "batch_size"):
@@ -76,7 +76,7 @@ class MeasureConfig:
             raise UserError(f"epsilon: expected numbers between 0 and 1, got {_listed(self.epsilon)}")
         if self.layer_ids is not None and not (self.layer_ids and min(self.layer_ids) >= -1):
             raise UserError(
-                f"layers: expected layers counted from 0 (-1: the embeddings), got {_listed(self.layer_ids)}"
+                f"layer-ids: expected layers counted from 0 (-1: the embeddings), got {_listed(self.layer_ids)}"
             )
         if type(self.seed) is not int or not 0 <= self.seed < 2**63:
             raise UserError(f"seed: expected a number from 0 to 2**63 - 1, got {self.seed!r}")
@@ -256,7 +256,7 @@ def _layers(model: Any) -> int | None:
 def _check_layers(chosen: MeasureConfig, layers: Container[int]) -> None:
     missing = [layer for layer in chosen.layer_ids or () if layer >= 0 and layer not in layers]
     if missing:
-        raise UserError(f"layers: expected layers of this model, counted from 0; it has no {_listed(missing)}")
+        raise UserError(f"layer-ids: expected layers of this model, counted from 0; it has no {_listed(missing)}")
 
 
 def _check_statistics(seen: Watch, chosen: MeasureConfig, table: pd.DataFrame) -> None:

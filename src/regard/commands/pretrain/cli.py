@@ -80,7 +80,7 @@ def run(given: argparse.Namespace) -> None:
     try:
         with _progress() as reports:
             found = pretrain(
-                base, work=work, resume=given.resume, keep_work=True, cache=given.cache, **reports, **changes
+                base, work_dir=work, resume=given.resume, keep_work_dir=True, cache=given.cache, **reports, **changes
             )
         if not is_main_process():
             return

@@ -31,7 +31,7 @@ CHOICES = {
     "decay": ("all", "matrices"),
     "precision": ("float32", "bfloat16"),
 }
-"""What fields of a few allowed values may be; attention, positions and form are looked up where they are made."""
+"""What fields of a few allowed values may be; attention, positions and backend are looked up where they are made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class PretrainConfig:
     positions: str = config_field("rotary", "rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number")
     window: int | None = config_field(None, "keys that a query sees, its own included")
     prefix: int = config_field(0, "first tokens that all see; the loss skips the first targets", least=0)
-    backend: str = config_field("auto", "how attention is computed: auto, or a form by name")
+    backend: str = config_field("auto", "how attention is computed: auto, or a backend by name")
     ffn: str = config_field("swiglu", "swiglu, relu, gelu, swish, reglu or geglu")
     norm: str = config_field("pre", "pre or post")
     num_layers: int = config_field(4, "layers")
@@ -96,15 +96,18 @@ class PretrainConfig:
         for name, allowed in CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
         if self.hidden_size % self.num_heads:
-            raise UserError(f"heads: expected a divisor of the width {self.hidden_size}, got {self.num_heads}")
+            raise UserError(
+                f"num-heads: expected a divisor of the hidden size {self.hidden_size}, got {self.num_heads}"
+            )
         if self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise UserError(f"kv-heads: expected a divisor of the {self.num_heads} heads, got {self.num_kv_heads}")
+            raise UserError(f"num-kv-heads: expected a divisor of the {self.num_heads} heads, got {self.num_kv_heads}")
         if self.positions == "rotary" and self.hidden_size // self.num_heads % 2:
             raise UserError(
-                f"heads: expected an even width of each for rotary positions, got {self.hidden_size // self.num_heads}"
+                "num-heads: expected an even width of each for rotary positions, got "
+                f"{self.hidden_size // self.num_heads}"
             )
         if self.warmup_steps > self.max_steps:
-            raise UserError(f"warmup: expected at most the {self.max_steps} steps, got {self.warmup_steps}")
+            raise UserError(f"warmup-steps: expected at most the {self.max_steps} steps, got {self.warmup_steps}")
         if not self.data:
             raise UserError("data: expected at least one source of text, got none")
         self._check_positions()
@@ -112,7 +115,7 @@ class PretrainConfig:
     def _check_positions(self) -> None:
         """Nothing, or a UserError: a position lies outside the sequence."""
         if self.sink_length > self.length:
-            object.__setattr__(self, "watch_length", self.length)
+            object.__setattr__(self, "sink_length", self.length)
         if self.prefix >= self.length:
             raise UserError(f"prefix: expected fewer tokens than the length {self.length}, got {self.prefix}")
         if self.fixed_token is not None and self.fixed_token >= self.length:
@@ -137,12 +140,13 @@ class PretrainConfig:
 
     @property
     def spec(self) -> AttentionSpec:
-        """The attention, with its positions, window, prefix and form."""
-        from regard.attention.spec import ATTENTIONS
+        """The attention, with its positions, window, prefix and backend."""
+        from regard.attention.spec import ATTENTIONS, FORMS
 
         check_choice("attention", self.attention, ATTENTIONS)
-        chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix", "backend")}
-        return ATTENTIONS[self.attention].with_(**chosen)
+        check_choice("backend", self.backend, FORMS)
+        chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix")}
+        return ATTENTIONS[self.attention].with_(**chosen, form=self.backend)
 
     def config(self, vocabulary: int, **tokens: Any) -> RegardConfig:
         """The decoder's configuration for a vocabulary; `tokens` are the ids of its special tokens."""

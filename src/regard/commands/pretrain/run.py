@@ -45,9 +45,9 @@ CHECKPOINTS, WATCHED = "checkpoints", "watched"
 def pretrain(
     name: str | PretrainConfig = "nano",
     *,
-    work: str | Path | None = None,
+    work_dir: str | Path | None = None,
     resume: bool = False,
-    keep_work: bool = False,
+    keep_work_dir: bool = False,
     cache: str | Path | None = None,
     on_text: Callable[[str, int], None] | None = None,
     on_progress: Callable[[int, int, Mapping[str, float]], None] | None = None,
@@ -55,17 +55,16 @@ def pretrain(
 ) -> PretrainResult:
     """A model trained by a recipe, with its history.
 
-    `name` is one of `regard.commands.pretrain.config.PRESETS`, or a recipe; `changes` are fields of it. `work` is the
-    folder of checkpoints: with `resume` a run that was broken off goes on there, to the same numbers; it is deleted at
-    the end
-    unless `keep_work`. Packed text is kept in `cache` (default: REGARD_CACHE, else `~/.cache/regard`) and used again.
-    `on_text(domain, tokens)` is told of packing, `on_progress(step, steps, numbers)` of training.
+    `name` is one of `regard.commands.pretrain.config.PRESETS`, or a recipe; `changes` are fields of it. `work_dir` is
+    the folder of checkpoints: with `resume` a run that was broken off goes on there, to the same numbers; it is deleted
+    at the end unless `keep_work_dir`. Packed text is kept in `cache` (default: REGARD_CACHE, else `~/.cache/regard`)
+    and used again. `on_text(domain, tokens)` is told of packing, `on_progress(step, steps, numbers)` of training.
 
     Under `accelerate launch` all processes train together; each returns the same. Raises UserError.
     """
     base, chosen = preset_config(name), preset_config(name, **changes)
     named = name if isinstance(name, str) else None
-    with _folder(work, keep=keep_work) as place:
+    with _folder(work_dir, keep=keep_work_dir) as place:
         journal = _begin(place, chosen, resume=resume)
         text = _text(chosen, _cache(cache), on_text)
         model = _model(chosen, text.tokenizer)

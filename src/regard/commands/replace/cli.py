@@ -17,7 +17,6 @@ from regard.runs.arguments import (
     check_work_dir,
     default_work_dir,
     model_slug,
-    parse_number,
     print_summary,
 )
 
@@ -32,7 +31,7 @@ EXAMPLES = """examples:
 """
 OWN = ("text", "label", "validation", "metric")
 """Settings of a task from a file of one's own."""
-FRACTIONS, SELECT = "1,1/2,1/8,1/16,0", "lambda"
+FRACTIONS, RANKING = "1,1/2,1/8,1/16,0", "lambda"
 """What is taken for constants without a choice: as good as not given."""
 
 
@@ -70,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rank-heads-by",
-        default=SELECT,
+        default=RANKING,
         metavar="NAME,…",
         help="order of the heads: lambda (default), input-dependence, "
         "output-norm, first-layers, last-layers, random, reversed",
@@ -79,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", default="laptop", metavar="SCALE", help="laptop (default) or paper")
     parser.add_argument("--special-token-layout", default="paper", metavar="LAYOUT", help="paper (default) or natural")
     parser.add_argument("--length", type=int, help="tokens of an input (default: the scale's)")
-    parser.add_argument("--rows", metavar="N,M", help="examples for training and validation (default: the scale's)")
+    parser.add_argument("--max-train-samples", type=int, help="training examples, at most (default: the scale's)")
+    parser.add_argument("--max-eval-samples", type=int, help="validation examples, at most (default: the scale's)")
     parser.add_argument("--num-epochs", type=int, help="epochs of a probe (default: the scale's)")
     parser.add_argument("--batch-size", type=int, help="examples a step (default: the scale's)")
     parser.add_argument("--learning-rate", type=float, help="of the probe (default: the scale's)")
@@ -142,9 +142,9 @@ def run(given: argparse.Namespace) -> None:
                 given.task,
                 data=data,
                 constants_from=given.constants_from,
-                work=work,
+                work_dir=work,
                 resume=given.resume,
-                keep_work=True,
+                keep_work_dir=True,
                 on_step=step,
                 **settings,
             )
@@ -160,19 +160,17 @@ def run(given: argparse.Namespace) -> None:
 
 
 def _settings(given: argparse.Namespace) -> dict[str, Any]:
-    names = ("num_seeds", "scale", "special_token_layout", "length", "num_epochs", "batch_size", "learning_rate")
+    names = (
+        *("num_seeds", "scale", "special_token_layout", "length", "max_train_samples", "max_eval_samples"),
+        *("num_epochs", "batch_size", "learning_rate"),
+    )
     settings: dict[str, Any] = {name: getattr(given, name) for name in names}
     settings |= {name: getattr(given, name) for name in OWN}
     several = [name for name in ("constants", "attention") if getattr(given, name) is not None]
-    several += ["rank_heads_by"] if given.select != SELECT else []
+    several += ["rank_heads_by"] if given.rank_heads_by != RANKING else []
     settings |= {name: tuple(getattr(given, name).split(",")) for name in several}
-    if given.fractions != FRACTIONS:
-        settings["fractions"] = tuple(_fraction(part) for part in given.fractions.split(","))
-    if given.rows is not None:
-        parts = given.rows.split(",")
-        if len(parts) != 2:
-            raise UserError(f"--rows: expected two numbers, training and validation, as 1000,500, got {given.rows!r}")
-        settings["rows"] = tuple(int(parse_number(part, int, "--rows")) for part in parts)
+    if given.dynamic_fractions != FRACTIONS:
+        settings["dynamic_fractions"] = tuple(_fraction(part) for part in given.dynamic_fractions.split(","))
     return settings
 
 

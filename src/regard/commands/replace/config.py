@@ -18,7 +18,7 @@ OF_PLACE = ("first-layers", "last-layers", "random")
 """Orders of the heads that read no averages."""
 FRACTIONS = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
 CONSTANTS = ("average", *SOURCES, *TRAINED)
-WHOLE = ("num_seeds", "length", "num_epochs", "batch_size")
+WHOLE = ("num_seeds", "length", "max_train_samples", "max_eval_samples", "num_epochs", "batch_size")
 """Settings that are whole numbers, or None."""
 UNTOUCHED = "none"
 OTHER_OPERATION = "attention"
@@ -37,13 +37,13 @@ class ReplaceConfig:
     """What to replace, and how to find out what it costs.
 
     `constants`: sources out of `CONSTANTS`; None: `average`, unless there is another `attention`: operations for all
-    heads, as `regard.replacing` takes them, `sigmoid` or `softmax+window=8`. `select`: orders out of
-    `regard.commands.replace.ranking.RANKINGS`, None: `lambda`; `fractions`: shares of heads that stay dynamic,
-    1 being the untouched
-    model, None: `FRACTIONS`; both are of constants alone. `seeds`: how many probes each score is of. `scale` names the
-    settings of the task: the paper's, or those for a laptop; `length`, `rows` (training, validation), `epochs`,
-    `batch_size` and `learning_rate` replace its own. `layout`: where special tokens stand. `text`, `label`,
-    `validation`, `metric`: of a data set of your own, see `regard.data.read_task`.
+    heads, as `regard.replacing` takes them, `sigmoid` or `softmax+window=8`. `rank_heads_by`: orders out of
+    `regard.commands.replace.ranking.RANKINGS`, None: `lambda`; `dynamic_fractions`: shares of heads that stay dynamic,
+    1 being the untouched model, None: `FRACTIONS`; both are of constants alone. `num_seeds`: how many probes each score
+    is of. `scale` names the settings of the task: the paper's, or those for a laptop; `length`, `max_train_samples`,
+    `max_eval_samples`, `num_epochs`, `batch_size` and `learning_rate` replace its own. `special_token_layout`: where
+    special tokens stand. `text`, `label`, `validation`, `metric`: of a data set of your own, see
+    `regard.data.read_task`.
     """
 
     constants: tuple[str, ...] | None = None
@@ -54,7 +54,8 @@ class ReplaceConfig:
     scale: Literal["paper", "laptop"] = "laptop"
     special_token_layout: Literal["paper", "natural"] = "paper"
     length: int | None = None
-    rows: tuple[int, int] | None = None
+    max_train_samples: int | None = None
+    max_eval_samples: int | None = None
     num_epochs: int | None = None
     batch_size: int | None = None
     learning_rate: float | None = None
@@ -77,18 +78,16 @@ class ReplaceConfig:
             unknown = [one for one in getattr(self, name) if one not in known]
             if unknown or not (getattr(self, name) or (self.attention and not self.constants)):
                 told = ", ".join(map(str, unknown)) or "none"
-                raise UserError(f"{name}: expected some of {', '.join(known)}, got {told}")
+                raise UserError(f"{name.replace('_', '-')}: expected some of {', '.join(known)}, got {told}")
         if not self.shares or not all(0 <= fraction <= 1 for fraction in self.shares):
             told = ", ".join(f"{fraction:g}" for fraction in self.shares) or "none"
-            raise UserError(f"fractions: expected numbers from 0 to 1, got {told}")
-        for name, allowed in (("scale", ("paper", "laptop")), ("layout", LAYOUTS)):
-            check_choice(name, getattr(self, name), allowed)
+            raise UserError(f"dynamic-fractions: expected numbers from 0 to 1, got {told}")
+        for name, allowed in (("scale", ("paper", "laptop")), ("special_token_layout", LAYOUTS)):
+            check_choice(name.replace("_", "-"), getattr(self, name), allowed)
         for name in WHOLE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"{name.replace('_', '-')}: expected at least 1, got {value}")
-        if self.rows is not None and min(self.rows) < 1:
-            raise UserError(f"rows: expected at least 1, got {self.rows}")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -114,8 +113,8 @@ class ReplaceConfig:
         if not set(self.sources) & set(AVERAGED) and set(self.rankings) <= set(OF_PLACE):
             raise UserError(
                 f"constants-from: expected constants {' or '.join(AVERAGED)} beside it, or an order that reads "
-                f"averages, for nothing else does; got constants {', '.join(self.sources)} and select "
-                f"{', '.join(self.rankings)}"
+                f"averages, for nothing else does; got constants {', '.join(self.sources)} and "
+                f"rank-heads-by {', '.join(self.rankings)}"
             )
 
     def _complete(self) -> None:
@@ -127,9 +126,10 @@ class ReplaceConfig:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, (alone if swapped else usual)[name])
             elif swapped:
+                option = name.replace("_", "-")
                 raise UserError(
-                    f"{name}: expected constants beside attention, for an operation is put into all heads at once; "
-                    f"give constants as well, or leave {name} out"
+                    f"{option}: expected constants beside attention, for an operation is put into all heads at once; "
+                    f"give constants as well, or leave {option} out"
                 )
 
     def _check_kinds(self) -> None:
@@ -138,16 +138,11 @@ class ReplaceConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise UserError(f"{name.replace('_', '-')}: expected a whole number, got {value!r}")
-        if self.rows is not None:
-            rows = tuple(self.rows) if isinstance(self.rows, (tuple, list)) else (self.rows,)
-            if len(rows) != 2 or not all(type(count) is int for count in rows):
-                raise UserError(f"rows: expected two numbers, training and validation, got {self.rows!r}")
-            object.__setattr__(self, "rows", rows)
         if wrong_names := [one for one in self.attention if not isinstance(one, str)]:
             raise UserError(f"attention: expected names, such as sigmoid or softmax+window=8; got {wrong_names[0]!r}")
         wrong = [one for one in self.shares if isinstance(one, bool) or not isinstance(one, (int, float))]
         if wrong:
-            raise UserError(f"fractions: expected numbers from 0 to 1, got {wrong[0]!r}")
+            raise UserError(f"dynamic-fractions: expected numbers from 0 to 1, got {wrong[0]!r}")
         rate = self.learning_rate
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, (int, float))):
             raise UserError(f"learning-rate: expected a number above 0, got {rate!r}")

@@ -31,7 +31,7 @@ class HeadRanking:
     def constant(self, dynamic_fraction: float) -> list[Head]:
         """The heads to replace so that this fraction of them stays dynamic, rounded to whole heads."""
         if not 0 <= dynamic_fraction <= 1:
-            raise UserError(f"fractions: expected numbers from 0 to 1, got {dynamic_fraction:g}")
+            raise UserError(f"dynamic-fractions: expected numbers from 0 to 1, got {dynamic_fraction:g}")
         return sorted(self.heads[round(dynamic_fraction * len(self.heads)) :])
 
     def reversed(self) -> HeadRanking:
@@ -100,4 +100,4 @@ def rank_heads(
         return rank_randomly(constants, seed)
     if name in ("first-layers", "last-layers"):
         return rank_by_layer(constants, first_replaced=name == "first-layers")
-    raise UserError(f"select: expected one of {', '.join(RANKINGS)}, got {name!r}")
+    raise UserError(f"rank-heads-by: expected one of {', '.join(RANKINGS)}, got {name!r}")

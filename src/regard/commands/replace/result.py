@@ -40,10 +40,10 @@ class ReplaceResult:
     """What one run of replacing heads gave: scores, the order of the heads, costs, and where they come from.
 
     `scores` (`SCORE_COLUMNS`) has one row a run; rows with a `dynamic_fraction` of 1 are the untouched model, with
-    "none" for constants and select; those of another operation have its name for constants, "attention" for select,
-    and a fraction of 0. `heads` (`HEAD_COLUMNS`) has one row a head, `rank` 0 being kept dynamic longest.
-    `cost` (`COST_COLUMNS`) is one forward of a batch at each fraction. `record` is the provenance, `matrices` the
-    constants (head, query, key) by "site.layer", `constants` the same as the bytes of their file.
+    "none" for constants and rank_heads_by; those of another operation have its name for constants, "attention" for
+    rank_heads_by, and a fraction of 0. `heads` (`HEAD_COLUMNS`) has one row a head, `rank` 0 being kept dynamic
+    longest. `cost` (`COST_COLUMNS`) is one forward of a batch at each fraction. `metadata` is the provenance,
+    `matrices` the constants (head, query, key) by "site.layer", `constants` the same as the bytes of their file.
     """
 
     scores: pd.DataFrame
@@ -66,7 +66,7 @@ class ReplaceResult:
         As `regard.replacing` and `regard.replaced` take them. Raises UserError for a fraction outside 0 to 1.
         """
         if not 0 <= dynamic_fraction <= 1:
-            raise UserError(f"fraction-dynamic: expected a number from 0 to 1, got {dynamic_fraction}")
+            raise UserError(f"dynamic-fraction: expected a number from 0 to 1, got {dynamic_fraction}")
         ordered = self.heads.sort_values("rank")
         rows = ordered.iloc[round(dynamic_fraction * len(ordered)) :]
         return sorted((str(row.site), int(row.layer), int(row.head)) for row in rows.itertuples())
@@ -99,9 +99,7 @@ class ReplaceResult:
         settings = self.metadata.get("settings")
         asked = settings.get("rank_heads_by") if isinstance(settings, Mapping) else None
         return {
-            "rank_heads_by": asked[0]
-            if isinstance(asked, (list, tuple)) and asked
-            else asked,  # the order that this is
+            "rank_heads_by": asked[0] if isinstance(asked, (list, tuple)) and asked else asked,  # the order of `heads`
             "order": [[str(site), int(layer), int(head)] for site, layer, head in places],
             "value": [_number(value) for value in heads["value"]],
             "pattern": [None if pd.isna(pattern) else str(pattern) for pattern in heads["pattern"]],

@@ -53,9 +53,9 @@ def replace(
     tokenizer: Any = None,
     data: str | Path | None = None,
     constants_from: From = None,
-    work: str | Path | None = None,
+    work_dir: str | Path | None = None,
     resume: bool = False,
-    keep_work: bool = False,
+    keep_work_dir: bool = False,
     on_step: Callable[[str], None] = lambda step: None,
     **settings: Any,
 ) -> ReplaceResult:
@@ -64,22 +64,21 @@ def replace(
     `model` is a model with its `tokenizer`, or what `regard.models.load` gave, or a name it takes. `task` is one of
     `regard.data.TASKS`, a file of your own, or a `regard.data.Task`; `data` the folder with its files, None for the
     hub. `constants_from` takes the averages from elsewhere: another task's name, a file that `Constants.save` wrote, or
-    constants. Other `settings` are those of `regard.commands.replace.config.ReplaceConfig`. `work` is a folder for
-    hidden
-    states and for scores found so far, None for a temporary one: with `resume` a run that was broken off goes on there,
-    to the same scores; it is deleted at the end, unless `keep_work`. `on_step` is told what is done. An
+    constants. Other `settings` are those of `regard.commands.replace.config.ReplaceConfig`. `work_dir` is a folder for
+    hidden states and for scores found so far, None for a temporary one: with `resume` a run that was broken off goes on
+    there, to the same scores; it is deleted at the end, unless `keep_work_dir`. `on_step` is told what is done. An
     encoder–decoder's encoder is probed. Raises UserError for every mistake of the user.
     """
     chosen = _settings(**settings)
     task = _named(task, others)
     if constants_from is not None:
         chosen.check_constants_from()
-    if work is None:
+    if work_dir is None:
         if resume:
-            raise UserError("resume: expected the folder of the run that was broken off, work=…; got none")
+            raise UserError("resume: expected the folder of the run that was broken off, work_dir=…; got none")
         given: dict[str, Any] = {"tokenizer": tokenizer, "data": data, "constants_from": constants_from}
         with tempfile.TemporaryDirectory(prefix="regard-replace-") as folder:
-            return replace(model, task, work=Path(folder) / "work", on_step=on_step, **given, **settings)
+            return replace(model, task, work_dir=Path(folder) / "work", on_step=on_step, **given, **settings)
     began = time.perf_counter()
     language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
     loaded = _loaded(model, tokenizer, language_model)
@@ -91,7 +90,7 @@ def replace(
     constants = elsewhere if isinstance(elsewhere, Constants) else None
     _check_order(chosen, constants)
     about = _about(loaded, encoder, read, (train, validation), chosen, constants_from, constants)
-    with _journal(Path(work), about, resume=resume) as journal:
+    with _journal(Path(work_dir), about, resume=resume) as journal:
         trials = HeadEvaluation(
             model=encoder,
             judge=_judge(encoder, read, (train, validation), chosen, scale, journal),
@@ -112,7 +111,7 @@ def replace(
         "batch_size": max(1, EVALUATION_TOKENS // validation.length),
         "length": validation.length,
     }
-    if not keep_work:
+    if not keep_work_dir:
         journal.remove()
     return ReplaceResult(scores=table, metadata=record, **(_no_constants() | tables))
 
@@ -157,7 +156,10 @@ def _task(task: str | Task, folder: str | Path | None, chosen: ReplaceConfig) ->
     """The task, and its settings with those of the user in their place."""
     name = task.name if isinstance(task, Task) else task
     scale: TaskPreset = getattr(TASKS.get(name, TASKS["sst2"]), chosen.scale)
-    own = {n: getattr(chosen, n) for n in ("length", "rows", "num_epochs", "batch_size", "learning_rate")}
+    train_rows, eval_rows = scale.rows or (None, None)
+    rows = (chosen.max_train_samples or train_rows, chosen.max_eval_samples or eval_rows)
+    own: dict[str, Any] = {n: getattr(chosen, n) for n in ("length", "batch_size", "learning_rate")}
+    own |= {"epochs": chosen.num_epochs, "rows": None if rows == (None, None) else rows}
     scale = changed(scale, **{n: value for n, value in own.items() if value is not None})
     user: dict[str, Any] = {n: getattr(chosen, n) for n in ("text", "label", "validation", "metric")}
     read = task if isinstance(task, Task) else None
@@ -265,7 +267,7 @@ def can_resume(work: Path) -> bool:
     Raises UserError if the folder holds what no run has left there, and what must not be deleted.
     """
     if work.is_dir() and any(work.iterdir()) and not (work / ABOUT).is_file():
-        raise UserError(f"work: expected a new folder, or that of an earlier run; {work} holds other files")
+        raise UserError(f"work-dir: expected a new folder, or that of an earlier run; {work} holds other files")
     return has_entries(work) or any(work.glob("states-*.json"))
 
 

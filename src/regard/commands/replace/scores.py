@@ -47,7 +47,7 @@ def constant_rows(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def intervals(scores: pd.DataFrame) -> pd.DataFrame:
-    """One row for each `KEYS`: `n` seeds, their `mean`, and `low` and `high` of the 95 % interval, null for one seed.
+    """One row for each `KEYS`: `n` seeds, their `mean`, and its 95 % interval `ci_low`, `ci_high`, null for one seed.
 
     The interval is mean ± t · s/√n with Student's t for n − 1 degrees of freedom and the sample's standard deviation s.
     Null scores are left out.
@@ -96,7 +96,7 @@ def curves(scores: pd.DataFrame) -> pd.DataFrame:
         begin = _of(whole, dict(zip(GROUP, key, strict=False)))
         end = _of(rest, dict(zip([*GROUP, "constants"], key, strict=False)) | {"dynamic_fraction": 0}).head(1)
         drawn = [begin, group, *([] if (group["dynamic_fraction"] == 0).any() else [end])]
-        curve = pd.concat([part for part in drawn if len(part)]).assign(constants=key[3], select=key[4])
+        curve = pd.concat([part for part in drawn if len(part)]).assign(constants=key[3], rank_heads_by=key[4])
         parts.append(curve.sort_values("dynamic_fraction", ascending=False))
     return pd.concat(parts, ignore_index=True) if parts else rest.reset_index(drop=True)
 

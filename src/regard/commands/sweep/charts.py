@@ -19,7 +19,7 @@ LINES = INKS * STROKES
 
 _CURVES = {
     **dict.fromkeys(("valid_loss", "sink_rate", "alpha_first", "virtual_sink_rate", "norm_ratio"), "step"),
-    **dict.fromkeys(("ap_til", "ap_cil"), "tasks"),
+    **dict.fromkeys(("average_performance_til", "average_performance_cil"), "tasks"),
 }
 """The metrics that are drawn, each over its axis."""
 

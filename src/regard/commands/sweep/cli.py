@@ -20,7 +20,7 @@ HELP = "Run a verb with every combination of some settings, and compare the runs
 EXAMPLES = """examples:
   regard sweep pretrain --vary attention=softmax,sigmoid --out runs/attention
   regard sweep pretrain nano --vary window=none,16,32 --workers 2 --out runs/w
-  regard sweep pretrain --vary positions=rotary,alibi --on ray --out /shared/p
+  regard sweep pretrain --vary positions=rotary,alibi --launcher ray --out /s/p
   regard sweep learn --vary method=finetune,prescale --seeds 508,39 --out runs/s
 
 `regard sweep VERB --help` lists the settings. The same command goes on with
@@ -47,6 +47,8 @@ def run(given: argparse.Namespace) -> None:
     asked = _parser(verb).parse_args(given.rest)
     if asked.name is not None and asked.config is not None:
         raise UserError(f"--config: expected a name or a file, got both '{asked.name}' and {asked.config}")
+    if asked.seeds is not None and asked.num_seeds is not None:
+        raise UserError(f"--num-seeds: expected none beside --seeds, which lists them; got {asked.num_seeds}")
     vary = values(verb, asked.vary)
     settings = verb.base(asked.name, asked.config) | _settings(verb, asked)
     twice = sorted(set(vary) & set(_settings(verb, asked)))
@@ -59,8 +61,9 @@ def run(given: argparse.Namespace) -> None:
             vary,
             out=asked.out,
             settings=settings,
-            seeds=seeds(asked.seeds),
-            on=asked.on,
+            seeds=None if asked.seeds is None else parse_seeds(asked.seeds),
+            num_seeds=3 if asked.num_seeds is None else asked.num_seeds,
+            launcher=asked.launcher,
             address=asked.address,
             workers=asked.workers,
             gpus=asked.gpus,
@@ -99,8 +102,9 @@ def _parser(verb: Command) -> argparse.ArgumentParser:
         metavar="FIELD=VALUE,…",
         help="settings that vary, with their values",
     )
-    parser.add_argument("--seeds", default="3", metavar="N|A,B,…", help="so many seeds from 0, or these (default: 3)")
-    parser.add_argument("--on", default="local", metavar="ENGINE", help="local (default) or ray")
+    parser.add_argument("--seeds", metavar="A,B,…", help="seeds of each combination (default: 0 to --num-seeds - 1)")
+    parser.add_argument("--num-seeds", type=int, metavar="N", help="so many seeds from 0 (default: 3)")
+    parser.add_argument("--launcher", default="local", metavar="NAME", help="local (default) or ray")
     parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto (default: one of this machine)")
     parser.add_argument("--workers", type=int, metavar="N", help="trials at once (default: one a core, or one a GPU)")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of a trial (default: 1 where there are; on ray 0)")
@@ -150,7 +154,7 @@ def values(verb: Command, said: Sequence[str]) -> dict[str, list[Any]]:
         if not equals:
             raise UserError(f"vary: expected FIELD=VALUE,VALUE, got {text!r}")
         if name == "seed":
-            raise UserError("vary: seeds are given by --seeds, as 3 or 0,7")
+            raise UserError("vary: seeds are given by --seeds, as 0,7")
         if name not in verb.fields:
             raise UserError(f"vary: there is no field {name}; allowed are {', '.join(sorted(verb.fields))}")
         parts = [part.strip() for part in listed.split(",")]
@@ -162,10 +166,8 @@ def values(verb: Command, said: Sequence[str]) -> dict[str, list[Any]]:
     return found
 
 
-def seeds(said: str) -> int | list[int]:
-    """So many seeds, or these: `3`, or `0,7` (and `7,` for one)."""
-    if "," not in said:
-        return int(parse_number(said, int, "--seeds"))
+def parse_seeds(said: str) -> list[int]:
+    """The seeds that a text lists, as `0,7`."""
     return [int(parse_number(part, int, "--seeds")) for part in said.split(",") if part.strip()]
 
 

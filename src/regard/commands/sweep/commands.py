@@ -151,7 +151,7 @@ def learning() -> Command:
         complete=complete,
         command=lambda file, folder: [
             *("-m", "regard", "learn", "--config", str(file), "--out", str(folder)),
-            *("--resume", "--overwrite", "--no-models"),
+            *("--resume", "--overwrite", "--no-save-models"),
         ],
         finished=partial(whole, "learn", field="course"),
         row=measures,
@@ -163,25 +163,25 @@ def learning() -> Command:
 
 
 def measures(folder: Path) -> dict[str, Any]:
-    """The measures of a run of learning, as `ap_til`, and what it cost."""
+    """The measures of a run of learning, as `average_performance_til`, and what it cost."""
     from regard.commands.learn.result import LearnResult
 
     run = LearnResult.load(folder)
     found = run.metrics.dropna(subset="value")
     return {
-        **{f"{row.metric}_{row.setting}": float(row.value) for row in found.itertuples()},
+        **{f"{row.metric}_{row.scenario}": float(row.value) for row in found.itertuples()},
         "seconds": run.metadata["cost"]["seconds"],
     }
 
 
 def averages(folder: Path) -> pd.DataFrame:
-    """The mean score of the tasks learnt so far, after each: `tasks` (how many), `ap_til` and `ap_cil`."""
+    """The mean score of the tasks learnt so far, by `tasks` (how many): `average_performance_til`, `…_cil`."""
     from regard.commands.learn.result import LearnResult
 
     scores = LearnResult.load(folder).accuracy_matrix
     seen = scores[scores["task_index"] <= scores["after_task"]]
     means = seen.groupby(["after_task", "scenario"])["score"].mean().unstack()
-    return means.add_prefix("ap_").rename_axis("tasks").reset_index()
+    return means.add_prefix("average_performance_").rename_axis("tasks").reset_index()
 
 
 COMMANDS: dict[str, Callable[[], Command]] = {"pretrain": pretraining, "learn": learning}

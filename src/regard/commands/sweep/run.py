@@ -67,8 +67,9 @@ def sweep(
     *,
     out: str | Path,
     settings: Mapping[str, Any] | None = None,
-    seeds: int | Sequence[int] = 3,
-    on: str = "local",
+    seeds: Sequence[int] | None = None,
+    num_seeds: int = 3,
+    launcher: str = "local",
     address: str | None = None,
     workers: int | None = None,
     gpus: int | None = None,
@@ -82,18 +83,20 @@ def sweep(
     `settings` are those of the verb that do not vary. A trial that fails is tried again `retries` times, and goes on
     from its last checkpoint; the others go on if it fails for good. `out` may hold an earlier sweep: its finished
     trials are not run again where their settings are asked for, and stay beside the new ones where they are not.
+    Without `seeds` there are `num_seeds`, from 0.
 
-    `on` is where trials run: "local" (`workers` processes, which share the cores; one a GPU where `gpus` is 1, which
-    is the default where there are GPUs) or "ray" (`address` of a cluster; `gpus` GPUs a trial). `options` are given to
-    the command of each trial as they are; `command` is noted in the record as what began the sweep. Raises UserError
-    before anything runs if a combination cannot be, and KeyboardInterrupt when interrupted: the same call then goes on.
+    `launcher` is where trials run: "local" (`workers` processes, which share the cores; one a GPU where `gpus` is 1,
+    which is the default where there are GPUs) or "ray" (`address` of a cluster; `gpus` GPUs a trial). `options` are
+    given to the command of each trial as they are; `command` is noted in the record as what began the sweep. Raises
+    UserError before anything runs if a combination cannot be, and KeyboardInterrupt when interrupted: the same call
+    then goes on.
     """
     verb = _verb(verb)
     folder = Path(out).resolve()
-    trials = combinations(verb, vary, folder=folder, settings=settings or {}, seeds=seeds)
+    trials = combinations(verb, vary, folder=folder, settings=settings or {}, seeds=_seeds(seeds, num_seeds))
     if retries < 0:
         raise UserError(f"retries: expected at least 0, got {retries}")
-    engine = engine_named(on, address=address, workers=workers, gpus=gpus)
+    engine = engine_named(launcher, address=address, workers=workers, gpus=gpus)
     check_folder(folder)
     with _alone(folder):
         state = State.open(folder, verb.name)
@@ -109,12 +112,12 @@ def combinations(
     *,
     folder: Path,
     settings: Mapping[str, Any],
-    seeds: int | Sequence[int],
+    seeds: Sequence[int],
 ) -> list[Trial]:
     """Every combination of the values with every seed, each once. Raises UserError for one that cannot be."""
     for name, values in vary.items():
         if name == "seed":
-            raise UserError("vary: seeds are given by --seeds, as 3 or 0,7")
+            raise UserError("vary: seeds are given by --seeds, as 0,7")
         if name not in verb.fields:
             raise UserError(f"vary: there is no field {name}; allowed are {', '.join(sorted(verb.fields))}")
         if not values:
@@ -122,7 +125,7 @@ def combinations(
     if not vary:
         raise UserError("vary: expected at least one field, as attention=softmax,sigmoid; got none")
     found: dict[str, Trial] = {}
-    for values, seed in itertools.product(itertools.product(*vary.values()), _seeds(seeds)):
+    for values, seed in itertools.product(itertools.product(*vary.values()), seeds):
         chosen = dict(zip(vary, values, strict=True))
         whole = _complete(verb, {**settings, **chosen, "seed": seed}, chosen)
         key = _key(verb.name, whole)
@@ -131,13 +134,13 @@ def combinations(
 
 
 def engine_named(
-    on: str, *, address: str | None = None, workers: int | None = None, gpus: int | None = None
+    launcher: str, *, address: str | None = None, workers: int | None = None, gpus: int | None = None
 ) -> Launcher:
     """Where trials run. Raises UserError."""
-    check_choice("on", on, ENGINES)
+    check_choice("launcher", launcher, ENGINES)
     if gpus is not None and gpus < 0:
         raise UserError(f"gpus: expected at least 0, got {gpus}")
-    if on == "ray":
+    if launcher == "ray":
         return Ray(address=address, workers=workers, gpus=gpus or 0)
     if address is not None:
         raise UserError("address: local trials need none; choose ray")
@@ -165,11 +168,13 @@ def _verb(verb: str | Command) -> Command:
     return COMMANDS[verb]()
 
 
-def _seeds(seeds: int | Sequence[int]) -> list[int]:
-    """The seeds, each once; a number means so many from 0."""
-    found = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
+def _seeds(seeds: Sequence[int] | None, num_seeds: int) -> list[int]:
+    """The seeds, each once; without any so many from 0."""
+    if num_seeds < 1:
+        raise UserError(f"num-seeds: expected at least 1, got {num_seeds}")
+    found = list(range(num_seeds)) if seeds is None else list(dict.fromkeys(seeds))
     if not found or min(found) < 0:
-        raise UserError(f"seeds: expected a number of at least 1, or seeds of at least 0, got {seeds}")
+        raise UserError(f"seeds: expected at least one, none below 0, got {', '.join(map(str, found)) or 'none'}")
     return found
 
 

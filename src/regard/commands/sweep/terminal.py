@@ -16,7 +16,14 @@ from regard.report import html as markup
 from regard.report import labels
 
 WIDTH, SEEDS, CELL = 80, 8, 18
-COLUMNS = ("valid_loss", "sink_rate", "alpha_first", "ap_til", "fgt_til", "ap_cil")
+COLUMNS = (
+    "valid_loss",
+    "sink_rate",
+    "alpha_first",
+    "average_performance_til",
+    "forgetting_til",
+    "average_performance_cil",
+)
 
 
 def sweep_summary(trials: pd.DataFrame, record: Mapping[str, Any]) -> Group:

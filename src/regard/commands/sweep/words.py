@@ -34,7 +34,7 @@ def ledes(
     return [" · ".join(run), " ".join(part for part in told if part)]
 
 
-_TOLD = ("valid_loss", "sink_rate", "ap_til", "ap_cil")
+_TOLD = ("valid_loss", "sink_rate", "average_performance_til", "average_performance_cil")
 
 
 def _told(found: Sequence[Combination], metric: str, name: str) -> str:
@@ -65,7 +65,12 @@ def key_figures(found: Sequence[Combination], metrics: _Metrics) -> list[KeyFigu
 
 _EXTREMES = (
     *(("valid_loss", "lowest"), ("sink_rate", "highest"), ("sink_rate", "lowest"), ("alpha_first", "highest")),
-    *(("ap_til", "highest"), ("fgt_til", "lowest"), ("ap_cil", "highest"), ("fgt_cil", "lowest")),
+    *(
+        ("average_performance_til", "highest"),
+        ("forgetting_til", "lowest"),
+        ("average_performance_cil", "highest"),
+        ("forgetting_cil", "lowest"),
+    ),
 )
 
 

@@ -39,7 +39,7 @@ def check(learner: Learner, settings: Any) -> None:
                 raise UserError(f"pseudo: expected pseudo samples of {task.name!r} in {path}, there is no such file")
     elif not isinstance(learner, TextLearner):
         raise UserError(
-            "reflects: 'generated' needs a model that writes (--form text), here one learns classes; "
+            "reflects: 'generated' needs a model that writes (--task-type generation), here one learns classes; "
             "set reflects=density or reflects=real, or give texts with pseudo=DIR"
         )
     else:

@@ -46,7 +46,7 @@ class Ray:
             with _quiet():
                 import ray
         except ImportError:
-            raise UserError("on: ray is not installed; pip install 'regard[sweep]', or choose local") from None
+            raise UserError("launcher: ray is not installed; pip install 'regard[sweep]', or choose local") from None
         self._ray: Any = ray
         self._address, self._workers, self._gpus = address, workers, gpus
         self._threads = 1 if address or workers is None else max(1, cores() // workers)
