@@ -46,7 +46,7 @@ def runs(task: str, model: str, data: str, work: Path, console: Console) -> Repl
         console.print(f"{time.perf_counter() - began:7.0f} s  {task}: {name}", highlight=False)
 
     def run(name: str, **settings: Any) -> ReplaceResult:
-        return replace(loaded, task, data=data, work=work / f"{task}-{name}", resume=True, on_step=step, **settings)
+        return replace(loaded, task, data=data, work_dir=work / f"{task}-{name}", resume=True, on_step=step, **settings)
 
     main = run("lambda")
     others = run("orders", select=OTHERS, fractions=(1 / 2, 1 / 8))

@@ -46,7 +46,13 @@ def runs(task: str, model: models.Loaded, data: str, work: Path, console: Consol
     def run(name: str, **settings: Any) -> Any:
         console.print(f"{time.perf_counter() - began:7.0f} s  {task}: {name}", highlight=False)
         return replace(
-            model, task, data=data, work=work / f"{task}-{name}", resume=True, rank_heads_by="first-layers", **settings
+            model,
+            task,
+            data=data,
+            work_dir=work / f"{task}-{name}",
+            resume=True,
+            rank_heads_by="first-layers",
+            **settings,
         )
 
     def rows(found: Any, form: str, size: int | None, missed: float | None, share: float | None) -> Iterator[Any]:

@@ -277,11 +277,11 @@ def test_the_lineage_of_a_block_comes_back_with_it(tmp_path: Path) -> None:
     there.import_peft(tmp_path / "one", "second", lineage={"task": "mine"})
     there.import_peft(tmp_path / "one", "third", lineage={})
     told = {"task": "agnews", "data": {"train": "ab12"}, "base": {"name": None, "sha256": base_sha256(made("bert"))}}
-    assert there.lineages["first"] == {"order": 0, **told}
-    assert there.lineages["second"] == {"order": 1, "task": "mine"}
-    assert there.lineages["third"] == {"order": 2}
+    assert there.provenance["first"] == {"order": 0, **told}
+    assert there.provenance["second"] == {"order": 1, "task": "mine"}
+    assert there.provenance["third"] == {"order": 2}
     again = SharedAdapters.from_pretrained(made("bert"), there.save_pretrained(tmp_path / "saved"))
-    assert again.lineages["first"] == {"order": 0, **told}
+    assert again.provenance["first"] == {"order": 0, **told}
 
 
 def test_peft_reads_what_is_told_of_a_block_without_a_word(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
@@ -294,7 +294,7 @@ def test_peft_reads_what_is_told_of_a_block_without_a_word(tmp_path: Path, recwa
     there.save_pretrained(tmp_path / "theirs")
     other = SharedAdapters(made("llama", seed=99), rank=4)
     assert other.import_peft(tmp_path / "theirs", "theirs") == 0
-    assert other.lineages["theirs"] == {"order": 0}
+    assert other.provenance["theirs"] == {"order": 0}
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -303,12 +303,12 @@ def test_a_pool_goes_out_block_by_block_and_comes_back_whole(family: str, tmp_pa
     there = SharedAdapters(made(family), rank=4)
     for number, folder in enumerate(exported(adapters, tmp_path)):
         assert there.import_peft(folder, folder.name, router=True) == number
-    assert there.names == adapters.adapter_names
-    assert there.opened is None
+    assert there.adapter_names == adapters.adapter_names
+    assert there.active_adapter is None
     assert not any(value.requires_grad for value in there.parameters())
     for name, value in adapters.attention.state_dict().items():
         assert torch.equal(there.attention.state_dict()[name], value), name
-    assert torch.equal(there.weights(**batch), adapters.routing_weights(**batch))
+    assert torch.equal(there.routing_weights(**batch), adapters.routing_weights(**batch))
     adapters.freeze()
     assert_close(logits(there, batch), logits(adapters, batch), atol=1e-6, rtol=0)
     assert not torch.allclose(logits(there, batch), logits(made(family), batch), atol=1e-3)
@@ -321,7 +321,7 @@ def test_a_pool_of_other_settings_comes_back_under_these(options: dict[str, Any]
     there = SharedAdapters(made("gpt2"), rank=4, **({} if options == {"temperature": 4.0} else options))
     for folder in reversed(exported(adapters, tmp_path)):
         there.import_peft(folder, folder.name, router=True)
-    assert torch.equal(there.weights(**batch).flip(1), adapters.routing_weights(**batch))
+    assert torch.equal(there.routing_weights(**batch).flip(1), adapters.routing_weights(**batch))
 
 
 def test_a_block_that_was_taken_out_comes_back_with_its_key(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_without_the_router_a_key_is_a_draw_and_the_maps_stay(tmp_path: Path) ->
     folder = exported(trained("bert"), tmp_path)[0]
     there, plain = SharedAdapters(made("bert"), rank=4), SharedAdapters(made("bert"), rank=4)
     there.import_peft(folder, "one")
-    plain.add("one")
+    plain.add_adapter("one")
     for mine, drawn in zip(there.attention.parameters(), plain.attention.parameters(), strict=True):
         assert torch.equal(mine, drawn)
 
@@ -369,7 +369,7 @@ def test_maps_in_another_precision_are_the_same_maps(tmp_path: Path) -> None:
     for folder in folders:
         there.import_peft(folder, folder.name, router=True)
     assert there.attention.down.dtype == torch.bfloat16
-    assert there.names == ("task0", "task1", "task2")
+    assert there.adapter_names == ("task0", "task1", "task2")
 
 
 def test_a_router_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_merged_block_is_part_of_the_model(family: str) -> None:
     with adapters.use_weights(None):
         alone = logits(adapters, batch)
     other = filled(family)
-    with other.given(torch.tensor([0.0, 0.3, 0.0])):
+    with other.use_weights(torch.tensor([0.0, 0.3, 0.0])):
         assert_close(alone, logits(other, batch), atol=1e-4, rtol=1e-3)
 
 
@@ -125,7 +125,7 @@ def test_a_merged_block_is_saved_and_merged_again(tmp_path: Path) -> None:
     expected = logits(adapters, batch)
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained(made("gpt2"), tmp_path / "saved")
-    assert loaded.names == ("task0", "task2")
+    assert loaded.adapter_names == ("task0", "task2")
     assert_close(logits(loaded, batch), expected, atol=1e-5, rtol=1e-4)
     assert [(one.name, one.weight) for one in loaded.merged] == [("task1", 0.4)]
     loaded.save_pretrained(tmp_path / "again")
@@ -135,7 +135,7 @@ def test_a_merged_block_is_saved_and_merged_again(tmp_path: Path) -> None:
     loaded.merge("task2")
     loaded.save_pretrained(tmp_path / "all")
     nothing = SharedAdapters.from_pretrained(made("gpt2"), tmp_path / "all")
-    assert nothing.names == ()
+    assert nothing.adapter_names == ()
     assert_close(logits(nothing, batch), logits(loaded, batch), atol=1e-5, rtol=1e-4)
 
 
@@ -158,7 +158,7 @@ def test_mistakes_are_refused() -> None:
     with pytest.raises(UserError, match=r"name: expected one of task0, task1, task2, got 'other'"):
         adapters.merge("other")
     prompts = SharedAdapters(made("bert"), block="prompt", length=2, hidden=4)
-    prompts.add("one")
+    prompts.add_adapter("one")
     with pytest.raises(UserError, match=r"block: expected 'lora' to merge, got 'prompt'"):
         prompts.merge("one")
     fill(adapters)

@@ -23,8 +23,8 @@ def test_what_was_saved_answers_the_same(family: str, tmp_path: Path) -> None:
     adapters, batch = filled(family), rows(family)
     assert adapters.save_pretrained(tmp_path / "saved") == tmp_path / "saved"
     loaded = SharedAdapters.from_pretrained(made(family), tmp_path / "saved")
-    assert loaded.names == adapters.adapter_names
-    assert torch.equal(loaded.weights(**batch), adapters.routing_weights(**batch))
+    assert loaded.adapter_names == adapters.adapter_names
+    assert torch.equal(loaded.routing_weights(**batch), adapters.routing_weights(**batch))
     assert_close(logits(loaded, batch), logits(adapters, batch))
     assert not any(value.requires_grad for value in loaded.parameters())
 
@@ -66,10 +66,10 @@ def test_the_lineage_of_each_block_is_kept(tmp_path: Path) -> None:
         ("third", {"order": 2, "task": "agnews", "base": base}),
     ]
     loaded = SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
-    assert loaded.lineages["third"] == {"order": 2, "task": "agnews", "base": base}
-    loaded.add("fourth")
+    assert loaded.provenance["third"] == {"order": 2, "task": "agnews", "base": base}
+    loaded.add_adapter("fourth")
     adapters.add_adapter("fourth")
-    assert loaded.lineages["fourth"]["order"] == 3
+    assert loaded.provenance["fourth"]["order"] == 3
     assert torch.equal(loaded.attention.keys[2], adapters.attention.keys[2])
     assert all(torch.equal(one.A[2], two.A[2]) for one, two in zip(blocks_of(loaded), blocks_of(adapters), strict=True))
 
@@ -78,7 +78,7 @@ def test_it_grows_on_after_it_was_loaded(tmp_path: Path) -> None:
     adapters, batch = filled("t5"), rows("t5")
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained(made("t5"), tmp_path / "saved")
-    loaded.add("new")
+    loaded.add_adapter("new")
     adapters.add_adapter("new")
     loaded(**batch).logits.sum().backward()
     assert blocks_of(loaded)[0].B[3].grad is not None
@@ -92,7 +92,7 @@ def test_a_name_is_enough_for_a_model_on_disk(tmp_path: Path) -> None:
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained(tmp_path / "model", tmp_path / "saved")
     assert type(loaded.model) is transformers.BertForSequenceClassification
-    assert loaded.lineages["one"]["base"]["name"] == str(tmp_path / "model")
+    assert loaded.provenance["one"]["base"]["name"] == str(tmp_path / "model")
     assert_close(logits(loaded, rows("bert")), logits(made("bert"), rows("bert")))
     with pytest.raises(UserError, match=r"model: '.*nowhere' is no folder here") as refused:
         SharedAdapters.from_pretrained(str(tmp_path / "nowhere"), tmp_path / "saved")
@@ -120,7 +120,7 @@ def test_the_embedded_model_is_known_by_its_name(tmp_path: Path) -> None:
     adapters.add_adapter("one")
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained("minilm", tmp_path / "saved")
-    assert list(loaded.names) == ["one"]
+    assert list(loaded.adapter_names) == ["one"]
     assert base_sha256(loaded.model) == base_sha256(adapters.model)
 
 
@@ -171,7 +171,7 @@ def test_soft_prompts_are_saved_as_they_are_read(tmp_path: Path) -> None:
     loaded = SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
     assert_close(logits(loaded, batch), logits(adapters, batch))
     assert not torch.allclose(logits(loaded, batch), logits(made("bert"), batch), atol=1e-4)
-    loaded.open("two")
+    loaded.set_adapter("two")
     assert_close(logits(loaded, batch), logits(adapters, batch))
 
 
@@ -237,7 +237,7 @@ def test_only_a_folder_of_blocks_is_replaced_and_only_if_allowed(tmp_path: Path)
         adapters.save_pretrained(tmp_path / "saved")
     adapters.delete_adapter("task0")
     adapters.save_pretrained(tmp_path / "saved", overwrite=True)
-    assert SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved").names == ("task1", "task2")
+    assert SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved").adapter_names == ("task1", "task2")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     with pytest.raises(UserError, match=r"^folder: .* holds something else .*\(no adapters\.json\); it is not overwr"):

@@ -154,13 +154,13 @@ def test_a_copy_is_another(family: str) -> None:
     twin = copy.deepcopy(adapters)
     assert_close(logits(twin, batch), expected)
     assert_close(logits(twin.model, batch), expected)
-    twin.remove("task0")
+    twin.delete_adapter("task0")
     with torch.no_grad():
         twin.attention.down.zero_()
     assert_close(logits(adapters, batch), expected)
     with adapters.use_only("task1"):
         assert not torch.allclose(logits(twin, batch), logits(adapters, batch), atol=1e-3)
-    assert_close(twin.weights(**batch), torch.full((3, 2), 0.5), atol=0.5, rtol=0)
+    assert_close(twin.routing_weights(**batch), torch.full((3, 2), 0.5), atol=0.5, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "llama", "gpt2"])
@@ -177,7 +177,7 @@ def test_a_base_in_bfloat16_has_weights_in_full_precision(family: str) -> None:
     assert found.dtype == torch.bfloat16
     full = SharedAdapters(made(family), rank=4)
     for name in ("one", "two"):
-        full.add(name)
+        full.add_adapter(name)
     fill(full, 0.02)
     assert_close(found.float(), logits(full, batch), atol=0.1, rtol=0.1)
 
@@ -235,7 +235,7 @@ def test_soft_prompts_are_mixed_as_blocks_are(family: str) -> None:
     trained = [value for value in adapters.parameters() if value.requires_grad]
     assert trained
     assert all(value.grad is not None for value in trained)
-    adapters.eval().remove("one")
+    adapters.eval().delete_adapter("one")
     assert_close(adapters.routing_weights(**batch), torch.ones(3, 1))
 
 
@@ -315,5 +315,5 @@ def test_wrong_inputs_are_refused() -> None:
     with pytest.raises(UserError, match=r"input_ids: expected the tokens"):
         adapters.routing_weights()
     with pytest.raises(UserError, match=r"blocks: expected at least one"):
-        SharedAdapters(made("llama")).weights(**batch)
+        SharedAdapters(made("llama")).routing_weights(**batch)
     assert_close(logits(adapters, batch), logits(filled("llama"), batch))

@@ -117,7 +117,7 @@ def test_an_epoch_has_each_row_once() -> None:
 
 def test_stages_have_the_budget_s_rates() -> None:
     one = learner()
-    tuning, probing = one.fine_tuning(), one.probing(epochs=7)
+    tuning, probing = one.fine_tuning(), one.probing(num_epochs=7)
     assert (tuning.num_epochs, tuning.learning_rate, tuning.trains) == (2, 5e-3, "all")
     assert (probing.num_epochs, probing.learning_rate, probing.trains) == (7, 5e-2, "head")
 

@@ -17,7 +17,8 @@ from regard.commands.replace.result import ReplaceResult
 Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
     "length": 12,
-    "rows": (24, 12),
+    "max_train_samples": 24,
+    "max_eval_samples": 12,
     "num_epochs": 2,
     "batch_size": 8,
     "learning_rate": 0.01,
@@ -150,7 +151,7 @@ def test_layers_that_share_their_weights() -> None:
 def found(bert: Any, reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> ReplaceResult:
     work = tmp_path_factory.mktemp("run") / "work"
     steps: list[str] = []
-    found = regard.replace(bert, str(reviews), work=work, attention=NAMES, on_step=steps.append, **SMALL)
+    found = regard.replace(bert, str(reviews), work_dir=work, attention=NAMES, on_step=steps.append, **SMALL)
     assert steps == ["reading the task", "scoring the model as it is", *(f"scoring {name}" for name in NAMES)]
     return found
 
@@ -209,7 +210,7 @@ def test_beside_constants(bert: Any, reviews: Path, tmp_path: Path, found: Repla
         "rank_heads_by": "first-layers",
         "dynamic_fractions": (1, 0),
     }
-    both = regard.replace(bert, str(reviews), attention="sigmoid", work=tmp_path / "work", **options)
+    both = regard.replace(bert, str(reviews), attention="sigmoid", work_dir=tmp_path / "work", **options)
     assert set(both.scores["constants"]) == {"none", "identity", "sigmoid"}
     same = both.frame(constants="sigmoid")["score"].tolist()
     assert same == found.frame(constants="sigmoid")["score"].tolist()
@@ -224,7 +225,7 @@ def test_a_run_that_was_broken_off_goes_on(bert: Any, reviews: Path, tmp_path: P
         if step == "scoring off-by-one":
             raise KeyboardInterrupt
 
-    given: dict[str, Any] = SMALL | {"attention": NAMES, "work": tmp_path / "work"}
+    given: dict[str, Any] = SMALL | {"attention": NAMES, "work_dir": tmp_path / "work"}
     with pytest.raises(KeyboardInterrupt):
         regard.replace(bert, str(reviews), on_step=broken_off, **given)
     kept = (tmp_path / "work" / "journal.jsonl").read_text()

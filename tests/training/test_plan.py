@@ -20,26 +20,26 @@ PLAN = TrainingConfig(max_steps=100, batch_size=8, learning_rate=0.5, warmup_ste
 @pytest.mark.parametrize(
     "field, value, told",
     [
-        ("steps", 0, "steps: expected a whole number of at least 1, got 0"),
-        ("steps", 10.0, "steps: expected a whole number of at least 1, got 10.0"),
+        ("max_steps", 0, "max_steps: expected a whole number of at least 1, got 0"),
+        ("max_steps", 10.0, "max_steps: expected a whole number of at least 1, got 10.0"),
         ("batch_size", True, "batch_size: expected a whole number of at least 1, got True"),
-        ("micro_batch", 0, "micro_batch: expected a whole number of at least 1, got 0"),
-        ("keep", None, "keep: expected a whole number of at least 1, got None"),
-        ("checkpoint_every", 0, "checkpoint_every: expected a whole number of at least 1, got 0"),
-        ("schedule", "square", "schedule: expected one of constant, cosine, linear, got 'square'"),
+        ("micro_batch_size", 0, "micro_batch_size: expected a whole number of at least 1, got 0"),
+        ("save_total_limit", None, "save_total_limit: expected a whole number of at least 1, got None"),
+        ("save_steps", 0, "save_steps: expected a whole number of at least 1, got 0"),
+        ("lr_scheduler_type", "square", "lr_scheduler_type: expected one of constant, cosine, linear, got 'square'"),
         ("precision", "float16", "precision: expected one of float32, bfloat16, got 'float16'"),
         ("decay", "none", "decay: expected one of all, matrices, got 'none'"),
         ("learning_rate", 0, "learning_rate: expected a number above 0, got 0"),
         ("learning_rate", float("nan"), "learning_rate: expected a number above 0, got nan"),
         ("learning_rate", float("inf"), "learning_rate: expected a number above 0, got inf"),
         ("weight_decay", -0.1, "weight_decay: expected a number at least 0, got -0.1"),
-        ("final_rate", 1.5, "final_rate: expected a number at least 0 and at most 1, got 1.5"),
+        ("final_lr_ratio", 1.5, "final_lr_ratio: expected a number at least 0 and at most 1, got 1.5"),
         ("betas", (0.9, 1.0), "betas: expected a number at least 0 and below 1, got 1.0"),
         ("betas", 0.9, "betas: expected two numbers from 0 to below 1, got 0.9"),
-        ("clip", 0, "clip: expected a number above 0, got 0"),
+        ("max_grad_norm", 0, "max_grad_norm: expected a number above 0, got 0"),
         ("compile", "yes", "compile: expected True or False, got 'yes'"),
         ("trackers", "wandb", "trackers: expected a list of names, got 'wandb'"),
-        ("warmup_steps", 101, "warmup_steps: expected at most steps (100), got 101"),
+        ("warmup_steps", 101, "warmup_steps: expected at most max_steps (100), got 101"),
     ],
 )
 def test_a_plan_that_cannot_be_carried_out(field: str, value: Any, told: str) -> None:
@@ -52,7 +52,7 @@ def test_a_plan_and_its_fields() -> None:
     plan = replace(PLAN, trackers=["wandb"], betas=[0.8, 0.9])  # type: ignore[arg-type]
     assert TrainingConfig.from_dict(plan.to_dict()) == plan
     assert plan.betas == (0.8, 0.9)
-    with pytest.raises(UserError, match="expected the fields of a Plan, got speed as well"):
+    with pytest.raises(UserError, match="expected the fields of a TrainingConfig, got speed as well"):
         TrainingConfig.from_dict({**PLAN.to_dict(), "speed": 1})
 
 
@@ -134,7 +134,7 @@ def test_fields_that_may_differ(field: str) -> None:
         ("learning_rate", 0.1),
         ("betas", (0.9, 0.999)),
         ("compile", True),
-        ("steps", 200),
+        ("max_steps", 200),
     ],
 )
 def test_fields_that_may_not(field: str, value: Any) -> None:
@@ -149,5 +149,5 @@ def test_more_steps_at_a_constant_rate() -> None:
     plan = replace(PLAN, lr_scheduler_type="constant")
     for steps in (200, 60):
         replace(plan, max_steps=steps).check_resumes(plan.to_dict(), 50)
-    with pytest.raises(UserError, match="steps: the run in this folder has 100, got 49"):
+    with pytest.raises(UserError, match="max_steps: the run in this folder has 100, got 49"):
         replace(plan, max_steps=49).check_resumes(plan.to_dict(), 50)

@@ -63,14 +63,14 @@ class Learner:
 
     def fine_tuning(self, **changes: Any) -> TrainingPhase:
         """The stage that trains everything, with the budget's epochs and rate."""
-        said = {"name": "fine-tuning", "epochs": self.budget.num_epochs, "learning_rate": self.budget.learning_rate}
+        said = {"name": "fine-tuning", "num_epochs": self.budget.num_epochs, "learning_rate": self.budget.learning_rate}
         return TrainingPhase(**{**said, **changes})
 
     def probing(self, **changes: Any) -> TrainingPhase:
         """The stage that trains the head alone."""
         said = {
             "name": "probing",
-            "epochs": self.budget.num_probing_epochs,
+            "num_epochs": self.budget.num_probing_epochs,
             "learning_rate": self.budget.probing_learning_rate,
         }
         return TrainingPhase(**{**said, "trains": "head", **changes})

@@ -44,7 +44,7 @@ def compared(work: str | Path, **options: Any) -> LearnResult:
         "method": METHODS,
         "model": loaded(),
         "seeds": [1],
-        "work": work,
+        "work_dir": work,
         "save_steps": 2,
         **FIELDS,
         **options,

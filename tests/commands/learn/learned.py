@@ -107,8 +107,8 @@ def cost(scores: pd.DataFrame) -> pd.DataFrame:
         hook_seconds=2.0 * slow,
         flops=2e12,
         peak_memory_mib=800.0 + 10 * tasks["task_index"],
-        bytes_stored=np.where(slow > 1, 2**20, 0) * tasks["task_index"],
-        examples_kept=0,
+        memory_bytes=np.where(slow > 1, 2**20, 0) * tasks["task_index"],
+        memory_examples=0,
         steps=100,
         examples_per_second=64.0 / slow,
     )
@@ -121,9 +121,9 @@ def diagnostics(scores: pd.DataFrame) -> pd.DataFrame:
     last = scores["task_index"].max()
     for row in scores[keys].drop_duplicates().itertuples(index=False):
         for statistic, ahead in itertools.product(("sink_deviation", "over_smoothing"), (1, 0)):
-            place = (row.stream, row.method, row.seed, row.position - ahead, row.position, row.task, statistic)
+            place = (row.stream, row.method, row.seed, row.task_index - ahead, row.task_index, row.task, statistic)
             rows += [(*place, layer, (1.0 + layer) * (1 if ahead else 3), 0.1) for layer in range(LAYERS)]
-            rows.append((*place, None, 1 + DROP.get(row.method, 3.0) * (last - row.position) * (1 - ahead), 0.1))
+            rows.append((*place, None, 1 + DROP.get(row.method, 3.0) * (last - row.task_index) * (1 - ahead), 0.1))
     names = ["stream", "method", "seed", "after_task", "task_index", "task", "statistic", "layer", "value"]
     return pd.DataFrame(rows, columns=[*names, "standard_error"]).astype({"layer": "Int64"})
 
@@ -198,7 +198,7 @@ def record(**changed: Any) -> dict[str, Any]:
     tasks = [
         {
             **{"name": name, "labels": [f"{name} {i}" for i in range(2)], "source": "published files"},
-            **{"samples_per_class": {"train": 2490, "dev": 200, "test": 1000}},
+            **{"rows": {"train": 2490, "dev": 200, "test": 1000}},
             **{"sha256": {split: f"{split}{index}" + "ab" * 30 for split in ("train", "dev", "test")}},
         }
         for index, name in enumerate(TASKS)
@@ -207,7 +207,7 @@ def record(**changed: Any) -> dict[str, Any]:
         "regard": "0.4.0",
         "verb": "learn",
         "created": "2025-11-21T12:00:00Z",
-        "course": {"epochs": 3, "batch_size": 32, "learning_rate": 2e-5, "max_length": 128},
+        "course": {"num_epochs": 3, "batch_size": 32, "learning_rate": 2e-5, "max_length": 128},
         "runs": [
             {
                 **{"method": method, "seed": seed, "order": ORDER, "key": f"{method}-{seed}"},

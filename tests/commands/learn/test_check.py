@@ -21,8 +21,8 @@ def run(tmp_path: Path) -> Callable[..., Path]:
     def write(*methods: str, tasks: tuple[str, ...] = learned.TASKS) -> Path:
         scores = learned.matrix(methods, tasks=tasks)
         tables = learned.tables(scores)
-        named = {name: tables[name] for name in ("matrix", "cost", "diagnostics", "interference")}
-        return LearnResult(**named, metadata=learned.record()).save(tmp_path / "run")
+        named = {name: tables[name] for name in ("cost", "diagnostics", "interference")}
+        return LearnResult(accuracy_matrix=scores, **named, metadata=learned.record()).save(tmp_path / "run")
 
     return write
 
@@ -47,7 +47,7 @@ def test_with_nothing_dropped_it_ends_with_0(regard: Regard, run: Callable[..., 
 def test_the_margin_decides(regard: Regard, run: Callable[..., Path]) -> None:
     folder = run("finetune")
     assert regard("check", folder, "--margin", 30).code == 0
-    assert regard("check", folder, "--margin", 0.5, "--setting", "cil").code == 1
+    assert regard("check", folder, "--margin", 0.5, "--scenario", "cil").code == 1
 
 
 def test_several_methods_are_told_apart_one_after_the_other(regard: Regard, run: Callable[..., Path]) -> None:
@@ -71,7 +71,7 @@ def test_where_there_is_nothing_to_check_it_says_why_with_code_0(regard: Regard,
         (("--margin", "wide"), "--margin: expected a number, got 'wide'"),
         (("--margin", "-1"), "margin: expected a number of points of at least 0"),
         (("--margin", "nan"), "margin: expected a number of points of at least 0"),
-        (("--setting", "dil"), "setting: expected one of til, cil, got 'dil'"),
+        (("--scenario", "dil"), "scenario: expected one of til, cil, got 'dil'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -78,7 +78,7 @@ def test_a_run_writes_its_folder_and_says_so(regard: Regard, line: tuple[Any, ..
 
 
 def test_off_a_terminal_each_finished_task_is_a_line(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
-    ended = regard(*line, "--seeds", "1", "--order", "paper", "--no-models", "--out", "run")
+    ended = regard(*line, "--seeds", "1", "--order", "paper", "--no-save-models", "--out", "run")
     assert ended.code == 0, ended.err
     tasks = ("task 1 of 3, cat-dog", "task 2 of 3, red-blue-green", "task 3 of 3, run-sit")
     runs = ("run 1 of 2, finetune, seed 1", "run 2 of 2, prescale, seed 1")
@@ -94,27 +94,9 @@ def test_off_a_terminal_each_finished_task_is_a_line(regard: Regard, line: tuple
 @pytest.fixture
 def leaking(words: Path, tmp_path: Path) -> tuple[Any, ...]:
     """A run of one method on two tasks whose published splits share rows."""
-    named = (
-        "long-sequence",
-        "--data",
-        published(tmp_path / "leak"),
-        "--missing-tasks",
-        "skip",
-        "--model",
-        words / "model",
-    )
-    return (
-        "learn",
-        *named,
-        "--method",
-        "finetune",
-        *SMALL,
-        "--no-models",
-        "--max-eval-samples",
-        4,
-        "--samples-per-class",
-        4,
-    )
+    named = ("long-sequence", "--data", published(tmp_path / "leak"), "--missing-tasks", "skip")
+    sizes = ("--max-eval-samples", 4, "--samples-per-class", 4)
+    return ("learn", *named, "--model", words / "model", "--method", "finetune", *SMALL, "--no-save-models", *sizes)
 
 
 @pytest.mark.parametrize("protocol", ["clean", "paper"])

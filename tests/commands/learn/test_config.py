@@ -27,7 +27,7 @@ def test_a_scale_says_what_is_not_said(scale: str) -> None:
     course = LearnConfig(scale=scale)
     assert {name: getattr(course, name) for name in SCALES[scale]} == SCALES[scale]
     other = LearnConfig(scale=scale, num_epochs=9, length=20)
-    assert (other.num_epochs, other.length, other.batch_size) == (9, 20, SCALES[scale]["batch"])
+    assert (other.num_epochs, other.length, other.batch_size) == (9, 20, SCALES[scale]["batch_size"])
 
 
 def test_the_published_settings() -> None:
@@ -94,7 +94,7 @@ def test_limited_tasks_are_of_the_stream() -> None:
     stream = LearnConfig().read()
     LearnConfig(scale="sapt-llama-long").check_tasks(stream)
     LearnConfig(max_steps=(f"{stream.tasks[0].name}=3",)).check_tasks(stream)
-    with pytest.raises(UserError, match=r"most-steps: expected tasks of stdlib-split \(.*\), got 'cb'"):
+    with pytest.raises(UserError, match=r"max-steps: expected tasks of stdlib-split \(.*\), got 'cb'"):
         LearnConfig(max_steps=("cb=3",)).check_tasks(stream)
 
 
@@ -117,7 +117,7 @@ def test_the_budget_is_what_the_course_says() -> None:
         probing_learning_rate=0.5,
         precision="bfloat16",
     )
-    course = course.replace(schedule="constant", warmup=0, weight_decay=0.5)
+    course = course.replace(lr_scheduler_type="constant", warmup_ratio=0, weight_decay=0.5)
     budget = course.budget(0.25)
     assert (budget.warmup_ratio, budget.weight_decay) == (0, 0.5)
     for name in ("lr_scheduler_type", "target_length"):
@@ -131,7 +131,7 @@ def test_rates() -> None:
     assert LearnConfig(learning_rate=0.5).learning_rates == (0.5,)
     assert LearnConfig(search_learning_rates="1e-4, 3e-4").learning_rates == (1e-4, 3e-4)
     for wrong in ("fast", "1e-4,", "0,1", "-1e-4", "nan", "inf", "1e-4,nan"):
-        with pytest.raises(UserError, match="search: expected learning rates"):
+        with pytest.raises(UserError, match="search-learning-rates: expected learning rates"):
             LearnConfig(search_learning_rates=wrong)
 
 
@@ -190,12 +190,12 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
     [
         ({"scale": "huge"}, f"scale: expected one of {', '.join(SCALES)}, got 'huge'"),
         ({"head": "linear"}, "head: expected one of labels, got 'linear'"),
-        ({"task_type": "words"}, "form: expected one of auto, labels, text, got 'words'"),
-        ({"task_type": None}, "form: expected a name, got None"),
-        ({"missing_tasks": "ignore"}, "missing: expected one of refuse, skip, got 'ignore'"),
+        ({"task_type": "words"}, "task-type: expected one of auto, classification, generation, got 'words'"),
+        ({"task_type": None}, "task-type: expected a name, got None"),
+        ({"missing_tasks": "ignore"}, "missing-tasks: expected one of refuse, skip, got 'ignore'"),
         ({"instructions": "yes"}, "instructions: expected true or false, got 'yes'"),
-        ({"lr_scheduler_type": "cosine"}, "schedule: expected one of linear, constant, got 'cosine'"),
-        ({"warmup_ratio": 1.5}, "warmup: expected a number of at least 0 and at most 1, got 1.5"),
+        ({"lr_scheduler_type": "cosine"}, "lr-scheduler-type: expected one of linear, constant, got 'cosine'"),
+        ({"warmup_ratio": 1.5}, "warmup-ratio: expected a number of at least 0 and at most 1, got 1.5"),
         ({"weight_decay": -0.1}, "weight-decay: expected a number of at least 0, got -0.1"),
         ({"target_length": 0}, "target-length: expected a number of at least 1, got 0"),
         ({"protocol": "loose"}, "protocol: expected one of clean, paper, got 'loose'"),
@@ -203,18 +203,18 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
         ({"seed": "508"}, "seed: expected a whole number, got '508'"),
         ({"seed": True}, "seed: expected a whole number, got True"),
         ({"seed": -1}, "seed: expected a number of at least 0"),
-        ({"num_epochs": 0}, "epochs: expected a number of at least 1, got 0"),
-        ({"max_steps": ("cb",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb'"),
-        ({"max_steps": ("cb=0",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb=0'"),
-        ({"max_steps": ("cb=1", "cb=2")}, "most-steps: expected each task once, got 'cb' twice"),
-        ({"max_steps": ("=3",)}, "most-steps: expected TASK=STEPS, a whole number of at least 1, got '=3'"),
-        ({"num_epochs": 1.5}, "epochs: expected a whole number, got 1.5"),
-        ({"batch_size": "many"}, "batch: expected a whole number, got 'many'"),
+        ({"num_epochs": 0}, "num-epochs: expected a number of at least 1, got 0"),
+        ({"max_steps": ("cb",)}, "max-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb'"),
+        ({"max_steps": ("cb=0",)}, "max-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb=0'"),
+        ({"max_steps": ("cb=1", "cb=2")}, "max-steps: expected each task once, got 'cb' twice"),
+        ({"max_steps": ("=3",)}, "max-steps: expected TASK=STEPS, a whole number of at least 1, got '=3'"),
+        ({"num_epochs": 1.5}, "num-epochs: expected a whole number, got 1.5"),
+        ({"batch_size": "many"}, "batch-size: expected a whole number, got 'many'"),
         ({"length": 3}, "length: expected a number of at least 4, got 3"),
         ({"learning_rate": 0}, "learning-rate: expected a number over 0, got 0"),
-        ({"probing_learning_rate": float("nan")}, "probing-rate: expected a number over 0, got nan"),
-        ({"lora_rank": 0}, "lora: expected a number of at least 1, got 0"),
-        ({"diagnostic_samples": -1}, "diagnosed: expected a number of at least 0, got -1"),
+        ({"probing_learning_rate": float("nan")}, "probing-learning-rate: expected a number over 0, got nan"),
+        ({"lora_rank": 0}, "lora-rank: expected a number of at least 1, got 0"),
+        ({"diagnostic_samples": -1}, "diagnostic-samples: expected a number of at least 0, got -1"),
         ({"method": ["probe"]}, "method: expected a name, got ['probe']"),
     ],
 )
@@ -228,7 +228,7 @@ def test_to_a_file_and_back(tmp_path: Path) -> None:
     course = LearnConfig(
         method="prescale", set=("share=0.2",), lora_rank=4, search_learning_rates="1e-4,1e-3", scale="paper"
     )
-    course = course.replace(head="labels", form="labels", missing="skip", instructions=True, schedule="constant")
+    course = course.replace(head="labels", task_type="classification", missing_tasks="skip", instructions=True)
     path = tmp_path / "course.json"
     path.write_text(json.dumps(course.to_dict()))
     assert LearnConfig.from_file(path) == course
@@ -244,16 +244,16 @@ def test_to_a_file_and_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name, text, value",
     [
-        ("epochs", "3", 3),
+        ("num_epochs", "3", 3),
         ("learning_rate", "1e-3", 1e-3),
-        ("lora", "none", None),
+        ("lora_rank", "none", None),
         ("set", "share=1", ("share=1",)),
         ("order", "2-0-1", "2-0-1"),
         ("order", "3", "3"),
         ("head", "labels", "labels"),
         ("head", "none", None),
         ("instructions", "true", True),
-        ("warmup", "0", 0.0),
+        ("warmup_ratio", "0", 0.0),
     ],
 )
 def test_values_from_texts(name: str, text: str, value: Any) -> None:
@@ -261,8 +261,8 @@ def test_values_from_texts(name: str, text: str, value: Any) -> None:
 
 
 def test_texts_that_are_no_values() -> None:
-    with pytest.raises(UserError, match="epochs: expected a whole number, got 'many'"):
-        parse_field("epochs", "many")
+    with pytest.raises(UserError, match="num-epochs: expected a whole number, got 'many'"):
+        parse_field("num_epochs", "many")
     with pytest.raises(UserError, match="course: there is no field speed"):
         parse_field("speed", "1")
     assert "stream" in field_names()
@@ -274,11 +274,11 @@ def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(streams, "read_stream", lambda *_, **options: told.append(options))
     LearnConfig(order="3").read()
-    LearnConfig(task_type="text", missing_tasks="skip", instructions=True).read()
-    shared = {"samples_per_class": 60, "max_eval_samples": 100, "seed": 508, "protocol": "clean"}
+    LearnConfig(task_type="generation", missing_tasks="skip", instructions=True).read()
+    shared = {"rows": 60, "eval_rows": 100, "seed": 508, "protocol": "clean"}
     assert told == [
         {**shared, "order": "3", "task_type": None, "missing_tasks": "refuse", "instructions": False},
-        {**shared, "order": "random", "task_type": "text", "missing_tasks": "skip", "instructions": True},
+        {**shared, "order": "random", "task_type": "generation", "missing_tasks": "skip", "instructions": True},
     ]
 
 

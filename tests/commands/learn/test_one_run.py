@@ -88,7 +88,7 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult
         if (told.told.task_index, told.told.phase) == (3, "fine-tuning"):
             raise Broken
 
-    given: dict[str, Any] = {**SAPT, "work": tmp_path}
+    given: dict[str, Any] = {**SAPT, "work_dir": tmp_path}
     with pytest.raises(Broken):
         learn(stream(), "sapt", loaded(), on_progress=stop, **given)
     told: list[Progress] = []
@@ -107,7 +107,7 @@ def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
         if (told.told.task_index, told.told.phase) == (2, TASK_END):
             raise Broken
 
-    given: dict[str, Any] = {**SAPT, "diagnostic_samples": 0, "work": tmp_path}
+    given: dict[str, Any] = {**SAPT, "diagnostic_samples": 0, "work_dir": tmp_path}
     with pytest.raises(Broken):
         learn(stream(), "sapt", loaded(), on_progress=stop, **given)
     told: list[Progress] = []
@@ -281,7 +281,7 @@ def test_others_learn_with_the_words_of_labels(method: str) -> None:
 
 
 def test_a_head_that_another_run_had_is_not_gone_on_with(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "work": tmp_path}
+    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "work_dir": tmp_path}
     learn(stream(), "finetune", loaded(), **fields)
     with pytest.raises(UserError, match=r"resume: .*; course.head was "):
         learn(stream(), "finetune", loaded(), resume=True, head="labels", **fields)
@@ -320,20 +320,10 @@ def instructed(tmp_path: Path) -> Path:
 
 
 def line(folder: Path, *more: Any) -> list[str]:
-    given = (
-        "learn",
-        "superni",
-        "--data",
-        folder / "data",
-        "--missing-tasks",
-        "skip",
-        "--model",
-        folder / "t5",
-        "--task-type",
-        "text",
-    )
+    given = ("learn", "superni", "--data", folder / "data", "--missing-tasks", "skip", "--task-type", "generation")
     small = ("--num-epochs", 1, "--learning-rate", "5e-3", "--batch-size", 4, "--length", 40, "--target-length", 5)
-    return [str(part) for part in (*given, *small, "--diagnostic-samples", 2, "--out", folder / "run", *more)]
+    written = ("--diagnostic-samples", 2, "--model", folder / "t5", "--out", folder / "run")
+    return [str(part) for part in (*given, *small, *written, *more)]
 
 
 def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
@@ -369,9 +359,11 @@ def test_a_head_for_answers_is_refused(instructed: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().err.strip() == told
 
 
-@pytest.mark.parametrize("said", [{"task_type": "text"}, {"missing_tasks": "skip"}, {"instructions": True}])
+@pytest.mark.parametrize("said", [{"task_type": "generation"}, {"missing_tasks": "skip"}, {"instructions": True}])
 def test_a_stream_that_is_given_has_its_form(said: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"{next(iter(said))}: expected none with a stream that is given"):
+    with pytest.raises(
+        UserError, match=f"{next(iter(said)).replace('_', '-')}: expected none with a stream that is given"
+    ):
         learn(small_text.stream(), "sapt", small_text.loaded(), **said)
 
 

@@ -450,7 +450,7 @@ def test_zero_shot_is_told_as_it_is_computed() -> None:
     """Of two tasks the second one alone counts, less 50 for its two classes."""
     scores = learned.matrix(("prescale",), (39,), ("first", "second"), ("til",))
     found = metrics_table(scores.assign(order="0-1"), initial={"first": 50.0, "second": 50.0})
-    before = scores.query("after_task == 1 and position == 2")["score"].item()
+    before = scores.query("after_task == 1 and task_index == 2")["score"].item()
     assert found.set_index("metric").loc["zero_shot_transfer", "value"] == before - 50
     about = METRICS["zero_shot_transfer"].about
     assert about.startswith("mean score of all tasks but the first, each just before it is learnt, less what guessing")
@@ -613,7 +613,7 @@ def test_other_wrong_tables_are_the_users_mistake() -> None:
         learn_page({**TABLES, "matrix": pd.concat([scores, scores.iloc[:1]])}, {})
     with pytest.raises(UserError, match="runs of one stream, got yahoo-split, other"):
         learn_page({**TABLES, "matrix": pd.concat([scores, scores.assign(stream="other")])}, {})
-    with pytest.raises(UserError, match="setting: expected til or cil, got both"):
-        learn_page({**TABLES, "matrix": scores.assign(setting="both")}, {})
+    with pytest.raises(UserError, match="scenario: expected til or cil, got both"):
+        learn_page({**TABLES, "matrix": scores.assign(scenario="both")}, {})
     with pytest.raises(UserError, match="differences: expected a column t_test_holm or t_test or p"):
         learn_page({**TABLES, "differences": TABLES["differences"].drop(columns="p")}, {})

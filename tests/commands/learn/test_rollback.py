@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with two methods and two seeds."""
     place = tmp_path_factory.mktemp("learnt")
     fields = {**FIELDS, "diagnostic_samples": 0}
-    found = learn(stream(), ["finetune", "prescale"], loaded(), seeds=[1, 2], work=place / "work", **fields)
+    found = learn(stream(), ["finetune", "prescale"], loaded(), seeds=[1, 2], work_dir=place / "work", **fields)
     return found.save(place / "run")
 
 
@@ -46,9 +46,8 @@ def test_it_scores_what_the_matrix_says(method: str, task: Any, run: Path, tmp_p
         rows.pop("token_type_ids", None)
         with torch.no_grad():
             told = model(**rows).logits[:, own].argmax(-1)
-        row = matrix.query(
-            "method == @method and seed == 2 and setting == 'til' and after_task == @learnt and position == @place + 1"
-        )
+        rows_of = matrix.query("method == @method and seed == 2 and scenario == 'til'")
+        row = rows_of.query("after_task == @learnt and task_index == @place + 1")
         assert 100 * (told == torch.tensor(test.labels)).float().mean().item() == pytest.approx(row["score"].item())
 
 
@@ -80,7 +79,7 @@ def test_folders_that_are_none(run: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "results.json").write_text((run / "results.json").read_text())
-    with pytest.raises(UserError, match=r"models: .* has none of finetune-1; learn again without --no-models"):
+    with pytest.raises(UserError, match=r"models: .* has none of finetune-1; learn again without --no-save-models"):
         rollback(bare, 1, tmp_path / "model", method="finetune", seed=1)
     out = tmp_path / "taken"
     out.mkdir()

@@ -30,7 +30,7 @@ def learnt(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["finetune", "prescale"],
         str(words / "model"),
         seeds=[3],
-        work=folder / "work",
+        work_dir=folder / "work",
         **OPTIONS,
     )
     return found.save(folder / "run")
@@ -56,7 +56,7 @@ def test_the_model_scores_as_it_did_then(method: str, learnt: Path, regard: Rega
         assert ended.code == 0, ended.err
         assert f"after {', '.join(ORDER[:place])} ({method})" in " ".join(ended.out.split())
         rows = matrix[(matrix["method"] == method) & (matrix["after_task"] == place) & (matrix["scenario"] == "til")]
-        then = {row.task: row.score for row in rows.itertuples() if row.position <= place}
+        then = {row.task: row.score for row in rows.itertuples() if row.task_index <= place}
         assert {task: score(tmp_path / f"m{place}", task) for task in ORDER[:place]} == pytest.approx(then)
     lineage = json.loads((tmp_path / "m2" / "lineage.json").read_text())
     assert [task["name"] for task in lineage["tasks"]] == list(ORDER[:2])
@@ -103,5 +103,5 @@ def test_models_that_are_not_there_or_damaged(learnt: Path, regard: Regard, tmp_
     assert "models: cannot read" in regard("rollback", run, "2", "--method", "finetune", "--out", "m").complaint
     shutil.rmtree(run / "models")
     complaint = regard("rollback", run, "2", "--method", "finetune", "--out", "m").complaint
-    assert "learn again without --no-models" in complaint
+    assert "learn again without --no-save-models" in complaint
     assert not (tmp_path / "m").exists()

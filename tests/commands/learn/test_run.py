@@ -175,7 +175,7 @@ def test_a_learning_rate_that_is_given_to_a_method_with_its_own() -> None:
 
 def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
     """The record says which, and the numbers of the tasks in it."""
-    fields = {**FIELDS, "diagnostic_samples": 0, "keep_models": False}
+    fields = {**FIELDS, "diagnostic_samples": 0, "save_models": False}
     drawn = {seed: "-".join(map(str, parse_order("random", 3, seed))) for seed in (1, 3)}
     assert len({*drawn.values(), "2-0-1"}) == 3, "other seeds are to be taken"
     turned = stream().ordered((2, 0, 1))
@@ -249,10 +249,17 @@ def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, unbroke
 
 def test_a_finished_comparison_is_not_run_again(tmp_path: Path) -> None:
     fields = {**FIELDS, "diagnostic_samples": 0}
-    first = learn(stream(), "probe", loaded(), seeds=[1], work=tmp_path, **fields)
+    first = learn(stream(), "probe", loaded(), seeds=[1], work_dir=tmp_path, **fields)
     told: list[Progress] = []
     again = learn(
-        stream(), ["probe", "joint"], loaded(), seeds=[1], work=tmp_path, resume=True, on_progress=told.append, **fields
+        stream(),
+        ["probe", "joint"],
+        loaded(),
+        seeds=[1],
+        work_dir=tmp_path,
+        resume=True,
+        on_progress=told.append,
+        **fields,
     )
     assert {one.method for one in told} == {"joint"}
     pd.testing.assert_frame_equal(
@@ -263,7 +270,7 @@ def test_a_finished_comparison_is_not_run_again(tmp_path: Path) -> None:
 
 def test_what_else_is_in_the_folder_is_left(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    learn(stream(), "probe", loaded(), work=tmp_path, **{**FIELDS, "diagnostic_samples": 0})
+    learn(stream(), "probe", loaded(), work_dir=tmp_path, **{**FIELDS, "diagnostic_samples": 0})
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -283,7 +290,7 @@ def test_another_comparison_is_refused(change: dict[str, Any], told: str, tmp_pa
         return replace(of, tasks=tasks)
 
     given = {"stream": stream(), "model": loaded(), **FIELDS, "diagnostic_samples": 0}
-    call = {"method": "probe", "seeds": [1], "work": tmp_path}
+    call = {"method": "probe", "seeds": [1], "work_dir": tmp_path}
     learn(**{**given, "stream": hashed(given["stream"])}, **call)
     given |= change
     with pytest.raises(UserError) as raised:
@@ -301,12 +308,12 @@ def given_stream(rows: int = 6, *, text: Any = "a cat", dev_is_test: bool = Fals
 
 def test_a_stream_without_hashes_is_known_by_its_rows(tmp_path: Path) -> None:
     fields = {**FIELDS, "diagnostic_samples": 0}
-    found = learn(given_stream(), "probe", loaded(), seeds=[1], work=tmp_path, **fields)
+    found = learn(given_stream(), "probe", loaded(), seeds=[1], work_dir=tmp_path, **fields)
     hashes = [one["sha256"] for one in found.metadata["stream"]["tasks"]]
     assert all(set(one) == {"train", "dev", "test"} for one in hashes)
-    learn(given_stream(), "probe", loaded(), seeds=[1], work=tmp_path, resume=True, **fields)
+    learn(given_stream(), "probe", loaded(), seeds=[1], work_dir=tmp_path, resume=True, **fields)
     with pytest.raises(UserError, match=r"resume: .*; tasks.cat-dog.train was "):
-        learn(given_stream(text="the cat"), "probe", loaded(), seeds=[1], work=tmp_path, resume=True, **fields)
+        learn(given_stream(text="the cat"), "probe", loaded(), seeds=[1], work_dir=tmp_path, resume=True, **fields)
 
 
 def test_a_given_text_that_is_none() -> None:
@@ -321,8 +328,8 @@ def test_nothing_is_searched_on_rows_that_are_test_rows_as_well() -> None:
 
 
 def test_models_that_were_not_kept_are_not_written(tmp_path: Path) -> None:
-    fields = {**FIELDS, "diagnostic_samples": 0, "seeds": [1], "work": tmp_path / "work"}
-    learn(stream(), "probe", loaded(), keep_models=False, **fields)
+    fields = {**FIELDS, "diagnostic_samples": 0, "seeds": [1], "work_dir": tmp_path / "work"}
+    learn(stream(), "probe", loaded(), save_models=False, **fields)
     again = learn(stream(), "probe", loaded(), resume=True, **fields)
     assert again.models is None
     again.save(tmp_path / "out")
@@ -395,7 +402,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be(said: dict[str, Any], told: str, tmp_path: Path) -> None:
-    given = {"stream": stream(), "method": "probe", "model": loaded(), "work": tmp_path / "work", **FIELDS} | said
+    given = {"stream": stream(), "method": "probe", "model": loaded(), "work_dir": tmp_path / "work", **FIELDS} | said
     with pytest.raises(UserError) as raised:
         learn(**given)
     assert str(raised.value).startswith(told)

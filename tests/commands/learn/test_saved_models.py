@@ -44,11 +44,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("learnt")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "flops_a_token", lambda *_: 0.0)
-        plain = learn(small.stream(), ["finetune", "mbpa++", "idbr"], small.loaded(), work=place / "a", **FIELDS)
-        adapted = learn(small.stream(), "finetune", small.loaded(), work=place / "b", lora_rank=2, **FIELDS)
+        plain = learn(small.stream(), ["finetune", "mbpa++", "idbr"], small.loaded(), work_dir=place / "a", **FIELDS)
+        adapted = learn(small.stream(), "finetune", small.loaded(), work_dir=place / "b", lora_rank=2, **FIELDS)
         blocks = {**FIELDS, "head": "labels", "set": ("rank=2", "ahead=5")}
-        pool = learn(small.stream(), "sapt", small.loaded(), work=place / "c", **blocks)
-        texts = learn(small_text.stream(), ["finetune", "osf"], small_text.loaded(), work=place / "d", **TEXTS)
+        pool = learn(small.stream(), "sapt", small.loaded(), work_dir=place / "c", **blocks)
+        texts = learn(small_text.stream(), ["finetune", "osf"], small_text.loaded(), work_dir=place / "d", **TEXTS)
     runs = {"plain": plain, "adapted": adapted, "pool": pool, "texts": texts}
     for name, found in runs.items():
         found.save(place / name)
@@ -122,7 +122,7 @@ def test_learning_begins_from_it(
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
     folder = written / name
     options = {**FIELDS, **({"lora_rank": lora} if lora else {})}
-    found = learn(small.stream(), "finetune", str(folder), work=tmp_path / "work", **options)
+    found = learn(small.stream(), "finetune", str(folder), work_dir=tmp_path / "work", **options)
     assert found.metadata["model"]["name"] == str(folder)
     found.save(tmp_path / "run")
     out = rollback(tmp_path / "run", 1, tmp_path / "again")
@@ -178,7 +178,7 @@ def test_one_that_answers_in_texts_is_the_language_model(written: Path) -> None:
 
 def test_teaching_one_that_answers_goes_on(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
-    found = learn(small_text.stream(), "finetune", str(written / "answers"), work=tmp_path / "work", **TEXTS)
+    found = learn(small_text.stream(), "finetune", str(written / "answers"), work_dir=tmp_path / "work", **TEXTS)
     found.save(tmp_path / "run")
     out = rollback(tmp_path / "run", 3, tmp_path / "again")
     assert json.loads((out / "config.json").read_text())["lineage"]["base"] == str(written / "answers")

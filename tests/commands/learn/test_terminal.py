@@ -75,7 +75,7 @@ def test_forgetting_is_first_score_less_last() -> None:
 
 
 def test_unfinished_rows_make_no_mean() -> None:
-    rows = TABLES["matrix"].query("position <= after_task and setting == 'til'").iloc[1:]
+    rows = TABLES["matrix"].query("task_index <= after_task and scenario == 'til'").iloc[1:]
     assert 1 not in set(means_seen(rows.query("method == 'finetune' and seed == 39"))["after_task"])
     assert set(lost_so_far(rows.query("method == 'finetune' and seed == 39"))["after_task"]) == set()
     assert set(lost_so_far(rows.query("method == 'finetune' and seed == 123"))["value"]) == {8, 12, 16}

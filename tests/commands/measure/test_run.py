@@ -200,9 +200,9 @@ def test_a_seed_gives_the_same_numbers_and_another_others(tiny: Tiny, documents:
 
 def test_some_layers_only(tiny: Tiny, documents: list[str]) -> None:
     whole = measured(tiny("llama"), documents, statistics="all")
-    some = measured(tiny("llama"), documents, statistics="all", layers=[2, 0, 2])
+    some = measured(tiny("llama"), documents, statistics="all", layer_ids=[2, 0, 2])
     assert set(some.table["layer"].dropna()) - {-1} == {0, 2}
-    assert some.metadata["settings"]["layers"] == [2, 0]
+    assert some.metadata["settings"]["layer_ids"] == [2, 0]
 
     def of_layers(found: MeasureResult) -> pd.DataFrame:
         table = found.table[found.table["layer"].isin([0, 2])]
@@ -330,7 +330,7 @@ def test_the_embedded_model_on_the_default_text() -> None:
         ({"length": None}, "length: expected a whole number of at least 1, got None"),
         ({"seed": 1.5}, "seed: expected a number from 0 to 2**63 - 1, got 1.5"),
         ({"epsilon": "few"}, "epsilon: expected a number or several, got 'few'"),
-        ({"layer_ids": [0.5]}, "layers: expected a number or several, got 0.5"),
+        ({"layer_ids": [0.5]}, "layer-ids: expected a number or several, got 0.5"),
         ({"statistics": None}, "statistics: expected default, all, or names and statistics in a list; got None"),
         ({"statistics": [SinkRate]}, "statistics: expected names, or statistics that are set up such as SinkRate()"),
         ({"texts": ["a b"], "input": "random"}, "texts: expected input natural beside them, for random tokens are of"),
@@ -339,8 +339,8 @@ def test_the_embedded_model_on_the_default_text() -> None:
         ({"epsilon": 2}, "epsilon: expected numbers between 0 and 1, got 2.0"),
         ({"epsilon": [0.3, float("nan")]}, "epsilon: expected numbers between 0 and 1, got 0.3, nan"),
         ({"epsilon": []}, "epsilon: expected numbers between 0 and 1, got none"),
-        ({"layer_ids": []}, "layers: expected layers counted from 0 (-1: the embeddings), got none"),
-        ({"layer_ids": [0, -2]}, "layers: expected layers counted from 0 (-1: the embeddings), got 0, -2"),
+        ({"layer_ids": []}, "layer-ids: expected layers counted from 0 (-1: the embeddings), got none"),
+        ({"layer_ids": [0, -2]}, "layer-ids: expected layers counted from 0 (-1: the embeddings), got 0, -2"),
         ({"sample": 2}, "unknown setting sample; expected some of: statistics, input, bos, samples"),
         ({"seed": -1}, "seed: expected a number from 0 to 2**63 - 1, got -1"),
         ({"input": "noise"}, "input: expected one of natural, random, repeated, got 'noise'"),
@@ -369,7 +369,7 @@ def test_a_mistake_is_found_before_the_model_is_looked_for(settings: dict[str, A
         ({"length": 1}, "length: expected more than the 1 special tokens of each window, got 1"),
         ({"texts": ["w1 w2"]}, "length: expected a text of at least 20 tokens, the longest found has 3"),
         ({"samples": 1000}, "samples: expected texts with 1000 windows of 20 tokens, found"),
-        ({"layer_ids": [1, 3, 99]}, "layers: expected layers of this model, counted from 0; it has no 3, 99"),
+        ({"layer_ids": [1, 3, 99]}, "layer-ids: expected layers of this model, counted from 0; it has no 3, 99"),
         (
             {"layer_ids": (-1,), "statistics": "entropy"},
             "statistics: nothing to tell of entropy from layer -1: the embeddings have no attention; expected ",
@@ -389,7 +389,7 @@ def test_layers_that_the_model_lacks_are_refused_before_it_runs(tiny: Tiny, docu
     told: list[tuple[int, int]] = []
     for kind in KINDS:
         with pytest.raises(UserError, match="it has no 3"):
-            measured(tiny(kind), documents, layers=[3], on_batch=lambda *done: told.append(done))
+            measured(tiny(kind), documents, layer_ids=[3], on_batch=lambda *done: told.append(done))
     assert told == []
 
 

@@ -14,34 +14,9 @@ from regard.models import RegardForCausalLM
 
 Regard = Callable[..., Any]
 SMALL = (
-    *(
-        "--num-layers",
-        1,
-        "--hidden-size",
-        16,
-        "--num-heads",
-        2,
-        "--intermediate-size",
-        16,
-        "--length",
-        16,
-        "--vocab-size",
-        270,
-    ),
-    *(
-        "--batch-size",
-        4,
-        "--max-steps",
-        4,
-        "--warmup-steps",
-        1,
-        "--eval-steps",
-        2,
-        "--sink-samples",
-        4,
-        "--eval-samples",
-        4,
-    ),
+    *("--num-layers", 1, "--hidden-size", 16, "--num-heads", 2, "--intermediate-size", 16, "--length", 16),
+    *("--vocab-size", 270, "--batch-size", 4, "--max-steps", 4, "--warmup-steps", 1),
+    *("--eval-steps", 2, "--sink-samples", 4, "--eval-samples", 4),
 )
 FOLDER = ["history.parquet", "model", "report.html", "results.json", "sinks.parquet"]
 
@@ -85,7 +60,7 @@ def test_the_file_that_a_run_has_written_is_a_recipe(regard: Regard, prose: Path
         (("huge",), "recipe: expected one of pico, nano, 1m, 60m, 1b, got 'huge'"),
         (("--attention", "foo"), "attention: expected one of softmax, sigmoid"),
         (("--attention", "sigmoid", "--backend", "fused"), "the form fused cannot compute weighting=sigmoid"),
-        (("--max-steps", "many"), "steps: expected a whole number, got 'many'"),
+        (("--max-steps", "many"), "max-steps: expected a whole number, got 'many'"),
         (("--random-tokens", "5"), "random-tokens: expected A:B, got '5'"),
         (("--window", "0"), "window: expected a number of at least 1"),
         (("--data", "none.txt"), "there is no none.txt"),
@@ -133,7 +108,7 @@ def test_a_vocabulary_that_is_too_small_for_a_tokenizer_is_refused(regard: Regar
     assert regard("pretrain", *other, "--out", "own").code == 0
     record = json.loads((tmp_path / "own" / "results.json").read_text())
     assert record["model"]["vocabulary"] == 270
-    assert record["recipe"]["vocabulary"] is None
+    assert record["recipe"]["vocab_size"] is None
 
 
 def test_a_full_disk_at_the_end_is_one_line(

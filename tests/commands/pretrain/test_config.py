@@ -61,20 +61,20 @@ def test_every_attention_can_be_asked_for(name: str) -> None:
         ({"random_tokens": (3, 3)}, "random-tokens: expected A:B"),
         ({"random_tokens": (0, 65)}, "random-tokens: expected A:B"),
         ({"random_tokens": (1, 2, 3)}, "random-tokens"),
-        ({"num_heads": 3}, "heads: expected a divisor of the width 128, got 3"),
-        ({"max_steps": 50}, "warmup: expected at most the 50 steps, got 100"),
-        ({"max_steps": 0}, "steps: expected a number of at least 1, got 0"),
-        ({"max_steps": True}, "steps: expected a whole number, got True"),
-        ({"max_steps": 1.5}, "steps: expected a whole number"),
+        ({"num_heads": 3}, "num-heads: expected a divisor of the hidden size 128, got 3"),
+        ({"max_steps": 50}, "warmup-steps: expected at most the 50 steps, got 100"),
+        ({"max_steps": 0}, "max-steps: expected a number of at least 1, got 0"),
+        ({"max_steps": True}, "max-steps: expected a whole number, got True"),
+        ({"max_steps": 1.5}, "max-steps: expected a whole number"),
         ({"learning_rate": float("nan")}, "learning-rate: expected a number over 0"),
         ({"learning_rate": float("inf")}, "learning-rate: expected a number over 0"),
         ({"epsilon": 1.5}, "epsilon: expected a number over 0 and at most 0.999, got 1.5"),
-        ({"data_fraction": 2.0}, "amount: expected a number over 0 and at most 1, got 2.0"),
+        ({"data_fraction": 2.0}, "data-fraction: expected a number over 0 and at most 1, got 2.0"),
         ({"learning_rate": 0}, "learning-rate: expected a number over 0, got 0"),
         ({"seed": 2**70}, "seed: expected a number of at least 0 and at most 9223372036854775807"),
-        ({"num_kv_heads": 3}, "kv-heads: expected a divisor of the 4 heads, got 3"),
-        ({"hidden_size": 12}, "heads: expected an even width of each for rotary positions, got 3"),
-        ({"vocab_size": 5}, "vocabulary: expected a number of at least 257, got 5"),
+        ({"num_kv_heads": 3}, "num-kv-heads: expected a divisor of the 4 heads, got 3"),
+        ({"hidden_size": 12}, "num-heads: expected an even width of each for rotary positions, got 3"),
+        ({"vocab_size": 5}, "vocab-size: expected a number of at least 257, got 5"),
         ({"random_tokens": (0, 64)}, "random-tokens: expected tokens of the text to predict, none of 64 is left"),
         ({"data": ()}, "data: expected at least one source"),
         ({"nonsense": 1}, "there is no field nonsense; allowed are attention"),
@@ -123,7 +123,9 @@ def test_every_field_can_be_stated_as_text(name: str) -> None:
     assert next(one.metadata["help"] for one in fields(PretrainConfig) if one.name == name)
 
 
-@pytest.mark.parametrize("name, text", [("steps", "x"), ("tied", "maybe"), ("random_tokens", "3"), ("epsilon", "")])
+@pytest.mark.parametrize(
+    "name, text", [("max_steps", "x"), ("tie_word_embeddings", "maybe"), ("random_tokens", "3"), ("epsilon", "")]
+)
 def test_text_that_states_no_value_is_refused(name: str, text: str) -> None:
     with pytest.raises(UserError, match=name.replace("_", "-")):
         parse_field(name, text)

@@ -130,8 +130,8 @@ def test_a_run_broken_off_goes_on_to_the_same_numbers(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        regard.pretrain(small, work=tmp_path / "work", cache=cache, on_progress=interrupt)
-    resumed = regard.pretrain(small, work=tmp_path / "work", cache=cache, resume=True)
+        regard.pretrain(small, work_dir=tmp_path / "work", cache=cache, on_progress=interrupt)
+    resumed = regard.pretrain(small, work_dir=tmp_path / "work", cache=cache, resume=True)
     _equal(resumed, finished)
     assert not (tmp_path / "work").exists()
 
@@ -148,17 +148,19 @@ def test_a_line_that_was_cut_off_does_not_count(
 
     for stop, resume in ((4, False), (5, True)):
         with pytest.raises(KeyboardInterrupt):
-            regard.pretrain(small, work=tmp_path, cache=cache, resume=resume, on_progress=at(stop))
+            regard.pretrain(small, work_dir=tmp_path, cache=cache, resume=resume, on_progress=at(stop))
         with (tmp_path / "watched" / "journal.jsonl").open("a") as kept:
             kept.write('{"name": "6", "val')
-    _equal(regard.pretrain(small, work=tmp_path, cache=cache, resume=True), finished)
+    _equal(regard.pretrain(small, work_dir=tmp_path, cache=cache, resume=True), finished)
 
 
 def test_going_on_with_another_recipe_names_the_field(small: PretrainConfig, cache: Path, tmp_path: Path) -> None:
-    regard.pretrain(small, work=tmp_path, cache=cache, keep_work=True, max_steps=2)
+    regard.pretrain(small, work_dir=tmp_path, cache=cache, keep_work_dir=True, max_steps=2)
     with pytest.raises(UserError, match=r"resume: .* weight_decay was 0.1 and is 0.5"):
-        regard.pretrain(small, work=tmp_path, cache=cache, resume=True, max_steps=2, weight_decay=0.5)
-    regard.pretrain(small, work=tmp_path, cache=cache, resume=True, max_steps=2, micro_batch_size=2, logging_steps=1)
+        regard.pretrain(small, work_dir=tmp_path, cache=cache, resume=True, max_steps=2, weight_decay=0.5)
+    regard.pretrain(
+        small, work_dir=tmp_path, cache=cache, resume=True, max_steps=2, micro_batch_size=2, logging_steps=1
+    )
 
 
 def test_text_is_packed_once(small: PretrainConfig, cache: Path, finished: PretrainResult) -> None:

@@ -15,7 +15,10 @@ from safetensors.torch import load_file, save_file
 Tiny = Callable[[str], Path]
 Regard = Callable[..., Any]
 FOLDER = ["constants.safetensors", "cost.parquet", "heads.json", "report.html", "results.json", "scores.parquet"]
-SMALL = ("--length", 12, "--rows", "24,8", "--num-epochs", 1, "--batch-size", 8, "--num-seeds", 2, "--device", "cpu")
+SMALL = (
+    *("--length", 12, "--max-train-samples", 24, "--max-eval-samples", 8, "--num-epochs", 1, "--batch-size", 8),
+    *("--num-seeds", 2, "--device", "cpu"),
+)
 FEW = (*SMALL, "--dynamic-fractions", "1,1/2,0", "--rank-heads-by", "input-dependence")
 
 
@@ -116,7 +119,7 @@ def test_a_run(replaced: Regard, tmp_path: Path) -> None:
     assert len(told["order"]) == 12
     assert told["value"] == sorted(told["value"], reverse=True)
     record = json.loads((out / "results.json").read_text())
-    assert (record["verb"], record["settings"]["rows"]) == ("replace", [24, 8])
+    assert (record["verb"], record["data"]["train"], record["data"]["validation"]) == ("replace", 24, 8)
     assert "<script" in (out / "report.html").read_text()
 
 
@@ -179,35 +182,38 @@ ORDERS = "lambda, input-dependence, output-norm, first-layers, last-layers, rand
 @pytest.mark.parametrize(
     "options,message",
     [
-        (("--dynamic-fractions", "1,1.5"), "fractions: expected numbers from 0 to 1, got 1, 1.5"),
-        (("--dynamic-fractions=-1/2",), "fractions: expected numbers from 0 to 1, got -0.5"),
+        (("--dynamic-fractions", "1,1.5"), "dynamic-fractions: expected numbers from 0 to 1, got 1, 1.5"),
+        (("--dynamic-fractions=-1/2",), "dynamic-fractions: expected numbers from 0 to 1, got -0.5"),
         (("--dynamic-fractions", "1,half"), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got 'half'"),
         (("--dynamic-fractions", "1/0"), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got '1/0'"),
         (("--dynamic-fractions", ""), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got ''"),
         (("--dynamic-fractions", "nan"), "--dynamic-fractions: expected numbers such as 1, 1/2, 0.25, got 'nan'"),
         (("--constants", "average,uniform"), f"constants: expected some of {SOURCES}, got uniform"),
-        (("--rank-heads-by", "size"), f"select: expected some of {ORDERS}, got size"),
+        (("--rank-heads-by", "size"), f"rank-heads-by: expected some of {ORDERS}, got size"),
         (("--scale", "moon"), "scale: expected one of paper, laptop, got 'moon'"),
-        (("--special-token-layout", "round"), "layout: expected one of paper, natural, got 'round'"),
-        (("--rows", "many"), "--rows: expected two numbers, training and validation, as 1000,500, got 'many'"),
-        (("--rows", "10"), "--rows: expected two numbers, training and validation, as 1000,500, got '10'"),
-        (("--rows", "10,x"), "--rows: expected a number, got 'x'"),
+        (("--special-token-layout", "round"), "special-token-layout: expected one of paper, natural, got 'round'"),
+        (("--max-train-samples", "many"), "argument --max-train-samples: invalid int value: 'many'"),
         (("--learning-rate", -1), "learning-rate: expected a number above 0, got -1.0"),
         (("--learning-rate", "nan"), "learning-rate: expected a number above 0, got nan"),
-        (("--attention", "sigmoid"), "select: expected constants beside attention, for an operation is put into all "),
+        (
+            ("--attention", "sigmoid"),
+            "rank-heads-by: expected constants beside attention, for an operation is put into all heads at once; give ",
+        ),
         (
             ("--attention", "sigmoid", "--rank-heads-by", "lambda"),
-            "fractions: expected constants beside attention, for an operation is put into all heads at once; give ",
+            "dynamic-fractions: expected constants beside attention, for an operation is put into all heads at once; ",
         ),
         (
             ("--constants", "identity,zeros", "--rank-heads-by", "random", "--constants-from", "sst2"),
             "constants-from: expected constants average or average-init beside it, or an order that reads averages, "
-            "for nothing else does; got constants identity, zeros and select random",
+            "for nothing else does; got constants identity, zeros and rank-heads-by "
+            "random",
         ),
-        (("--rows", "10,0"), "rows: expected at least 1, got "),
-        (("--num-seeds", 0), "seeds: expected at least 1, got 0"),
+        (("--max-train-samples", 0), "max-train-samples: expected at least 1, got 0"),
+        (("--max-eval-samples", 0), "max-eval-samples: expected at least 1, got 0"),
+        (("--num-seeds", 0), "num-seeds: expected at least 1, got 0"),
         (("--length", 0), "length: expected at least 1, got 0"),
-        (("--num-epochs", -1), "epochs: expected at least 1, got -1"),
+        (("--num-epochs", -1), "num-epochs: expected at least 1, got -1"),
         (("--batch-size", 0), "batch-size: expected at least 1, got 0"),
         (("--task", "dreams"), "task: expected one of cola, sst2, mrpc, mnli, ner, pos, mlm, "),
         (("--task", "gone.jsonl"), "task: expected a file, there is no gone.jsonl"),
@@ -264,7 +270,7 @@ def test_files_that_are_not_below_the_folder(refused: Callable[..., str], tmp_pa
         ),
         ({"length": 8}, (), "constants: expected some for 12 tokens, got 8; choose --length 8, or fit them with "),
         (
-            {"special_token_layout": "natural"},
+            {"layout": "natural"},
             (),
             "constants: expected averages in layout paper, got natural; choose that layout",
         ),

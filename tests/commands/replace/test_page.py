@@ -59,7 +59,7 @@ def test_lines_are_the_intervals(parsed: Parsed) -> None:
     found = points(parsed.data["scores"], 1, "average")
     assert [point["fraction"] for point in found] == ["1", "1/2", "1/8", "0"]
     assert [point["place"] for point in found] == [0, 1, 3, 4.5]
-    for column, key in (("mean", "value"), ("low", "low"), ("high", "high")):
+    for column, key in (("mean", "value"), ("ci_low", "low"), ("ci_high", "high")):
         np.testing.assert_allclose([point[key] for point in found], expected[column], rtol=1e-5)
 
 

@@ -106,7 +106,7 @@ def test_every_name_is_known_here() -> None:
 
 @pytest.mark.parametrize("name", ["", "Lambda", "layers", "norm"])
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match="select: expected one of lambda, input-dependence, ") as told:
+    with pytest.raises(UserError, match="rank-heads-by: expected one of lambda, input-dependence, ") as told:
         named(name)
     assert str(told.value).endswith(f"got {name!r}")
 

@@ -141,7 +141,7 @@ SPOILING: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut constants": (lambda run: (run / "constants.safetensors").write_bytes(b"\0" * 9), "cannot be read"),
     "other costs": (
         lambda run: pd.DataFrame({"flops": [1.0]}).to_parquet(run / "cost.parquet"),
-        "cost.parquet lacks dynamic_fraction, milliseconds",
+        "cost.parquet lacks dynamic_fraction, latency_ms",
     ),
 }
 
@@ -166,7 +166,7 @@ def test_no_folder_is_refused(tmp_path: Path) -> None:
 
 def test_frame_takes_rows() -> None:
     run = made()
-    found = run.frame(task="sst2", dynamic_fraction=0, constants="average", select=["lambda"])
+    found = run.frame(task="sst2", dynamic_fraction=0, constants="average", rank_heads_by=["lambda"])
     assert found["seed"].tolist() == [0, 1, 2]
     assert len(run.frame()) == len(run.scores)
     with pytest.raises(UserError, match="unknown column 'tasks'; the table has: model, task"):

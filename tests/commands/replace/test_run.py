@@ -23,7 +23,8 @@ from regard.data import encode, read_task
 Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
     "length": 12,
-    "rows": (24, 12),
+    "max_train_samples": 24,
+    "max_eval_samples": 12,
     "num_epochs": 2,
     "batch_size": 8,
     "learning_rate": 0.01,
@@ -47,13 +48,18 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replaced(tiny: Tiny, reviews: Path, work: Path, **settings: Any) -> ReplaceResult:
-    return regard.replace(str(tiny("bert")), str(reviews), work=work, **{**SMALL, **settings})
+    return regard.replace(str(tiny("bert")), str(reviews), work_dir=work, **{**SMALL, **settings})
 
 
 def test_the_table_has_a_row_for_each_source_order_fraction_and_seed(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     orders = ("lambda", "input-dependence", "output-norm", "first-layers", "last-layers", "random", "reversed")
     found = replaced(
-        tiny, reviews, tmp_path / "work", select=orders, constants=("average", "zeros"), fractions=(1, 0.5, 0)
+        tiny,
+        reviews,
+        tmp_path / "work",
+        rank_heads_by=orders,
+        constants=("average", "zeros"),
+        dynamic_fractions=(1, 0.5, 0),
     )
     scores = found.scores
     whole = scores[scores["dynamic_fraction"] == 1]
@@ -70,7 +76,7 @@ def test_the_table_has_a_row_for_each_source_order_fraction_and_seed(tiny: Tiny,
 
 
 def test_the_run_is_written_and_read_again(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
-    found = replaced(tiny, reviews, tmp_path / "work", fractions=(1, 0.5, 0))
+    found = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(1, 0.5, 0))
     found.save(tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert {
@@ -96,7 +102,14 @@ def test_scores_are_those_of_probes_on_the_states_of_a_replaced_model(
     """The verb against the parts it is made of, put together by hand."""
     from regard.training import ProbeSettings, States, fit_probe, predict, score
 
-    found = replaced(tiny, reviews, tmp_path / "work", fractions=(0,), select="input-dependence", layout="natural")
+    found = replaced(
+        tiny,
+        reviews,
+        tmp_path / "work",
+        dynamic_fractions=(0,),
+        rank_heads_by="input-dependence",
+        special_token_layout="natural",
+    )
     loaded = models.load(str(tiny("bert")))
     task = read_task(str(reviews), rows=(24, 12))
     train, valid = (encode("sequence", part, loaded.tokenizer, 12, "natural") for part in (task.train, task.validation))
@@ -147,7 +160,7 @@ def test_another_model_of_the_same_shape_does_not_resume(tiny: Tiny, reviews: Pa
 
     def run(**options: Any) -> ReplaceResult:
         return regard.replace(
-            loaded.model, str(reviews), tokenizer=loaded.tokenizer, work=tmp_path / "work", **SMALL, **options
+            loaded.model, str(reviews), tokenizer=loaded.tokenizer, work_dir=tmp_path / "work", **SMALL, **options
         )
 
     with pytest.raises(KeyboardInterrupt):
@@ -160,7 +173,7 @@ def test_another_model_of_the_same_shape_does_not_resume(tiny: Tiny, reviews: Pa
 
 
 def test_gates_learn_which_heads_to_keep(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
-    found = replaced(tiny, reviews, tmp_path / "work", fractions=(0.5,))
+    found = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(0.5,))
     values = found.heads.sort_values("rank")["value"]
     assert values.between(0, 1).all()
     assert values.is_monotonic_decreasing
@@ -169,7 +182,7 @@ def test_gates_learn_which_heads_to_keep(tiny: Tiny, reviews: Path, tmp_path: Pa
 
 
 def test_a_killed_run_resumes_to_the_same_scores(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
-    whole = replaced(tiny, reviews, tmp_path / "whole", fractions=(1, 0.5, 0))
+    whole = replaced(tiny, reviews, tmp_path / "whole", dynamic_fractions=(1, 0.5, 0))
     script = f"""
 import os, regard
 steps = 0
@@ -178,15 +191,15 @@ def step(name):
     steps += 1
     if steps == 8:
         os.kill(os.getpid(), 9)
-regard.replace({str(tiny("bert"))!r}, {str(reviews)!r}, work={str(tmp_path / "work")!r},
-               fractions=(1, 0.5, 0), on_step=step, **{SMALL!r})
+regard.replace({str(tiny("bert"))!r}, {str(reviews)!r}, work_dir={str(tmp_path / "work")!r},
+               dynamic_fractions=(1, 0.5, 0), on_step=step, **{SMALL!r})
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert ended.returncode == -9, ended.stderr.decode()
     kept = (tmp_path / "work" / "journal.jsonl").read_text().splitlines()
     assert kept
     seen: list[str] = []
-    again = replaced(tiny, reviews, tmp_path / "work", fractions=(1, 0.5, 0), resume=True, on_step=seen.append)
+    again = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(1, 0.5, 0), resume=True, on_step=seen.append)
     assert "averaging attention" not in seen, "what was done is not done again"
     pd.testing.assert_frame_equal(again.scores, whole.scores)
 
@@ -201,17 +214,19 @@ def test_other_settings_do_not_resume(tiny: Tiny, reviews: Path, tmp_path: Path)
     with pytest.raises(
         regard.UserError, match="resume: expected the settings of the run that was broken off; settings"
     ):
-        replaced(tiny, reviews, tmp_path / "work", resume=True, seeds=1)
+        replaced(tiny, reviews, tmp_path / "work", resume=True, num_seeds=1)
 
 
 def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
-    one = replaced(tiny, reviews, tmp_path / "work", fractions=(0,), select="input-dependence")
+    one = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(0,), rank_heads_by="input-dependence")
     one.save(tmp_path / "run")
     path = tmp_path / "run" / "constants.safetensors"
-    again = replaced(tiny, reviews, tmp_path / "work", fractions=(0,), select="input-dependence", constants_from=path)
+    again = replaced(
+        tiny, reviews, tmp_path / "work", dynamic_fractions=(0,), rank_heads_by="input-dependence", constants_from=path
+    )
     assert again.scores["score"].tolist() == one.scores["score"].tolist()
     with pytest.raises(regard.UserError, match="expected averages in layout natural, got paper"):
-        replaced(tiny, reviews, tmp_path / "work", constants_from=path, layout="natural")
+        replaced(tiny, reviews, tmp_path / "work", constants_from=path, special_token_layout="natural")
     with pytest.raises(regard.UserError, match="expected some for 16 tokens, got 12"):
         replaced(tiny, reviews, tmp_path / "work", constants_from=path, length=16)
 
@@ -219,11 +234,11 @@ def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "settings,message",
     [
-        ({"dynamic_fractions": (1.5,)}, "fractions: expected numbers from 0 to 1, got 1.5"),
-        ({"dynamic_fractions": ()}, "fractions: expected numbers from 0 to 1, got none"),
+        ({"dynamic_fractions": (1.5,)}, "dynamic-fractions: expected numbers from 0 to 1, got 1.5"),
+        ({"dynamic_fractions": ()}, "dynamic-fractions: expected numbers from 0 to 1, got none"),
         ({"constants": "uniform"}, "constants: expected some of average, identity"),
-        ({"rank_heads_by": "size"}, "select: expected some of lambda, input-dependence"),
-        ({"num_seeds": 0}, "seeds: expected at least 1, got 0"),
+        ({"rank_heads_by": "size"}, "rank-heads-by: expected some of lambda, input-dependence"),
+        ({"num_seeds": 0}, "num-seeds: expected at least 1, got 0"),
         ({"scale": "moon"}, "scale: expected one of paper, laptop, got 'moon'"),
         ({"colour": 1}, "unknown setting colour; expected some of: constants"),
         ({"length": 2}, "length"),
@@ -233,6 +248,20 @@ def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> Non
 def test_mistakes_are_told(settings: dict[str, Any], message: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     with pytest.raises(regard.UserError, match=message):
         replaced(tiny, reviews, tmp_path / "work", **settings)
+
+
+@pytest.mark.parametrize(
+    "settings,counts",
+    [({"max_train_samples": 24}, (24, 8)), ({"max_eval_samples": 4}, (32, 4)), ({}, (32, 8))],
+    ids=str,
+)
+def test_rows_are_limited_one_by_one(
+    settings: dict[str, int], counts: tuple[int, int], tiny: Tiny, reviews: Path, tmp_path: Path
+) -> None:
+    """What is not given is the scale's number, here more than there are."""
+    fields = {name: value for name, value in SMALL.items() if not name.endswith("samples")} | settings
+    found = regard.replace(str(tiny("bert")), str(reviews), attention="sigmoid", **fields)
+    assert (found.metadata["data"]["train"], found.metadata["data"]["validation"]) == counts
 
 
 def test_a_saved_model_with_constant_heads_is_measured_by_its_folder(
@@ -256,7 +285,7 @@ def test_a_saved_model_with_constant_heads_is_measured_by_its_folder(
 def test_other_kinds_of_models(kind: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     """The encoder of an encoder–decoder, and a causal model, are probed in the same way."""
     found = regard.replace(
-        str(tiny(kind)), str(reviews), work=tmp_path / "work", **SMALL, dynamic_fractions=(1, 0.5, 0)
+        str(tiny(kind)), str(reviews), work_dir=tmp_path / "work", **SMALL, dynamic_fractions=(1, 0.5, 0)
     )
     assert len(found.scores) == 6
     assert set(found.heads["site"]) == {"encoder" if kind == "t5" else "decoder"}
@@ -279,13 +308,20 @@ def test_a_language_model_is_judged_by_its_perplexity(tmp_path: Path) -> None:
     for name in ("train", "valid"):
         lines = (" ".join(draw.choices(words[2:], k=30)) for _ in range(12))
         (tmp_path / f"wiki.{name}.raw").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    settings: dict[str, Any] = {"length": 16, "rows": (12, 12), "num_epochs": 2, "batch_size": 4, "learning_rate": 0.05}
+    settings: dict[str, Any] = {
+        "length": 16,
+        "max_train_samples": 12,
+        "max_eval_samples": 12,
+        "num_epochs": 2,
+        "batch_size": 4,
+        "learning_rate": 0.05,
+    }
     found = regard.replace(
         model,
         "lm",
         tokenizer=tokenizer,
         data=tmp_path,
-        work=tmp_path / "work",
+        work_dir=tmp_path / "work",
         dynamic_fractions=(1, 0.5, 0),
         **settings,
     )
@@ -310,19 +346,22 @@ def test_a_language_model_needs_its_head(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(
         regard.UserError, match="task lm: expected a causal language model with its head, got LlamaModel"
     ):
-        regard.replace(loaded, "lm", data=tmp_path, work=tmp_path / "work")
+        regard.replace(loaded, "lm", data=tmp_path, work_dir=tmp_path / "work")
 
 
 @pytest.mark.parametrize(
     "settings,message",
     [
-        ({"num_seeds": "3"}, "seeds: expected a whole number, got '3'"),
-        ({"rows": 100}, "rows: expected two numbers, training and validation, got 100"),
-        ({"dynamic_fractions": "1/2"}, "fractions: expected numbers from 0 to 1, got '1/2'"),
+        ({"num_seeds": "3"}, "num-seeds: expected a whole number, got '3'"),
+        ({"max_train_samples": 10.5}, "max-train-samples: expected a whole number, got 10.5"),
+        ({"dynamic_fractions": "1/2"}, "dynamic-fractions: expected numbers from 0 to 1, got '1/2'"),
         ({"learning_rate": "fast"}, "learning-rate: expected a number above 0, got 'fast'"),
         ({"learning_rate": -1}, "learning-rate: expected a number above 0, got -1"),
-        ({"attention": "sigmoid", "dynamic_fractions": (1, 0)}, "fractions: expected constants beside attention"),
-        ({"attention": "sigmoid", "rank_heads_by": "random"}, "select: expected constants beside attention"),
+        (
+            {"attention": "sigmoid", "dynamic_fractions": (1, 0)},
+            "dynamic-fractions: expected constants beside attention",
+        ),
+        ({"attention": "sigmoid", "rank_heads_by": "random"}, "rank-heads-by: expected constants beside attention"),
     ],
     ids=str,
 )
@@ -345,7 +384,7 @@ def test_a_task_of_your_own_making(tiny: Tiny, reviews: Path, tmp_path: Path) ->
     """As an object; without a work folder; and its order of heads goes into `replaced`."""
     task = read_task(str(reviews), rows=(24, 12))
     of_object = regard.replace(str(tiny("bert")), task, **SMALL, dynamic_fractions=(0.5, 0))
-    of_file = replaced(tiny, reviews, tmp_path / "work", fractions=(0.5, 0))
+    of_file = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(0.5, 0))
     assert of_object.scores["score"].tolist() == of_file.scores["score"].tolist()
     heads = of_object.constant_heads(0.5)
     assert len(heads) == 6

@@ -18,7 +18,7 @@ KEY = {"model": "m", "task": "sst2", "metric": "accuracy"}
 
 
 def table(*rows: tuple[str, str, float, int, float], **key: str) -> pd.DataFrame:
-    """Scores from (constants, select, fraction, seed, score)."""
+    """Scores from (constants, rank_heads_by, fraction, seed, score)."""
     made = pd.DataFrame(rows, columns=["constants", "rank_heads_by", "dynamic_fraction", "seed", "score"])
     return made.assign(**{**KEY, **key})
 
@@ -122,7 +122,7 @@ def test_what_the_run_is_about() -> None:
     scores = replaced_run.scores()
     assert shown_constants(scores, {}) == ("average", "lambda")
     assert shown_constants(scores, replaced_run.record(constants=["zeros", "identity"])) == ("identity", "lambda")
-    assert shown_constants(scores, replaced_run.record(select="random")) == ("average", "random")
+    assert shown_constants(scores, replaced_run.record(rank_heads_by="random")) == ("average", "random")
     assert shown_constants(scores[scores["dynamic_fraction"] == 1], {}) == ("none", "none")
 
 

@@ -69,30 +69,18 @@ def test_values_that_cannot_be(said: str, complaint: str) -> None:
         command.values(FAKE, [said])
 
 
-@pytest.mark.parametrize("said,meant", [("3", 3), ("0,7", [0, 7]), ("7,", [7])])
+@pytest.mark.parametrize("said,meant", [("3", [3]), ("0,7", [0, 7]), ("7,", [7])])
 def test_seeds(said: str, meant: object) -> None:
-    assert command.seeds(said) == meant
+    assert command.parse_seeds(said) == meant
 
 
 def test_seeds_that_are_none() -> None:
     with pytest.raises(UserError, match="--seeds: expected a number, got 'few'"):
-        command.seeds("few")
+        command.parse_seeds("few")
 
 
 def test_a_sweep_from_the_line(regard_sweep: Callable[..., tuple[str, str]], tmp_path: Path) -> None:
-    options = [
-        "high",
-        "--vary",
-        "name=softmax,elu",
-        "--seeds",
-        "0,2",
-        "--hidden-size",
-        "4",
-        "--workers",
-        "2",
-        "--out",
-        "o",
-    ]
+    options = ["high", "--vary", "name=softmax,elu", "--seeds", "0,2", "--width", "4", "--workers", "2", "--out", "o"]
     out, err = regard_sweep("fake", *options)
     assert out.splitlines()[0] == "4 rows, best 2.0"
     assert out.splitlines()[-1] == f"Written to {tmp_path / 'o'}: report.html, sweep.json, trials, trials.parquet"
@@ -118,7 +106,11 @@ def test_options_of_the_verb_reach_its_command(monkeypatch: pytest.MonkeyPatch, 
         (["fake", "--vary", "rate=1", "--out", "o", "--colour=red"], "unrecognized arguments: --colour=red"),
         (["fake", "--vary", "rate=1", "--out", "o", "--rate", "2"], "rate is also given as an option"),
         (["fake", "low", "--config", "f", "--vary", "name=elu", "--out", "o"], "got both 'low' and f"),
-        (["fake", "--vary", "rate=1", "--out", "o", "--on", "slurm"], "expected one of local, ray"),
+        (["fake", "--vary", "rate=1", "--out", "o", "--launcher", "slurm"], "expected one of local, ray"),
+        (
+            ["fake", "--vary", "rate=1", "--out", "o", "--seeds", "1", "--num-seeds", "2"],
+            "none beside --seeds",
+        ),
         (["fake", "--vary", "rate=1", "--out", "o", "--address", "auto"], "local trials need none"),
     ],
 )
@@ -134,7 +126,7 @@ def test_failed_trials_are_named_and_the_others_compared(
     regard_sweep: Callable[..., tuple[str, str]], capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as raised:
-        regard_sweep("fake", "--vary", "failures=0,9", "--seeds", "1", "--retries", "1", "--out", "o")
+        regard_sweep("fake", "--vary", "failures=0,9", "--num-seeds", "1", "--retries", "1", "--out", "o")
     assert str(raised.value) == "1 trial failed: failures=9 seed=0 (the disk is full); the same command tries again"
     out, err = capfd.readouterr()
     assert out.startswith("1 rows, best 0.0\n")
@@ -146,15 +138,16 @@ def test_failed_trials_are_named_and_the_others_compared(
 
 
 def test_many_failures_are_counted(regard_sweep: Callable[..., tuple[str, str]]) -> None:
+    options = ("--num-seeds", "7", "--retries", "0", "--workers", "1", "--out", "o")
     with pytest.raises(UserError, match=r"^7 trials failed: .*seed=4 and 2 more \(the disk is full\); the same"):
-        regard_sweep("fake", "--vary", "failures=9", "--seeds", "7", "--retries", "0", "--workers", "1", "--out", "o")
+        regard_sweep("fake", "--vary", "failures=9", *options)
 
 
 def test_each_finished_trial_is_told_on_a_terminal(
     regard_sweep: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    _, err = regard_sweep("fake", "--vary", "rate=1,2", "--seeds", "1", "--workers", "1", "--out", "o")
+    _, err = regard_sweep("fake", "--vary", "rate=1,2", "--num-seeds", "1", "--workers", "1", "--out", "o")
     assert [line.partition(":")[0] for line in err.splitlines()] == ["[1/2] rate=1.0 seed=0", "[2/2] rate=2.0 seed=0"]
 
 
@@ -163,7 +156,7 @@ def test_help_lists_the_settings_of_a_verb(
 ) -> None:
     with pytest.raises(SystemExit):
         regard_sweep("fake", "--help")
-    assert {"--vary", "--hidden-size", "--store"} <= set(capfd.readouterr().out.replace(",", " ").split())
+    assert {"--vary", "--width", "--store"} <= set(capfd.readouterr().out.replace(",", " ").split())
 
 
 INTERRUPTED = """
@@ -179,7 +172,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 def test_an_interrupted_sweep_says_how_to_go_on(environment: dict[str, str], tmp_path: Path) -> None:
-    arguments = ["sweep", "fake", "--vary", "rate=1", "--gate", "never", "--seeds", "1", "--out", "o"]
+    arguments = ["sweep", "fake", "--vary", "rate=1", "--gate", "never", "--num-seeds", "1", "--out", "o"]
     environment = {**environment, "PYTHONPATH": f"{environment['PYTHONPATH']}:{ROOT}"}
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, *arguments],
@@ -211,26 +204,15 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
     given = parser.parse_args([*arguments[3:], "--cache", "c"])
     assert (given.config, given.out, given.resume, given.overwrite) == ("settings.json", Path("folder"), True, True)
     assert set(verb.fields) == set(field_names())
-    asked = command._parser(verb).parse_args(
-        [
-            "pico",
-            "--vary",
-            "attention=softmax,sigmoid",
-            "--out",
-            "o",
-            "--data",
-            "a.txt",
-            "b.txt",
-            "--tie-word-embeddings",
-        ]
-    )
+    line = ["pico", "--vary", "attention=softmax,sigmoid", "--out", "o", "--data", "a.txt", "b.txt"]
+    asked = command._parser(verb).parse_args([*line, "--tie-word-embeddings"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"there is no a\.txt"):
         verb.complete(verb.base(asked.name, None) | command._settings(verb, asked))
     for name in ("a.txt", "b.txt"):
         Path(name).touch()
     whole = verb.complete(verb.base(asked.name, None) | command._settings(verb, asked))
-    assert (whole["data"], whole["tied"], whole["width"]) == (["a.txt", "b.txt"], True, 64)
+    assert (whole["data"], whole["tie_word_embeddings"], whole["hidden_size"]) == (["a.txt", "b.txt"], True, 64)
 
 
 def test_what_a_sweep_of_learning_needs_is_what_its_command_has() -> None:
@@ -245,7 +227,7 @@ def test_what_a_sweep_of_learning_needs_is_what_its_command_has() -> None:
     assert arguments[:3] == ["-m", "regard", "learn"]
     given = parser.parse_args(arguments[3:])
     assert (given.config, given.out) == ("settings.json", Path("folder"))
-    assert (given.resume, given.overwrite, given.no_models) == (True, True, True)
+    assert (given.resume, given.overwrite, given.no_save_models) == (True, True, True)
     assert set(verb.fields) == set(field_names())
     line = ["ag-split", "--vary", "method=finetune,der++", "--out", "o", "--set", "size=50", "--scale", "paper"]
     asked = command._parser(verb).parse_args(line)

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def swept(out: Path, vary: dict[str, list[Any]], **options: Any) -> SweepResult:
-    return sweep(FAKE, vary, out=out, **{"seeds": 1, "workers": 2, **options})
+    return sweep(FAKE, vary, out=out, **{"num_seeds": 1, "workers": 2, **options})
 
 
 def told_state(out: Path) -> dict[str, Any]:
@@ -72,11 +72,11 @@ def test_a_key_depends_on_the_settings_and_nothing_else() -> None:
         ({"seed": [1]}, {}, "seeds are given by --seeds"),
         ({"rate": []}, {}, "at least one value of rate"),
         ({"name": ["softmax", "softmin"], "rate": [1.0]}, {}, "got 'softmin' .of name=softmin rate=1.0"),
-        ({"rate": [1.0]}, {"seeds": 0}, "seeds: expected"),
+        ({"rate": [1.0]}, {"num_seeds": 0}, "num-seeds: expected at least 1, got 0"),
         ({"rate": [1.0]}, {"seeds": [1, -1]}, "seeds: expected"),
         ({"rate": [1.0]}, {"retries": -1}, "retries: expected at least 0"),
         ({"rate": [1.0]}, {"workers": 0}, "workers: expected at least 1"),
-        ({"rate": [1.0]}, {"on": "slurm"}, "on: expected one of local, ray, got 'slurm'"),
+        ({"rate": [1.0]}, {"launcher": "slurm"}, "launcher: expected one of local, ray, got 'slurm'"),
         ({"rate": [1.0]}, {"address": "auto"}, "address: local trials need none"),
         ({"rate": [1.0]}, {"gpus": 2}, "gpus: expected 0 or 1"),
     ],
@@ -100,7 +100,7 @@ def test_a_verb_that_there_is_not() -> None:
 def test_all_trials_are_run_once_and_compared(tmp_path: Path) -> None:
     events: list[SweepProgress] = []
     vary = {"name": ["softmax", "elu"], "rate": [0.0, 0.5]}
-    found = swept(tmp_path, vary, seeds=[0, 7], settings={"hidden_size": 4}, on_event=events.append)
+    found = swept(tmp_path, vary, seeds=[0, 7], settings={"width": 4}, on_event=events.append)
     assert set(counted(tmp_path, "begun").values()) == set(counted(tmp_path, "ended").values()) == {1}
     table = pd.read_parquet(tmp_path / "trials.parquet")
     assert list(table.columns) == ["key", "seed", "name", "rate", "valid_loss"]
@@ -116,17 +116,17 @@ def test_all_trials_are_run_once_and_compared(tmp_path: Path) -> None:
 
 
 def test_the_same_sweep_again_runs_nothing(tmp_path: Path) -> None:
-    first = swept(tmp_path, {"rate": [0.0, 1.0]}, seeds=2)
+    first = swept(tmp_path, {"rate": [0.0, 1.0]}, num_seeds=2)
     (tmp_path / "report.html").unlink()
-    again = swept(tmp_path, {"rate": [0.0, 1.0]}, seeds=2)
+    again = swept(tmp_path, {"rate": [0.0, 1.0]}, num_seeds=2)
     assert set(counted(tmp_path, "begun").values()) == {1}
     pd.testing.assert_frame_equal(first.table, again.table)
     assert (tmp_path / "report.html").exists()
 
 
 def test_another_sweep_in_the_folder_adds_its_trials_and_takes_up_equal_ones(tmp_path: Path) -> None:
-    swept(tmp_path, {"name": ["softmax", "elu"]}, seeds=2)
-    found = swept(tmp_path, {"rate": [0.0, 1.0]}, seeds=1, settings={"width": 8, "name": "elu"})
+    swept(tmp_path, {"name": ["softmax", "elu"]}, num_seeds=2)
+    found = swept(tmp_path, {"rate": [0.0, 1.0]}, num_seeds=1, settings={"width": 8, "name": "elu"})
     assert found.metadata["vary"] == {"name": ["softmax", "elu"], "rate": [0.0, 1.0], "width": [None, 8]}
     again = swept(tmp_path, {"name": ["elu", "sigmoid"]}, seeds=[1])
     assert set(counted(tmp_path, "begun").values()) == {1}
@@ -143,7 +143,7 @@ def test_trials_that_failed_are_told_of_until_others_are_asked_for(tmp_path: Pat
 
 
 def test_values_of_several_kinds_become_text_in_the_table(tmp_path: Path) -> None:
-    found = swept(tmp_path, {"hidden_size": ["wide", 8]})
+    found = swept(tmp_path, {"width": ["wide", 8]})
     assert list(found.table["width"]) == ["wide", "8"]
 
 
@@ -219,7 +219,8 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
     for trial in combinations(COMMANDS["learn"](), vary, folder=tmp_path, settings=settings, seeds=[39, 508]):
         scores = learned.matrix([trial.values["method"]], [trial.seed])
         tables = {name: learned.tables(scores)[name] for name in ("matrix", "cost", "diagnostics", "interference")}
-        LearnResult(**tables, metadata=learned.record(course=trial.settings)).save(trial.folder)
+        record = learned.record(course=trial.settings)
+        LearnResult(accuracy_matrix=tables.pop("matrix"), **tables, metadata=record).save(trial.folder)
     found = sweep("learn", vary, out=tmp_path, settings=settings, seeds=[39, 508])
     table = found.table.set_index(["method", "seed"])
     assert len(table) == 4
@@ -232,7 +233,7 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
         table.loc[("prescale", 508), ["forgetting_til", "average_performance_til", "average_performance_cil"]],
         [2, 94.5, 74.5],
     )
-    assert found.metadata["settings"]["rows"] == 60
+    assert found.metadata["settings"]["samples_per_class"] == 60
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert all(title in page for title in ("AP TIL", "FGT CIL", "Tasks learnt", "scores in per cent"))
     terminal = io.StringIO()
@@ -254,7 +255,7 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
 )
 def test_trials_of_learning_that_cannot_be(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
-        sweep("learn", {"num_epochs": [1, 2]}, out=tmp_path / "out", settings=settings, seeds=1)
+        sweep("learn", {"num_epochs": [1, 2]}, out=tmp_path / "out", settings=settings, num_seeds=1)
     assert not (tmp_path / "out").exists()
 
 
@@ -263,7 +264,7 @@ def test_the_settings_of_a_run_of_learning_leave_what_its_scale_gives_to_another
     whole = verb.complete({"stream": "ag-split", "num_epochs": 2, "seed": 3})
     (tmp_path / "course.json").write_text(json.dumps(whole))
     other = verb.complete({**verb.base(None, tmp_path / "course.json"), "scale": "paper"})
-    assert (whole["length"], other["length"], other["epochs"], other["seed"]) == (32, 128, 2, 3)
+    assert (whole["length"], other["length"], other["num_epochs"], other["seed"]) == (32, 128, 2, 3)
     assert verb.base("db-split", None) == {"stream": "db-split"}
 
 
@@ -277,7 +278,7 @@ from tests.commands.sweep.sweeping import FAKE
 signal.signal(signal.SIGINT, signal.default_int_handler)
 out = Path(sys.argv[1])
 try:
-    sweep(FAKE, {"gate": ["", str(out.with_name("gate"))], "rate": [0.0, 1.0]}, seeds=1, out=out, workers=4)
+    sweep(FAKE, {"gate": ["", str(out.with_name("gate"))], "rate": [0.0, 1.0]}, num_seeds=1, out=out, workers=4)
 except KeyboardInterrupt:
     sys.exit(2)
 """

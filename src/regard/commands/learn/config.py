@@ -146,7 +146,7 @@ class LearnConfig:
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in allowed:
-                raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+                raise UserError(f"{name.replace('_', '-')}: expected one of {', '.join(allowed)}, got {value!r}")
         for name, value in SCALES[self.scale].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -173,7 +173,9 @@ class LearnConfig:
                 f"search-learning-rates: expected learning rates apart by commas, got {self.search_learning_rates!r}"
             ) from None
         if not all(0 < rate < float("inf") for rate in found):
-            raise UserError(f"search-learning-rates: expected some over 0, got {self.search_learning_rates!r}")
+            raise UserError(
+                f"search-learning-rates: expected learning rates over 0, got {self.search_learning_rates!r}"
+            )
         return found
 
     @property

@@ -53,9 +53,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 class LearnResult:
     """What methods made of a stream: the accuracy matrix of every run, its cost, and what was diagnosed.
 
-    `matrix`, `cost`, `diagnostics`, `interference`, `gate`, which is empty for methods without one, and `pseudo`, of
-    what SAPT has generated, are tidy (`docs/design.md`); `record` is the provenance; `models` is
-    where what each task has changed lies, None where nothing was kept.
+    `accuracy_matrix` (in matrix.parquet), `cost`, `diagnostics`, `interference`, `gate`, which is empty for methods
+    without one, and `pseudo`, of what SAPT has generated, are tidy (`docs/design.md`); `metadata` is the provenance;
+    `models` is where what each task has changed lies, None where nothing was kept.
     """
 
     accuracy_matrix: pd.DataFrame
@@ -100,7 +100,7 @@ class LearnResult:
 
     @property
     def _tables(self) -> dict[str, pd.DataFrame]:
-        found = {name: getattr(self, name) for name in TABLES}
+        found = {"matrix": self.accuracy_matrix, **{name: getattr(self, name) for name in TABLES if name != "matrix"}}
         return {**found, "metrics": self.metrics, "summary": self.summary_table, "differences": self.differences}
 
     def summary(self) -> RenderableType:
@@ -110,11 +110,12 @@ class LearnResult:
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Where it was written: the folder, with tables, record, models and report page; whole or not at all."""
         with atomic_folder(folder, overwrite=overwrite, verb=VERB) as place:
+            tables = self._tables
             text = json.dumps(self.metadata, indent=2, ensure_ascii=False, allow_nan=False)
             (place / RESULTS).write_text(text + "\n", encoding="utf-8")
             for name in TABLES:
-                getattr(self, name).to_parquet(place / f"{name}.parquet", index=False)
-            (place / PAGE).write_text(learn_page(self._tables, self.metadata), encoding="utf-8")
+                tables[name].to_parquet(place / f"{name}.parquet", index=False)
+            (place / PAGE).write_text(learn_page(tables, self.metadata), encoding="utf-8")
             if self.models is not None:
                 shutil.copytree(self.models, place / MODELS, copy_function=_linked)
         return Path(folder)
@@ -129,8 +130,8 @@ class LearnResult:
             found = {name: pd.read_parquet(folder / f"{name}.parquet") for name in there}
         except (OSError, ValueError) as error:
             raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
-        models = folder / MODELS
-        return cls(**found, metadata=record, models=models if models.is_dir() else None)
+        models, matrix = folder / MODELS, found.pop("matrix")
+        return cls(accuracy_matrix=matrix, **found, metadata=record, models=models if models.is_dir() else None)
 
 
 def _linked(source: str, target: str) -> None:

@@ -118,9 +118,8 @@ def learn(
                 if is_main_process():
                     shutil.rmtree(place / STATES / key, ignore_errors=True)
         models = place / MODELS if save_models and work_dir is not None and (place / MODELS).is_dir() else None
-        return LearnResult(
-            **_tables(courses, streams, found), metadata=_record(course, courses, streams, loaded, found), models=models
-        )
+        tables, record = _tables(courses, streams, found), _record(course, courses, streams, loaded, found)
+        return LearnResult(accuracy_matrix=tables.pop("matrix"), **tables, metadata=record, models=models)
 
 
 def _course(stream: str | Stream | LearnConfig, method: Any, model: Any, changes: Mapping[str, Any]) -> LearnConfig:
@@ -130,7 +129,8 @@ def _course(stream: str | Stream | LearnConfig, method: Any, model: Any, changes
         said["method"] = ",".join(map(str, method)) if isinstance(method, (list, tuple)) else method
     refused = [name for name in OF_THE_STREAM if isinstance(stream, Stream) and said.get(name) is not None]
     if refused:
-        raise UserError(f"{refused[0]}: expected none with a stream that is given, which has its rows")
+        option = refused[0].replace("_", "-")
+        raise UserError(f"{option}: expected none with a stream that is given, which has its rows")
     if isinstance(model, str):
         said["model"] = model
     if said.get("order") is None:

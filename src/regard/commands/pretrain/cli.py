@@ -26,7 +26,7 @@ HELP = "Train a small decoder from nothing, and watch sinks while they emerge."
 EXAMPLES = """examples:
   regard pretrain nano
   regard pretrain pico --attention sigmoid --weight-decay 1
-  regard pretrain nano --data novels.txt reviews@0.3=reviews.jsonl --max-steps 5000
+  regard pretrain nano --data novels.txt web@0.3=pages.jsonl --max-steps 5000
   regard pretrain --config runs/pretrain-nano/results.json --seed 1
   accelerate launch -m regard pretrain 60m --out runs/60m
 """

@@ -94,7 +94,7 @@ class PretrainConfig:
             object.__setattr__(self, one.name, settings.validate_field(PretrainConfig, one, getattr(self, one.name)))
         _ = self.spec
         for name, allowed in CHOICES.items():
-            check_choice(name, getattr(self, name), allowed)
+            check_choice(name.replace("_", "-"), getattr(self, name), allowed)
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"num-heads: expected a divisor of the hidden size {self.hidden_size}, got {self.num_heads}"

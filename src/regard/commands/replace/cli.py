@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   regard replace bert-base-uncased --task cola --scale paper --out runs/cola
   regard replace minilm --task ner --constants average,identity --rank-heads-by random
   regard replace minilm --task reviews.jsonl --text review --label stars
-  regard replace EleutherAI/pythia-160m --task lm --rank-heads-by input-dependence
+  regard replace EleutherAI/pythia-160m --task lm --rank-heads-by output-norm
   regard replace gpt2 --task lm --attention sigmoid,off-by-one
 """
 OWN = ("text", "label", "validation", "metric")

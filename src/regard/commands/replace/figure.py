@@ -68,7 +68,7 @@ def _lines(panels: list[dict[str, Any]]) -> Figure:
     for axes, panel in zip(every, panels, strict=True):
         points = pd.DataFrame(panel["points"])
         for number, (name, line) in enumerate(points.groupby("series", sort=False)):
-            _line(axes, line.astype({"value": float, "ci_low": float, "ci_high": float}), str(name), number)
+            _line(axes, line.astype({"value": float, "low": float, "high": float}), str(name), number)
         axes.set_title(f"{panel['caption']}, {panel['note']}", fontsize=9, loc="left")
         axes.set_xticks(panel["ticks"]["places"], panel["ticks"]["names"])
         axes.set_xlabel("Dynamic heads")
@@ -83,7 +83,7 @@ def _line(axes: Axes, line: pd.DataFrame, name: str, number: int) -> None:
     inks = colors.SERIES_LIGHT
     colour, style = inks[number % len(inks)], "-" if number < len(inks) else "--"
     axes.plot(line["place"], line["value"], style, color=colour, linewidth=1.5, marker="o", markersize=3, label=name)
-    axes.vlines(line["place"], line["ci_low"], line["ci_high"], color=colour, linewidth=1, alpha=0.6)
+    axes.vlines(line["place"], line["low"], line["high"], color=colour, linewidth=1, alpha=0.6)
 
 
 def _matrices(found: list[replace_pictures.Picture]) -> Figure:

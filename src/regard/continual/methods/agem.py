@@ -39,7 +39,7 @@ class AGem(memory.Remembering):
         """Fine-tuning, each gradient corrected once there is a memory."""
         if not self.state.examples:
             return (learner.fine_tuning(),)
-        return (learner.fine_tuning(correct=lambda network, step: self._correct(learner, network, step)),)
+        return (learner.fine_tuning(transform_gradients=lambda network, step: self._correct(learner, network, step)),)
 
     def _correct(self, learner: Learner, network: nn.Module, step: int) -> None:
         """Project the network's gradient of a step in place."""

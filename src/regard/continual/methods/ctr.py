@@ -96,7 +96,7 @@ class Ctr(Method):
         """The plug-ins and the head."""
         correct = partial(self._correct, learner, task, self._per_epoch(learner, task))
         rate = self.own_learning_rate(learner.budget).value
-        return (learner.fine_tuning(name="plug-ins", learning_rate=rate, correct=correct),)
+        return (learner.fine_tuning(name="plug-ins", learning_rate=rate, transform_gradients=correct),)
 
     def _per_epoch(self, learner: Learner, task: int) -> int:
         return -(-len(learner.items(task)) // learner.budget.batch_size)

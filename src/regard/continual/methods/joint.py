@@ -23,7 +23,7 @@ class Joint(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Nothing until the last task."""
-        return (learner.fine_tuning(limited=False),) if task == len(learner.stream) - 1 else ()
+        return (learner.fine_tuning(respects_max_steps=False),) if task == len(learner.stream) - 1 else ()
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The training rows of all tasks, mixed."""

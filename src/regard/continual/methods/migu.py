@@ -52,7 +52,7 @@ class Migu(SequentialLora):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Fine-tuning, each gradient masked from the second task on."""
-        return (learner.fine_tuning(correct=(lambda _, __: self._correct(learner)) if task else None),)
+        return (learner.fine_tuning(transform_gradients=(lambda _, __: self._correct(learner)) if task else None),)
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows; with each batch magnitudes are added up anew."""

@@ -159,7 +159,7 @@ class Sapt(Method):
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The block with its key and the maps, each at its rate, and the head, for the budget's epochs."""
-        return (learner.fine_tuning(times=self._times(learner)),)
+        return (learner.fine_tuning(lr_multipliers=self._times(learner)),)
 
     def _times(self, learner: Learner) -> dict[str, float]:
         """By how much rates are multiplied, by the names of parameters, where not by 1."""
