@@ -231,7 +231,7 @@ def glossary(record: Mapping[str, Any]) -> str:
 
 def footer(record: Mapping[str, Any]) -> str:
     """Who made the page and when."""
-    made = " ".join(str(part) for part in ("Regard", record.get("regard") or "") if part)
+    made = " ".join(str(part) for part in ("Regard", record.get("version") or "") if part)
     when = f", {record['created']}" if record.get("created") else ""
     return f"<footer>{escape(made + when)}</footer>"
 

@@ -8,13 +8,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, Final, TypeVar, get_type_hints
 
-from regard.errors import UserError, check_choice
+from regard.errors import UserError
+from regard.runs.options import Option, config_field
 from regard.runs.output_dir import RESULTS
 
-LARGEST_SEED = 2**63 - 1
-_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a name"}
+__all__ = ["MAX_SEED", "UNSET", "Config", "Unset", "config_field", "explicit_arguments", "read_results"]
+
+MAX_SEED = 2**63 - 1
+C = TypeVar("C", bound="Config")
 
 
 class Unset:
@@ -25,45 +28,7 @@ class Unset:
 
 
 UNSET: Final = Unset()
-"""The value of an argument that was not given: the preset's value, or the field's default."""
-
-
-def explicit_arguments(arguments: Mapping[str, Any], config: type[Config]) -> dict[str, Any]:
-    """Return those of a function's arguments that are fields of a configuration and were given.
-
-    Args:
-        arguments: What `locals()` is at the beginning of the function.
-        config: The configuration.
-    """
-    return {name: arguments[name] for name in config.field_names() if not isinstance(arguments.get(name, UNSET), Unset)}
-
-
-def config_field(
-    default: Any,
-    help: str,
-    *,
-    choices: Collection[str] | None = None,
-    minimum: float | None = None,
-    exclusive_minimum: float | None = None,
-    maximum: float | None = None,
-    metavar: str | None = None,
-) -> Any:
-    """Declare a field of a configuration.
-
-    Args:
-        default: Its default.
-        help: One line that explains it, as `--help` shows it.
-        choices: The values that it may have.
-        minimum: The smallest number allowed. Whole numbers and numbers without bounds are at least 1.
-        exclusive_minimum: A number that it must exceed.
-        maximum: The largest number allowed.
-        metavar: What stands for its value in `--help`.
-    """
-    bounds = {"minimum": minimum, "exclusive_minimum": exclusive_minimum, "maximum": maximum}
-    return dataclasses.field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar, **bounds})
-
-
-C = TypeVar("C", bound="Config")
+"""The value of an argument that was not given: the value of the configuration, the preset or the default holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,20 +41,27 @@ class Config:
 
     command: ClassVar[str]
     """The command that this configures."""
+    resumable: ClassVar[frozenset[str]] = frozenset()
+    """Fields in which a resumed run may differ from the run that was interrupted: they change no number."""
 
     def __post_init__(self) -> None:
-        """Check each field by its type, choices and bounds, and then how they go together."""
-        for field in fields(self):
-            object.__setattr__(self, field.name, validate_field(type(self), field, getattr(self, field.name)))
+        """Check each field by its declaration, and then how they go together."""
+        for name, option in self.options().items():
+            object.__setattr__(self, name, option.validate(getattr(self, name)))
         self.check()
 
     def check(self) -> None:
         """Check how the fields go together. Raises UserError."""
 
     @classmethod
+    def options(cls) -> Mapping[str, Option]:
+        """Return the options by the names of their fields."""
+        return _options(cls)
+
+    @classmethod
     def field_names(cls) -> tuple[str, ...]:
         """Return the names of the fields."""
-        return tuple(field.name for field in fields(cls))
+        return tuple(cls.options())
 
     @classmethod
     def check_names(cls, names: Collection[str]) -> None:
@@ -99,6 +71,12 @@ class Config:
             raise UserError(
                 f"{cls.command}: there is no option {unknown[0]}; allowed are {', '.join(cls.field_names())}"
             )
+
+    @classmethod
+    def parse_field(cls, name: str, text: str) -> Any:
+        """Return the value of a field that a text states, as `--name TEXT` does. Raises UserError."""
+        cls.check_names([name])
+        return cls.options()[name].parse(text)
 
     @classmethod
     def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
@@ -119,88 +97,41 @@ class Config:
             raise UserError(f"config: expected an object of fields in {path}, got {type(values).__name__}")
         return cls.from_dict(values)
 
+    @classmethod
+    def from_options(cls: type[C], path: str | Path | None, options: Mapping[str, Any]) -> C:
+        """Return the configuration in a file, or the default one, with some fields changed. Raises UserError."""
+        config = cls() if path is None else cls.from_file(path)
+        return config.replace(**options)
+
     def to_dict(self) -> dict[str, Any]:
         """Return every field by its name, as JSON holds it."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: getattr(self, name) for name in self.options()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that a resumed run may not change."""
+        return {name: value for name, value in self.to_dict().items() if name not in self.resumable}
 
     def replace(self: C, **changes: Any) -> C:
         """Return the configuration with some fields changed. Raises UserError for unknown ones."""
         self.check_names(changes)
         return dataclasses.replace(self, **changes)
 
-    @classmethod
-    def parse_field(cls, name: str, text: str) -> Any:
-        """Return the value of a field that a text states, as `--name TEXT` does. Raises UserError."""
-        cls.check_names([name])
-        types = allowed_types(cls, name)
-        if type(None) in types and text.lower() == "none":
-            return None
-        kind = types[0]
-        try:
-            if get_args(kind):
-                element = get_args(kind)[0]
-                return tuple(element(part.strip()) for part in text.split(",")) if element is not str else (text,)
-            return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
-        except (ValueError, KeyError):
-            raise UserError(f"{option_name(name)}: expected {_TYPE_NAMES.get(kind, 'numbers')}, got {text!r}") from None
-
-
-def option_name(field: str) -> str:
-    """Return a field's name as the command line spells it, without the dashes before it."""
-    return field.replace("_", "-")
-
 
 @cache
-def _type_hints(config: type) -> dict[str, Any]:
-    return get_type_hints(config)
+def _options(config: type[Config]) -> Mapping[str, Option]:
+    hints = get_type_hints(config)
+    return {field.name: Option.of(field, hints[field.name]) for field in fields(config)}
 
 
-def allowed_types(config: type, name: str) -> tuple[Any, ...]:
-    """Return the types that a field may have: one, or two where it may be None."""
-    hint = _type_hints(config)[name]
-    return get_args(hint) if type(None) in get_args(hint) else (hint,)
+def explicit_arguments(arguments: Mapping[str, Any], config: type[Config]) -> dict[str, Any]:
+    """Return those of a function's arguments that are fields of a configuration and were given.
 
-
-def validate_field(config: type, field: dataclasses.Field[Any], value: Any) -> Any:
-    """Return a value as its field wants it. Raises UserError for one that it cannot have."""
-    types, option = allowed_types(config, field.name), option_name(field.name)
-    if value is None and type(None) in types:
-        return None
-    kind = types[0]
-    if get_args(kind):
-        return _validate_tuple(field, kind, value)
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise UserError(f"{option}: expected {_TYPE_NAMES[kind]}, got {value!r}")
-    if kind in (int, float):
-        _check_bounds(field, value)
-    if field.metadata.get("choices") is not None:
-        check_choice(option, value, field.metadata["choices"])
-    return value
-
-
-def _validate_tuple(field: dataclasses.Field[Any], kind: Any, value: Any) -> tuple[Any, ...]:
-    parts = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    elements = get_args(kind)
-    if elements[0] is float:
-        parts = tuple(float(part) if type(part) is int else part for part in parts)
-    fits = elements[-1] is Ellipsis or len(parts) == len(elements)
-    if not fits or not all(type(part) is elements[0] for part in parts):
-        raise UserError(f"{option_name(field.name)}: {field.metadata['help']}; got {value!r}")
-    return parts
-
-
-def _check_bounds(field: dataclasses.Field[Any], value: float) -> None:
-    metadata = field.metadata
-    above, least, most = metadata.get("exclusive_minimum"), metadata.get("minimum"), metadata.get("maximum")
-    least = 1 if least is None else least
-    fits = value > above if above is not None else value >= least
-    if not fits or (most is not None and value > most) or value == float("inf"):
-        low = f"over {above}" if above is not None else f"of at least {least}"
-        high = "" if most is None else f" and at most {most}"
-        raise UserError(f"{option_name(field.name)}: expected a number {low}{high}, got {value}")
+    Args:
+        arguments: What `locals()` is at the beginning of the function.
+        config: The configuration.
+    """
+    return {name: arguments[name] for name in config.field_names() if not isinstance(arguments.get(name, UNSET), Unset)}
 
 
 def read_results(path: str | Path, command: str) -> dict[str, Any]:

@@ -26,13 +26,17 @@ class ProgressEvent:
         phase: What the run does: "reading text", "training".
         step: How many steps of the phase are done.
         steps: How many there are; None where that is not known.
-        metrics: Numbers by name, such as loss, items_per_second, seconds_left.
+        metrics: Numbers by name, such as loss, tokens_per_second, seconds_left.
+        note: A line that is shown at once, if it was not shown before.
+        milestone: Whether a log shows the event at once.
     """
 
     phase: str
     step: int = 0
     steps: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+    milestone: bool = False
 
     def __str__(self) -> str:
         parts = [self.phase]
@@ -66,11 +70,11 @@ def show_progress() -> Iterator[OnProgress]:
         with _bar(console) as callback:
             yield callback
     else:
-        yield PlainProgress(lambda line: console.print(line, soft_wrap=True))
+        yield PlainProgress(lambda line: console.print(line, soft_wrap=True, markup=False))
 
 
 class PlainProgress:
-    """Prints an event at most every `PLAIN_INTERVAL` seconds, for logs.
+    """Prints an event at most every `PLAIN_INTERVAL` seconds, for logs; notes and milestones at once.
 
     Args:
         write: Writes a line.
@@ -80,12 +84,16 @@ class PlainProgress:
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock = write, clock
         self._last = clock()
+        self._notes: set[str] = set()
 
     def __call__(self, event: ProgressEvent) -> None:
+        if event.note and event.note not in self._notes:
+            self._notes.add(event.note)
+            self._write(event.note)
         now = self._clock()
-        if now - self._last >= PLAIN_INTERVAL:
+        if event.milestone or now - self._last >= PLAIN_INTERVAL:
             self._last = now
-            count = "" if event.steps is None else f" ({event.step} of {event.steps})"
+            count = "" if event.steps is None else f" ({event.step:,} of {event.steps:,})"
             self._write(f"{event}{count}")
 
 
@@ -93,7 +101,15 @@ class PlainProgress:
 def _bar(console: Console) -> Iterator[OnProgress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+    notes: set[str] = set()
     bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console)
     with bar:
         task = bar.add_task("starting", total=None)
-        yield lambda event: bar.update(task, description=str(event), completed=event.step, total=event.steps)
+
+        def show(event: ProgressEvent) -> None:
+            if event.note and event.note not in notes:
+                notes.add(event.note)
+                console.print(event.note, soft_wrap=True, markup=False)
+            bar.update(task, description=str(event), completed=event.step, total=event.steps)
+
+        yield show

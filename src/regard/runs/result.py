@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import pandas as pd
 
 from regard.errors import UserError
-from regard.runs.integrity import find_damaged_files, sha256_of_files
+from regard.runs.integrity import SEAL, find_damaged_files, is_sealed, seal, sha256_of_files
 from regard.runs.output_dir import RESULTS, atomic_folder
-from regard.runs.provenance import regard_version
+from regard.runs.provenance import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PAGE = "report.html"
 """The page that every run leaves."""
-SCHEMA_VERSION = 1
-"""The version of the folder: of its files, of the columns of its tables, of the keys of its metadata."""
 R = TypeVar("R", bound="RunResult")
 
 
@@ -34,9 +32,10 @@ class RunResult(ABC):
 
     command: ClassVar[str]
     """The command whose result this is."""
-    tables: ClassVar[tuple[str, ...]]
-    """Attributes that are tables, each kept as NAME.parquet."""
+    tables: ClassVar[Mapping[str, str]]
+    """The attributes that are tables, and under what name each is kept, as NAME.parquet."""
     metadata: dict[str, Any]
+    """Where the numbers come from: `describe_run`, and what the command adds."""
 
     @abstractmethod
     def page(self) -> str:
@@ -68,20 +67,18 @@ class RunResult(ABC):
             UserError: The folder holds something else, or cannot be written.
         """
         with atomic_folder(folder, overwrite=overwrite, command=self.command) as path:
-            for name in self.tables:
-                getattr(self, name).to_parquet(path / f"{name}.parquet", index=False)
-            self.write_artifacts(path)
-            (path / PAGE).write_text(self.page(), encoding="utf-8")
-            results = {
-                "command": self.command,
-                "schema_version": SCHEMA_VERSION,
-                "version": regard_version(),
-                **self.metadata,
-                "files": sha256_of_files(path),
-            }
-            text = json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)
-            (path / RESULTS).write_text(text + "\n", encoding="utf-8")
+            self.write_files(path)
         return Path(folder)
+
+    def write_files(self, folder: Path) -> None:
+        """Write all files of the result into an empty folder."""
+        for name, file in self.tables.items():
+            getattr(self, name).to_parquet(folder / f"{file}.parquet", index=False)
+        self.write_artifacts(folder)
+        (folder / PAGE).write_text(self.page(), encoding="utf-8")
+        text = json.dumps({**self.metadata, "files": sha256_of_files(folder)}, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(seal(json.loads(text)), indent=2, ensure_ascii=False)
+        (folder / RESULTS).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls: type[R], folder: str | Path) -> R:
@@ -93,23 +90,27 @@ class RunResult(ABC):
         folder = Path(folder)
         metadata = read_metadata(folder, cls.command)
         try:
-            tables = {name: pd.read_parquet(folder / f"{name}.parquet") for name in cls.tables}
-            return cls(**tables, **cls.read_artifacts(folder, metadata), metadata=metadata)
+            tables = {name: pd.read_parquet(folder / f"{file}.parquet") for name, file in cls.tables.items()}
+            artifacts = cls.read_artifacts(folder, metadata)
+        except UserError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
-            if isinstance(error, UserError):
-                raise
             raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
+        metadata = {name: value for name, value in metadata.items() if name not in ("files", SEAL)}
+        return cls(**tables, **artifacts, metadata=metadata)
 
 
 def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:
     """Read the metadata of a finished run, and check that its files are those that were written.
+
+    The page, and what lies in folders below, is not read again and not checked.
 
     Args:
         folder: The folder of the run.
         command: The command that it has to be of.
 
     Returns:
-        The metadata. Files in folders below are checked by what reads them; `files` has their checksums.
+        The metadata, with the checksums of the files under `files`.
 
     Raises:
         UserError: There is no such run, or it is damaged.
@@ -130,8 +131,10 @@ def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:
             f"the run in {folder} has schema version {metadata.get('schema_version')}, this version of Regard reads "
             f"{SCHEMA_VERSION}"
         )
-    files = {name: sha256 for name, sha256 in metadata.get("files", {}).items() if "/" not in name and name != PAGE}
-    damaged = find_damaged_files(Path(folder), files)
+    if not is_sealed(metadata):
+        raise UserError(f"the run in {folder} is damaged: {RESULTS} is not as written")
+    tables = {name: sha256 for name, sha256 in metadata["files"].items() if "/" not in name and name != PAGE}
+    damaged = find_damaged_files(Path(folder), tables)
     if damaged:
         raise UserError(f"the run in {folder} is damaged: {', '.join(damaged)} missing, or not as written")
     return metadata

@@ -155,6 +155,17 @@ def open_work_dir(
             _remove(work, parents)
 
 
+def remove_work_dir(folder: Path, command: str, parts: Sequence[str]) -> None:
+    """Delete what a run has made in its work folder, and the folder if nothing else is in it.
+
+    Raises:
+        UserError: The folder is of something else, or in use.
+    """
+    if folder.exists():
+        with open_work_dir(folder, command=command, parts=parts):
+            pass
+
+
 def _remove(work: WorkDir, parents: Sequence[Path]) -> None:
     work.clear()
     with contextlib.suppress(OSError):
