@@ -101,7 +101,7 @@ class Comparison:
         self, stream: str, against: str, metric: str = "average_performance", setting: str | None = None
     ) -> pd.DataFrame:
         """All rows of a stream against one, with the corrected p of the paired tests; empty without that row."""
-        asked = where(self.metrics, stream=stream, metric=metric, setting=setting or self.headline)
+        asked = where(self.metrics, stream=stream, metric=metric, scenario=setting or self.headline)
         if against not in set(asked["method"]):
             return pd.DataFrame(columns=[*comparing.DIFFERENCES])
         return comparing.differences(asked, against)

@@ -169,14 +169,14 @@ def _sources(points: pd.DataFrame, tasks: Sequence[str]) -> str:
     rows = []
     for task in tasks:
         names = (*SOURCES, "average", f"average of {ELSEWHERE[task]}")
-        cells = [_told(_at(points, task=task, constants=name, select="lambda", dynamic_fraction=0.0)) for name in names]
+        cells = [_told(_at(points, task=task, dynamic_fraction=0.0, **_LAMBDA | {"constants": name})) for name in names]
         rows.append((NAMES[task], _told(_at(points, task=task, dynamic_fraction=1.0)), *cells))
     return table(("task", "untouched", *SOURCES, "average", "elsewhere"), rows)
 
 
 def _sources_said(points: pd.DataFrame, tasks: Sequence[str]) -> str:
     def mean(task: str, constants: str) -> float:
-        return float(_at(points, task=task, constants=constants, select="lambda", dynamic_fraction=0.0)["mean"])
+        return float(_at(points, task=task, constants=constants, rank_heads_by="lambda", dynamic_fraction=0.0)["mean"])
 
     beaten = {task: [name for name in DATA_FREE if mean(task, "average") <= mean(task, name)] for task in tasks}
     every = [task for task in tasks if not beaten[task]]
@@ -196,7 +196,7 @@ def _orders(points: pd.DataFrame, tasks: Sequence[str]) -> str:
     for task in tasks:
         for fraction, name in ((1 / 2, "1/2"), (1 / 8, "1/8")):
             cells = [
-                _told(_at(points, task=task, constants="average", select=select, dynamic_fraction=fraction))
+                _told(_at(points, task=task, constants="average", rank_heads_by=select, dynamic_fraction=fraction))
                 for select in ("lambda", *OTHERS)
             ]
             rows.append((NAMES[task], name, *cells))
@@ -205,7 +205,9 @@ def _orders(points: pd.DataFrame, tasks: Sequence[str]) -> str:
 
 def _orders_said(points: pd.DataFrame, tasks: Sequence[str]) -> str:
     def mean(task: str, select: str, fraction: float) -> float:
-        return float(_at(points, task=task, constants="average", select=select, dynamic_fraction=fraction)["mean"])
+        return float(
+            _at(points, task=task, constants="average", rank_heads_by=select, dynamic_fraction=fraction)["mean"]
+        )
 
     cases = [(task, fraction) for task in tasks for fraction in (1 / 2, 1 / 8)]
     averages = {

@@ -49,9 +49,11 @@ def runs(task: str, model: str, data: str, work: Path, console: Console) -> Repl
         return replace(loaded, task, data=data, work_dir=work / f"{task}-{name}", resume=True, on_step=step, **settings)
 
     main = run("lambda")
-    others = run("orders", select=OTHERS, fractions=(1 / 2, 1 / 8))
-    sources = run("sources", constants=SOURCES, select="input-dependence", fractions=0.0)
-    elsewhere = run("elsewhere", constants_from=ELSEWHERE[task], select="input-dependence", fractions=0.0)
+    others = run("orders", rank_heads_by=OTHERS, dynamic_fractions=(1 / 2, 1 / 8))
+    sources = run("sources", constants=SOURCES, rank_heads_by="input-dependence", dynamic_fractions=0.0)
+    elsewhere = run(
+        "elsewhere", constants_from=ELSEWHERE[task], rank_heads_by="input-dependence", dynamic_fractions=0.0
+    )
     elsewhere.scores["constants"] = f"average of {ELSEWHERE[task]}"
     for part in (sources, elsewhere):
         part.scores["rank_heads_by"] = "lambda"  # with no head dynamic the order does not matter

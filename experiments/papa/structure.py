@@ -62,7 +62,7 @@ def runs(task: str, model: models.Loaded, data: str, work: Path, console: Consol
                 told = ("untouched" if row["constants"] == "none" else row["constants"], None, None, None)
             yield dict(zip(COLUMNS, (task, *told, row["seed"], row["metric"], row["score"]), strict=True))
 
-    whole = run("dense", constants=("average", "zeros"), fractions=(1.0, 0.0))
+    whole = run("dense", constants=("average", "zeros"), dynamic_fractions=(1.0, 0.0))
     yield from rows(whole, "dense", None, 0.0, 1.0)
     path = work / f"{task}-average.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def runs(task: str, model: models.Loaded, data: str, work: Path, console: Consol
             cheaper = structured(averages, form, size)
             missed = float(torch.cat(list(error(averages, cheaper).values())).nanmean())
             share = multiply_adds(form, size, averages.length) / multiply_adds("dense", 1, averages.length)
-            found = run(f"{form}-{size}", constants_from=cheaper, fractions=0.0)
+            found = run(f"{form}-{size}", constants_from=cheaper, dynamic_fractions=0.0)
             yield from rows(found, form, size, missed, share)
     path.unlink()
 

@@ -128,9 +128,10 @@ def _setting(tables: Tables) -> str:
     return (
         f"The model is `{record['model']}`. Each task has at most {record['train_rows_a_class']} training rows a class "
         f"and {record['test_rows_a_task']} test rows; texts have at most {lengths} tokens. Stages that train the head "
-        f"alone: {one['probing_epochs']} epochs at {one['probing_rate']:g}; stages that train all: {one['epochs']} "
-        f"epochs at {one['rate']:g}; batches of {one['batch']}, computing in {one['precision']}. These are fewer rows "
-        f"and larger rates than the paper's, the same for all methods. The seed draws the rows, the order of the tasks "
+        f"alone: {one['num_probing_epochs']} epochs at {one['probing_learning_rate']:g}; stages that train all: "
+        f"{one['num_epochs']} epochs at {one['learning_rate']:g}; batches of {one['batch_size']}, computing in "
+        f"{one['precision']}. These are fewer rows and larger rates than the paper's, the same for all methods. "
+        f"The seed draws the rows, the order of the tasks "
         f"and all that chance decides: {listed(map(str, record['seeds']))}. Splits are clean: rows of train and dev "
         f"that another split has, or that stand there twice, were dropped before any were drawn "
         f"({listed(f'{n} at the most on {name}' for name, n in dropped.items())}). All {len(tables.cost)} runs "

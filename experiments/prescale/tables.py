@@ -96,7 +96,7 @@ class Tables(Comparison):
         return {int(seed): float(value) for seed, value in zip(found["seed"], found[when], strict=True)}
 
     def layers(self, stream: str, row: str, statistic: str, tasks: str, when: str) -> pd.DataFrame:
-        """A statistic by layer: `layer` (null: all), `mean`, `sd`, `n`."""
+        """A statistic by layer: `layer` (null: all), `mean`, `std`, `n`."""
         found = where(self.diagnostics, stream=stream, row=row, statistic=statistic, tasks=tasks, when=when)
         return found[["layer", "mean", "std", "n"]]
 
@@ -146,7 +146,7 @@ def _means(each: pd.DataFrame) -> pd.DataFrame:
     parts = [each[which].assign(tasks=tasks) for tasks, which in chosen.items()]
     by_seed = pd.concat(parts).groupby([*keys, "seed"], sort=False, dropna=False)["value"].mean()
     found = by_seed.groupby(keys, sort=False, dropna=False).agg(["mean", "std", "size"]).reset_index()
-    return finished.typed(found.rename(columns={"std": "std", "size": "n"}), COLUMNS["diagnostics"], FLOATS)
+    return finished.typed(found.rename(columns={"size": "n"}), COLUMNS["diagnostics"], FLOATS)
 
 
 def _by_seed(each: pd.DataFrame) -> pd.DataFrame:

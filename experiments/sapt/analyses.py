@@ -271,7 +271,7 @@ def most_own(tasks: Stream) -> list[Number]:
     for many in range(1, len(tasks) + 1):
         named = [(task.source, label) for task in tasks.tasks[:many] for label in task.labels]
         uses = Counter(named)
-        found += number("most own_weight by tasks", sum(1 / uses[one] for one in named) / len(named), many)
+        found += number("most own_adapter_weight by tasks", sum(1 / uses[one] for one in named) / len(named), many)
     return found
 
 

@@ -11,14 +11,14 @@ from experiments.common.markdown import listed, table, wrapped
 from experiments.common.results_page import DASH
 
 COMMON: Mapping[str, tuple[str, int]] = {
-    "ap cil": ("AP", 1),
-    "ap til": ("own AP", 1),
-    "f_ra cil": ("F.Ra", 1),
+    "average_performance cil": ("AP", 1),
+    "average_performance til": ("own AP", 1),
+    "forgetting_rate cil": ("F.Ra", 1),
     "learning_accuracy cil": ("learning", 1),
     "learning_accuracy til": ("own learning", 1),
-    "own_weight learning": ("own weight, learnt", 2),
-    "own_weight end": ("end", 2),
-    "least own_weight end": ("least", 2),
+    "own_adapter_weight learning": ("own weight, learnt", 2),
+    "own_adapter_weight end": ("end", 2),
+    "least own_adapter_weight end": ("least", 2),
     "entropy end": ("entropy, end", 2),
     "blocks": ("blocks", 0),
     "right": ("right", 2),
@@ -26,10 +26,13 @@ COMMON: Mapping[str, tuple[str, int]] = {
 }
 """The measures that most analyses tell: titles and digits."""
 WRITTEN: Mapping[str, tuple[str, int]] = {
-    "ap til": ("AP", 1),
-    "f_ra til": ("F.Ra", 1),
+    "average_performance til": ("AP", 1),
+    "forgetting_rate til": ("F.Ra", 1),
     "learning_accuracy til": ("learning", 1),
-    **{one: COMMON[one] for one in ("own_weight learning", "own_weight end", "least own_weight end", "seconds")},
+    **{
+        one: COMMON[one]
+        for one in ("own_adapter_weight learning", "own_adapter_weight end", "least own_adapter_weight end", "seconds")
+    },
     "membership": ("membership", 2),
     "told apart": ("told apart", 2),
     "near duplicates": ("near duplicates", 2),
@@ -111,11 +114,11 @@ SETTING = (
 )
 FIFTY = {
     "seconds a step": ("seconds a step", 3),
-    "own_weight by tasks": ("own weight", 2),
+    "own_adapter_weight by tasks": ("own weight", 2),
     "entropy by tasks": ("entropy", 2),
-    "ap by tasks": ("AP", 1),
+    "average_performance by tasks": ("AP", 1),
 }
-MOST = ("most own_weight by tasks", ("own weight, at most", 2))
+MOST = ("most own_adapter_weight by tasks", ("own weight, at most", 2))
 SPAN = 5
 """Tasks at the beginning and at the end whose numbers are averaged."""
 
@@ -152,7 +155,10 @@ def _table(name: str, found: pd.DataFrame) -> str:
 def decoded(found: pd.DataFrame) -> str:
     """What the decoder's runs say to what is asked of SAPT: means over seeds, which prove nothing."""
     means = found[found["x"].isna()].groupby(["case", "measure"])["value"].mean()
-    asked = [("joint", "ap til", "`joint`"), ("replay-lora", "ap til", "`replay-lora`")]
+    asked = [
+        ("joint", "average_performance til", "`joint`"),
+        ("replay-lora", "average_performance til", "`replay-lora`"),
+    ]
     asked.append(("separate", "learning_accuracy til", "what `separate` learns"))
     said = []
     for case, measure, name in asked:

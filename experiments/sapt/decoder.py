@@ -47,8 +47,8 @@ def pretrained(work: Path, seed: int) -> Loaded:
 def written_tasks(seed: int, data: str) -> Stream:
     """The tasks of order 3 that are there, from text to text, with at most `TRAIN` training rows, answers alike."""
     given: dict[str, Any] = {
-        "samples_per_class": TRAIN,
-        "max_eval_samples": EVALUATED,
+        "rows": TRAIN,
+        "eval_rows": EVALUATED,
         "order": ORDERS[0],
         "seed": seed,
     }

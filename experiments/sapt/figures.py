@@ -71,7 +71,7 @@ def own(tables: Tables) -> Figure:
     for row, ink in zip(DRAWN, INKS, strict=False):
         found = where(tables.gate, order=order, row=row)
         for when, style in zip(WHEN, ("--", "-"), strict=True):
-            means = found.groupby("task_index")[f"own_weight_{when}"].mean()
+            means = found.groupby("task_index")[f"own_adapter_weight_{when}"].mean()
             if len(means):
                 axes.plot(means.index, means, style, color=ink, linewidth=1.3, label=f"{row}, {TITLES[when]}")
     tasks = tables.record["orders"][order]["tasks"]

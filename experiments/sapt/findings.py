@@ -78,7 +78,7 @@ def baselines(tables: Tables, stream: str) -> list[str]:
 
     All tasks at once are left out, and variants: of a method with other budgets than SAPT and its rivals have.
     """
-    scored = where(tables.scores, stream=stream, setting="cil")["method"].unique()
+    scored = where(tables.scores, stream=stream, scenario="cil")["method"].unique()
     plain = [row for row in tables.rows(stream) if row in scored and row != "joint" and ", " not in row]
     return [row for row in plain if ROWS[row].method != "sapt"]
 
@@ -121,7 +121,7 @@ def above_all(tables: Tables, stream: str) -> Judged:
     said.append(", ".join(f"`{row}` {told(one, 1, signed=True)}" for row, one in found.items()) + ".")
     over, under = (sum(part is sure for part in parts) for sure in (True, False))
     said.append(f"The interval lies above 0 for {over} of {len(found)}, below 0 for {under};")
-    told_of = where(tables.differences, stream=stream, metric="average_performance", setting="cil")
+    told_of = where(tables.differences, stream=stream, metric="average_performance", scenario="cil")
     corrected = told_of[told_of["method"].isin(found)]["t_test_holm"]
     said.append(f"corrected for all rows of the table (Holm), p is below .05 for {int((corrected < 0.05).sum())}.")
     own = [above(tables.difference(stream, SAPT, row, "average_performance", "til")) for row in found]
@@ -163,7 +163,7 @@ def opens(tables: Tables, _: str) -> Judged:
     """Judge: in each run even the task with the least weight for its own block gives it the bound, learnt and later."""
     parts, said = [], []
     for when, words in (("learning", "when learnt"), ("end", "at the end")):
-        least = tables.of_gate(SAPT, f"own_weight_{when}", "min")
+        least = tables.of_gate(SAPT, f"own_adapter_weight_{when}", "min")
         by_task = tables.own_weights(SAPT, when)
         part = at_least(least, OPENED)
         parts.append(part)
@@ -182,13 +182,13 @@ def shuts(tables: Tables, _: str) -> Judged:
     """Judge: with the published gate tasks give their own block less than the bound on average, learnt and later."""
     parts, said = [], []
     for when, words in (("learning", "when learnt"), ("end", "at the end")):
-        found = tables.of_gate(PUBLISHED, f"own_weight_{when}")
-        ours = tables.of_gate(SAPT, f"own_weight_{when}", beside=PUBLISHED)
+        found = tables.of_gate(PUBLISHED, f"own_adapter_weight_{when}")
+        ours = tables.of_gate(SAPT, f"own_adapter_weight_{when}", beside=PUBLISHED)
         part = None if (sure := at_least(found, OPENED)) is None else not sure
         parts.append(part)
         said.append(f"{words.capitalize()}: {told(found, 2)} on average over tasks, `{SAPT}` {told(ours, 2)}.")
         said.append(bounded(found, OPENED, part))
-    stronger = tables.of_gate(STRONGER, "own_weight_learning")
+    stronger = tables.of_gate(STRONGER, "own_adapter_weight_learning")
     said += [f"With λ 1: {told(stronger, 2)} when learnt."] if stronger is not None else []
     return parts, said
 

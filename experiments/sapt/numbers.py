@@ -71,7 +71,7 @@ def by_count(ran: RunState) -> list[Number]:
     for row in ran.rows["cost"]:
         found += number("seconds a step", row["seconds"] / row["steps"], row["task_index"])
         found += number("seconds in hooks", row["hook_seconds"], row["task_index"])
-    parts = [("ap by tasks", _cells(ran, "cil"))]
+    parts = [("average_performance by tasks", _cells(ran, "cil"))]
     gate = pd.DataFrame(ran.rows["gate"], columns=["after_task", "statistic", "value"])
     parts += [
         (f"{name} by tasks", gate[gate["statistic"] == name]) for name in ("own_adapter_weight", "entropy") if len(gate)

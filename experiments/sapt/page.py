@@ -138,8 +138,9 @@ def _setting(tables: Tables) -> str:
         f"tasks are those of `{record['stream']}`, each text behind its instruction, as published: {orders}.{without} "
         f"{_chance(tables)}A task has at most {record['train_rows_a_task']} training rows, classes alike, and at most "
         f"{record['test_rows_a_task']} test rows; texts have at most {budget['length']} tokens; blocks have rank "
-        f"{record['lora']['rank']}; {budget['epochs']} epochs at {budget['rate']:g} in batches of {budget['batch']}, "
-        f"computing in {budget['precision']}. {_otherwise(record)}The seed draws rows, batches and weights: "
+        f"{record['lora']['rank']}; {budget['num_epochs']} epochs at {budget['learning_rate']:g} in batches of "
+        f"{budget['batch_size']}, computing in {budget['precision']}. {_otherwise(record)}"
+        f"The seed draws rows, batches and weights: "
         f"{listed(map(str, record['seeds']))}. All {len(tables.cost)} runs together took {hours:.1f} hours on one core "
         f"each, {hours / 2:.1f} on two. Regard {listed(record['regard'])}, {named}.{revision}"
     )
@@ -333,7 +334,7 @@ def _gate(tables: Tables) -> str:
     lines = []
     for row in tables.gated():
         own = [
-            told(tables.of_gate(row, f"own_weight_{when}", over), 2)
+            told(tables.of_gate(row, f"own_adapter_weight_{when}", over), 2)
             for when in ("learning", "end")
             for over in ("mean", "min")
         ]

@@ -86,9 +86,9 @@ ROWS: dict[str, Row] = {
     "gainlora": Row("gainlora"),
     "seekr": Row("seekr"),
     "osf": Row("osf", rate=1e-4),
-    "l2p": Row("l2p", {"learning_rate": 2e-3}),
+    "l2p": Row("l2p", {"rate": 2e-3}),
     "epi": Row("epi"),
-    "progprompt": Row("progprompt", {"length": 5, "learning_rate": 1e-2}),
+    "progprompt": Row("progprompt", {"length": 5, "rate": 1e-2}),
     "separate": Row("separate", lora=True),
     "joint": Row("joint", lora=True),
 }

@@ -168,7 +168,7 @@ class Tables(Comparison):
     def own_weights(self, row: str, when: str, order: str | None = None) -> pd.Series:
         """The mean weight of the own block over runs, by task, in the order of the tasks; of one order, if said."""
         found = where(self.gate, row=row) if order is None else where(self.gate, row=row, order=order)
-        return found.groupby("task", sort=False)[f"own_weight_{when}"].mean()
+        return found.groupby("task", sort=False)[f"own_adapter_weight_{when}"].mean()
 
     def of_gate(self, row: str, column: str, over: str = "mean", beside: str | None = None) -> Interval | None:
         """A column of the gate over runs, of each run the mean (`min`: the least) over tasks; None without a number.

@@ -110,7 +110,7 @@ def page(folder: Path = FOLDER) -> str:
 
 def _setting(runs: Runs) -> str:
     recipe, record = runs.record["recipe"], runs.record
-    tokens = recipe["steps"] * recipe["batch"] * recipe["length"]
+    tokens = recipe["max_steps"] * recipe["batch_size"] * recipe["length"]
     text = sum(domain["train_tokens"] for domain in record["data"]["domains"])
     first = recipe.get("fixed_token")
     fixed = "no fixed token" if first is None else f"one fixed token at position {first} of every sequence"
@@ -118,10 +118,11 @@ def _setting(runs: Runs) -> str:
     besides = f" ({listed(several)} more than one)" if several else ""
     minutes = runs.ends["seconds"].median() / 60
     return (
-        f"The base is a decoder of {record['model']['parameters']:,} parameters ({recipe['layers']} layers, width "
-        f"{recipe['width']}, {recipe['heads']} heads, feed-forward {recipe['ffn_width']}), trained for "
-        f"{recipe['steps']:,} steps of {recipe['batch']} sequences of {recipe['length']} tokens: {tokens / 1e6:.2f}M "
-        f"tokens, {tokens / text:.2g} times a text of {text / 1e6:.2f}M. Learning rate {recipe['learning_rate']:g}, "
+        f"The base is a decoder of {record['model']['parameters']:,} parameters ({recipe['num_layers']} layers, width "
+        f"{recipe['hidden_size']}, {recipe['num_heads']} heads, feed-forward {recipe['intermediate_size']}), trained "
+        f"for {recipe['max_steps']:,} steps of {recipe['batch_size']} sequences of {recipe['length']} tokens: "
+        f"{tokens / 1e6:.2f}M tokens, {tokens / text:.2g} times a text of {text / 1e6:.2f}M. Learning rate "
+        f"{recipe['learning_rate']:g}, "
         f"weight decay {recipe['weight_decay']:g}, {fixed}. Every row changes one thing of it{besides} and is trained "
         f"with {runs.seeds} seeds, from the weights to the order of the text; a run takes {minutes:.1f} minutes. "
         f"Sinks are measured on {record['watch']['samples']} held-out sequences of {runs.length} tokens with "

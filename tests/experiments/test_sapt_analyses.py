@@ -97,10 +97,15 @@ def test_an_analysis_has_these_cases(name: str, cases: list[str]) -> None:
 )
 def test_a_run_is_told_in_numbers(name: str, case: str) -> None:
     found = made(name, case)
-    assert {"ap cil", "f_ra cil", "learning_accuracy til", "own_weight end", "entropy learning", "seconds"} <= set(
-        found
-    )
-    assert 0 <= found["least own_weight end"] <= found["own_weight end"] <= 1
+    assert {
+        "average_performance cil",
+        "forgetting_rate cil",
+        "learning_accuracy til",
+        "own_adapter_weight end",
+        "entropy learning",
+        "seconds",
+    } <= set(found)
+    assert 0 <= found["least own_adapter_weight end"] <= found["own_adapter_weight end"] <= 1
     assert {"routed_score", "own_adapter_score", "last_adapter_score"} <= set(found)
 
 
@@ -110,8 +115,8 @@ def test_a_model_may_be_cut() -> None:
     assert (len(cut.encoder.layer), cut.config.num_hidden_layers) == (1, 1)
     assert len(model.encoder.layer) == 2
     found = made("size", "joint, 1 layers")
-    assert "ap cil" in found
-    assert "own_weight end" not in found
+    assert "average_performance cil" in found
+    assert "own_adapter_weight end" not in found
     with pytest.raises(UserError, match=r"^layers: expected a number from 1 to 2, got 3"):
         shallow(small.loaded(), 3)
 
@@ -137,7 +142,7 @@ def test_rates_are_those_that_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sapt_analyses, "learnt", lambda of, *rest, **more: asked.append(of) or tiny(of, *rest, **more))
     found = made("rates", "joint, 0.0005")
     assert [(of.method, of.lora, of.rate) for of in asked] == [("joint", True, 5e-4)]
-    assert "ap cil" in found
+    assert "average_performance cil" in found
 
 
 def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +163,10 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
     cases = dict(ANALYSES["decoder"](dataclasses.replace(GIVEN, work=tmp_path)))
     assert tuple(cases) == (*sapt_decoder.DECODED, "lfpt5")
     found = {one["measure"]: one["value"] for one in cases["sapt"]()}
-    assert {"ap til", "f_ra til", "learning_accuracy til", "own_weight end"} <= set(found)
-    assert "ap cil" not in found
+    assert {"average_performance til", "forgetting_rate til", "learning_accuracy til", "own_adapter_weight end"} <= set(
+        found
+    )
+    assert "average_performance cil" not in found
     config = json.loads((tmp_path / "decoder-3" / "model" / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["RegardForCausalLM"]
     monkeypatch.setattr(sapt_decoder, "pretrain", None)
@@ -183,7 +190,7 @@ def test_what_stands_for_tasks_is_told_with_what_it_gives_away(case: str, monkey
 
     monkeypatch.setattr(sapt_analyses, "learnt", learnt)
     found = made("standing", case)
-    assert "ap til" in found
+    assert "average_performance til" in found
     assert ("membership" in found) is (case != "none")
     assert 0 <= found.get("membership", 0) <= 1
     assert ({"told apart", "near duplicates", "copied 8-grams", "kept"} & set(found) != set()) is (case == "generated")
@@ -244,10 +251,10 @@ def test_two_tasks_are_told_with_their_weights() -> None:
 
 def test_many_tasks_are_told_by_their_number() -> None:
     found = placed("fifty", "sapt, 3 tasks")
-    for name in ("seconds a step", "ap by tasks", "own_weight by tasks", "entropy by tasks"):
+    for name in ("seconds a step", "average_performance by tasks", "own_adapter_weight by tasks", "entropy by tasks"):
         assert list(found[name]) == [1, 2, 3]
-    assert found["own_weight by tasks"][1.0] == pytest.approx(1)
-    assert found["ap by tasks"][3.0] == pytest.approx(found["ap cil"][None])
+    assert found["own_adapter_weight by tasks"][1.0] == pytest.approx(1)
+    assert found["average_performance by tasks"][3.0] == pytest.approx(found["average_performance cil"][None])
 
 
 def test_no_gate_tells_tasks_with_the_same_classes_apart() -> None:

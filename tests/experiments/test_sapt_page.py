@@ -40,13 +40,22 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Tables:
     """Runs of both orders, and analyses."""
     work = work_of(tmp_path_factory.mktemp("runs") / "work")
     work_of(work, {row: SCORES[row][:2] for row in ("sapt", "sequential-lora", "separate")}, "4")
-    analysis_of(work, "share", "real, 10%", [("ap cil", None, 61.0), ("own_weight end", None, 0.876)])
-    analysis_of(work, "share", "real, 2%", [("ap cil", None, 60.0), ("own_weight end", None, 0.5)])
+    analysis_of(
+        work, "share", "real, 10%", [("average_performance cil", None, 61.0), ("own_adapter_weight end", None, 0.876)]
+    )
+    analysis_of(
+        work, "share", "real, 2%", [("average_performance cil", None, 60.0), ("own_adapter_weight end", None, 0.5)]
+    )
     curve = [(name, float(x), float(x)) for name in sapt_analyses_page.FIFTY for x in range(1, 11)]
-    analysis_of(work, "fifty", "sapt, 50 tasks", [*curve, ("ap cil", None, 10.0)])
+    analysis_of(work, "fifty", "sapt, 50 tasks", [*curve, ("average_performance cil", None, 10.0)])
     analysis_of(work, "pair", "similar", [("task 1 end", None, 55.0), ("weight of block 1 in task 2", None, 0.25)])
-    written = [("ap til", None, 40.0), ("f_ra til", None, 2.0), ("own_weight end", None, 0.875), ("seconds", None, 9.0)]
-    analysis_of(work, "decoder", "sapt", [*written, ("ap by tasks", 1.0, 3.0)])
+    written = [
+        ("average_performance til", None, 40.0),
+        ("forgetting_rate til", None, 2.0),
+        ("own_adapter_weight end", None, 0.875),
+        ("seconds", None, 9.0),
+    ]
+    analysis_of(work, "decoder", "sapt", [*written, ("average_performance by tasks", 1.0, 3.0)])
     return Tables.gather(work, "abc123")
 
 
@@ -117,7 +126,7 @@ def test_the_gate_is_told_when_a_task_is_learnt_and_at_the_end(tables: Tables) -
     assert list(own.index) == ["books", "films", "songs"]
     assert own.to_list() == pytest.approx([0.8, 0.8, 0.9])
     assert tables.own_weights("sapt", "learning").to_list() == pytest.approx([1.0, 0.9, 0.9])
-    least = tables.of_gate("sapt", "own_weight_end", "min")
+    least = tables.of_gate("sapt", "own_adapter_weight_end", "min")
     assert least is not None
     assert least.n == 3
     assert least.mean == pytest.approx(0.8)
@@ -381,7 +390,11 @@ def test_methods_that_are_no_better_than_plain_ones_are_named(tmp_path: Path) ->
 
 
 def test_what_the_decoder_came_to_is_said_in_points() -> None:
-    rows = [("sapt", "ap til", 23.5), ("joint", "ap til", 27.5), ("replay-lora", "ap til", 20.0)]
+    rows = [
+        ("sapt", "average_performance til", 23.5),
+        ("joint", "average_performance til", 27.5),
+        ("replay-lora", "average_performance til", 20.0),
+    ]
     rows += [("separate", "learning_accuracy til", 29.0), ("sapt", "learning_accuracy til", 24.5)]
     found = pd.DataFrame([{"case": case, "measure": name, "x": None, "value": value} for case, name, value in rows])
     said = sapt_analyses_page.decoded(found)
@@ -392,7 +405,7 @@ def test_what_the_decoder_came_to_is_said_in_points() -> None:
 
 
 def test_the_bound_of_an_own_weight_is_told_beside_it(both: Tables) -> None:
-    more = [("most own_weight by tasks", float(x), 1 / x) for x in range(1, 11)]
+    more = [("most own_adapter_weight by tasks", float(x), 1 / x) for x in range(1, 11)]
     rows = [
         {"analysis": "fifty", "case": "sapt, 50 tasks", "seed": 1, "measure": n, "x": x, "value": v} for n, x, v in more
     ]

@@ -288,9 +288,9 @@ def test_interrupted_before_anything_was_learnt_nothing_is_kept(
     [
         (
             ("--num-epochs", 2),
-            "resume: expected the settings of the run that was broken off; course.epochs was 1 and is 2",
+            "resume: expected the settings of the run that was broken off; course.num_epochs was 1 and is 2",
         ),
-        (("stdlib-split", "--samples-per-class", 4), "course.rows was 60 and is 4"),
+        (("stdlib-split", "--samples-per-class", 4), "course.samples_per_class was 60 and is 4"),
     ],
     ids=["num_epochs", "stream"],
 )
@@ -354,8 +354,8 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--scale", "huge"), f"scale: expected one of {', '.join(SCALES)}, got 'huge'"),
         (("--protocol", "dirty"), "protocol: expected one of clean, paper, got 'dirty'"),
         (("--num-epochs", "many"), "epochs: expected a whole number, got 'many'"),
-        (("--batch-size", 0), "batch: expected a number of at least 1, got 0"),
-        (("--search-learning-rates", "1e-3,fast"), "search: expected learning rates apart by commas"),
+        (("--batch-size", 0), "batch-size: expected a number of at least 1, got 0"),
+        (("--search-learning-rates", "1e-3,fast"), "search-learning-rates: expected learning rates apart by commas"),
         (("db-split", "--data", "nowhere"), "nowhere"),
         (("--config", "none.json"), "config: cannot read none.json"),
         (("--config", "pretrained.json"), "config: expected a run of learn in pretrained.json, got one of pretrain"),

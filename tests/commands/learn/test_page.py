@@ -293,7 +293,7 @@ def test_matrices_are_the_scores_and_their_means(parsed: Parsed) -> None:
     assert found["cells"]["til"]["finetune"]["seed 508"][4] == [pytest.approx(v) for v in (72.2, 80.2, 88.2, 96.2)]
     assert found["cells"]["cil"]["prescale"]["seed 39"][0] == [76.0, None, None, None]
     assert found["cells"]["til"]["joint"][MEAN][:4] == [[None] * 4] * 4
-    assert found["ci_low"] == {"til": 50, "cil": 50}
+    assert found["low"] == {"til": 50, "cil": 50}
     assert found["tasks"][MEAN] == list(learned.TASKS)
 
 
@@ -326,7 +326,7 @@ def test_curves_are_means_over_runs(parsed: Parsed) -> None:
     assert line(parsed, "til", 3, "prescale") == pytest.approx({2: 96.1, 3: 95.1, 4: 94.1})
     assert line(parsed, "cil", 0, "joint") == pytest.approx({4: 76.1})
     first = parsed.data["curves"]["til"][0]["points"][0]
-    assert first["ci_high"] - first["value"] == pytest.approx(half(0, 0.1, 0.2), rel=5e-3)
+    assert first["high"] - first["value"] == pytest.approx(half(0, 0.1, 0.2), rel=5e-3)
 
 
 def test_unfinished_runs_are_warned_of() -> None:
@@ -352,7 +352,7 @@ def test_many_methods_have_no_bands_and_many_tasks_not_all_panels() -> None:
     panels = page.data["curves"]["til"]
     assert len(panels) == 2 + SHOWN_TASKS
     assert (panels[2]["caption"], panels[-1]["caption"]) == ("t0", "t14")
-    assert {point["ci_low"] for panel in panels for point in panel["points"]} == {None}
+    assert {point["low"] for panel in panels for point in panel["points"]} == {None}
     assert "12 of the 15 old tasks are drawn" in page.text
     assert "Only the first 18 of 20 methods are drawn." in page.text
     assert len(page.data["matrix"]["cells"]["til"]) == 20
@@ -400,12 +400,12 @@ def test_corrected_tests_are_told_where_there_are_some() -> None:
 
 def test_one_run_has_no_intervals() -> None:
     scores = learned.matrix(seeds=(7,))
-    table = TABLES["differences"].assign(n=1, low=np.nan, high=np.nan, p=np.nan, overlaps=None)
+    table = TABLES["differences"].assign(n=1, ci_low=np.nan, ci_high=np.nan, p=np.nan, overlaps=None)
     page = Parsed(learn_page({**learned.tables(scores), "differences": table}, learned.record()))
     assert "One run of each method: there are no intervals" in page.text
     assert "there are no intervals, so it may be chance" in page.text
     assert "prescale +10.50 – – no interval" in page.text
-    assert page.data["curves"]["til"][0]["points"][0]["ci_low"] is None
+    assert page.data["curves"]["til"][0]["points"][0]["low"] is None
     assert options(page, "matrix-run") == ["seed 7"]
 
 

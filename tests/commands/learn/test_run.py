@@ -44,10 +44,14 @@ KILLS = {
 """Of which comparison, and when each of its parts ends."""
 
 
+def table_of(found: LearnResult, name: str) -> pd.DataFrame:
+    return getattr(found, "accuracy_matrix" if name == "matrix" else name)
+
+
 def check_same(found: LearnResult, expected: LearnResult, **options: Any) -> None:
     """Every number but times."""
     for name in TABLES:
-        mine, theirs = (getattr(one, name).drop(columns=CLOCK, errors="ignore") for one in (found, expected))
+        mine, theirs = (table_of(one, name).drop(columns=CLOCK, errors="ignore") for one in (found, expected))
         pd.testing.assert_frame_equal(mine, theirs, **({"check_exact": True} | options))
 
 
@@ -58,10 +62,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> LearnResult:
 
 
 def test_the_tables(whole: LearnResult) -> None:
-    assert {name: tuple(getattr(whole, name)) for name in TABLES} == COLUMNS
+    assert {name: tuple(table_of(whole, name)) for name in TABLES} == COLUMNS
     assert all(getattr(whole, name).empty for name in LATER)
     for name in (one for one in TABLES if one not in LATER):
-        table = getattr(whole, name)
+        table = table_of(whole, name)
         assert set(table["method"]) == set(METHODS)
         assert {*table["stream"]} == {"words"}
         assert {*table["seed"]} == {1}
@@ -96,7 +100,7 @@ def test_the_record(whole: LearnResult) -> None:
     assert first["labels"] == ["red", "blue", "green"]
     assert first["rows"] == {"train": 18, "dev": 9, "test": 12}
     assert len(record["model"]["sha256"]) == 64
-    assert record["course"]["epochs"] == 1
+    assert record["course"]["num_epochs"] == 1
     assert json.loads(json.dumps(record)) == record
 
 
@@ -154,7 +158,7 @@ def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
     assert (third["method"], third["learning_rate"]) == ("finetune", 5e-3)
     for probed in (second, fourth):
         assert (probed["method"], probed["search"]) == ("probe", [])
-        assert probed["learning_rate"] == found.metadata["course"]["probing_rate"] == 1e-2
+        assert probed["learning_rate"] == found.metadata["course"]["probing_learning_rate"] == 1e-2
     told = "search: 1e-9,5e-3 was not used, probe is trained at a rate of its own: --probing-learning-rate 0.01"
     said = [[line for line in run["warnings"] if line.startswith("search")] for run in found.metadata["runs"]]
     assert said == [[], [told], [], []], "once for all seeds"
@@ -277,7 +281,7 @@ def test_what_else_is_in_the_folder_is_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change, told",
     [
-        ({"num_epochs": 2}, "course.epochs was 1 and is 2"),
+        ({"num_epochs": 2}, "course.num_epochs was 1 and is 2"),
         ({"model": loaded(seed=1)}, "model was "),
         ({"stream": replace(stream(), tasks=stream().tasks[:2], order=(0, 1))}, "tasks was "),
         ({"stream": stream(5)}, "tasks.cat-dog.train was "),
@@ -391,11 +395,11 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         ({"method": ["probe", "probe"]}, "method: expected names apart by commas, each once, got 'probe,probe'"),
         ({"method": 5}, "method: expected a name, got 5"),
         ({"method": [1]}, "method: expected one of finetune, "),
-        ({"samples_per_class": 3}, "rows: expected none with a stream that is given, which has its rows"),
+        ({"samples_per_class": 3}, "samples-per-class: expected none with a stream that is given, which has its rows"),
         ({"method": []}, "method: expected names apart by commas, each once, got ''"),
         ({"speed": 1}, "course: there is no field speed; allowed are stream, method, "),
         ({"set": ("scaling=full",)}, "set: probe has no settings, got scaling"),
-        ({"num_epochs": 0}, "epochs: expected a number of at least 1, got 0"),
+        ({"num_epochs": 0}, "num-epochs: expected a number of at least 1, got 0"),
         ({"order": "2-0"}, "order: expected each number from 0 to 2 once"),
         ({"model": torch.nn.Linear(2, 2)}, "cannot teach Linear: expected a Hugging Face PreTrainedModel, or its name"),
         ({"model": loaded().model}, "a model needs its tokenizer: regard.learn(stream, method, model, tokenizer="),

@@ -24,7 +24,7 @@ HELP = "Put constants or another operation where attention was; score a task."
 EXAMPLES = """examples:
   regard replace minilm --task sst2 --data glue
   regard replace bert-base-uncased --task cola --scale paper --out runs/cola
-  regard replace minilm --task ner --constants average,identity --rank-heads-by random
+  regard replace minilm --task ner --constants average,zeros --rank-heads-by random
   regard replace minilm --task reviews.jsonl --text review --label stars
   regard replace EleutherAI/pythia-160m --task lm --rank-heads-by output-norm
   regard replace gpt2 --task lm --attention sigmoid,off-by-one
