@@ -68,7 +68,7 @@ def export(adapters: AdapterModel, name: str, folder: Path, *, router: bool, ove
     }
     base = saving.base_of(adapters)
     own = {"name": name, "lineage": saving.lineage_of(base, adapters.provenance[name]), "base": base}
-    with atomic_folder(folder, sign=CONFIG, overwrite=overwrite, asked=saving.ASKED) as place:
+    with atomic_folder(folder, marker=CONFIG, overwrite=overwrite, option=saving.OPTION) as place:
         (place / CONFIG).write_text(json.dumps(about, indent=2), encoding="utf-8")
         save_file(tensors, place / WEIGHTS, {"format": "pt", _OWN: json.dumps(own)})
         if router:

@@ -26,8 +26,8 @@ from regard.models.sources import folder_of, weight_files
 from regard.runs.output_dir import atomic_folder
 
 TENSORS, ABOUT, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
-ASKED = "folder"
-"""What the place to write to is called where it is asked for."""
+OPTION = "folder"
+"""The argument that names the folder, for messages."""
 A = TypeVar("A", bound="AdapterModel")
 
 
@@ -36,7 +36,7 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     if not adapters.adapter_names and not adapters.merged:
         raise UserError("adapters: expected at least one block to save, got none; add one")
     base = base_of(adapters)
-    with atomic_folder(folder, sign=ABOUT, overwrite=overwrite, asked=ASKED) as place:
+    with atomic_folder(folder, marker=ABOUT, overwrite=overwrite, option=OPTION) as place:
         save_file(_tensors(adapters), place / TENSORS, {"format": "pt"})
         about = {
             "format": FORMAT,

@@ -167,7 +167,7 @@ def export(
     refused. Of MbPA++ the classifier is what there is before it adapts, whose memory of texts is not written. With
     `overwrite` it may take the place of such a model: of a folder that has the file `LINEAGE`.
     """
-    with atomic_folder(folder, overwrite=overwrite, sign=LINEAGE) as place:
+    with atomic_folder(folder, overwrite=overwrite, marker=LINEAGE) as place:
         lineage = json.dumps(network.classifier.config.lineage, indent=1)
         (place / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
         with suppress_logging():

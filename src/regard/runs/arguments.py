@@ -67,7 +67,9 @@ def parse_config_options(args: argparse.Namespace, config: type[Config]) -> dict
 def _parse(option: Option, text: Any) -> Any:
     if isinstance(text, bool):
         return text
-    return tuple(value for part in text for value in option.parse(part)) if isinstance(text, list) else option.parse(text)
+    return (
+        tuple(value for part in text for value in option.parse(part)) if isinstance(text, list) else option.parse(text)
+    )
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +108,7 @@ def parse_number(text: str, kind: type, option: str) -> float | int:
 
 def parse_seeds(text: str) -> list[int]:
     """Return the seeds that a text lists, as `0,7`. Raises UserError."""
-    return [int(parse_number(part, int, "--seeds")) for part in text.split(",") if part.strip()]
+    return [int(parse_number(part, int, "--seeds")) for part in text.split(",")]
 
 
 def check_model_folder(model: str) -> None:

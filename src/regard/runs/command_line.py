@@ -70,7 +70,8 @@ def _check_folders(args: argparse.Namespace, command: str, out: Path, work_dir: 
     interrupted = bool(parts) and can_resume(work_dir, parts)
     if parts and args.resume and not args.overwrite and (out / RESULTS).is_file() and not interrupted:
         raise UserError(
-            f"--resume: the run in {out} is finished. Choose another folder with --out, or start again with --overwrite."
+            f"--resume: the run in {out} is finished. Choose another folder with --out, or start again with "
+            "--overwrite."
         )
     check_output_dir(out, overwrite=args.overwrite, command=command)
     if interrupted and not (args.resume or args.overwrite):

@@ -56,7 +56,7 @@ class Config:
     @classmethod
     def options(cls) -> Mapping[str, Option]:
         """Return the options by the names of their fields."""
-        return _options(cls)
+        return _options(cls)  # type: ignore[arg-type]  # a class is hashable
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:

@@ -77,7 +77,8 @@ class Option:
         """Return the option of a field with this type."""
         types = [part for part in get_args(hint) if part is not type(None)]
         optional = type(None) in get_args(hint)
-        kind, declared, size = types[0] if optional else hint, dict(field.metadata), 0
+        kind, declared = types[0] if optional else hint, dict(field.metadata)
+        size: int | None = 0
         if get_origin(kind) is tuple:
             elements = get_args(kind)
             kind, size = elements[0], None if elements[-1] is Ellipsis else len(elements)
@@ -164,7 +165,8 @@ class Option:
 
     def _validate_element(self, value: Any) -> Any:
         number = {int: numbers.Integral, float: numbers.Real}.get(self.kind)
-        if number is not None and isinstance(value, number) and not isinstance(value, bool):
+        is_bool = isinstance(value, bool)
+        if number is not None and not is_bool and isinstance(value, number):
             value = self.kind(value)
         if self.kind is Any:
             return value

@@ -25,4 +25,6 @@ def num_processes() -> int:
 def _process_group() -> Any:
     """Return `torch.distributed` if it is imported and initialized."""
     distributed = sys.modules.get("torch.distributed")
-    return distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
+    return (
+        distributed if distributed is not None and distributed.is_available() and distributed.is_initialized() else None
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -97,7 +97,8 @@ class RunResult(ABC):
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"the run in {folder} cannot be read: {' '.join(str(error).split())}") from error
         metadata = {name: value for name, value in metadata.items() if name not in ("files", SEAL)}
-        return cls(**tables, **artifacts, metadata=metadata)
+        make: Callable[..., R] = cls
+        return make(**tables, **artifacts, metadata=metadata)
 
 
 def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class WorkDir:
         folder: Where it is.
         command: The command that works there.
         parts: Names of the entries that the run makes in the folder, beside the journal.
+        products: Names of entries from which alone a run cannot go on.
         resume: Whether the run goes on with what an earlier one left.
     """
 
@@ -42,6 +43,7 @@ class WorkDir:
     command: str
     parts: tuple[str, ...]
     resume: bool
+    products: tuple[str, ...] = ()
     _journal: Journal | None = field(default=None, repr=False)
 
     @property
@@ -92,7 +94,8 @@ class WorkDir:
             self.folder.rmdir()
 
     def _write_mark(self, identity: Mapping[str, Any]) -> None:
-        mark = {"schema_version": SCHEMA_VERSION, "command": self.command, "parts": self.parts, "identity": identity}
+        parts = [*self.parts, *self.products]
+        mark = {"schema_version": SCHEMA_VERSION, "command": self.command, "parts": parts, "identity": identity}
         path = self.folder / f"{UNFINISHED}{MARK}"
         try:
             path.write_text(json.dumps(seal(mark), indent=1) + "\n", encoding="utf-8")
@@ -108,14 +111,20 @@ class WorkDir:
 
     def _clear_unfinished(self) -> None:
         """Delete what a process left that was killed while it wrote."""
-        for pattern in (f"{UNFINISHED}*", *(f"{part}/**/{UNFINISHED}*" for part in self.parts)):
+        for pattern in (f"{UNFINISHED}*", *(f"{part}/**/{UNFINISHED}*" for part in (*self.parts, *self.products))):
             for path in list(self.folder.glob(pattern)):
                 _delete(path)
 
 
 @contextlib.contextmanager
 def open_work_dir(
-    folder: str | Path | None, *, command: str, parts: Sequence[str], resume: bool = False, keep: bool = False
+    folder: str | Path | None,
+    *,
+    command: str,
+    parts: Sequence[str],
+    products: Sequence[str] = (),
+    resume: bool = False,
+    keep: bool = False,
 ) -> Iterator[WorkDir]:
     """Lock the work folder of a run while the block lasts.
 
@@ -125,7 +134,8 @@ def open_work_dir(
     Args:
         folder: The folder, which need not exist; None for a temporary one.
         command: The command that works there.
-        parts: Names, or patterns, of the entries that the run makes in the folder.
+        parts: Names, or patterns, of the entries that the run makes in the folder and can go on with.
+        products: Names, or patterns, of the other entries that it makes.
         resume: Go on with what an earlier run has left, if it has left something.
         keep: Leave everything at the end.
 
@@ -139,12 +149,14 @@ def open_work_dir(
         if resume:
             raise UserError("resume: expected the folder of the run to go on with, work_dir=…; got none")
         with tempfile.TemporaryDirectory(prefix=f"regard-{command}-") as temporary:
-            yield WorkDir(Path(temporary), command, tuple(parts), resume=False)
+            yield WorkDir(Path(temporary), command, tuple(parts), False, tuple(products))
         return
-    work = WorkDir(Path(folder), command, tuple(parts), resume)
-    check_work_dir(work.folder, command)
-    parents = [parent for parent in work.folder.absolute().parents if not parent.exists()]
-    with _locked(work.folder, command):
+    work = WorkDir(Path(folder), command, tuple(parts), resume, tuple(products))
+    with contextlib.ExitStack() as stack:
+        with raise_on_all_ranks():
+            check_work_dir(work.folder, command)
+            parents = [parent for parent in work.folder.absolute().parents if not parent.exists()]
+            stack.enter_context(_locked(work.folder, command))
         try:
             yield work
         except BaseException:

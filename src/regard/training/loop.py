@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from regard.errors import UserError
+from regard.runs.journal import Journal
 from regard.runs.snapshots import Snapshots
 from regard.training import checkpoint
 from regard.training.placement import (
@@ -72,6 +73,7 @@ class _Run:
     loss: Callable[[nn.Module, Rows], Tensor]
     count: Callable[[Rows], int]
     snapshots: Snapshots | None
+    journal: Journal | None
     watchers: Sequence[Monitor]
     on_progress: OnProgress | None
     correct: TransformGradients | None
@@ -124,6 +126,7 @@ def train(
     count: Callable[[Rows], int],
     folder: str | Path | None = None,
     resume: bool = False,
+    journal: Journal | None = None,
     watchers: Sequence[Monitor] = (),
     on_progress: OnProgress | None = None,
     correct: TransformGradients | None = None,
@@ -154,7 +157,7 @@ def train(
     snapshots = None if folder is None else Snapshots(Path(folder), keep=plan.save_total_limit)
     with make_accelerator(plan, device, folder=None if folder is None else str(folder)) as accelerator:
         placed = prepare_model(model, plan, accelerator, times)
-        run = _Run(plan, placed, batch, loss, count, snapshots, watchers, on_progress, correct, accelerator)
+        run = _Run(plan, placed, batch, loss, count, snapshots, journal, watchers, on_progress, correct, accelerator)
         progress = _started(run, resume)
         with isolated_rng(placed.device), _tracked(run):
             _take_steps(run, progress)
@@ -363,6 +366,8 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
     weights = checkpoint.gather(placed.bare, placed.optimizer, keep=placed.first)
     if placed.first:
         state = {**progress.state, "plan": run.plan.to_dict(), "processes": placed.processes}
+        if run.journal is not None:
+            state["journal"] = run.journal.head
         try:
             with _interrupts_held():
                 checkpoint.save(run.snapshots, weights, state)
@@ -403,4 +408,6 @@ def _read(run: _Run, snapshots: Snapshots, resume: bool) -> tuple[Path, dict[str
     read = snapshots.latest()
     if read is not None:
         run.plan.check_resumes(read[1]["plan"], read[1]["step"])
+        if run.journal is not None:
+            run.journal.check_contains(read[1]["journal"])
     return read

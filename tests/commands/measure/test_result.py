@@ -323,7 +323,7 @@ def test_a_broken_run(name: str, damage: Callable[[Path], None], run: MeasureRes
 def test_a_table_of_something_else(run: MeasureResult, tmp_path: Path) -> None:
     folder = run.save(tmp_path / "run")
     pd.DataFrame({"value": [1.0]}).to_parquet(folder / "statistics.parquet")
-    with pytest.raises(UserError, match="is damaged: statistics.parquet missing, or not as written"):
+    with pytest.raises(UserError, match=r"is damaged: statistics\.parquet missing, or not as written"):
         MeasureResult.load(folder)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import regard
 from regard import UserError, data, models
-from regard.commands.measure.result import MeasureResult
 from regard.commands.measure.config import MeasureConfig
+from regard.commands.measure.result import MeasureResult
 from regard.statistics import DEFAULT, STATISTICS, SinkRate
 from regard.statistics.table import COLUMNS
 
@@ -332,9 +332,15 @@ def test_the_embedded_model_on_the_default_text() -> None:
         ({"seed": 1.5}, "seed: expected a whole number of at least 0, got 1.5"),
         ({"epsilon": "few"}, "epsilon: expected numbers over 0 and below 1, got 'few'"),
         ({"layer_ids": [0.5]}, "layer-ids: expected numbers and ranges such as 0,3,8-11 or all, got 0.5"),
-        ({"statistics": None}, "statistics: expected names, or statistics that are set up such as SinkRate(); got None"),
+        (
+            {"statistics": None},
+            "statistics: expected names, or statistics that are set up such as SinkRate(); got None",
+        ),
         ({"statistics": [SinkRate]}, "statistics: expected names, or statistics that are set up such as SinkRate()"),
-        ({"texts": ["a b"], "input": "random"}, "texts: expected none with input random, whose tokens are not taken from text"),
+        (
+            {"texts": ["a b"], "input": "random"},
+            "texts: expected none with input random, whose tokens are not taken from text",
+        ),
         ({"tokenizer": ["a b"]}, "tokenizer: expected one as AutoTokenizer loads it, or none beside the name of a "),
         ({"tokenizer": "minilm"}, "tokenizer: expected one as AutoTokenizer loads it, or none beside the name of a "),
         ({"epsilon": 2}, "epsilon: expected numbers over 0 and below 1, got 2.0"),
@@ -389,7 +395,9 @@ def test_layers_that_the_model_lacks_are_refused_before_it_runs(tiny: Tiny, docu
     told: list[tuple[int, int | None]] = []
     for kind in KINDS:
         with pytest.raises(UserError, match="it has no 3"):
-            measured(tiny(kind), documents, layer_ids=[3], on_progress=lambda event: told.append((event.step, event.steps)))
+            measured(
+                tiny(kind), documents, layer_ids=[3], on_progress=lambda event: told.append((event.step, event.steps))
+            )
     assert told == []
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ from regard.data.splits import check_disjoint
 from regard.data.stream import Stream, Task
 from regard.data.text_streams import describe_protocol_differences
 from regard.models.classifier import encoder_part
-from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory
@@ -121,6 +120,11 @@ def run_method(
     }
 
 
+def check_method(config: LearnConfig, stream: Stream, loaded: Loaded) -> None:
+    """Check that a run can begin. Raises UserError."""
+    _begun(config, stream, config.make_method(), loaded, config.budget())
+
+
 def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
     """The hash of each split of each task."""
     return {task.name: dict(task.sha256) for task in stream.tasks}
@@ -199,9 +203,7 @@ def _holding(settings: Any) -> str:
 def _begun(course: LearnConfig, stream: Stream, method: Method, loaded: Loaded, budget: TrainingBudget) -> Learner:
     """A run before its first task, as its course has it."""
     lora = None if course.lora_rank is None else {"rank": course.lora_rank}
-    return make_learner(
-        stream, method, loaded, budget, seed=course.seed, lora=lora, head=cast("HeadName | None", course.head)
-    )
+    return make_learner(stream, method, loaded, budget, seed=course.seed, lora=lora, head=course.head)
 
 
 def _budget(course: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[TrainingBudget, list[Row]]:

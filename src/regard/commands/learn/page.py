@@ -60,7 +60,7 @@ def learn_page(tables: Tables, record: Mapping[str, Any]) -> str:
             markup.section("gate", "Gate", _gate(tables, data), _about_gate(tables)),
             markup.section("pseudo", "Pseudo samples", _pseudo(tables, data), learn_pseudo.ABOUT),
             markup.section("stream", "Stream", _stream(record)),
-            markup.section("settings", "Settings", _nested(labels.section(record, "course"))),
+            markup.section("settings", "Settings", _nested(labels.section(record, "config"))),
             markup.section("again", "How to run it again", markup.command(_command(matrix, record)), _AGAIN),
             markup.section("provenance", "Provenance", _nested(_rest(record))),
             "</main>",
@@ -280,8 +280,8 @@ _AGAIN = "results.json of this run holds every setting; the same data, seeds and
 
 def _command(matrix: pd.DataFrame, record: Mapping[str, Any]) -> str:
     """The command line in the record, else one of stream, methods, model, seeds and protocol."""
-    if record.get("command"):
-        return str(record["command"])
+    if record.get("command_line"):
+        return str(record["command_line"])
     parts = ["regard", "learn", words.title(matrix, record), "--method", ",".join(known.methods(matrix))]
     model, protocol = labels.section(record, "model").get("name"), labels.section(record, "stream").get("protocol")
     parts += ["--model", str(model)] if model else []
@@ -290,7 +290,7 @@ def _command(matrix: pd.DataFrame, record: Mapping[str, Any]) -> str:
     return shlex.join(parts)
 
 
-_SHOWN = ("course", "stream", "command")
+_SHOWN = ("config", "stream", "command_line")
 
 
 def _rest(record: Mapping[str, Any]) -> dict[str, Any]:

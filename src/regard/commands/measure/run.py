@@ -47,8 +47,8 @@ def measure(
     samples: int | Unset = UNSET,
     length: int | Unset = UNSET,
     epsilon: float | Sequence[float] | Unset = UNSET,
-    layer_ids: int | Sequence[int] | None | Unset = UNSET,
-    batch_size: int | None | Unset = UNSET,
+    layer_ids: int | Sequence[int] | Unset | None = UNSET,
+    batch_size: int | Unset | None = UNSET,
     seed: int | Unset = UNSET,
 ) -> MeasureResult:
     """Measure what a model's attention does on windows of texts.

@@ -21,7 +21,7 @@ def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, record: dict[str, 
     """The report as one self-contained HTML file: it fetches nothing.
 
     The tables follow the schema of `history.parquet` and `sinks.parquet`, `record` that of `results.json`, to which
-    it may add `recipe_defaults` (the base recipe's fields) and `command` (the command line). What is empty or was not
+    it may add `config_defaults` (the fields of the preset) and `command_line`. What is empty or was not
     watched is not shown. Raises UserError on a history that is empty or lacks a column.
     """
     check_history(history)
@@ -46,10 +46,10 @@ def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, record: dict[str, 
             markup.section("maps", "Sink map", markup.step_maps(maps), _MAPS),
             markup.section("positions", "Every position", _figures("positions", panels), _POSITIONS),
             markup.section("norms", "Norm of the first token", _figures("norms", panels), _NORMS),
-            markup.section("recipe", "Recipe", _recipe(record)),
+            markup.section("recipe", "Recipe", _config(record)),
             markup.section("data", "Data", _data(record)),
             markup.section(
-                "again", "How to run it again", markup.command(str(record.get("command") or _COMMAND)), _AGAIN
+                "again", "How to run it again", markup.command(str(record.get("command_line") or _COMMAND)), _AGAIN
             ),
             markup.section("provenance", "Provenance", markup.provenance(_rest(record))),
             "</main>",
@@ -82,12 +82,12 @@ _AGAIN = (
 )
 
 
-def _recipe(record: Mapping[str, Any]) -> str:
+def _config(record: Mapping[str, Any]) -> str:
     """The fields that differ from the base recipe as a table, then all others."""
-    recipe = labels.section(record, "recipe")
-    if "recipe_defaults" not in record:
+    recipe = labels.section(record, "config")
+    if "config_defaults" not in record:
         return markup.provenance(recipe) if recipe else ""
-    base = labels.section(record, "recipe_defaults")
+    base = labels.section(record, "config_defaults")
     changed = {field: value for field, value in recipe.items() if field not in base or base[field] != value}
     same = {field: value for field, value in recipe.items() if field not in changed}
     rows = [
@@ -118,7 +118,7 @@ def _domain(one: Mapping[str, Any]) -> tuple[str, str, list[str]]:
     return str(one.get("name", "")), str(one.get("source") or ""), [share, *shown, str(one.get("sha256") or "–")[:12]]
 
 
-_SHOWN = ("recipe", "recipe_defaults", "data", "command", "final", "emergence", "name")
+_SHOWN = ("config", "config_defaults", "data", "command_line", "final", "emergence", "name")
 
 
 def _rest(record: Mapping[str, Any]) -> dict[str, Any]:
