@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import regard
 from regard.commands.pretrain.config import PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult
-from regard.commands.pretrain.run import IGNORED, Text, _cache, _count, _text
+from regard.commands.pretrain.run import _count
+from regard.commands.pretrain.text import IGNORED, Text, cache_dir, prepare_text
 from regard.data.draw import BatchSampler
 from regard.errors import UserError
 from regard.runs.progress import ProgressEvent
@@ -254,7 +255,7 @@ def test_text_is_packed_once(small: PretrainConfig, cache: Path, finished: Pretr
 
 @pytest.fixture
 def text(small: PretrainConfig, cache: Path) -> Text:
-    return _text(small, cache)
+    return prepare_text(small, cache)
 
 
 def test_a_batch_is_text_and_predicts_it(text: Text, small: PretrainConfig) -> None:
@@ -266,7 +267,7 @@ def test_a_batch_is_text_and_predicts_it(text: Text, small: PretrainConfig) -> N
 
 def test_a_fixed_token_stands_everywhere_and_is_no_target(small: PretrainConfig, cache: Path) -> None:
     chosen = preset_config(small, fixed_token=2)
-    text = _text(chosen, cache)
+    text = prepare_text(chosen, cache)
     eos = text.tokenizer.eos_token_id
     rows = text.batches(chosen)(0)
     assert (rows["input_ids"][:, 2] == eos).all()
@@ -277,7 +278,7 @@ def test_a_fixed_token_stands_everywhere_and_is_no_target(small: PretrainConfig,
 
 def test_random_tokens_stand_in_training_alone(small: PretrainConfig, cache: Path) -> None:
     chosen = preset_config(small, random_tokens=(1, 4))
-    text = _text(chosen, cache)
+    text = prepare_text(chosen, cache)
     plain = BatchSampler(text.corpus, 4, 0).rows(0)
     rows = text.batches(chosen)(0)
     torch.testing.assert_close(rows["input_ids"][:, 4:], plain[:, 4:])
@@ -296,10 +297,10 @@ def test_the_loss_of_a_prefix_skips_its_first_targets(small: PretrainConfig) -> 
 
 def test_the_cache_is_where_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("REGARD_CACHE", raising=False)
-    assert _cache(None) == Path.home() / ".cache" / "regard"
+    assert cache_dir(None) == Path.home() / ".cache" / "regard"
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path))
-    assert _cache(None) == tmp_path
-    assert _cache("elsewhere") == Path("elsewhere")
+    assert cache_dir(None) == tmp_path
+    assert cache_dir("elsewhere") == Path("elsewhere")
 
 
 @pytest.mark.parametrize(

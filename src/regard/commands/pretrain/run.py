@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,24 +12,19 @@ from accelerate import PartialState
 from torch import Tensor
 
 from regard import training
-from regard.commands.pretrain.config import TRAIN_TOKENIZER, TRAINED_VOCAB_SIZE, PretrainConfig, preset_config
+from regard.commands.pretrain.config import PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult, final_metrics, make_history
-from regard.data.corpus import Corpus, prepare
-from regard.data.corpus_sources import Source, source_identity, texts_of
-from regard.data.draw import BatchSampler, insert_tokens
-from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, tokenizer_hash, train_tokenizer
-from regard.errors import UserError
+from regard.commands.pretrain.text import IGNORED, Text, cache_dir, prepare_text, vocab_size
+from regard.data.tokenizers import tokenizer_hash
 from regard.models import RegardForCausalLM
 from regard.runs.config import UNSET, Unset, explicit_arguments
 from regard.runs.journal import Journal
-from regard.runs.output_dir import atomic_folder
 from regard.runs.progress import OnProgress, ProgressEvent
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
 from regard.runs.rank import num_processes
 from regard.runs.work_dir import open_work_dir
 from regard.training.sink_monitor import SinkMonitor, ValidationLoss, find_emergence, sink_table
 
-IGNORED = -100
 CHECKPOINTS = "checkpoints"
 PARTS = (CHECKPOINTS,)
 """What a run makes in its work folder, beside the journal of its sinks."""
@@ -154,7 +144,7 @@ def pretrain(
     plan = config.training_config()
     _join_processes()
     with open_work_dir(work_dir, command="pretrain", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
-        text = _text(config, _cache(cache), on_progress)
+        text = prepare_text(config, cache_dir(cache), on_progress)
         model = _model(config, text.tokenizer)
         losses, sinks = _monitors(config, text)
         work.start({"config": config.identity(), "data": _data_hashes(text)})
@@ -174,48 +164,6 @@ def pretrain(
         return _result(config, text, model, trained, journaled, name=name, preset=preset)
 
 
-@dataclass(frozen=True)
-class Text:
-    """What is trained on: the tokenizer, the packed text, and the tokens that replace others."""
-
-    tokenizer: Any
-    corpus: Corpus
-    vocabulary: Tensor
-    """Ids that random tokens are drawn from."""
-    fixed: tuple[int, int] | None
-
-    def batches(self, config: PretrainConfig) -> Callable[[int], dict[str, Tensor]]:
-        """Return the batch of each step: tokens, and which of them are predicted."""
-        draw = BatchSampler(self.corpus, config.batch_size, config.seed)
-
-        def batch(step: int) -> dict[str, Tensor]:
-            ids = self.altered(draw.rows(step), config, step, random=config.random_tokens)
-            labels = ids.clone()
-            labels[:, list(config.uncounted(training=True))] = IGNORED
-            return {"input_ids": ids, "labels": labels}
-
-        return batch
-
-    def held_out(self, config: PretrainConfig, samples: int, length: int) -> dict[str, Tensor]:
-        """Return held-out sequences by domain, from all over it, cut to a length, with the fixed token."""
-        rows_by_domain = {}
-        for domain in self.corpus.domains:
-            rows = domain.valid.spread(min(samples, len(domain.valid)))[:, :length]
-            rows_by_domain[domain.name] = self.altered(rows, config, -1, random=None)
-        return rows_by_domain
-
-    def altered(self, ids: Tensor, config: PretrainConfig, step: int, *, random: tuple[int, int] | None) -> Tensor:
-        """Return tokens in which the fixed and random ones of the configuration replace others."""
-        return insert_tokens(
-            ids,
-            step=step,
-            seed=config.seed,
-            vocabulary=self.vocabulary,
-            random_tokens=random,
-            fixed_token=self.fixed,
-        )
-
-
 def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
     """Return the sum of the losses of some rows."""
     loss: Tensor = model(**rows, num_items_in_batch=1).loss
@@ -231,42 +179,6 @@ def _join_processes() -> None:
     """Join the other processes, if there are any, before the first of them waits for another."""
     if num_processes() > 1:
         PartialState(cpu=not torch.accelerator.is_available())
-
-
-def _one_by_one() -> contextlib.AbstractContextManager[None]:
-    """Let the first process of each machine run the block before its others."""
-    state = PartialState(cpu=not torch.accelerator.is_available())
-    return state.local_main_process_first()
-
-
-def _cache(folder: str | Path | None) -> Path:
-    """Return where packed text is kept."""
-    return Path(folder or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
-
-
-def _text(config: PretrainConfig, cache: Path, on_progress: OnProgress | None = None) -> Text:
-    """Return the packed text with its tokenizer. One process of each machine packs, the others find it done."""
-    sources = [Source.parse(source) for source in config.data]
-    first = _one_by_one() if num_processes() > 1 else contextlib.nullcontext()
-    with first:
-        tokenizer = _tokenizer(config, sources, cache / "tokenizers")
-        check_tokenizer(tokenizer, _vocabulary(config, tokenizer))
-        corpus = prepare(
-            sources,
-            tokenizer,
-            length=config.length,
-            folder=cache / "text",
-            amount=config.data_fraction,
-            on_progress=_report_packing(on_progress),
-        )
-    fixed = None if config.fixed_token is None else (config.fixed_token, int(tokenizer.eos_token_id))
-    return Text(tokenizer, corpus, ordinary_tokens(tokenizer), fixed)
-
-
-def _report_packing(on_progress: OnProgress | None) -> Callable[[str, int], None] | None:
-    if on_progress is None:
-        return None
-    return lambda domain, tokens: on_progress(ProgressEvent(phase=f"packing {domain}", step=tokens))
 
 
 def _report_steps(on_progress: OnProgress | None) -> Callable[[int, int, Mapping[str, float]], None] | None:
@@ -285,36 +197,12 @@ def _data_hashes(text: Text) -> dict[str, Any]:
     return {"domains": domains, "tokenizer": tokenizer_hash(text.tokenizer)}
 
 
-def _tokenizer(config: PretrainConfig, sources: list[Source], cache: Path) -> Any:
-    """Return the tokenizer: read, or trained on the text, once for the same text and size."""
-    if config.tokenizer != TRAIN_TOKENIZER:
-        return read_tokenizer(config.tokenizer)
-    about = json.dumps(
-        [[[source_identity(s.where), s.weight, s.tokens] for s in sources], config.vocab_size or TRAINED_VOCAB_SIZE]
-    )
-    folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
-    if not folder.is_dir():
-        trained = train_tokenizer(texts_of(sources), config.vocab_size or TRAINED_VOCAB_SIZE)
-        try:
-            with atomic_folder(folder, overwrite=False) as place:
-                trained.save_pretrained(place)
-        except UserError:
-            if not folder.is_dir():  # else another run was first
-                raise
-    return read_tokenizer(folder)
-
-
-def _vocabulary(config: PretrainConfig, tokenizer: Any) -> int:
-    """Return the size of the model's vocabulary: the configuration's, else the tokenizer's."""
-    return config.vocab_size or max(tokenizer.get_vocab().values()) + 1
-
-
 def _model(config: PretrainConfig, tokenizer: Any) -> RegardForCausalLM:
     """Return the decoder with the weights of the configuration's seed."""
     tokens = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return RegardForCausalLM(config.model_config(_vocabulary(config, tokenizer), **tokens))
+        return RegardForCausalLM(config.model_config(vocab_size(config, tokenizer), **tokens))
 
 
 def _monitors(config: PretrainConfig, text: Text) -> tuple[ValidationLoss, SinkMonitor]:
