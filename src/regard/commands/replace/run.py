@@ -12,6 +12,7 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from regard import models
+from regard.commands.replace.averages import From, find_averages, read_other_source
 from regard.commands.replace.config import (
     CONSTANTS_RATE,
     GATE_RATE,
@@ -26,12 +27,11 @@ from regard.commands.replace.evaluation import HeadEvaluation
 from regard.commands.replace.evaluators import EVALUATION_TOKENS, Evaluator, PerplexityEvaluator, ProbeEvaluator
 from regard.commands.replace.ranking import HeadRanking
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
-from regard.constants import SOURCES, Constants, data_free, over_heads, patterns, to_length
+from regard.constants import SOURCES, Constants, data_free, over_heads, patterns
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.tasks import TaskPreset
 from regard.errors import UserError
 from regard.hooks import model_fingerprint
-from regard.hooks.average import vocabulary_digest
 from regard.hooks.operation import parse_attention
 from regard.hooks.replaced_model import ReplacedConfig
 from regard.models.resolve import resolve_model
@@ -45,8 +45,6 @@ from regard.training.states import get_encoder
 STATES, CONSTANTS = "states", "constants"
 PARTS = (STATES, CONSTANTS)
 """What a run makes in its work folder, beside the journal of its scores."""
-From = str | Path | Constants | None
-Elsewhere = Constants | tuple[Encoded, str] | None
 
 
 def replace(
@@ -137,7 +135,7 @@ def replace(
         report("reading the task")
         preset, read = _task(task, data, config)
         train, valid = _encoded(read, loaded, config, preset)
-        elsewhere = _elsewhere(constants_from, data, encoder, loaded.tokenizer, train, preset)
+        elsewhere = read_other_source(constants_from, data, encoder, loaded.tokenizer, train, preset)
         given = elsewhere if isinstance(elsewhere, Constants) else None
         _check_order(config, given)
         metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, given)
@@ -154,7 +152,7 @@ def replace(
             folder=work.folder / CONSTANTS,
             step=report,
         )
-        averages = _averages(trials, read, loaded.tokenizer, elsewhere) if config.sources else None
+        averages = find_averages(trials, read, loaded.tokenizer, elsewhere) if config.sources else None
         scores = _scores(trials, averages, config, loaded.name, read.name)
         tables, sections = ({}, {}) if averages is None else _of_constants(trials, averages, config)
     cost = {
@@ -285,47 +283,6 @@ def _check_order(config: ReplaceConfig, given: Constants | None) -> None:
     """Check that given constants have what an order needs. Raises UserError."""
     if given is not None and "input-dependence" in config.rankings:
         given.input_dependence()
-
-
-def _elsewhere(
-    origin: From, data: str | Path | None, encoder: Any, tokenizer: Any, train: Encoded, scale: TaskPreset
-) -> Elsewhere:
-    """What the averages come from, if not from the task's inputs: constants, or other inputs and their source."""
-    if origin is None or isinstance(origin, Constants):
-        return None if origin is None else _fitting(origin, encoder, tokenizer, train)
-    if str(origin) in TASKS:
-        other = read_task(str(origin), data, rows=scale.rows)
-        return encode(other.kind, other.train, tokenizer, scale.length, train.layout), other.source
-    if not Path(origin).is_file():
-        raise UserError(f"constants-from: expected one of {', '.join(TASKS)}, or a file of constants; got '{origin}'")
-    return _fitting(Constants.load(origin), encoder, tokenizer, train)
-
-
-def _averages(trials: HeadEvaluation, read: Task, tokenizer: Any, elsewhere: Elsewhere) -> Constants:
-    """The averages over the task's training inputs, or from elsewhere."""
-    if isinstance(elsewhere, Constants):
-        return elsewhere
-    inputs, source = elsewhere or (trials.train, read.source)
-    return trials.averages(inputs, source, tokenizer)
-
-
-def _fitting(given: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> Constants:
-    """Constants from elsewhere, if they fit model, length and layout."""
-    if given.origin.layout != train.layout:
-        raise UserError(
-            f"constants: expected averages in layout {train.layout}, got {given.origin.layout}; choose that layout, "
-            "or average anew"
-        )
-    given.check_model(model_fingerprint(encoder))
-    own = vocabulary_digest(tokenizer)
-    if given.origin.tokenizer not in (None, own):
-        raise UserError("constants: expected averages over inputs of this tokenizer, got those of another vocabulary")
-    if given.length < train.length:
-        raise UserError(
-            f"constants: expected some for {train.length} tokens, got {given.length}; choose --length "
-            f"{given.length}, or fit them with regard.constants.to_length"
-        )
-    return to_length(given, train.length)
 
 
 def _source(trials: HeadEvaluation, averages: Constants, name: str) -> Constants:
