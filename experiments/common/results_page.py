@@ -13,7 +13,7 @@ from rich.console import Console
 from experiments.common.markdown import item
 from experiments.common.verdicts import VERDICTS, Finding
 from regard.errors import UserError
-from regard.runs.folder import write_file
+from regard.runs.output_dir import write_file
 
 DASH = "–"
 

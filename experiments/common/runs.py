@@ -12,7 +12,7 @@ import pandas as pd
 from rich.console import Console
 
 from regard.errors import UserError
-from regard.runs.folder import write_file
+from regard.runs.output_dir import write_file
 
 FOLDER = Path("docs") / "results"
 PICTURES = Path("docs") / "figures"

@@ -37,8 +37,8 @@ from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
 from regard.report import colors
-from regard.runs.folder import write_file
 from regard.runs.intervals import t_interval
+from regard.runs.output_dir import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,8 +22,8 @@ from experiments.common.runs import FOLDER
 from experiments.sapt.run import ALPHA, BUDGET, EVALUATED, LOOKED_AT, ORDERS, RANK, ROWS, SEEDS, STREAM, TRAIN
 from regard.continual.metrics import Scenario, metrics_table
 from regard.errors import UserError
-from regard.runs.folder import write_file
 from regard.runs.intervals import Interval, t_interval
+from regard.runs.output_dir import write_file
 
 RECORD, ANALYSES = "sapt.json", "sapt-analyses.csv"
 SAPT, UNREFLECTED, PUBLISHED = "sapt", "sapt, without reflection", "sapt, gate published"

@@ -14,7 +14,7 @@ STOPPING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-import regard.commands.measure.cli, regard.commands.measure.result
+import regard.commands.measure.result, regard.runs.command_line
 from contextlib import contextmanager
 
 def stop(*_):
@@ -22,11 +22,11 @@ def stop(*_):
     time.sleep(300)
 
 @contextmanager
-def stopping_after_a_batch(shown):
+def stopping_after_a_batch():
     yield stop
 
 if sys.argv[1] == "measuring":
-    regard.commands.measure.cli._progress = stopping_after_a_batch
+    regard.runs.command_line.show_progress = stopping_after_a_batch
 else:
     regard.commands.measure.result.measure_page = stop
 from regard.cli import main

@@ -361,17 +361,17 @@ def test_the_record_of_the_experiment_is_of_what_the_rows_change(monkeypatch: py
     """Where only a row with one head is finished, the recipe that is kept has the heads of softmax."""
     one = sinks.of_row("one head", 0, ["text"]).to_dict()
     cost, ended = {"seconds": 60.0}, dict.fromkeys(sinks.FINAL, 1.0)
-    record = {"recipe": one, "emergence": {"step": None}, "cost": cost, "data": {"domains": [{"source": "here"}]}}
+    record = {"config": one, "emergence": {"step": None}, "cost": cost, "data": {"domains": [{"source": "here"}]}}
     record |= {"model": {}, "watch": {}, "versions": {"torch": "2", "platform": "here"}}
     history = pd.DataFrame([dict.fromkeys(sinks.CURVE, 1.0)])
     monkeypatch.setattr(sinks, "_finished", lambda place, wanted: place.name == "one-head-0")
     monkeypatch.setattr(
-        sinks.PretrainResult, "load", lambda place: types.SimpleNamespace(record=record, final=ended, history=history)
+        sinks.PretrainResult, "load", lambda place: types.SimpleNamespace(metadata=record, final=ended, history=history)
     )
     ends, curves, left = sinks.collected(["softmax", "one head"], 3, ["text"], Path("work"))
     assert ends[["row", "seed", "seconds"]].to_numpy().tolist() == [["one head", 0, 60.0]]
     assert len(curves) == 1
-    assert left["recipe"]["heads"] == preset_config("pico").num_heads != one["heads"]
+    assert left["recipe"]["num_heads"] == preset_config("pico").num_heads != one["num_heads"]
     assert {"data", "seed"}.isdisjoint(left["recipe"])
     assert left["seeds"] == 3
     assert left["rows"] == {"softmax": {}, "one head": {"num_heads": 1}}

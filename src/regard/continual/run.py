@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +41,7 @@ from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory, reset_peak
+from regard.runs.rank import is_main_process
 from regard.training import TrainingConfig
 
 Rows = dict[str, Tensor]
@@ -117,7 +117,7 @@ def run_stream(
     about = _about(learner, method)
     if place is not None and not resume:
         _clear(place)
-    learnt = _resumed(ran, place, about) if resume and place is not None else 0
+    learnt = _resume(ran, place, about) if resume and place is not None else 0
     learner.network.to(learner.device)
     for task in range(learnt, len(learner.stream)):
         learner.task = task
@@ -142,14 +142,9 @@ def run_stream(
     return ran
 
 
-def _first() -> bool:
-    """Whether this is the process that writes."""
-    return os.environ.get("RANK", "0") == "0" if not dist.is_initialized() else dist.get_rank() == 0
-
-
 def _clear(place: Path) -> None:
     """Remove what an earlier run has left, and nothing else that may be there."""
-    if _first():
+    if is_main_process():
         for left in (*place.glob("after-*"), *place.glob("task-*")):
             shutil.rmtree(left, ignore_errors=True)
     if dist.is_initialized():
@@ -189,22 +184,22 @@ def _about(learner: Learner, method: Method) -> dict[str, Any]:
     }
 
 
-def _resumed(ran: RunState, place: Path, about: Mapping[str, Any]) -> int:
-    """After how many tasks the run goes on, as it was then."""
-    learnt = state.latest(place, len(ran.learner.stream))
-    if not learnt:
+def _resume(ran: RunState, place: Path, identity: Mapping[str, Any]) -> int:
+    """Go on as after the last saved task. Returns how many tasks were trained."""
+    restored = state.restore_state(place, ran.learner.network, identity)
+    if restored is None:
         return 0
-    ran.method.state, found = state.restore_state(place, learnt, ran.learner.network, about)
-    ran.rows = {name: found.get(name, []) for name in ran.rows}
+    learnt, ran.method.state, rows = restored
+    ran.rows = {name: rows.get(name, []) for name in ran.rows}
     return learnt
 
 
-def _keep(ran: RunState, place: Path, about: Mapping[str, Any]) -> None:
+def _keep(ran: RunState, place: Path, identity: Mapping[str, Any]) -> None:
     """Write the state after the task at hand, whose checkpoints are no longer needed."""
     with processes.raise_on_all_ranks():
-        if _first():
+        if is_main_process():
             learnt = ran.learner.task + 1
-            state.save(place, learnt, ran.learner.network, ran.method.state, {**ran.rows, "about": about})
+            state.save(place, learnt, ran.learner.network, ran.method.state, {**ran.rows, "identity": identity})
             shutil.rmtree(_stages(place, ran.learner.task), ignore_errors=True)
 
 

@@ -1,9 +1,8 @@
-"""What a run is after a task: its network, what its method keeps, and what was found; on disk whole or not at all."""
+"""The state of a run between two tasks: its network, the state of its method, and the rows of its tables so far."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,63 +16,72 @@ from regard.adapters.lora import LoraAdapters
 from regard.continual.batches import ExampleRef
 from regard.continual.method import MethodState
 from regard.errors import UserError
-from regard.runs.folder import atomic_folder
-from regard.runs.journal import check_same
+from regard.runs.snapshots import Snapshots
+from regard.runs.work_dir import check_same_identity
 
-NETWORK, KEPT, STATE = "network.safetensors", "kept.safetensors", "state.json"
-FORMAT = 1
-
-
-def place_of(folder: Path, learnt: int) -> Path:
-    """Where the state after so many tasks lies."""
-    return folder / f"after-{learnt:04d}"
+NETWORK, METHOD = "network.safetensors", "method.safetensors"
 
 
-def save(folder: Path, learnt: int, network: nn.Module, kept: MethodState, found: Mapping[str, Any]) -> None:
-    """Write the state after `learnt` tasks, and remove that before it."""
-    with atomic_folder(place_of(folder, learnt), overwrite=False) as place:
+def snapshots_in(folder: Path) -> Snapshots:
+    """Return the states of a run, by the number of tasks trained."""
+    return Snapshots(folder, name="after")
+
+
+def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, rows: Mapping[str, Any]) -> None:
+    """Write the state after `num_tasks` tasks.
+
+    Args:
+        folder: Where the states of the run are.
+        num_tasks: Tasks trained so far.
+        network: The network.
+        state: What the method keeps.
+        rows: The rows of the tables so far by table, and the identity of the run under `identity`.
+    """
+
+    def write(place: Path) -> None:
         save_file(tensors_of(network), place / NETWORK)
-        save_file({name: value.detach().cpu().contiguous() for name, value in kept.tensors.items()}, place / KEPT)
-        trained = [name for name, one in network.named_parameters() if one.requires_grad]
-        said = {
-            "format": FORMAT,
-            "items": [list(item) for item in kept.examples],
-            "values": kept.values,
-            "found": found,
-        }
-        said["trained"] = trained
-        (place / STATE).write_text(json.dumps(said), encoding="utf-8")
-    for earlier in range(learnt):
-        shutil.rmtree(place_of(folder, earlier), ignore_errors=True)
+        tensors = {name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}
+        save_file(tensors, place / METHOD)
 
-
-def latest(folder: Path, tasks: int) -> int:
-    """After how many tasks the last state in the folder is; 0 where there is none."""
-    there = (learnt for learnt in range(tasks, 0, -1) if (place_of(folder, learnt) / STATE).is_file())
-    return next(there, 0)
+    record = {
+        "examples": [list(example) for example in state.examples],
+        "values": state.values,
+        "rows": rows,
+        "trained": [name for name, parameter in network.named_parameters() if parameter.requires_grad],
+    }
+    snapshots_in(folder).save(num_tasks, write, record)
 
 
 def restore_state(
-    folder: Path, learnt: int, network: nn.Module, about: Mapping[str, Any]
-) -> tuple[MethodState, dict[str, Any]]:
-    """What was kept and found after `learnt` tasks; the network has its weights of then, and trains what it did then.
+    folder: Path, network: nn.Module, identity: Mapping[str, Any]
+) -> tuple[int, MethodState, dict[str, Any]] | None:
+    """Load the last good state into the network.
 
-    Raises UserError where the files are damaged, or of a run of other settings (`about`, which `found` has as well).
+    Args:
+        folder: Where the states of the run are.
+        network: The network, which gets its weights of then, and trains what it trained then.
+        identity: What the numbers of the run depend on.
+
+    Returns:
+        How many tasks were trained, what the method kept, and the rows so far; None where there is no state.
+
+    Raises:
+        UserError: All states are damaged, or they are of a run of another identity.
     """
-    place = place_of(folder, learnt)
+    latest = snapshots_in(folder).latest()
+    if latest is None:
+        return None
+    path, record = latest
+    rows = dict(record["rows"])
+    check_same_identity(rows.pop("identity"), json.loads(json.dumps(identity)))
     try:
-        said = json.loads((place / STATE).read_text(encoding="utf-8"))
-        weights, tensors = load_file(place / NETWORK), load_file(place / KEPT)
-        items, values, found = [ExampleRef(*item) for item in said["items"]], said["values"], said["found"]
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(
-            f"resume: {place} cannot be read: {' '.join(str(error).split())}; run without resume"
-        ) from error
-    check_same(found["about"], json.loads(json.dumps(about)))
-    load_tensors(network, weights)
-    if "trained" in said:  # states that earlier versions wrote do not say
-        _reopen(network, said["trained"])
-    return MethodState(items, tensors, values), found
+        load_tensors(network, load_file(path / NETWORK))
+        tensors = load_file(path / METHOD)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot resume: {path} cannot be read: {' '.join(str(error).split())}") from error
+    _reopen(network, record["trained"])
+    state = MethodState([ExampleRef(*example) for example in record["examples"]], tensors, record["values"])
+    return snapshots_in(folder).index_of(path), state, rows
 
 
 def _reopen(network: nn.Module, trained: Sequence[str]) -> None:

@@ -249,7 +249,7 @@ def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_head_of_the_labels_words_is_not_trained(gated: LearnResult) -> None:
     """A linear one has a vector of 16 and a bias for each of seven classes."""
-    assert gated.metadata["course"]["head"] == "labels"
+    assert gated.metadata["config"]["head"] == "labels"
     fields: dict[str, Any] = {**FIELDS, "seeds": [1], "diagnostic_samples": 0}
     plain, ours = (learn(stream(), "finetune", loaded(), head=head, **fields) for head in (None, "labels"))
     scores = gated.accuracy_matrix[gated.accuracy_matrix["method"] == "finetune"]["score"]

@@ -39,7 +39,7 @@ except KeyboardInterrupt:
 with ended.open("a") as note:
     note.write(f"{os.getpid()}\\n")
 folder.mkdir(exist_ok=True)
-record = {"verb": "fake", "recipe": said, "final": {"valid_loss": said["rate"] + said["seed"]}}
+record = {"command": "fake", "config": said, "final": {"valid_loss": said["rate"] + said["seed"]}}
 (folder / "new.json").write_text(json.dumps(record))
 (folder / "new.json").rename(folder / "results.json")
 """

@@ -149,8 +149,8 @@ def test_values_of_several_kinds_become_text_in_the_table(tmp_path: Path) -> Non
 
 def test_a_trial_whose_results_are_of_other_settings_or_cut_off_is_run_again(tmp_path: Path) -> None:
     keys = list(swept(tmp_path, {"rate": [0.0, 1.0, 2.0]}).table["key"])
-    (tmp_path / "trials" / keys[0] / "results.json").write_text('{"verb": "fake", "recipe": {')
-    (tmp_path / "trials" / keys[1] / "results.json").write_text('{"verb": "fake", "recipe": {"rate": 9}}')
+    (tmp_path / "trials" / keys[0] / "results.json").write_text('{"command": "fake", "config": {')
+    (tmp_path / "trials" / keys[1] / "results.json").write_text('{"command": "fake", "config": {"rate": 9}}')
     swept(tmp_path, {"rate": [0.0, 1.0, 2.0]})
     assert [counted(tmp_path, "begun")[key] for key in keys] == [2, 2, 1]
 
