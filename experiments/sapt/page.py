@@ -107,8 +107,9 @@ def describe_settings(tables: Tables) -> str:
         f"{budget['length']} tokens, rank {record['lora']['rank']}, {budget['num_epochs']} epochs at "
         f"{budget['learning_rate']:g} in batches of {budget['batch_size']}, {budget['precision']}. Other rates: "
         f"{rates}. `sapt` reflects on {record['rows'][SAPT]['settings'].get('stored', 0)} vectors a task "
-        f"(paper: 2 % of its rows); the published gate's λ is of the mean over tasks, not of their sum. `l2p` learns a task among its own "
-        f"classes. Chance among own labels: {chance(tables):.1f} %. Seeds {join_words(map(str, record['seeds']))}. "
+        "(paper: 2 % of its rows); the published gate's λ is of the mean over tasks, not of their sum. `l2p` learns a "
+        f"task among its own classes. Chance among own labels: {chance(tables):.1f} %. Seeds "
+        f"{join_words(map(str, record['seeds']))}. "
         f"{len(tables.cost)} runs took {hours:.1f} hours on one core each. Regard {join_words(record['regard'])}, "
         f"{named}.{revision}"
     )
@@ -202,10 +203,7 @@ def describe_missing(tables: Tables) -> str:
         sentences += [f"Order {order}, with fewer than {seeds} seeds: {join_words(few)}."] if few else []
     if len(tables.orders) > 1:
         sentences.append(f"Variants of `sapt` were run in order {tables.orders[0]} alone: compare them by differences.")
-    return " ".join(sentences) + (
-        " SuperNI, T5, LLaMA-2 and the paper's scale were not run. `lfpt5` needs a model that writes. Texts written "
-        "by the decoder stood for no task: after 600 steps none was readable."
-    )
+    return " ".join(sentences) + (" SuperNI, T5, LLaMA-2, `lfpt5`, generated texts and the paper's scale were not run.")
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
