@@ -63,7 +63,7 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
             describe_settings(tables),
             "## Further analyses",
             "`python -m experiments.sapt.analyses NAME --data DIR`: five tasks (sst2, agnews, dbpedia, amazon, rte), "
-            "one seed. They show where to look and prove nothing. Numbers are AP.",
+            "one seed, which proves nothing. Numbers are AP.",
             describe_analyses(tables),
             "### Soft prompts for blocks",
             describe_prompts(tables),
@@ -187,8 +187,8 @@ def describe_fifty(tables: Tables) -> str:
     sequential = cells.get(("sequential-lora, 50 tasks", "AP"), (DASH, DASH))
     bound = cells.get((case, "own weight, at most"), (DASH, DASH))
     return (
-        f"From the first five tasks to the last five: {join_words(texts)}. Classes occur in several tasks, so a gate "
-        f"that knows every class gives {bound[1]} at most. `sequential-lora`: AP {sequential[0]} to {sequential[1]}."
+        f"From the first five tasks to the last five: {join_words(texts)}. A gate "
+        f"that knows every class gives at most {bound[1]}. `sequential-lora`: AP {sequential[0]} to {sequential[1]}."
     )
 
 

@@ -194,7 +194,7 @@ VIRTUAL = {"virtual_sink_rate": (50, 60, 70)}
             UNDECIDED,
         ),
         (
-            "normalised kernel",
+            "normalized kernel",
             [BASE_SINKS, made("elu kernel, normalised", **SINKING, valid_loss=(4.5, 4.6, 4.71))],
             AS_PUBLISHED,
         ),
