@@ -32,7 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import Figures, allocated, parser, prepared, race, row, show, write
 from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture
-from regard.adapters.pool import LoraAdapterPool
+from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.shared import SharedAdapters
 
 ALPHA, TOP, WRITING = 32, 8, 16
@@ -178,7 +178,7 @@ def llama(*, small: bool) -> Any:
 
 def pool_of(model: Any, blocks: int, rank: int) -> LoraAdapterPool:
     """A pool whose blocks all add something."""
-    pool = LoraAdapterPool(model, rank=rank, alpha=ALPHA)
+    pool = LoraAdapterPool(model, r=rank, lora_alpha=ALPHA)
     pool.reserve(blocks)
     fill(pool.blocks)
     return pool
@@ -186,7 +186,7 @@ def pool_of(model: Any, blocks: int, rank: int) -> LoraAdapterPool:
 
 def shared_of(model: Any, blocks: int, rank: int) -> SharedAdapters:
     """The blocks of such a pool, all frozen, under the attention that weighs them."""
-    adapters = SharedAdapters(model, rank=rank, alpha=ALPHA)
+    adapters = SharedAdapters(model, r=rank, lora_alpha=ALPHA)
     for number in range(blocks):
         adapters.add_adapter(f"task{number}")
     adapters.freeze()

@@ -17,12 +17,14 @@ from torch import Tensor
 
 from benchmarks.timing import Contestants, parser, prepared, race, row, show, write
 from regard.attention import reference
-from regard.attention.call import AttentionCall, ReductionRequest
+from regard.attention.call import AttentionCall
 from regard.attention.operator import attend
+from regard.attention.reduction import ReductionRequest
 
 HEADS, WIDTH, FIRST = 12, 64, 4
-EVERYTHING = ReductionRequest(names=frozenset({"column_mass", "column_square", "entropy", "first_mass"}), first=FIRST)
-FIRST_ALONE = ReductionRequest(names=frozenset({"first_mass"}), first=FIRST)
+NAMES = frozenset({"column_mass", "column_square", "entropy", "first_mass"})
+EVERYTHING = ReductionRequest(names=NAMES, num_first_keys=FIRST)
+FIRST_ALONE = ReductionRequest(names=frozenset({"first_mass"}), num_first_keys=FIRST)
 LARGEST_MATRIX = 2 * 2**30
 CASES = [(batch, length) for length in (64, 128, 512, 2048) for batch in (1, 8)] + [(1, 4096), (1, 8192)]
 QUICK = [(1, 64), (2, 128)]

@@ -1,7 +1,7 @@
 """Whether a row's few blocks are better gathered or masked out of all, and what the pool chooses, on the CPU.
 
 A layer with `top_k` of many blocks, for eight rows of some tokens: with the weights of the other blocks set to 0, with
-the blocks of each row gathered, and as `Mixture.shares` decides by `regard.adapters.lora.GATHERED`.
+the blocks of each row gathered, and as `Mixture.layer_weights` decides by `regard.adapters.lora.GATHERED`.
 
     python -m benchmarks.gathering [--quick] [--threads N] [--out FILE]     about 4 minutes on one core
 """
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.timing import parser, prepared, race, row, show, write
-from regard.adapters.lora import AdapterWeights, MixedLayer, Mixture, _shares
+from regard.adapters.lora import AdapterWeights, MixedLayer, Mixture, _layer_weights
 
 GROUPS, ALPHA = 8, 8.0
 CASES = tuple(product((384, 1024), (4, 8), (16, 64, 128), (1, 8), (1, 8, 32, 128)))
@@ -30,13 +30,13 @@ class Forced(Mixture):
         self.gathers = gathers
         self.found: AdapterWeights | None = None
 
-    def shares(
+    def layer_weights(
         self, rows: int, tokens: int, rank: int, scale: float, trained: tuple[int, ...], **_: Any
     ) -> AdapterWeights:
         """The shares, made once."""
         if self.found is None:
             assert self.weights is not None
-            self.found = _shares(self.weights, rank, scale, trained, self.top_k, self.gathers)
+            self.found = _layer_weights(self.weights, rank, scale, trained, self.top_k, self.gathers)
         return self.found
 
 

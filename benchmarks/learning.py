@@ -42,9 +42,9 @@ from transformers import (
 from benchmarks.timing import Figures, parser, prepared, row, show, write
 from regard.continual.methods.finetune import Finetune
 from regard.continual.run import make_learner, run_stream
-from regard.continual.stage import TrainingBudget
+from regard.continual.training_phase import TrainingBudget
 from regard.data.examples import Examples
-from regard.data.stream import Stream, Task
+from regard.data.stream import ClassificationTask, Stream
 from regard.models.pretrained import Loaded
 
 WORDS, LENGTHS, RATE, WARMUP, DECAY, EPSILON = 2000, (6, 62), 2e-5, 0.06, 0.01, 1e-6
@@ -112,7 +112,7 @@ def clock() -> float:
 def regard(case: Case, method: type[Finetune]) -> Take:
     """A stream of the one task; what is scored before and after lies outside of the ticks."""
     few = Examples(texts=case.examples.texts[:2], labels=case.examples.labels[:2])
-    task = Task(name="words", labels=("even", "odd"), train=case.examples, dev=few, test=few)
+    task = ClassificationTask(name="words", labels=("even", "odd"), train=case.examples, dev=few, test=few)
     stream = Stream(name="words", tasks=(task,), order=(0,), seed=0)
     budget = TrainingBudget(
         num_epochs=2, learning_rate=RATE, batch_size=case.batch, length=64, warmup_ratio=WARMUP, weight_decay=DECAY
@@ -193,7 +193,7 @@ def check(case: Case) -> None:
     """Both classify from the same hidden states."""
     method = Finetune()
     few = Examples(texts=case.examples.texts[:4], labels=case.examples.labels[:4])
-    task = Task(name="words", labels=("even", "odd"), train=few, dev=few, test=few)
+    task = ClassificationTask(name="words", labels=("even", "odd"), train=few, dev=few, test=few)
     stream = Stream(name="words", tasks=(task,), order=(0,), seed=0)
     learner = make_learner(stream, method, case.loaded, TrainingBudget(length=64), seed=0)
     rows = learner.rows(learner.items(0))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.timing import Contestants, parser, prepared, race, row, show, write
 from regard.attention.call import AttentionCall, Operation
-from regard.attention.operator import plain_output
+from regard.attention.operator import compute_output
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.attention.weightings import FEATURE_MAPS
 
@@ -104,10 +104,10 @@ def regard(of: Training, query: Tensor, key: Tensor) -> Tensor:
     """The attention, in the form that its spec resolves to."""
     tensors = {name: tensor for name, tensor in of.learned.items() if name != "sink"}
     shift = -math.log(query.shape[2]) if of.spec.log_length else 0.0
-    operation = Operation.of(of.spec, shift=shift, **tensors)
+    operation = Operation.from_spec(of.spec, shift=shift, **tensors)
     sink = of.learned.get("sink")
     scale = WIDTH**-0.5
-    return plain_output(
+    return compute_output(
         AttentionCall(query=query, key=key, value=of.value, scale=scale, causal=True, sink=sink, operation=operation)
     )
 

@@ -332,7 +332,7 @@ def attentions(
     plain = regard(size, length, setting)
     plain_memory = memory(size, length, setting, "softmax")
     for name, spec in OPERATIONS.items():
-        whole = spec.with_(form="materialised")
+        whole = spec.changed(backend="materialised")
         takes = {"softmax": plain, "regard": regard(size, length, setting, spec)}
         figures = race(takes, rounds=rounds, steps=steps)
         figures |= race({"materialised": regard(size, length, setting, whole)}, rounds=1, steps=steps)

@@ -125,9 +125,9 @@ def test_a_file_stays_readable_in_one_sitting(path: Path) -> None:
     ],
 )
 def test_an_import_upward_is_seen_wherever_it_stands(source: str) -> None:
-    assert forbidden(source, "regard.data.text") != set()
+    assert forbidden(source, "regard.data.texts") != set()
 
 
 @pytest.mark.parametrize("source", ["from regard.errors import UserError", "from . import text", "import torch"])
 def test_what_is_allowed_is_not_complained_about(source: str) -> None:
-    assert forbidden(source, "regard.data.text") == set()
+    assert forbidden(source, "regard.data.texts") == set()

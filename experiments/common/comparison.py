@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from regard.continual import comparing
+from regard.continual import comparison
 from regard.continual.metrics import Scenario, metrics_table
 from regard.runs.intervals import Interval, t_interval
 
@@ -67,7 +67,7 @@ class Comparison:
     @cached_property
     def summary(self) -> pd.DataFrame:
         """Means over runs with intervals."""
-        return comparing.summary(self.metrics)
+        return comparison.summary(self.metrics)
 
     def mean(self, stream: str, row: str, metric: str = ACCURACY, scenario: str | None = None) -> Interval | None:
         """Return the mean of a metric over runs; None if no run defines it."""
@@ -96,8 +96,8 @@ class Comparison:
         """Compare all rows of a stream with one, by paired tests with Holm's correction; empty without that row."""
         rows = where(self.metrics, stream=stream, metric=metric, scenario=scenario or self.main_scenario)
         if reference not in set(rows["method"]):
-            return pd.DataFrame(columns=[*comparing.DIFFERENCES])
-        return comparing.differences(rows, reference)
+            return pd.DataFrame(columns=[*comparison.DIFFERENCES])
+        return comparison.differences(rows, reference)
 
 
 def long_scores(wide: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from experiments.common.papers import Paper
 from experiments.common.parts import Figure, Page, Table, count_verdicts, item, verdict_items
 from experiments.papa.claims import CLAIMS, DATA_FREE, NAMES, Tables
 from experiments.papa.run import ELSEWHERE, OTHERS, SOURCES, TASKS
-from regard.constants.patterns import BRIGHTER, NEIGHBOURHOOD
+from regard.constants.patterns import BRIGHTER, NEIGHBORHOOD
 from regard.report import colors
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
             "All heads constant; *elsewhere* takes the averages of another task.",
             "### Patterns",
             f"A head counts as diagonal if the brightest of the offsets −1, 0 and 1 has {BRIGHTER:g} times the mean "
-            f"weight of the offsets 2 to {NEIGHBOURHOOD} on both sides. Wider bands do not count, so the shares are "
+            f"weight of the offsets 2 to {NEIGHBORHOOD} on both sides. Wider bands do not count, so the shares are "
             "not comparable with the paper's, which were counted by eye.",
             "### Other lengths",
             describe_lengths(tables),

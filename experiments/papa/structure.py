@@ -4,7 +4,7 @@
 
 SST-2 and NER at their `laptop` scale, special tokens held in place, all heads constant, three seeds: the untouched
 model, the averages as they are, no attention at all (zeros), and each form at three sizes (see
-`regard.constants.structured`). About 6 minutes a task on one core. Expected: a rank far below the length, or few
+`regard.constants.approximate`). About 6 minutes a task on one core. Expected: a rank far below the length, or few
 columns and a narrow band, keep what averages score above zeros, for many heads put their mass on a few fixed places.
 Found: true of NER for columns and band of size 4, top-4 and Toeplitz of size 4, not for low rank, which is nearest in
 norm and loses the neighbourhood; on SST-2 at this scale averages score no more than zeros, so nothing can be told
@@ -26,7 +26,7 @@ from rich.console import Console
 
 from regard import models
 from regard.commands.replace.run import replace
-from regard.constants import Constants, Form, error, multiply_adds, structured
+from regard.constants import Constants, Form, approximate, approximation_error, count_multiply_adds
 
 TASKS = ("sst2", "ner")
 SIZES: dict[Form, tuple[int, ...]] = {
@@ -70,9 +70,9 @@ def runs(task: str, model: models.Loaded, data: str, work: Path, console: Consol
     averages = Constants.load(path)
     for form, sizes in SIZES.items():
         for size in sizes:
-            cheaper = structured(averages, form, size)
-            missed = float(torch.cat(list(error(averages, cheaper).values())).nanmean())
-            share = multiply_adds(form, size, averages.length) / multiply_adds("dense", 1, averages.length)
+            cheaper = approximate(averages, form, size)
+            missed = float(torch.cat(list(approximation_error(averages, cheaper).values())).nanmean())
+            share = count_multiply_adds(form, size, averages.length) / count_multiply_adds("dense", 1, averages.length)
             found = run(f"{form}-{size}", constants_from=cheaper, dynamic_fractions=0.0)
             yield from rows(found, form, size, missed, share)
     path.unlink()

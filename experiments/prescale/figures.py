@@ -29,8 +29,8 @@ from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
 from regard.continual.run import make_learner, run_stream
-from regard.data.common_tokens import common_tokens
 from regard.data.streams import read_stream
+from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
 from regard.report import colors
@@ -73,8 +73,8 @@ def run_row(row: str, loaded: Loaded, seed: int) -> tuple[Learner, list[dict[str
     """Run a row; return its learner and the mean sink degrees by layer before and after a task."""
     name, settings = ROWS[row]
     kind = method_named(name)
-    stream = read_stream(STREAM, rows=TRAIN, eval_rows=EVALUATED, order="random", seed=seed)
-    method = kind(kind.Settings.parsed(settings))
+    stream = read_stream(STREAM, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
+    method = kind(kind.Config.parsed(settings))
     learner = make_learner(stream, method, loaded, budget(STREAM), seed=seed)
     common = common_tokens(loaded.tokenizer)
 
@@ -109,7 +109,7 @@ def _map(learner: Learner, task: int, row: int) -> dict[str, Any]:
     inputs = {name: rows[name].to(learner.device) for name in INPUTS if name in rows}
     with torch.no_grad(), learner.evaluating():
         scales = learner.network.classifier.scales(**inputs)[0].float()
-    numbers = list(learner.stream.class_numbers(task))
+    numbers = list(learner.stream.class_indices(task))
     return {
         "tokens": learner.tokenizer.convert_ids_to_tokens(rows["input_ids"][0].tolist()),
         "label": learner.stream.classes[int(rows["labels"][0])],

@@ -25,9 +25,9 @@ from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
 from regard.continual.run import make_learner, run_stream
-from regard.continual.stage import TrainingBudget
-from regard.data.common_tokens import common_tokens
+from regard.continual.training_phase import TrainingBudget
 from regard.data.streams import read_stream
+from regard.data.tokenizers import common_tokens
 from regard.models.pretrained import Loaded, load
 from regard.runs.provenance import regard_version, versions
 
@@ -45,7 +45,10 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "ewc": ("ewc", {}),
     "lwf": ("lwf", {}),
     "der++": ("der++", {}),
-    "mbpa++": ("mbpa++", {"interval": 10, "adapt": "head", "neighbours": 8, "steps": 10}),
+    "mbpa++": (
+        "mbpa++",
+        {"replay_interval": 10, "adaptation_scope": "head", "num_neighbors": 8, "adaptation_steps": 10},
+    ),
     "idbr": ("idbr", {}),
     "idbr without replay": ("idbr", {"replay": False}),
     "l2p": ("l2p", {}),
@@ -75,8 +78,8 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
     began = time.perf_counter()
     name, settings = ROWS[row]
     kind = method_named(name)
-    method = kind(kind.Settings.parsed(settings))
-    tasks = read_stream(stream, data, rows=TRAIN, eval_rows=EVALUATED, order="random", seed=seed)
+    method = kind(kind.Config.parsed(settings))
+    tasks = read_stream(stream, data, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
     learner = make_learner(tasks, method, loaded, budget(stream), seed=seed)
     common = common_tokens(loaded.tokenizer)
 
@@ -88,7 +91,7 @@ def made(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> 
 
     ran = run_stream(learner, method, diagnose=look if row in LOOKED_AT else None)
     return {
-        "stream": {"name": stream, "order": list(tasks.order), "record": dict(tasks.record)},
+        "stream": {"name": stream, "order": list(tasks.order), "record": dict(tasks.metadata)},
         "row": row,
         "seed": seed,
         **ran.rows,

@@ -31,10 +31,10 @@ from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.run import make_learner
 from regard.continual.run_state import RunState
 from regard.continual.scoring import score_task
+from regard.data.derived_streams import hold_out_tasks, split_classes
 from regard.data.examples import Examples
-from regard.data.stream import Stream, Task
+from regard.data.stream import ClassificationTask, Stream
 from regard.data.streams import read_stream
-from regard.data.text_streams import split_into, unseen
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
 
@@ -54,30 +54,33 @@ PUBLISHED = {**STORED, "gate": "published"}
 GATES: dict[str, Row] = {
     "published": ROWS["sapt, gate published"],
     "published, λ 1": ROWS["sapt, gate published, λ 1"],
-    "published, λ 4": Row("sapt", {**PUBLISHED, "strength": 4.0}),
-    "published, λ 1, floor": Row("sapt", {**PUBLISHED, "strength": 1.0, "floor": 0.5}),
-    "published, λ 1, keys ×10": Row("sapt", {**PUBLISHED, "strength": 1.0, "key_rate": 10.0}),
-    "published, λ 1, maps ×0.1": Row("sapt", {**PUBLISHED, "strength": 1.0, "map_rate": 0.1}),
-    "−log a only": Row("sapt", {**STORED, "ahead": 0}),
-    "−log a, floor": Row("sapt", {**STORED, "ahead": 0, "floor": 0.5}),
-    "−log a, entropy lower": Row("sapt", {**STORED, "ahead": 0, "entropy": 0.1}),
-    "−log a, entropy higher": Row("sapt", {**STORED, "ahead": 0, "entropy": -0.1}),
-    "−log a, balance": Row("sapt", {**STORED, "ahead": 0, "balance": 0.1}),
-    "−log a, keys ×10": Row("sapt", {**STORED, "ahead": 0, "key_rate": 10.0}),
-    "−log a, maps ×0.1": Row("sapt", {**STORED, "ahead": 0, "map_rate": 0.1}),
-    "ahead, held": Row("sapt", {**STORED, "held": True}),
+    "published, λ 4": Row("sapt", {**PUBLISHED, "reflection_weight": 4.0}),
+    "published, λ 1, floor": Row("sapt", {**PUBLISHED, "reflection_weight": 1.0, "own_weight_floor": 0.5}),
+    "published, λ 1, keys ×10": Row("sapt", {**PUBLISHED, "reflection_weight": 1.0, "key_lr_multiplier": 10.0}),
+    "published, λ 1, maps ×0.1": Row("sapt", {**PUBLISHED, "reflection_weight": 1.0, "projection_lr_multiplier": 0.1}),
+    "−log a only": Row("sapt", {**STORED, "router_warmup_steps": 0}),
+    "−log a, floor": Row("sapt", {**STORED, "router_warmup_steps": 0, "own_weight_floor": 0.5}),
+    "−log a, entropy lower": Row("sapt", {**STORED, "router_warmup_steps": 0, "entropy_weight": 0.1}),
+    "−log a, entropy higher": Row("sapt", {**STORED, "router_warmup_steps": 0, "entropy_weight": -0.1}),
+    "−log a, balance": Row("sapt", {**STORED, "router_warmup_steps": 0, "load_balancing_weight": 0.1}),
+    "−log a, keys ×10": Row("sapt", {**STORED, "router_warmup_steps": 0, "key_lr_multiplier": 10.0}),
+    "−log a, maps ×0.1": Row("sapt", {**STORED, "router_warmup_steps": 0, "projection_lr_multiplier": 0.1}),
+    "ahead, held": Row("sapt", {**STORED, "freeze_router": True}),
     "ahead": Row("sapt", STORED),
-    "ahead, order paper": Row("sapt", {**STORED, "order": "paper"}),
-    "ahead, 4 stored": Row("sapt", {"stored": 4}),
-    "ahead, 20 stored": Row("sapt", {"stored": 20}),
-    "ahead, density": Row("sapt", {**STORED, "reflects": "density"}),
+    "ahead, order paper": Row("sapt", {**STORED, "projection_order": "paper"}),
+    "ahead, 4 stored": Row("sapt", {"memory_size": 4}),
+    "ahead, 20 stored": Row("sapt", {"memory_size": 20}),
+    "ahead, density": Row("sapt", {**STORED, "reflection": "density"}),
 }
 """What opens the gate. Where nothing else is said 100 vectors are stored; all but the published have the term −log a of
 the own block's weight in their loss, and each earlier task's divergence counts as it does: four tasks, λ 4."""
 PROMPTS: dict[str, Row] = {
-    f"prompts, rate ×{times:g}": Row("sapt", {**STORED, "block": "prompt", "block_rate": times}) for times in (1, 5, 20)
+    f"prompts, rate ×{times:g}": Row("sapt", {**STORED, "adapter_type": "prompt", "adapter_lr_multiplier": times})
+    for times in (1, 5, 20)
 }
-PROMPTS["prompts, rate ×5, no MLP"] = Row("sapt", {**STORED, "block": "prompt", "block_rate": 5.0, "hidden": 0})
+PROMPTS["prompts, rate ×5, no MLP"] = Row(
+    "sapt", {**STORED, "adapter_type": "prompt", "adapter_lr_multiplier": 5.0, "encoder_hidden_size": 0}
+)
 PROMPTS |= {"low-rank": ROWS["sapt"], "progprompt": ROWS["progprompt"]}
 
 
@@ -102,7 +105,7 @@ def share(given: Setting) -> Cases:
     """How much must stand in for an earlier task: 2 to 100 % of its rows, real or from a density; ten runs of five."""
     for reflects in ("real", "density"):
         for part in SHARES:
-            row = Row("sapt", {"share": part, "reflects": reflects})
+            row = Row("sapt", {"memory_fraction": part, "reflection": reflects})
             yield f"{reflects}, {part:.0%}", _over(given, row, few(given))
 
 
@@ -121,7 +124,7 @@ def unseen_tasks(given: Setting) -> Cases:
     """
     every = tasks_of("3", given.seed, given.data)
     names = [task.name for task in every.tasks][-HELD_OUT:]
-    shorter, held = unseen(every, names)
+    shorter, held = hold_out_tasks(every, names)
     tasks = dataclasses.replace(shorter, tasks=(*shorter.tasks, *held), order=tuple(range(len(every))))
 
     def trained(name: str) -> Callable[[], list[Number]]:
@@ -172,15 +175,15 @@ def _of_pair(ran: RunState) -> list[Number]:
                 found += number(f"task {row['task_index']} {when}", row["score"])
     for one in ran.rows["gate"]:
         if one["statistic"] == "weight" and one["after_task"] == 2:
-            found += number(f"weight of block {one['block']} in task {one['task_index']}", one["value"])
+            found += number(f"weight of block {one['adapter']} in task {one['task_index']}", one["value"])
     return found
 
 
 def strength(given: Setting) -> Cases:
     """The published gate with λ from 0.01 to 10, and balanced by gradients; five runs of five tasks."""
     for value in STRENGTHS:
-        yield f"λ {value:g}", _over(given, Row("sapt", {**PUBLISHED, "strength": value}), few(given))
-    yield "balanced 1", _over(given, Row("sapt", {**PUBLISHED, "balanced": 1.0}), few(given))
+        yield f"λ {value:g}", _over(given, Row("sapt", {**PUBLISHED, "reflection_weight": value}), few(given))
+    yield "balanced 1", _over(given, Row("sapt", {**PUBLISHED, "gradient_balance": 1.0}), few(given))
 
 
 def gate(given: Setting) -> Cases:
@@ -202,8 +205,8 @@ def noticed(given: Setting) -> Cases:
     that has one, and a new one where it has none.
     """
     portions = in_portions(few(given))
-    rows = {"sapt, a block a portion": ROWS["sapt"], "sapt-noticed": Row("sapt-noticed", STORED)}
-    rows["sapt-noticed, alarm 0.001"] = Row("sapt-noticed", {**STORED, "alarm": 0.001})
+    rows = {"sapt, a block a portion": ROWS["sapt"], "sapt-task-free": Row("sapt-task-free", STORED)}
+    rows["sapt-task-free, alarm 0.001"] = Row("sapt-task-free", {**STORED, "false_alarm_rate": 0.001})
     for name, row in {**rows, "sequential-lora": ROWS["sequential-lora"]}.items():
         yield name, _over(given, row, portions, _of_portions)
 
@@ -212,7 +215,7 @@ def in_portions(stream: Stream) -> Stream:
     """Each task's training rows in two halves, of which the second come when all the first have: `name, again`."""
     halves: list[list[Any]] = [[], []]
     for task in stream.tasks:
-        assert isinstance(task, Task)
+        assert isinstance(task, ClassificationTask)
         for half, name in enumerate((task.name, f"{task.name}, again")):
             texts, labels = task.train.texts[half::2], task.train.labels[half::2]
             halves[half].append(dataclasses.replace(task, name=name, train=Examples(texts=texts, labels=labels)))
@@ -246,10 +249,10 @@ def fifty(given: Setting) -> Cases:
     Three runs with half the epochs and half the length; what a step costs is to be held against the first task's.
     """
     streams = [
-        read_stream(name, folder, rows=MANY_ROWS, eval_rows=MANY_ROWS // 2, seed=given.seed)
+        read_stream(name, folder, samples_per_class=MANY_ROWS, max_eval_samples=MANY_ROWS // 2, seed=given.seed)
         for name, folder in (("stdlib-split", None), ("db-split", given.data))
     ]
-    tasks = split_into(streams, MANY, given.seed)
+    tasks = split_classes(streams, MANY, given.seed)
     for name in ("sapt", "sapt, gate held", "sequential-lora"):
         yield f"{name}, {MANY} tasks", _many(given, ROWS[name], tasks)
 

@@ -10,9 +10,8 @@ from typing import Any, cast
 from experiments.sapt.run import BUDGET, EVALUATED, ORDERS, ROWS, STORED, STREAM, TRAIN, Row
 from regard.commands.pretrain.result import MODEL
 from regard.commands.pretrain.run import pretrain
-from regard.data.stream import Stream
+from regard.data.stream import Stream, TextPairs, TextTask
 from regard.data.streams import read_stream
-from regard.data.text_task import TextPairs, TextTask
 from regard.models.generator import load_generator
 from regard.models.pretrained import Loaded
 
@@ -22,13 +21,13 @@ RECIPE: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "max_ste
 RECIPE |= {"length": TAUGHT.length + TAUGHT.target_length}
 """What differs from `nano`, so that it can read a text and write the answer; some ten minutes on one core."""
 DECODED = ("sapt", "sequential-lora", "incremental-lora", "replay-lora", "o-lora", "slao", "separate", "joint")
-LFPT5 = Row("lfpt5", {"length": 20, "rate": 0.05, "share": 0.2})
+LFPT5 = Row("lfpt5", {"num_virtual_tokens": 20, "learning_rate": 0.05, "pseudo_fraction": 0.2})
 """LFPT5 with a prompt that there is room for, a rate for so small a model, and more rows written, as there are few."""
 STANDING: dict[str, Row] = {
     "real": ROWS["sapt"],
     "density": ROWS["sapt, density"],
     "none": ROWS["sapt, without reflection"],
-    "generated": Row("sapt", {**STORED, "reflects": "generated", "generator_rate": 5e-3}),
+    "generated": Row("sapt", {**STORED, "reflection": "generated", "generator_lr": 5e-3}),
 }
 """What stands for earlier tasks: vectors of rows, of a density, nothing, or of texts that the model has written.
 

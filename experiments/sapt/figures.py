@@ -48,7 +48,7 @@ def weight_map(tables: Tables, order: str, row: str, when: str) -> Any:
     tasks = len(tables.record["orders"][order]["tasks"])
     weights = np.full((tasks, tasks), np.nan)
     cells = where(tables.weights, order=order, row=row, when=when)
-    weights[cells["task_index"] - 1, cells["block"] - 1] = cells["weight"]
+    weights[cells["task_index"] - 1, cells["adapter"] - 1] = cells["weight"]
     return weights
 
 

@@ -94,7 +94,7 @@ def standing(ran: RunState) -> list[Number]:
     `membership`: of `Private`, 0.5 where nothing is given away; `WRITTEN` and `kept`: of texts that were written.
     """
     learner, method, found = ran.learner, ran.method, numbers(ran)
-    kind, tasks = method.settings.reflects, range(len(ran.learner.stream) - 1)
+    kind, tasks = method.config.reflection, range(len(ran.learner.stream) - 1)
     if kind != "none":
         found += _mean("membership", [privacies(learner, method, task)[kind].membership for task in tasks])
     told = [measured(learner, method, task) for task in tasks if method.written(task) is not None]

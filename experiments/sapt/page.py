@@ -106,7 +106,7 @@ def describe_settings(tables: Tables) -> str:
         f"At most {record['train_rows_a_task']} training and {record['test_rows_a_task']} test rows a task, "
         f"{budget['length']} tokens, rank {record['lora']['rank']}, {budget['num_epochs']} epochs at "
         f"{budget['learning_rate']:g} in batches of {budget['batch_size']}, {budget['precision']}. Other rates: "
-        f"{rates}. `sapt` reflects on {record['rows'][SAPT]['settings'].get('stored', 0)} vectors a task "
+        f"{rates}. `sapt` reflects on {record['rows'][SAPT]['settings'].get('memory_size', 0)} vectors a task "
         "(paper: 2 % of its rows); the published gate's λ is of the mean over tasks, not of their sum. `l2p` learns a "
         f"task among its own classes. Chance among own labels: {chance(tables):.1f} %. Seeds "
         f"{join_words(map(str, record['seeds']))}. "

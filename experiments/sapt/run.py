@@ -26,7 +26,7 @@ from regard.continual.learner import Learner
 from regard.continual.methods import method_named
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
-from regard.continual.stage import TrainingBudget
+from regard.continual.training_phase import TrainingBudget
 from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.models.heads import HeadName
@@ -43,7 +43,7 @@ BUDGET = TrainingBudget(
 )
 SUMMED = 5e-4
 """The rate of methods that add frozen blocks up: at the others' all texts have the same state in the end."""
-STORED = {"stored": 100}
+STORED = {"memory_size": 100}
 PSEUDO = "sapt_pseudo/long_t5/Long_Sequence"
 """Where, below the folder of data, the samples are that SAPT's authors published."""
 
@@ -63,32 +63,32 @@ class Row:
 
 ROWS: dict[str, Row] = {
     "sapt": Row("sapt", STORED),
-    "sapt, density": Row("sapt", {**STORED, "reflects": "density"}),
-    "sapt, published samples": Row("sapt", {**STORED, "reflects": "generated", "pseudo": PSEUDO}),
-    "sapt, without reflection": Row("sapt", {"reflects": "none"}),
+    "sapt, density": Row("sapt", {**STORED, "reflection": "density"}),
+    "sapt, published samples": Row("sapt", {**STORED, "reflection": "generated", "pseudo_samples_dir": PSEUDO}),
+    "sapt, without reflection": Row("sapt", {"reflection": "none"}),
     "sapt, gate published": Row("sapt", {**STORED, "gate": "published"}),
-    "sapt, gate published, λ 1": Row("sapt", {**STORED, "gate": "published", "strength": 1.0}),
-    "sapt, gate not opened ahead": Row("sapt", {**STORED, "ahead": 0}),
-    "sapt, begun at the best": Row("sapt", {**STORED, "begins": "best"}),
-    "sapt, begun at nothing": Row("sapt", {**STORED, "begins": "nothing"}),
-    "sapt, gate held": Row("sapt", {**STORED, "held": True}),
-    "sapt, not aligned": Row("sapt", {**STORED, "aligned": False}),
+    "sapt, gate published, λ 1": Row("sapt", {**STORED, "gate": "published", "reflection_weight": 1.0}),
+    "sapt, gate not opened ahead": Row("sapt", {**STORED, "router_warmup_steps": 0}),
+    "sapt, begun at the best": Row("sapt", {**STORED, "init": "best"}),
+    "sapt, begun at nothing": Row("sapt", {**STORED, "init": "nothing"}),
+    "sapt, gate held": Row("sapt", {**STORED, "freeze_router": True}),
+    "sapt, not aligned": Row("sapt", {**STORED, "joint_training": False}),
     "sapt, 3 vectors a task": Row("sapt"),
     "sequential-lora": Row("sequential-lora"),
     "incremental-lora": Row("incremental-lora", rate=SUMMED),
     "replay-lora": Row("replay-lora"),
-    "replay-lora, 1400 texts": Row("replay-lora", {"memory": 1400}),
+    "replay-lora, 1400 texts": Row("replay-lora", {"memory_size": 1400}),
     "o-lora": Row("o-lora", rate=SUMMED),
-    "n-lora": Row("n-lora", {"product": "released", "sparsity": 0.4}, rate=SUMMED),
+    "n-lora": Row("n-lora", {"penalized_product": "released", "sparsity_weight": 0.4}, rate=SUMMED),
     "inflora": Row("inflora", rate=SUMMED),
     "migu": Row("migu"),
     "slao": Row("slao"),
     "gainlora": Row("gainlora"),
     "seekr": Row("seekr"),
     "osf": Row("osf", rate=1e-4),
-    "l2p": Row("l2p", {"rate": 2e-3}),
+    "l2p": Row("l2p", {"learning_rate": 2e-3}),
     "epi": Row("epi"),
-    "progprompt": Row("progprompt", {"length": 5, "rate": 1e-2}),
+    "progprompt": Row("progprompt", {"num_virtual_tokens": 5, "learning_rate": 1e-2}),
     "separate": Row("separate", lora=True),
     "joint": Row("joint", lora=True),
 }
@@ -104,8 +104,8 @@ def tasks_of(order: str, seed: int, data: str, *, instructions: bool = True) -> 
     found = read_stream(
         STREAM,
         data,
-        rows=TRAIN,
-        eval_rows=EVALUATED,
+        samples_per_class=TRAIN,
+        max_eval_samples=EVALUATED,
         order=order,
         seed=seed,
         task_type="classification",
@@ -150,7 +150,7 @@ def learnt(
     settings = dict(of.settings)
     if "pseudo" in settings:
         settings["pseudo"] = str(Path(data) / settings["pseudo"])
-    method = kind(kind.Settings.parsed(settings))
+    method = kind(kind.Config.parsed(settings))
     lora = {"rank": RANK, "alpha": ALPHA} if of.lora else None
     budget = dataclasses.replace(budget, learning_rate=of.rate or budget.learning_rate)
     head: HeadName | None = "labels" if method.head == "linear" and not tasks.text else None
@@ -177,7 +177,7 @@ def made(order: str, row: str, seed: int, loaded: Loaded, data: str, budget: Tra
         "order": order,
         "row": row,
         "seed": seed,
-        "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.record)},
+        "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.metadata)},
         **ran.rows,
         "regard": regard_version(),
         "versions": versions(),

@@ -42,7 +42,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "matrix": (*KEY, "after_task", "task_index", "til", "cil"),
     "cost": (*KEY, *finished.COST, "hook_seconds"),
     "gate": (*KEY, "task_index", "task", *GATE),
-    "weights": ("order", "row", "when", "task_index", "block", "weight", "n"),
+    "weights": ("order", "row", "when", "task_index", "adapter", "weight", "n"),
 }
 """The columns of docs/results/sapt-NAME.csv.
 
@@ -225,7 +225,7 @@ def _tasks(run: Mapping[str, Any]) -> list[tuple[str, int]]:
 def _gate(run: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A line a task: what the gate did with its rows when it was learnt, and at the end."""
     values = {
-        (one["after_task"], one["task_index"], one["statistic"], one["block"]): one["value"] for one in run["gate"]
+        (one["after_task"], one["task_index"], one["statistic"], one["adapter"]): one["value"] for one in run["gate"]
     }
     single = {(after, at, name): value for (after, at, name, _), value in values.items() if name != "weight"}
     tasks = _tasks(run) if values else []
@@ -261,7 +261,7 @@ def _weights(runs: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         for one in run["gate"]:
             for when, after in (("learning", one["task_index"]), ("end", last)):
                 if one["statistic"] == "weight" and one["after_task"] == after:
-                    place = {name: one[name] for name in ("task_index", "block")}
+                    place = {name: one[name] for name in ("task_index", "adapter")}
                     lines.append({"order": run["order"], "row": run["row"], "when": when, **place, **_value(one)})
     columns = COLUMNS["weights"]
     table = pd.DataFrame(lines, columns=[*columns[:-2], "weight"])

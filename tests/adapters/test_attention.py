@@ -9,14 +9,14 @@ from torch import Tensor
 
 from regard.adapters.attention import ORDERS, SharedAttention, query_vectors
 from regard.errors import UserError
-from tests.adapters import plain
+from tests.adapters import reference
 
 WIDTH, INNER = 12, 5
 
 
 def attention(blocks: int, **options: Any) -> SharedAttention:
     """In float64, with a layer norm that is not the identity and keys that tell the queries apart."""
-    made = SharedAttention(WIDTH, inner=INNER, **options).double()
+    made = SharedAttention(WIDTH, hidden_size=INNER, **options).double()
     made.use(blocks)
     random = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -33,26 +33,28 @@ def vectors(rows: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("temperature", [None, 0.7])
 @pytest.mark.parametrize("rows, blocks", [(4, 5), (1, 3), (3, 1)])
 def test_the_weights_are_those_of_the_formulas(order: str, temperature: float | None, rows: int, blocks: int) -> None:
-    made = attention(blocks, order=order, temperature=temperature, seed=rows)
-    expected = plain.attention(made, vectors(rows), blocks, temperature or math.sqrt(WIDTH))
+    made = attention(blocks, projection_order=order, temperature=temperature, seed=rows)
+    expected = reference.attention(made, vectors(rows), blocks, temperature or math.sqrt(WIDTH))
     torch.testing.assert_close(made(vectors(rows)), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_gradients_are_those_of_the_formulas(order: str) -> None:
-    made = attention(4, order=order)
+    made = attention(4, projection_order=order)
     made.open(3)
     towards = torch.randn(3, 4, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     trained = [part for part in made.parameters() if part.requires_grad]
     found = torch.autograd.grad((made(vectors(3)) * towards).sum(), trained)
-    expected = torch.autograd.grad((plain.attention(made, vectors(3), 4, math.sqrt(WIDTH)) * towards).sum(), trained)
+    expected = torch.autograd.grad(
+        (reference.attention(made, vectors(3), 4, math.sqrt(WIDTH)) * towards).sum(), trained
+    )
     assert len(trained) == 5  # the key, both maps, the layer norm's two
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 def test_the_two_orders_differ() -> None:
-    published, paper = (attention(3, order=order)(vectors(2)) for order in ORDERS)
+    published, paper = (attention(3, projection_order=order)(vectors(2)) for order in ORDERS)
     assert (published - paper).abs().max() > 1e-3
 
 
@@ -88,8 +90,8 @@ def test_no_block_in_use_is_refused() -> None:
 
 
 def test_an_unknown_order_is_refused() -> None:
-    with pytest.raises(UserError, match="order: expected one of published, paper, got 'both'"):
-        SharedAttention(WIDTH, order="both")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="projection_order: expected one of published, paper, got 'both'"):
+        SharedAttention(WIDTH, projection_order="both")  # type: ignore[arg-type]
 
 
 # -- keys -----------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ def test_query_vectors_are_the_highest_values_of_real_tokens(rows: int) -> None:
     real = torch.tensor([[1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1], [1, 0, 1, 0, 1, 0]])[:rows]
     found = query_vectors(embedded, real)
     assert found.shape == (rows, WIDTH)
-    torch.testing.assert_close(found, plain.highest(embedded, real), rtol=0, atol=0)
+    torch.testing.assert_close(found, reference.highest(embedded, real), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("left", [True, False])

@@ -7,8 +7,8 @@ from transformers.pytorch_utils import Conv1D
 
 from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
 from regard.errors import UserError
-from tests.adapters import plain
-from tests.adapters.mixing import ALPHA, INPUTS, OUTPUTS, RANK, drawn, filled, layer, run, weights_of
+from tests.adapters import reference
+from tests.adapters.mixed_models import ALPHA, INPUTS, OUTPUTS, RANK, drawn, filled, layer, run, weights_of
 
 
 def compare(made: MixedLayer, states: Tensor, weights: Tensor) -> None:
@@ -17,7 +17,7 @@ def compare(made: MixedLayer, states: Tensor, weights: Tensor) -> None:
     options = {"top_k": made.mixture.top_k, "detach_old": made.blocks.detach_old}
     parts = [part for number in made.blocks.trained for part in (made.blocks.A[number], made.blocks.B[number])]
     found = run(made, states, weights)
-    expected = plain.mixed(made.blocks, states, made.base_layer(states), weights, **options)
+    expected = reference.mixed(made.blocks, states, made.base_layer(states), weights, **options)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     towards = drawn(*found.shape, seed=7)
     wanted = [states, weights, *parts]
@@ -130,7 +130,7 @@ def test_old_blocks_that_are_detached_run_as_under_no_grad() -> None:
 def test_top_k_of_few_tokens_and_of_many(rows: int, tokens: int, count: int) -> None:
     """Few are not worth gathering blocks for: the same comes out."""
     weights = weights_of(rows, count)
-    chosen = Mixture(weights, top_k=2).shares(rows, rows * tokens, RANK, 1.0, (count - 1,)).chosen
+    chosen = Mixture(weights, top_k=2).layer_weights(rows, rows * tokens, RANK, 1.0, (count - 1,)).gathered
     assert (chosen is None) == (tokens == 1)
     compare(layer(count, count - 1, top_k=2), drawn(rows, tokens, INPUTS), weights)
 
@@ -201,7 +201,7 @@ def test_half_precision_layers_have_blocks_in_single_precision() -> None:
     found = run(made, states, weights_of(2, 3).float())
     assert found.dtype == torch.bfloat16
     assert made.blocks.A[2].dtype == torch.float32
-    plainly = plain.mixed(made.blocks, states.float(), base(states).float(), weights_of(2, 3).float())
+    plainly = reference.mixed(made.blocks, states.float(), base(states).float(), weights_of(2, 3).float())
     torch.testing.assert_close(found.float(), plainly, rtol=0.02, atol=0.02)
 
 

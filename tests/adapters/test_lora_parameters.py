@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.adapters.lora import MixedLayer
-from tests.adapters import plain
-from tests.adapters.mixing import INPUTS, OUTPUTS, RANK, drawn, layer, run, weights_of
+from tests.adapters import reference
+from tests.adapters.mixed_models import INPUTS, OUTPUTS, RANK, drawn, layer, run, weights_of
 
 
 def agree(made: MixedLayer) -> None:
@@ -22,7 +22,7 @@ def agree(made: MixedLayer) -> None:
     states, weights = drawn(2, 3, INPUTS).to(dtype), weights_of(2, count).detach().to(dtype)
     with torch.no_grad():
         found = run(made.eval(), states, weights)
-        expected = plain.mixed(made.blocks, states, made.base_layer(states), weights)
+        expected = reference.mixed(made.blocks, states, made.base_layer(states), weights)
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     assert all(part.requires_grad == (n in made.blocks.trained) for n, part in enumerate(made.blocks.A))
     assert all(part.requires_grad == (n in made.blocks.trained) for n, part in enumerate(made.blocks.B))

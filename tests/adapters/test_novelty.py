@@ -149,9 +149,9 @@ def test_few_rows_cannot_tell() -> None:
     "vectors, kept, told",
     [
         (torch.zeros(1, 3), torch.zeros(4, 3), r"vectors: expected at least 2 rows of features, got shape \(1, 3\)"),
-        (torch.zeros(4, 3), torch.zeros(3), r"kept: expected at least 2 rows of features, got shape \(3,\)"),
-        (torch.zeros(4, 3), torch.zeros(4, 2), "vectors: expected 2 features as those kept have, got 3"),
-        (torch.zeros(4, 3), torch.full((4, 3), torch.inf), "kept: expected finite numbers, got others"),
+        (torch.zeros(4, 3), torch.zeros(3), r"reference: expected at least 2 rows of features, got shape \(3,\)"),
+        (torch.zeros(4, 3), torch.zeros(4, 2), "vectors: expected 2 features as in reference, got 3"),
+        (torch.zeros(4, 3), torch.full((4, 3), torch.inf), "reference: expected finite numbers, got others"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(vectors: Tensor, kept: Tensor, told: str) -> None:

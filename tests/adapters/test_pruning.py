@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
-from tests.adapters.families import fill, filled, logits, made, rows
+from tests.adapters.model_families import fill, filled, logits, made, rows
 
 FAMILIES = ("bert", "t5", "gpt2", "llama")
 
@@ -82,7 +82,7 @@ def test_what_no_row_selects_goes_and_the_loss_is_measured(family: str, merge: b
     found = adapters.prune(given, merge=merge)
     with torch.no_grad():
         after = sum(float(adapters(**one).loss) * len(one["input_ids"]) for one in given) / 5
-    assert found.gone == ("task1",)
+    assert found.removed == ("task1",)
     assert adapters.adapter_names == ("task0", "task2")
     assert found.usage == pytest.approx(dict(zip(("task0", "task1", "task2"), usage.tolist(), strict=True)))
     assert (found.loss_before, found.loss_after) == pytest.approx((before, after))
@@ -108,15 +108,15 @@ def test_what_one_row_selects_stays() -> None:
     most = torch.cat([adapters.routing_weights(**batch) for batch in batches("bert")]).detach().amax(0)
     adapters.freeze()
     found = adapters.prune(batches("bert"), least=float(most.min()) - 1e-4)
-    assert found.gone == ()
+    assert found.removed == ()
     assert found.loss_before == found.loss_after
-    assert adapters.prune(batches("bert"), least=float(most.min()) + 1e-4).gone == (f"task{int(most.argmin())}",)
+    assert adapters.prune(batches("bert"), least=float(most.min()) + 1e-4).removed == (f"task{int(most.argmin())}",)
 
 
 def test_the_block_that_is_trained_stays() -> None:
     adapters = ignored("bert")
     adapters.set_adapter("task1")
-    assert adapters.prune(batches("bert")).gone == ()
+    assert adapters.prune(batches("bert")).removed == ()
 
 
 def test_a_merged_block_is_saved_and_merged_again(tmp_path: Path) -> None:
@@ -153,13 +153,13 @@ def test_mistakes_are_refused() -> None:
     with pytest.raises(UserError, match=r"loss: expected batches with labels, or a function of a batch, got neither"):
         adapters.prune([rows("bert")])
     adapters.freeze()
-    with pytest.raises(UserError, match=r"least: expected a share that a block reaches, got 0.99"):
+    with pytest.raises(UserError, match=r"least: expected a weight that an adapter reaches, got 0.99"):
         adapters.prune(batches("bert"), least=0.99)
     with pytest.raises(UserError, match=r"name: expected one of task0, task1, task2, got 'other'"):
         adapters.merge("other")
-    prompts = SharedAdapters(made("bert"), block="prompt", length=2, hidden=4)
+    prompts = SharedAdapters(made("bert"), adapter_type="prompt", num_virtual_tokens=2, encoder_hidden_size=4)
     prompts.add_adapter("one")
-    with pytest.raises(UserError, match=r"block: expected 'lora' to merge, got 'prompt'"):
+    with pytest.raises(UserError, match=r"adapter_type: expected 'lora' to merge, got 'prompt'"):
         prompts.merge("one")
     fill(adapters)
     assert len(adapters.adapter_names) == 3

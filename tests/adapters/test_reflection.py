@@ -104,7 +104,7 @@ def test_in_low_precision_the_divergence_is_that_of_float32(kind: torch.dtype) -
 
 
 def test_under_autocast_the_attention_keeps_its_precision() -> None:
-    gate = SharedAttention(8, inner=4, seed=0)
+    gate = SharedAttention(8, hidden_size=4, seed=0)
     gate.use(2)
     vectors = drawn(5, 8).float()
     with torch.no_grad():

@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
-from tests.adapters.families import (
+from tests.adapters.model_families import (
     DECODERS,
     FAMILIES,
     TWO_PARTS,
@@ -122,7 +122,7 @@ def test_labels_of_others_say_nothing_of_a_prompt(family: str) -> None:
 
 def test_masked_language_modelling_is_weighed_by_all_words() -> None:
     config = made("bert").config
-    adapters = SharedAdapters(transformers.BertForMaskedLM(config).eval(), rank=2)
+    adapters = SharedAdapters(transformers.BertForMaskedLM(config).eval(), r=2)
     adapters.add_adapter("one")
     batch = rows("bert")
     labels = torch.full_like(batch["input_ids"], -100)
@@ -222,12 +222,14 @@ def test_the_encoders_output_brings_its_weights_to_the_decoder(family: str) -> N
 def test_a_cache_that_was_not_filled_here_is_refused() -> None:
     adapters, batch = filled("llama"), rows("llama")
     other = made("llama")(**batch, use_cache=True).past_key_values
-    with pytest.raises(UserError, match=r"past_key_values: expected what this model computed with the blocks"):
+    with pytest.raises(
+        UserError, match=r"past_key_values: expected what this model computed with its current adapters"
+    ):
         adapters(input_ids=batch["input_ids"][:, :1], past_key_values=other)
     kept = adapters(**batch, use_cache=True).past_key_values
     adapters.delete_adapter("task0")
     adapters.add_adapter("another")
-    with pytest.raises(UserError, match=r"got those of other blocks"):
+    with pytest.raises(UserError, match=r"got states of other adapters"):
         adapters(input_ids=batch["input_ids"][:, :1], past_key_values=kept)
     adapters(**batch)
 

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from regard.adapters import saving
-from regard.adapters.base import base_sha256
+from regard.adapters.base_model import base_sha256
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from regard.models.pretrained import load
-from tests.adapters.families import FAMILIES, blocks_of, filled, logits, made, rows
+from tests.adapters.model_families import FAMILIES, blocks_of, filled, logits, made, rows
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -29,9 +29,12 @@ def test_what_was_saved_answers_the_same(family: str, tmp_path: Path) -> None:
     assert not any(value.requires_grad for value in loaded.parameters())
 
 
-@pytest.mark.parametrize("settings", [{"order": "paper", "temperature": 2.0, "inner": 5}, {"top_k": 1, "alpha": 7.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"projection_order": "paper", "temperature": 2.0, "router_hidden_size": 5}, {"top_k": 1, "lora_alpha": 7.0}],
+)
 def test_settings_come_back(settings: dict[str, Any], tmp_path: Path) -> None:
-    adapters, batch = filled("bert", targets=["query", "key"], **settings), rows("bert")
+    adapters, batch = filled("bert", target_modules=["query", "key"], **settings), rows("bert")
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
     assert loaded.settings == adapters.settings
@@ -53,7 +56,7 @@ def test_the_file_holds_blocks_stacked_and_nothing_of_the_base(tmp_path: Path) -
 
 
 def test_the_lineage_of_each_block_is_kept(tmp_path: Path) -> None:
-    adapters = SharedAdapters(made("bert"), rank=2)
+    adapters = SharedAdapters(made("bert"), r=2)
     adapters.add_adapter("first", lineage={"task": "sst2", "data": {"train": "ab12"}})
     adapters.add_adapter("second")
     adapters.delete_adapter("first")
@@ -87,7 +90,7 @@ def test_it_grows_on_after_it_was_loaded(tmp_path: Path) -> None:
 
 def test_a_name_is_enough_for_a_model_on_disk(tmp_path: Path) -> None:
     made("bert").save_pretrained(tmp_path / "model")
-    adapters = SharedAdapters(transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model"), rank=2)
+    adapters = SharedAdapters(transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model"), r=2)
     adapters.add_adapter("one")
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained(tmp_path / "model", tmp_path / "saved")
@@ -105,7 +108,7 @@ def test_a_name_is_enough_for_a_model_on_disk(tmp_path: Path) -> None:
 
 def test_weights_that_are_pickled_are_not_read(tmp_path: Path) -> None:
     model = made("bert")
-    adapters = SharedAdapters(model, rank=2)
+    adapters = SharedAdapters(model, r=2)
     adapters.add_adapter("one")
     adapters.save_pretrained(tmp_path / "saved")
     made("bert").config.save_pretrained(tmp_path / "model")
@@ -116,7 +119,7 @@ def test_weights_that_are_pickled_are_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.minilm
 def test_the_embedded_model_is_known_by_its_name(tmp_path: Path) -> None:
-    adapters = SharedAdapters(load("minilm").model, rank=2)
+    adapters = SharedAdapters(load("minilm").model, r=2)
     adapters.add_adapter("one")
     adapters.save_pretrained(tmp_path / "saved")
     loaded = SharedAdapters.from_pretrained("minilm", tmp_path / "saved")
@@ -162,7 +165,10 @@ def test_a_base_in_another_precision_is_the_same_base(tmp_path: Path) -> None:
 
 
 def test_soft_prompts_are_saved_as_they_are_read(tmp_path: Path) -> None:
-    adapters, batch = SharedAdapters(made("bert"), block="prompt", length=3, hidden=8), rows("bert")
+    adapters, batch = (
+        SharedAdapters(made("bert"), adapter_type="prompt", num_virtual_tokens=3, encoder_hidden_size=8),
+        rows("bert"),
+    )
     adapters.add_adapter("one")
     adapters.add_adapter("two")
     adapters.save_pretrained(tmp_path / "saved")

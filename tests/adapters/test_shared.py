@@ -12,7 +12,7 @@ import regard
 from regard.adapters.lora import MixedLayer
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
-from tests.adapters.families import (
+from tests.adapters.model_families import (
     FAMILIES,
     blocks_of,
     fill,
@@ -44,14 +44,14 @@ def test_the_new_block_its_key_and_the_projection_train_and_nothing_else(family:
 
 
 def test_with_one_block_all_that_trains_takes_part() -> None:
-    adapters = SharedAdapters(made("t5"), rank=2)
+    adapters = SharedAdapters(made("t5"), r=2)
     adapters.add_adapter("one")
     loss_of(adapters.train(), "t5").backward()
     assert all(value.grad is not None for value in adapters.parameters() if value.requires_grad)
 
 
 def test_training_lowers_the_loss_and_close_freezes_all() -> None:
-    adapters = SharedAdapters(made("llama"), rank=4)
+    adapters = SharedAdapters(made("llama"), r=4)
     for name in ("one", "two"):
         adapters.add_adapter(name)
         optimizer = torch.optim.Adam([value for value in adapters.parameters() if value.requires_grad], lr=0.02)
@@ -165,7 +165,7 @@ def test_a_copy_is_another(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "t5", "llama", "gpt2"])
 def test_a_base_in_bfloat16_has_weights_in_full_precision(family: str) -> None:
-    adapters = SharedAdapters(made(family).bfloat16(), rank=4)
+    adapters = SharedAdapters(made(family).bfloat16(), r=4)
     for name in ("one", "two"):
         adapters.add_adapter(name)
     fill(adapters, 0.02)
@@ -175,7 +175,7 @@ def test_a_base_in_bfloat16_has_weights_in_full_precision(family: str) -> None:
     assert all(value.dtype == torch.float32 for value in adapters.pool.parameters_of(0))
     found = logits(adapters, batch)
     assert found.dtype == torch.bfloat16
-    full = SharedAdapters(made(family), rank=4)
+    full = SharedAdapters(made(family), r=4)
     for name in ("one", "two"):
         full.add_adapter(name)
     fill(full, 0.02)
@@ -200,13 +200,22 @@ def test_it_moves_to_another_precision_as_a_whole() -> None:
 
 
 def test_options_reach_what_they_are_of() -> None:
-    adapters = filled("bert", order="paper", inner=5, temperature=2.0, top_k=1, detach_old=True, dropout=0.1, seed=3)
-    assert (adapters.attention.order, adapters.attention.temperature) == ("paper", 2.0)
+    adapters = filled(
+        "bert",
+        projection_order="paper",
+        router_hidden_size=5,
+        temperature=2.0,
+        top_k=1,
+        detach_old=True,
+        dropout=0.1,
+        seed=3,
+    )
+    assert (adapters.attention.projection_order, adapters.attention.temperature) == ("paper", 2.0)
     assert adapters.attention.down.shape == (5, 16)
     assert adapters.pool.mixture.top_k == 1
     assert blocks_of(adapters)[0].detach_old
     assert blocks_of(adapters)[0].dropout.p == 0.1
-    only = filled("bert", targets=["layer.1.attention.self.key"])
+    only = filled("bert", target_modules=["layer.1.attention.self.key"])
     assert list(only.layers("look")) == ["bert.encoder.layer.1.attention.self.key"]
 
 
@@ -219,7 +228,7 @@ def test_the_name_is_exported() -> None:
 
 @pytest.mark.parametrize("family", ["bert", "t5", "llama"])
 def test_soft_prompts_are_mixed_as_blocks_are(family: str) -> None:
-    adapters = SharedAdapters(made(family), block="prompt", length=3, hidden=8)
+    adapters = SharedAdapters(made(family), adapter_type="prompt", num_virtual_tokens=3, encoder_hidden_size=8)
     batch = rows(family)
     expected = logits(made(family), batch)
     assert_close(logits(adapters, batch), expected)
@@ -241,7 +250,7 @@ def test_soft_prompts_are_mixed_as_blocks_are(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_soft_prompts_are_read_once_when_words_are_generated(family: str) -> None:
-    adapters = SharedAdapters(made(family), block="prompt", length=3, hidden=8)
+    adapters = SharedAdapters(made(family), adapter_type="prompt", num_virtual_tokens=3, encoder_hidden_size=8)
     adapters.add_adapter("one")
     adapters.add_adapter("two")
     batch = rows(family)
@@ -259,18 +268,18 @@ def test_soft_prompts_are_read_once_when_words_are_generated(family: str) -> Non
     "options, message",
     [
         (
-            {"targets": "nothing"},
-            "targets: expected names of linear layers, got 'nothing'; the model has query, key, value",
+            {"target_modules": "nothing"},
+            "target_modules: expected names of linear layers, got 'nothing'; the model has query, key, value",
         ),
-        ({"block": "prefix"}, "block: expected one of lora, prompt, got 'prefix'"),
-        ({"rank": 0}, "rank: expected a whole number of at least 1, got 0"),
-        ({"alpha": 0}, "alpha: expected a number above 0, got 0"),
-        ({"alpha": float("nan")}, "alpha: expected a number above 0, got nan"),
-        ({"inner": 0}, "inner: expected a whole number of at least 1, got 0"),
+        ({"adapter_type": "prefix"}, "adapter_type: expected one of lora, prompt, got 'prefix'"),
+        ({"r": 0}, "r: expected a whole number of at least 1, got 0"),
+        ({"lora_alpha": 0}, "lora_alpha: expected a number above 0, got 0"),
+        ({"lora_alpha": float("nan")}, "lora_alpha: expected a number above 0, got nan"),
+        ({"router_hidden_size": 0}, "router_hidden_size: expected a whole number of at least 1, got 0"),
         ({"temperature": -1.0}, "temperature: expected a number above 0, got -1.0"),
         ({"dropout": 1.0}, "dropout: expected a number from 0 to below 1, got 1.0"),
-        ({"order": "other"}, "order: expected one of published, paper, got 'other'"),
-        ({"block": "prompt", "top_k": 2}, "top_k: expected None with block='prompt', got 2"),
+        ({"projection_order": "other"}, "projection_order: expected one of published, paper, got 'other'"),
+        ({"adapter_type": "prompt", "top_k": 2}, "top_k: expected None with adapter_type='prompt', got 2"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(options: dict[str, Any], message: str) -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import blockwise, reference
-from regard.attention.call import REDUCTIONS, AttentionCall, Operation, ReductionRequest
-from regard.attention.operator import FORMS, attend, plain_output
+from regard.attention.call import AttentionCall, Operation
+from regard.attention.operator import BACKENDS, attend, compute_output
+from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from tests.attention.largest import Largest, largest
 from tests.attention.test_operation import MORE, assert_like_formulas, call_of, parts
@@ -76,7 +77,7 @@ def test_blocks_give_what_the_whole_matrix_gives(case: dict[str, Any]) -> None:
         tensors["sink"] = call.sink
     for tensor in tensors.values():
         tensor.requires_grad_()
-    expected = reference.operate(call, call.operation)
+    expected = reference.operation_output(call, call.operation)
     assert_like_formulas(blockwise.blockwise(call, call.operation), expected, tensors)
 
 
@@ -84,9 +85,9 @@ def test_blocks_give_what_the_whole_matrix_gives(case: dict[str, Any]) -> None:
 @given(case=calls())
 def test_reductions_of_blocks_are_those_of_the_whole_matrix(case: dict[str, Any]) -> None:
     call = AttentionCall(**case | {"operation": Operation(**case["operation"])})
-    names = REDUCTIONS if call.query_mask is None else REDUCTIONS - {"spectral_bound"}
-    wanted = ReductionRequest(names=names, first=2)
-    found, expected = blockwise.reduce_by_rows(call, wanted), reference.reduce(call, wanted)
+    names = frozenset(WEIGHT_REDUCTIONS) - ({"spectral_bound"} if call.query_mask is not None else set())
+    wanted = ReductionRequest(names=names, num_first_keys=2)
+    found, expected = blockwise.reduce_by_rows(call, wanted), reduce_dense(call, wanted)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
@@ -99,7 +100,7 @@ def test_a_bias_that_hides_all_keys_of_a_query_leaves_zeros_and_no_gradient(weig
     bias[0, 0, 1] = torch.finfo(torch.float32).min
     operation = Operation(weighting=weighting, prefix=1)
     call = AttentionCall(query=query, key=query, value=query, scale=0.5, bias=bias, operation=operation)
-    output = plain_output(call)
+    output = compute_output(call)
     (gradient,) = torch.autograd.grad(output[:, :, 1].sum(), query, retain_graph=True)
     assert not output[:, :, 1].any()
     assert not gradient.any()
@@ -114,7 +115,7 @@ def test_dropout_leaves_the_mean_and_has_the_gradient_of_what_it_drew() -> None:
         query=query, key=query, value=value, scale=0.5, causal=True, dropout=0.5, operation=Operation(window=9)
     )
     torch.manual_seed(3)
-    outputs = [plain_output(call) for _ in range(120)]
+    outputs = [compute_output(call) for _ in range(120)]
     mean = torch.stack(outputs).detach().mean(0)
     torch.testing.assert_close(mean, torch.ones_like(mean), rtol=0.4, atol=0.4)
     assert not torch.equal(outputs[0], outputs[1])
@@ -128,29 +129,29 @@ def test_autocast_computes_blocks_in_float32() -> None:
     assert call.operation is not None
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = blockwise.blockwise(call, call.operation)
-    torch.testing.assert_close(found, reference.operate(call, call.operation), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, reference.operation_output(call, call.operation), rtol=1e-5, atol=1e-5)
     half = replace(call, query=call.query.bfloat16(), key=call.key.bfloat16(), value=call.value.bfloat16())
     assert blockwise.blockwise(half, call.operation).dtype == torch.bfloat16
 
 
 LENGTH = 1024
-FORM_OF_EACH = [
-    (name, form)
+BACKEND_OF_EACH = [
+    (name, backend)
     for name, spec in EVERY.items()
-    for form in ("blockwise", spec.resolved)
-    if name in MORE or form != "blockwise"
+    for backend in ("blockwise", spec.resolved)
+    if name in MORE or backend != "blockwise"
 ]
 
 
-@pytest.mark.parametrize("name, form", sorted(set(FORM_OF_EACH)))
-def test_no_tensor_of_a_form_is_as_large_as_the_matrix(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name, backend", sorted(set(BACKEND_OF_EACH)))
+def test_no_tensor_is_as_large_as_the_matrix(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blockwise, "ROWS", (16, 64))
     spec = EVERY[name]
     tensors = {n: t.float() for n, t in parts(spec, groups=1, shares=1, length=LENGTH).items()}
     tensors["q"].requires_grad_()
     call = call_of(spec, tensors, length=LENGTH)
     assert call.operation is not None
-    entries = largest(lambda: FORMS[form](call, call.operation))
+    entries = largest(lambda: BACKENDS[backend](call, call.operation))
     assert entries <= LENGTH * LENGTH // 2
 
 
@@ -160,7 +161,7 @@ def test_no_tensor_of_the_reductions_is_as_large_as_the_matrix(name: str, monkey
     spec = EVERY[name]
     call = call_of(spec, parts(spec, groups=1, shares=1, length=LENGTH), length=LENGTH)
     with Largest() as watch:
-        attend(call, ReductionRequest(names=REDUCTIONS - {"weights", "spectral_bound"}))
+        attend(call, ReductionRequest(names=frozenset(WEIGHT_REDUCTIONS) - {"weights", "spectral_bound"}))
     assert watch.entries <= LENGTH * LENGTH // 4
 
 
@@ -171,4 +172,4 @@ def test_a_query_of_a_cache_reads_no_key_before_its_window() -> None:
     ((part, seen),) = blockwise.blocks(call)
     assert (seen.start, seen.stop, part.key.shape[2], part.offset) == (492, 500, 8, 7)
     assert call.operation is not None
-    torch.testing.assert_close(plain_output(call), reference.operate(call, call.operation))
+    torch.testing.assert_close(compute_output(call), reference.operation_output(call, call.operation))

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.attention.call import REDUCTIONS, AttentionCall, ConstantHeadsInput, ReductionRequest
+from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.attention.constant import constant_output, constant_weights
 from regard.attention.operator import attend
+from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest
 from regard.attention.reference import weights as whole_weights
 
 BATCH, HEADS, KEYS, WIDTH = 3, 4, 6, 5
@@ -166,7 +167,7 @@ def test_what_is_measured_is_what_was_used(gated: bool, padded: bool) -> None:
     real = torch.ones(BATCH, 1, KEYS, 1, dtype=torch.bool)
     if padded:
         c, real = replace(c, key_mask=REAL, query_mask=REAL), REAL[:, None, :, None]
-    output, found = attend(c, ReductionRequest(names=REDUCTIONS))
+    output, found = attend(c, ReductionRequest(names=frozenset(WEIGHT_REDUCTIONS)))
     weights = whole_weights(c)
     torch.testing.assert_close((weights @ c.value) * real, output * real)
     torch.testing.assert_close(found["weights"], weights[real.all((1, 2, 3))].sum(0))

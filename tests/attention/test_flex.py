@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import flex_attention
 
 from regard.attention import flex, reference
-from regard.attention.operator import form_of
+from regard.attention.operator import select_backend
 from regard.attention.spec import ATTENTIONS
 from regard.errors import UserError
 from tests.attention.test_operation import MORE, call_of, parts
@@ -21,7 +21,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _able(name: str) -> bool:
     try:
-        EVERY[name].with_(form="flex")
+        EVERY[name].changed(backend="flex")
     except UserError:
         return False
     return True
@@ -34,15 +34,15 @@ def test_the_output_is_that_of_the_definition(name: str, shares: int) -> None:
     call = call_of(EVERY[name], tensors, length=21)
     assert call.operation is not None
     found = flex.flex(call, call.operation)
-    torch.testing.assert_close(found, reference.operate(call, call.operation), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, reference.operation_output(call, call.operation), rtol=1e-5, atol=1e-5)
 
 
 def test_it_is_for_cuda_alone() -> None:
     spec = EVERY["sigmoid"]
-    call = call_of(spec.with_(form="flex"), parts(spec))
+    call = call_of(spec.changed(backend="flex"), parts(spec))
     assert call.operation is not None
-    assert not flex.flex_serves(call, call.operation)
-    assert form_of(call, call.operation) == "blockwise"
+    assert not flex.supports_flex(call, call.operation)
+    assert select_backend(call, call.operation) == "blockwise"
 
 
 @pytest.mark.parametrize("name", ["linear", "softpick", "sigmoid-kv"])

@@ -13,7 +13,7 @@ from regard.attention import fused, reference
 from regard.attention.call import AttentionCall, Operation
 
 DEVICES = {
-    "normaliser": lambda call, operation: fused._by_normaliser(call, *_beside(call, operation)),
+    "normaliser": lambda call, operation: fused._by_normalizer(call, *_beside(call, operation)),
     "entries": lambda call, operation: fused._by_entries(call, *_beside(call, operation)),
 }
 
@@ -54,7 +54,7 @@ def drawn(
 def assert_defined(
     found: Tensor, call: AttentionCall, operation: Operation, leaves: list[Tensor], near: float = 1e-9
 ) -> None:
-    expected = reference.operate(call, operation)
+    expected = reference.operation_output(call, operation)
     torch.testing.assert_close(found, expected, rtol=near, atol=near)
     leaves = [leaf for leaf in leaves if leaf.requires_grad]
     onto = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=expected.dtype)
@@ -88,14 +88,14 @@ def test_each_device_has_the_output_and_gradients_of_the_definition(
 def test_a_key_in_front_serves_where_groups_share_it(learned: dict[str, str], shares: int) -> None:
     learned = dict.fromkeys(learned, "shared" if shares > 1 else "own")
     call, operation, leaves = drawn(3, shares=shares, **learned)
-    assert fused._same_for_groups(call, operation)
+    assert fused._shares_column(call, operation)
     assert operation.extra_key is not None
-    assert_defined(fused._in_front(call, operation.extra_key, operation.extra_value), call, operation, leaves)
+    assert_defined(fused._with_front_key(call, operation.extra_key, operation.extra_value), call, operation, leaves)
 
 
-def test_keys_of_their_own_for_heads_of_one_group_cannot_stand_in_front() -> None:
+def test_keys_of_their_own_for_heads_of_one_group_cannot_stand_with_front_key() -> None:
     call, operation, _ = drawn(3, shares=3, extra_key="own")
-    assert not fused._same_for_groups(call, operation)
+    assert not fused._shares_column(call, operation)
 
 
 @settings(max_examples=40, deadline=None)
@@ -146,7 +146,7 @@ def test_sixteen_bits_are_as_near_as_they_can_be_far_into_a_sequence(learned: di
         operation = replace(operation, slopes=operation.slopes / operation.slopes.max())
     found = DEVICES[device](half, operation)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), reference.operate(exact, operation), rtol=0.03, atol=0.03)
+    torch.testing.assert_close(found.double(), reference.operation_output(exact, operation), rtol=0.03, atol=0.03)
 
 
 def test_autocast_decides_the_dtype() -> None:
@@ -156,7 +156,7 @@ def test_autocast_decides_the_dtype() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = fused.fused(single, operation)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), reference.operate(call, operation), rtol=0.03, atol=0.03)
+    torch.testing.assert_close(found.double(), reference.operation_output(call, operation), rtol=0.03, atol=0.03)
     assert all(torch.isfinite(g).all() for g in torch.autograd.grad(found.float().sum(), leaves))
 
 
@@ -169,6 +169,6 @@ def test_without_the_kernels_for_cpus_the_others_serve(
         raise AssertionError("the kernels for CPUs are not there")
 
     monkeypatch.setattr(fused, "FLASH", None)
-    monkeypatch.setattr(fused, "_by_normaliser", refused)
+    monkeypatch.setattr(fused, "_by_normalizer", refused)
     call, operation, leaves = drawn(4, shares=shares, **learned)
     assert_defined(fused.fused(call, operation), call, operation, leaves)

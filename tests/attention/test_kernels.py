@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import kernels
-from regard.attention.kernels import Tiling, column_statistics, row_statistics, tiling
+from regard.attention.kernels import Tiling, choose_tiling, column_statistics, row_statistics
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 GPU = torch.cuda.is_available()
@@ -264,7 +264,7 @@ def test_strides_do_not_matter() -> None:
 def test_blocks_that_cannot_see_each_other_are_skipped_and_no_others(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], blocks: int
 ) -> None:
-    if not kernels._interpreted():
+    if not kernels._is_interpreted():
         pytest.skip("only the interpreter can be watched")
     source = importlib.import_module("regard.attention.triton_source")
     seen = []
@@ -294,14 +294,14 @@ def test_without_triton_or_a_gpu_the_kernels_say_so(monkeypatch: pytest.MonkeyPa
     options: dict[str, Any] = {"scale": 1.0, "causal": True, "offset": 0}
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not kernels.available()
+    assert not kernels.is_available()
     if INSTALLED:
         with pytest.raises(ValueError, match="take tensors on a GPU"):
             row_statistics(*tensors, **options)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert kernels.available() == INSTALLED
+    assert kernels.is_available() == INSTALLED
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert not kernels.available()
+    assert not kernels.is_available()
     with pytest.raises(ImportError, match=r"regard\[gpu\]"):
         row_statistics(*tensors, **options)
 
@@ -341,7 +341,7 @@ def test_offsets_past_two_to_the_31_on_a_gpu() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [1, 16, 80, 256, 576])
 def test_every_tiling_is_one_that_the_compiler_takes(width: int, dtype: torch.dtype) -> None:
-    cut = tiling(width, dtype)
+    cut = choose_tiling(width, dtype)
     for size in (cut.resident, cut.streamed):
         assert size >= 16
         assert size & (size - 1) == 0

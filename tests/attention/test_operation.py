@@ -1,4 +1,4 @@
-"""Every named attention, in every form that can compute it, against the formulas of the papers."""
+"""Every named attention, by every backend that can compute it, against the formulas of the papers."""
 
 import dataclasses
 import math
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from regard.attention import reference
-from regard.attention.call import REDUCTIONS, AttentionCall, ConstantHeadsInput, Operation, ReductionRequest, visible
-from regard.attention.operator import FORMS, attend, form_of, plain_output, reduce, simplified
+from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, visible_mask
+from regard.attention.operator import BACKENDS, attend, compute_output, reduce, select_backend, simplify
+from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from tests.attention import formulas
 
@@ -45,9 +46,9 @@ MORE = {
 EVERY = ATTENTIONS | MORE
 
 
-def able(spec: AttentionSpec, form: str) -> bool:
+def able(spec: AttentionSpec, backend: str) -> bool:
     try:
-        spec.with_(form=form)
+        spec.changed(backend=backend)
     except ValueError:
         return False
     return True
@@ -96,7 +97,7 @@ def choices(spec: AttentionSpec, length: int = 7) -> dict[str, Any]:
 
 def call_of(spec: AttentionSpec, tensors: dict[str, Tensor], *, length: int = 7, **options: Any) -> AttentionCall:
     learned = {name: tensors[name] for name in ("extra_key", "extra_value", "distance", "slopes") if name in tensors}
-    operation = Operation.of(spec, shift=choices(spec, length)["shift"], **learned)
+    operation = Operation.from_spec(spec, shift=choices(spec, length)["shift"], **learned)
     q, k, v = (tensors[name] for name in "qkv")
     defaults = {"scale": 0.7, "causal": True, "sink": tensors.get("logit"), "operation": operation}
     return AttentionCall(query=q, key=k, value=v, **(defaults | options))
@@ -126,21 +127,21 @@ def assert_like_formulas(found: Tensor, expected: Tensor, tensors: dict[str, Ten
         )
 
 
-CASES = [(name, form) for name, spec in EVERY.items() for form in FAST if able(spec, form)]
+CASES = [(name, backend) for name, spec in EVERY.items() for backend in FAST if able(spec, backend)]
 
 
-@pytest.mark.parametrize("name, form", CASES)
-def test_every_attention_in_every_form_has_the_output_and_gradients_of_the_papers(name: str, form: str) -> None:
-    spec = EVERY[name].with_(form=form)
+@pytest.mark.parametrize("name, backend", CASES)
+def test_every_attention_by_every_backend_has_the_output_and_gradients_of_the_papers(name: str, backend: str) -> None:
+    spec = EVERY[name].changed(backend=backend)
     tensors = leaves(parts(spec))
     call = call_of(spec, tensors)
     assert call.operation is not None
     expected = formulas.output(**tensors, **choices(spec), scale=0.7)
-    assert_like_formulas(FORMS[form](call, call.operation), expected, tensors)
+    assert_like_formulas(BACKENDS[backend](call, call.operation), expected, tensors)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_attend_takes_the_form_of_the_spec_and_has_the_output_of_the_papers(name: str) -> None:
+def test_attend_takes_the_backend_of_the_spec_and_has_the_output_of_the_papers(name: str) -> None:
     spec = EVERY[name]
     tensors = leaves(parts(spec, shares=1))
     call = call_of(spec, tensors)
@@ -148,27 +149,27 @@ def test_attend_takes_the_form_of_the_spec_and_has_the_output_of_the_papers(name
     output, found = attend(call, NOTHING)
     assert not found
     assert_like_formulas(output, expected, tensors)
-    simple = simplified(call)[0]
+    simple = simplify(call)[0]
     if simple.operation is not None:
-        assert form_of(simple, simple.operation) == spec.resolved
+        assert select_backend(simple, simple.operation) == spec.resolved
 
 
-@pytest.mark.parametrize("form, window", [("blockwise", None), ("blockwise", 2), ("fused", None), ("rowwise", 2)])
-def test_a_prefix_opens_what_is_to_come_and_nothing_that_the_caller_hides(form: str, window: int | None) -> None:
+@pytest.mark.parametrize("backend, window", [("blockwise", None), ("blockwise", 2), ("fused", None), ("rowwise", 2)])
+def test_a_prefix_opens_what_is_to_come_and_nothing_that_the_caller_hides(backend: str, window: int | None) -> None:
     """Entries that `keep` hides, two of them in the prefix, weigh nothing; all others are as without it."""
-    spec = AttentionSpec(prefix=3, window=window, form=form)
+    spec = AttentionSpec(prefix=3, window=window, backend=backend)
     tensors = parts(spec, length=5)
     call = call_of(spec, tensors, length=5)
     keep = torch.ones(1, 1, 5, 5, dtype=torch.bool)
     keep[..., 0, 2] = keep[..., 4, 1] = keep[..., 4, 4] = False
     last = 5 if window is None else window
     see = torch.tensor([[j < 3 or 0 <= i - j < last for j in range(5)] for i in range(5)]) & keep
-    assert torch.equal(visible(replace(call, keep=keep)), see)
+    assert torch.equal(visible_mask(replace(call, keep=keep)), see)
     q, k, v = (tensors[name] for name in "qkv")
     expected = (0.7 * q @ k.repeat_interleave(2, 1).mT).masked_fill(~see, -torch.inf).softmax(-1)
     expected = expected @ v.repeat_interleave(2, 1)
-    torch.testing.assert_close(plain_output(replace(call, keep=keep)), expected)
-    assert not torch.equal(visible(call).expand_as(see), see)
+    torch.testing.assert_close(compute_output(replace(call, keep=keep)), expected)
+    assert not torch.equal(visible_mask(call).expand_as(see), see)
 
 
 @st.composite
@@ -214,7 +215,7 @@ def test_any_call_of_any_spec_has_the_output_and_gradients_of_the_papers(
     tensors = leaves(tensors)
     length = tensors["k"].shape[2]
     expected = formulas.output(**tensors, **choices(spec, length), **options, scale=0.7)
-    output = plain_output(call_of(spec, tensors, length=length, **options))
+    output = compute_output(call_of(spec, tensors, length=length, **options))
     used = {name: t for name, t in tensors.items() if t.requires_grad and _reaches(expected, t)}
     assert_like_formulas(output, expected, used)
 
@@ -233,9 +234,9 @@ def test_reductions_by_rows_are_those_of_the_whole_matrix(
 ) -> None:
     spec, tensors, options = case
     call = call_of(spec, tensors, length=tensors["k"].shape[2], **options)
-    wanted = ReductionRequest(names=REDUCTIONS, first=2)
+    wanted = ReductionRequest(names=frozenset(WEIGHT_REDUCTIONS), num_first_keys=2)
     output, found = attend(call, wanted)
-    expected = reference.reduce(call, wanted)
+    expected = reduce_dense(call, wanted)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         near = 1e-5 if name == "spectral_bound" else 1e-9
@@ -272,7 +273,7 @@ def test_weights_of_either_sign_are_measured_by_their_share_of_the_absolute_sum(
 
 @pytest.mark.parametrize("name", ["softmax", "v-bias", "v-bias-shared", "sink-logit", "off-by-one", "qk-norm"])
 def test_softmax_with_no_more_than_a_logit_is_no_operation(name: str) -> None:
-    call, added = simplified(call_of(ATTENTIONS[name], parts(ATTENTIONS[name])))
+    call, added = simplify(call_of(ATTENTIONS[name], parts(ATTENTIONS[name])))
     assert call.operation is None
     assert (added is None) != name.startswith("v-bias")
 
@@ -310,7 +311,7 @@ def test_a_learned_logit_without_an_operation_has_the_gradients_of_the_papers() 
         assert_like_formulas(output, formulas.output(**tensors, scale=0.7), tensors)
         torch.testing.assert_close(
             found["virtual_sink_mass"],
-            reference.reduce(call, ReductionRequest(names=frozenset(found)))["virtual_sink_mass"],
+            reduce_dense(call, ReductionRequest(names=frozenset(found)))["virtual_sink_mass"],
         )
 
 
@@ -320,5 +321,5 @@ def test_softpick_has_a_gradient_where_a_hidden_score_is_beyond_all_floats() -> 
     call = AttentionCall(
         query=query, key=key, value=key, scale=1.0, causal=True, operation=Operation(weighting="softpick")
     )
-    (gradient,) = torch.autograd.grad(plain_output(call).sum(), query)
+    (gradient,) = torch.autograd.grad(compute_output(call).sum(), query)
     assert torch.isfinite(gradient).all()

@@ -1,4 +1,4 @@
-"""Every form of attention against the whole matrix in float64."""
+"""Every backend of attention against the whole matrix in float64."""
 
 import dataclasses
 import math
@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regard.attention import reference
-from regard.attention.call import REDUCTIONS, AttentionCall, ReductionRequest
+from regard.attention.call import AttentionCall
+from regard.attention.lse import supports_lse
 from regard.attention.onepass import one_pass
-from regard.attention.operator import attend, fused_lse_serves
+from regard.attention.operator import attend
+from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 from regard.attention.tiles import ROWS
 
-EVERYTHING = ReductionRequest(names=REDUCTIONS, first=3)
+EVERYTHING = ReductionRequest(names=frozenset(WEIGHT_REDUCTIONS), num_first_keys=3)
 
 
 @st.composite
@@ -71,10 +73,10 @@ def assert_same(found: dict, expected: dict, tolerance: float) -> None:
 @given(case=cases())
 def test_one_pass_equals_the_whole_matrix(case: dict[str, object]) -> None:
     call = AttentionCall(**case)
-    wanted = dataclasses.replace(EVERYTHING, names=REDUCTIONS - {"spectral_bound"})
+    wanted = dataclasses.replace(EVERYTHING, names=frozenset(WEIGHT_REDUCTIONS) - {"spectral_bound"})
     output, found = one_pass(call, wanted, output=True)
     torch.testing.assert_close(output, reference.attend(call), rtol=1e-9, atol=1e-9)
-    assert_same(found, reference.reduce(call, wanted), 1e-9)
+    assert_same(found, reduce_dense(call, wanted), 1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -83,8 +85,8 @@ def test_spectral_bound_equals_the_largest_singular_value(case: dict[str, object
     call = AttentionCall(**case)
     if call.query_mask is not None and not call.query_mask.any(-1).all():
         return
-    wanted = ReductionRequest(names=frozenset({"spectral_bound"}), iterations=150)
-    assert_same(attend(call, wanted)[1], reference.reduce(call, wanted), 1e-5)
+    wanted = ReductionRequest(names=frozenset({"spectral_bound"}), max_iterations=150)
+    assert_same(attend(call, wanted)[1], reduce_dense(call, wanted), 1e-5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,10 +96,10 @@ def test_first_mass_by_log_sum_exp_equals_the_whole_matrix(case: dict[str, objec
     width = call.query.shape[-1]
     value = call.value[..., :1].repeat(1, 1, 1, width)
     call = dataclasses.replace(call, keep=None, bias=None, softcap=None, sink=None, offset=0, value=value)
-    wanted = ReductionRequest(names=frozenset({"first_mass", "lse"}), first=first)
-    assert fused_lse_serves(call, wanted)
+    wanted = ReductionRequest(names=frozenset({"first_mass", "lse"}), num_first_keys=first)
+    assert supports_lse(call, wanted)
     output, found = attend(call, wanted)
-    expected = reference.reduce(call, wanted)
+    expected = reduce_dense(call, wanted)
     assert_same(found, expected, 1e-9)
     sees = expected["lse"] > -math.inf
     torch.testing.assert_close(output[sees], reference.attend(call)[sees], rtol=1e-9, atol=1e-9)
@@ -112,7 +114,7 @@ def test_low_precision_inputs_are_reduced_in_float32(dtype: torch.dtype) -> None
     names = frozenset({"column_mass", "column_square", "entropy", "distance", "lse"})
     output, found = attend(call, ReductionRequest(names=names))
     assert output.dtype == dtype
-    for name, tensor in reference.reduce(exact, ReductionRequest(names=names)).items():
+    for name, tensor in reduce_dense(exact, ReductionRequest(names=names)).items():
         assert found[name].dtype == torch.float32
         torch.testing.assert_close(found[name].double(), tensor, rtol=2e-5, atol=2e-5)
 
@@ -164,6 +166,6 @@ def test_memory_is_linear_in_the_number_of_keys() -> None:
     with Watch():
         attend(
             AttentionCall(query=query, key=query, value=query, scale=1.0, causal=True),
-            ReductionRequest(names=REDUCTIONS - {"weights", "spectral_bound"}),
+            ReductionRequest(names=frozenset(WEIGHT_REDUCTIONS) - {"weights", "spectral_bound"}),
         )
     assert largest <= 2 * ROWS * 4096 * 4

@@ -5,12 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from regard.attention import kernels, operator, reference
-from regard.attention.call import PER_KEY, AttentionCall, ReductionRequest
+from regard.attention import kernels, operator
+from regard.attention.call import AttentionCall
+from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 
-NAMES = operator.ROWS_BY_KERNEL | PER_KEY
+NAMES = frozenset(name for name, reduction in WEIGHT_REDUCTIONS.items() if "triton" in reduction.backends)
 
-if not kernels.available():
+if not kernels.is_available():
     pytest.skip("triton is not installed, or was imported without its interpreter", allow_module_level=True)
 
 
@@ -53,11 +54,11 @@ def test_kernels_equal_the_whole_matrix(
     call = made(causal, offset, padded, softcap, sink)
     names = NAMES - {"first_mass"} if softcap else NAMES
     names = names - {"row_sum", "virtual_sink_mass"} if sink else names
-    found = operator._by_kernels(call, ReductionRequest(names=names, first=3))
+    found = operator.reduce_by_triton(call, ReductionRequest(names=names, num_first_keys=3))
     exact = dataclasses.replace(
         call, **{p: t.double() for p in ("query", "key", "value", "sink") if (t := getattr(call, p)) is not None}
     )
-    expected = reference.reduce(exact, ReductionRequest(names=names, first=3))
+    expected = reduce_dense(exact, ReductionRequest(names=names, num_first_keys=3))
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(
@@ -67,4 +68,4 @@ def test_kernels_equal_the_whole_matrix(
 
 def test_kernels_are_for_gpus_and_for_what_they_can_express() -> None:
     call = made(True, 0, "", None, False)
-    assert not operator.kernels_serve(call, ReductionRequest(names=NAMES))
+    assert not operator.supports_triton(call, ReductionRequest(names=NAMES))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.attention import recomputed as module
 from regard.attention.call import AttentionCall, Operation
-from regard.attention.pointwise import pointwise
+from regard.attention.recomputed import recomputed
 from tests.attention.largest import Largest
 
 WEIGH: dict[str, Callable[[Tensor], Tensor]] = {
@@ -67,10 +67,10 @@ def made(
 
 
 def both(
-    form: Callable[[AttentionCall, Operation], Tensor], call: AttentionCall, operation: Operation
+    backend: Callable[[AttentionCall, Operation], Tensor], call: AttentionCall, operation: Operation
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The output, and the gradient of a random function of it by everything that wants one."""
-    output = form(call, operation)
+    output = backend(call, operation)
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(output.dtype)
     wants = [t for t in (call.query, call.key, call.value, *operation.tensors.values()) if t.requires_grad]
     return output, torch.autograd.grad((output * weight).sum(), wants)
@@ -124,7 +124,7 @@ def test_tiles_are_the_whole_matrix(
         patch.setattr(module, "ROWS", rows)
         patch.setattr(module, "KEYS", keys)
         patch.setattr(module, "BYTES", {"cpu": size})
-        output, gradients = both(pointwise, call, operation)
+        output, gradients = both(recomputed, call, operation)
     expected, expected_gradients = both(plain, call, operation)
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-10)
     for found, wanted in zip(gradients, expected_gradients, strict=True):
@@ -139,7 +139,7 @@ def test_gradients_are_those_of_small_steps(weighting: str, normalisation: str) 
 
     def output(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
         of = Operation(weighting=weighting, normalisation=normalisation, slopes=slopes, window=4, prefix=2, shift=0.3)
-        return pointwise(AttentionCall(query=query, key=key, value=value, scale=0.6, causal=True), of)
+        return recomputed(AttentionCall(query=query, key=key, value=value, scale=0.6, causal=True), of)
 
     assert torch.autograd.gradcheck(output, (call.query, call.key, call.value, slopes), fast_mode=True)
 
@@ -150,7 +150,7 @@ def test_float32_across_tiles(length: int, weighting: str) -> None:
     operation = Operation(weighting=weighting, normalisation="sum", shift=-math.log(length), window=100, prefix=3)
     exact = made(2, 2, 1, length, width=8)
     output, gradients = both(plain, exact, operation)
-    found, found_gradients = both(pointwise, made(2, 2, 1, length, width=8, dtype=torch.float32), operation)
+    found, found_gradients = both(recomputed, made(2, 2, 1, length, width=8, dtype=torch.float32), operation)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), output, rtol=1e-4, atol=1e-5)
     for one, other in zip(found_gradients, gradients, strict=True):
@@ -170,7 +170,7 @@ def test_bfloat16_is_close_under_autocast(weighting: str) -> None:
     )
     expected, expected_gradients = both(plain, exact, operation)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, gradients = both(pointwise, call, operation)
+        output, gradients = both(recomputed, call, operation)
     assert output.dtype == torch.bfloat16
     torch.testing.assert_close(output.double(), expected, rtol=8e-3, atol=1e-3)
     for found, wanted in zip(gradients, expected_gradients, strict=True):
@@ -180,9 +180,9 @@ def test_bfloat16_is_close_under_autocast(weighting: str) -> None:
 
 def test_autocast_leaves_float32_alone() -> None:
     call, operation = made(1, 2, 1, 40, dtype=torch.float32), Operation(weighting="sigmoid")
-    output, gradients = both(pointwise, call, operation)
+    output, gradients = both(recomputed, call, operation)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        same, same_gradients = both(pointwise, call, operation)
+        same, same_gradients = both(recomputed, call, operation)
     torch.testing.assert_close(same, output, rtol=0, atol=0)
     torch.testing.assert_close(same_gradients, gradients, rtol=0, atol=0)
 
@@ -192,21 +192,21 @@ def test_large_scores_overflow_nothing(weighting: str) -> None:
     call = made(1, 1, 1, 20, dtype=torch.float32)
     with torch.no_grad():
         call.query.mul_(1e3)
-    output, gradients = both(pointwise, call, Operation(weighting=weighting, normalisation="sum"))
+    output, gradients = both(recomputed, call, Operation(weighting=weighting, normalisation="sum"))
     assert all(t.isfinite().all() for t in (output, *gradients))
 
 
 def test_slopes_that_are_constants_get_no_gradient() -> None:
     call = made(1, 2, 1, 20)
     slopes = torch.tensor([0.5, 0.25], dtype=torch.float64)
-    both(pointwise, call, Operation(weighting="sigmoid", slopes=slopes))
+    both(recomputed, call, Operation(weighting="sigmoid", slopes=slopes))
     assert slopes.grad is None
 
 
 def test_without_gradients_nothing_is_kept() -> None:
     call = made(1, 2, 1, 20)
     with torch.no_grad():
-        assert not pointwise(call, Operation(weighting="elu")).requires_grad
+        assert not recomputed(call, Operation(weighting="elu")).requires_grad
 
 
 @pytest.mark.parametrize("window, prefix", [(None, 0), (100, 0), (100, 20), (None, 600)])
@@ -216,5 +216,5 @@ def test_no_matrix_is_made(window: int | None, prefix: int, alibi: bool) -> None
     slopes = torch.tensor([0.5, 0.25], requires_grad=True) if alibi else None
     operation = Operation(weighting="sigmoid", normalisation="sum", window=window, prefix=prefix, slopes=slopes)
     with Largest() as largest:
-        both(pointwise, call, operation)
+        both(recomputed, call, operation)
     assert 0 < largest.entries <= 1024 * 1024 // 3

@@ -8,7 +8,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from regard.attention.positions import alibi_slopes, rotary_angles, rotate, sinusoidal, t5_buckets
+from regard.attention.positions import alibi_slopes, rotary_angles, rotate, sinusoidal_table, t5_buckets
 
 
 @pytest.mark.parametrize("base", [10_000.0, 500.0])
@@ -40,11 +40,11 @@ def test_rotary_keeps_the_dtype_and_the_angles_are_float32() -> None:
 
 
 def test_the_sinusoidal_table_by_hand() -> None:
-    table = sinusoidal(3, 4)
+    table = sinusoidal_table(3, 4)
     assert table[0].tolist() == [0.0, 1.0, 0.0, 1.0]
     expected = [math.sin(2), math.cos(2), math.sin(2 / 100), math.cos(2 / 100)]
     assert table[2].tolist() == pytest.approx(expected)
-    assert sinusoidal(3, 5).shape == (3, 5)
+    assert sinusoidal_table(3, 5).shape == (3, 5)
 
 
 def test_slopes_of_eight_heads_are_halves_of_halves() -> None:

@@ -11,18 +11,20 @@ from torch import Tensor
 from regard.attention import recomputed as module
 from regard.attention.blockwise import blockwise
 from regard.attention.call import AttentionCall, Operation
-from regard.attention.operator import form_of
-from regard.attention.rowwise import ROWWISE, rowwise
+from regard.attention.operator import select_backend
+from regard.attention.recomputed import recomputed
 from regard.attention.spec import EXTRAS, AttentionSpec
 from tests.attention import formulas
 from tests.attention.largest import Largest
 from tests.attention.test_operation import assert_like_formulas, call_of, choices, leaves, parts
 from tests.attention.test_pointwise import both, made
 
+ROWWISE = ("softmax", "softpick")
+
 
 @settings(max_examples=15, deadline=None)
 @given(
-    weighting=st.sampled_from(sorted(ROWWISE)),
+    weighting=st.sampled_from(ROWWISE),
     extra=st.sampled_from(EXTRAS),
     shared=st.booleans(),
     positions=st.sampled_from(["none", "alibi", "t5"]),
@@ -61,7 +63,7 @@ def test_tiles_are_the_formulas(
         window=window,
         prefix=prefix,
         log_length=log_length,
-        form="rowwise",
+        backend="rowwise",
     )
     tensors = leaves(parts(spec, batch=batch, groups=groups, shares=shares, length=length, seed=seed))
     call = call_of(spec, tensors, length=length)
@@ -70,7 +72,7 @@ def test_tiles_are_the_formulas(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ROWS", rows)
         patch.setattr(module, "BYTES", {"cpu": size})
-        assert_like_formulas(rowwise(call, call.operation), expected, tensors)
+        assert_like_formulas(recomputed(call, call.operation), expected, tensors)
 
 
 @pytest.mark.parametrize("weighting", ROWWISE)
@@ -86,7 +88,7 @@ def test_gradients_are_those_of_small_steps(weighting: str, monkeypatch: pytest.
     def output(query: Tensor, key: Tensor, value: Tensor, distance: Tensor, extra: Tensor, slopes: Tensor) -> Tensor:
         learned: dict[str, Any] = {"distance": distance, "extra_key": extra, "slopes": slopes}
         of = Operation(weighting=weighting, window=4, prefix=1, shift=0.3, **learned)
-        return rowwise(AttentionCall(query=query, key=key, value=value, scale=0.6, causal=True), of)
+        return recomputed(AttentionCall(query=query, key=key, value=value, scale=0.6, causal=True), of)
 
     wanted = (call.query, call.key, call.value, distance, extra, slopes)
     assert torch.autograd.gradcheck(output, wanted, fast_mode=True)
@@ -99,7 +101,7 @@ def test_float32_across_tiles(weighting: str, length: int, window: int | None, p
     exact = Operation(weighting=weighting, window=window, prefix=prefix, distance=learned.double().requires_grad_())
     near = Operation(weighting=weighting, window=window, prefix=prefix, distance=learned.requires_grad_())
     output, gradients = both(blockwise, made(2, 2, 2, length, width=8), exact)
-    found, found_gradients = both(rowwise, made(2, 2, 2, length, width=8, dtype=torch.float32), near)
+    found, found_gradients = both(recomputed, made(2, 2, 2, length, width=8, dtype=torch.float32), near)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), output, rtol=1e-4, atol=1e-4)
     for one, other in zip(found_gradients, gradients, strict=True):
@@ -116,7 +118,7 @@ def test_bfloat16_is_close_under_autocast(weighting: str) -> None:
     of = Operation(weighting=weighting, distance=distance.detach().double().requires_grad_())
     expected, expected_gradients = both(blockwise, wide, of)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, gradients = both(rowwise, call, operation)
+        output, gradients = both(recomputed, call, operation)
     assert output.dtype == torch.bfloat16
     assert [g.dtype for g in gradients] == [torch.bfloat16] * 3 + [torch.float32]
     torch.testing.assert_close(output.double(), expected, rtol=8e-3, atol=1e-3)
@@ -129,7 +131,7 @@ def test_large_scores_overflow_nothing(weighting: str) -> None:
     call = made(1, 1, 1, 20, dtype=torch.float32)
     with torch.no_grad():
         call.query.mul_(1e3)
-    output, gradients = both(rowwise, call, Operation(weighting=weighting))
+    output, gradients = both(recomputed, call, Operation(weighting=weighting))
     assert all(t.isfinite().all() for t in (output, *gradients))
     expected, expected_gradients = both(blockwise, call, Operation(weighting=weighting))
     torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-4)
@@ -142,7 +144,7 @@ def test_softpick_of_scores_that_are_all_zero_gives_nothing() -> None:
     call = made(1, 1, 1, 5)
     with torch.no_grad():
         call.query.zero_()
-    output, (of_query, _, of_value) = both(rowwise, call, Operation(weighting="softpick"))
+    output, (of_query, _, of_value) = both(recomputed, call, Operation(weighting="softpick"))
     assert not output.any()
     assert not of_value.any()
     assert not of_query.any()
@@ -150,7 +152,7 @@ def test_softpick_of_scores_that_are_all_zero_gives_nothing() -> None:
 
 def test_a_table_that_is_a_constant_gets_no_gradient() -> None:
     call, distance = made(1, 2, 1, 20), torch.arange(30, dtype=torch.float64)[None]
-    both(rowwise, call, Operation(distance=distance))
+    both(recomputed, call, Operation(distance=distance))
     assert distance.grad is None
 
 
@@ -160,13 +162,13 @@ def test_no_matrix_is_made(weighting: str, window: int | None, prefix: int) -> N
     call, distance = made(1, 1, 2, 1024, dtype=torch.float32), torch.zeros(2, 1024, requires_grad=True)
     operation = Operation(weighting=weighting, window=window, prefix=prefix, distance=distance)
     with Largest() as largest:
-        both(rowwise, call, operation)
+        both(recomputed, call, operation)
     assert 0 < largest.entries <= 1024 * 1024 // 3
 
 
 def test_whole_sequences_alone_go_in_tiles() -> None:
-    call, operation = made(1, 1, 1, 8), Operation(distance=torch.zeros(1, 8), form="rowwise")
-    assert form_of(call, operation) == "rowwise"
+    call, operation = made(1, 1, 1, 8), Operation(distance=torch.zeros(1, 8), backend="rowwise")
+    assert select_backend(call, operation) == "rowwise"
     padded = AttentionCall(
         query=call.query,
         key=call.key,
@@ -175,4 +177,4 @@ def test_whole_sequences_alone_go_in_tiles() -> None:
         causal=True,
         key_mask=torch.ones(1, 8, dtype=torch.bool),
     )
-    assert form_of(padded, operation) == "blockwise"
+    assert select_backend(padded, operation) == "blockwise"

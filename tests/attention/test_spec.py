@@ -1,4 +1,4 @@
-"""What an AttentionSpec accepts, and in which form it is computed."""
+"""What an AttentionSpec accepts, and which backend computes it."""
 
 import dataclasses
 import json
@@ -6,26 +6,26 @@ import json
 import pytest
 
 from regard.attention.call import Operation
-from regard.attention.spec import ATTENTIONS, EXTRAS, FORMS, AttentionSpec
+from regard.attention.spec import ATTENTIONS, BACKENDS, EXTRAS, AttentionSpec
 from regard.errors import UserError
 
 REFUSED = {
-    "weighting": ({"weighting": "relu"}, "weighting is one of softmax, sigmoid, elu, linear, softpick, got 'relu'"),
-    "feature_map": ({"feature_map": "exp"}, "feature_map is one of none, elu, mlp, got 'exp'"),
-    "normalisation": ({"normalisation": "l2"}, "normalisation is one of none, sum, clamped-sum, got 'l2'"),
-    "extra": ({"extra": "q-bias"}, f"extra is one of {', '.join(EXTRAS)}, got 'q-bias'"),
-    "positions": ({"positions": "xpos"}, "positions is one of rotary, none, sinusoidal"),
-    "form": ({"form": "quick"}, f"form is one of {', '.join(FORMS)}, got 'quick'"),
-    "window": ({"window": 0}, "window is a whole number of at least 1, got 0"),
-    "a window that is true": ({"window": True}, "window is a whole number of at least 1, got True"),
-    "a window in parts": ({"window": 2.5}, "window is a whole number of at least 1, got 2.5"),
-    "prefix": ({"prefix": -1}, "prefix is a whole number of at least 0, got -1"),
-    "no prefix": ({"prefix": None}, "prefix is a whole number of at least 0, got None"),
-    "gate": ({"gate": "yes"}, "gate is true or false, got 'yes'"),
-    "softmax twice": ({"normalisation": "sum"}, "softmax is normalised by itself; leave normalisation at none"),
-    "softpick twice": ({"weighting": "softpick", "normalisation": "sum"}, "softpick is normalised by itself"),
+    "weighting": ({"weighting": "relu"}, "unknown weighting 'relu'; choose one of softmax, sigmoid, elu"),
+    "feature_map": ({"feature_map": "exp"}, "unknown feature_map 'exp'; choose one of none, elu, mlp"),
+    "normalisation": ({"normalisation": "l2"}, "unknown normalisation 'l2'; choose one of none, sum, clamped-sum"),
+    "extra": ({"extra": "q-bias"}, f"unknown extra 'q-bias'; choose one of {', '.join(EXTRAS)}"),
+    "positions": ({"positions": "xpos"}, "unknown positions 'xpos'; choose one of rotary, none, sinusoidal"),
+    "backend": ({"backend": "quick"}, f"unknown backend 'quick'; choose one of {', '.join(BACKENDS)}"),
+    "window": ({"window": 0}, "window must be a whole number of at least 1, got 0"),
+    "a window that is true": ({"window": True}, "window must be a whole number of at least 1, got True"),
+    "a window in parts": ({"window": 2.5}, "window must be a whole number of at least 1, got 2.5"),
+    "prefix": ({"prefix": -1}, "prefix must be a whole number of at least 0, got -1"),
+    "no prefix": ({"prefix": None}, "prefix must be a whole number of at least 0, got None"),
+    "gate": ({"gate": "yes"}, "gate must be true or false, got 'yes'"),
+    "softmax twice": ({"normalisation": "sum"}, "softmax is already normalised; leave normalisation at none"),
+    "softpick twice": ({"weighting": "softpick", "normalisation": "sum"}, "softpick is already normalised"),
 }
-NOT_IN_THE_FORM = {
+NOT_BY_BACKEND = {
     ("fused", "weighting=sigmoid"): {"weighting": "sigmoid"},
     ("fused", "positions=t5"): {"positions": "t5"},
     ("fused", "window with prefix"): {"window": 4, "prefix": 2},
@@ -72,21 +72,21 @@ def test_a_choice_that_is_none_is_refused_with_what_is_allowed(name: str) -> Non
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("form, what", NOT_IN_THE_FORM)
-def test_a_form_that_cannot_is_refused_with_those_that_can(form: str, what: str) -> None:
-    choice = NOT_IN_THE_FORM[form, what]
+@pytest.mark.parametrize("backend, what", NOT_BY_BACKEND)
+def test_a_backend_that_cannot_is_refused_with_those_that_can(backend: str, what: str) -> None:
+    choice = NOT_BY_BACKEND[backend, what]
     with pytest.raises(UserError) as refusal:
-        AttentionSpec(form=form, **choice)
-    able = str(refusal.value).split("; ")[1].removesuffix(" can").split(", ")
-    assert f"the form {form} cannot compute {what}; " in str(refusal.value)
+        AttentionSpec(backend=backend, **choice)
+    able = str(refusal.value).split("; choose ")[1].replace(" or ", ", ").split(", ")
+    assert f"backend={backend} cannot compute {what}; " in str(refusal.value)
     assert "blockwise" in able
-    assert form not in able
+    assert backend not in able
     for other in able:
-        assert AttentionSpec(form=other, **choice).resolved == other
+        assert AttentionSpec(backend=other, **choice).resolved == other
 
 
 @pytest.mark.parametrize("name", RESOLVED)
-def test_the_fastest_form_is_taken(name: str) -> None:
+def test_the_fastest_backend_is_taken(name: str) -> None:
     assert ATTENTIONS[name].resolved == RESOLVED[name]
 
 
@@ -108,8 +108,8 @@ def test_a_spec_is_frozen_and_checked_again_when_it_is_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         spec.window = 3  # type: ignore[misc]
     with pytest.raises(UserError):
-        spec.with_(window=-3)
-    assert spec.with_(window=3).window == 3
+        spec.changed(window=-3)
+    assert spec.changed(window=3).window == 3
     assert spec.window is None
 
 
@@ -127,7 +127,7 @@ def test_what_is_learned_is_named() -> None:
 
 def test_an_operation_takes_the_choices_of_its_spec() -> None:
     spec = AttentionSpec(weighting="elu", normalisation="sum", window=5, prefix=2)
-    operation = Operation.of(spec, shift=-1.5)
+    operation = Operation.from_spec(spec, shift=-1.5)
     assert operation == Operation(
-        weighting="elu", normalisation="sum", window=5, prefix=2, shift=-1.5, form="pointwise"
+        weighting="elu", normalisation="sum", window=5, prefix=2, shift=-1.5, backend="pointwise"
     )

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regard.attention.weightings import FEATURE_MAPS, NORMALISATIONS, WEIGHTINGS, gated, mlp, proxy
+from regard.attention.weightings import (
+    FEATURE_MAPS,
+    NORMALISATIONS,
+    WEIGHTINGS,
+    apply_gate,
+    mlp_features,
+    proxy_distribution,
+)
 
 BY_HAND = {
     "softmax": [2 / 3, 1 / 3, 0.0],
@@ -77,7 +84,7 @@ def test_normalisations_by_hand() -> None:
 
 
 def test_the_proxy_is_the_share_of_the_absolute_sum() -> None:
-    torch.testing.assert_close(proxy(tensor([-1.0, 3.0], [0.0, 0.0])), tensor([0.25, 0.75], [0.0, 0.0]))
+    torch.testing.assert_close(proxy_distribution(tensor([-1.0, 3.0], [0.0, 0.0])), tensor([0.25, 0.75], [0.0, 0.0]))
     assert [name for name, weighting in WEIGHTINGS.items() if weighting.proxy] == ["sigmoid", "elu", "linear"]
 
 
@@ -86,11 +93,11 @@ def test_feature_maps_by_hand() -> None:
     assert FEATURE_MAPS["none"](x) is x
     torch.testing.assert_close(FEATURE_MAPS["elu"](x), tensor([2.0, 0.5]))
     inner, outer = tensor([1.0, 0.0], [0.0, 1.0], [1.0, 1.0]), tensor([1.0, 2.0, 3.0], [0.0, 0.0, 1.0])
-    found = mlp(tensor([1.0, -3.0]), inner, outer)
+    found = mlp_features(tensor([1.0, -3.0]), inner, outer)
     torch.testing.assert_close(found, tensor([1.0, 0.0]))
 
 
 def test_a_gate_of_zero_lets_half_through() -> None:
     output = torch.full((1, 2, 1, 3), 4.0)
-    assert gated(output, torch.zeros(1, 2, 1, 3)).unique().tolist() == [2.0]
-    assert gated(output, torch.zeros(1, 2, 1, 1)).unique().tolist() == [2.0]
+    assert apply_gate(output, torch.zeros(1, 2, 1, 3)).unique().tolist() == [2.0]
+    assert apply_gate(output, torch.zeros(1, 2, 1, 1)).unique().tolist() == [2.0]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.continual.small import loaded, stream
+from tests.continual.small_tasks import loaded, stream
 
 ROOT = Path(__file__).parents[2]
 

@@ -138,15 +138,15 @@ def test_examples_are_commands_that_are_understood() -> None:
 
 def test_help_of_learn_names_every_stream_and_every_method() -> None:
     from regard.continual.methods import METHODS
-    from regard.data.stream_settings import STREAMS
+    from regard.data.stream_catalog import STREAMS
 
     named = COMMANDS["learn"].EXAMPLES.partition("examples:")[0]
     assert {*METHODS, *STREAMS} <= set(named.replace(",", " ").split())
 
 
 def test_help_of_learn_lists_methods_with_blocks_beside_the_model_under_lora() -> None:
+    from regard.continual.adapter_network import AdapterNetwork
     from regard.continual.methods import METHODS
-    from regard.continual.pooled import AdapterNetwork
 
     lora = COMMANDS["learn"].EXAMPLES.partition("  LoRA")[2].partition("  prompts,")[0]
     with_blocks = {name for name, method in METHODS.items() if issubclass(method.Network, AdapterNetwork)}

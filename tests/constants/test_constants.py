@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForTokenClassification, BertModel
 
 import regard
-from regard.constants import Constants, Origin, data_free, to_length
+from regard.constants import Constants, Origin, make_data_free, to_length
 from regard.errors import UserError
 from regard.hooks import model_fingerprint, watching
 from regard.statistics.dependence import InputDependence
@@ -285,7 +285,7 @@ def test_constants_of_the_same_model_pass_without_a_warning(constants: Constants
     same = [copy.deepcopy(model), headed, tuned(model, among="embeddings"), tuned(model, among="pooler")]
     for other in (*same, copy.deepcopy(model).half(), copy.deepcopy(model).bfloat16()):
         assert Constants.load(path, model=model_fingerprint(other)).origin == constants.origin
-    with regard.replacing(tuned(model), data_free("toeplitz", constants)):
+    with regard.replacing(tuned(model), make_data_free("toeplitz", constants)):
         pass
     with regard.replacing(tuned(model), constants, any_model=True):
         pass

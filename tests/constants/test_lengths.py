@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 import regard
-from regard.constants import Constants, Origin, data_free, to_length
+from regard.constants import Constants, Origin, make_data_free, to_length
 from regard.constants.lengths import fit_length
 from regard.errors import UserError
 
@@ -122,9 +122,9 @@ def test_offsets_never_seen_get_the_average_of_the_far_ones() -> None:
 @pytest.mark.parametrize("layout", ["natural", "paper"])
 def test_data_free_constants_are_made_anew(source: str, length: int, layout: str) -> None:
     held = (0, T // 2, T - 1) if layout == "paper" else ()
-    made = data_free(source, one(regular(T), layout=layout, separators=held))
+    made = make_data_free(source, one(regular(T), layout=layout, separators=held))
     found = to_length(made, length)
-    expected = data_free(source, one(regular(length)))
+    expected = make_data_free(source, one(regular(length)))
     assert torch.equal(found.matrices["encoder", 0], expected.matrices["encoder", 0])
     assert found.origin.source == source
     assert found.origin.separators == ((0, length // 2, length - 1) if layout == "paper" else ())

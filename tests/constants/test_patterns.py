@@ -11,12 +11,12 @@ from torch import Tensor
 from regard.constants.patterns import (
     PATTERNS,
     Pattern,
+    classify_pattern,
+    classify_patterns,
     has_diagonal,
-    on_special,
-    over_heads,
-    pattern,
-    patterns,
-    shares,
+    is_on_special_tokens,
+    mass_shares,
+    pattern_fractions,
 )
 from regard.errors import UserError
 
@@ -55,7 +55,7 @@ CLEAR_CASES: dict[Pattern, Tensor] = {
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_pure_pattern_has_its_name(name: Pattern) -> None:
-    assert pattern(CLEAR_CASES[name], [T - 1]) == name
+    assert classify_pattern(CLEAR_CASES[name], [T - 1]) == name
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -63,7 +63,7 @@ def test_a_pure_pattern_has_its_name(name: Pattern) -> None:
 def test_the_name_does_not_hang_on_the_length(name: Pattern, size: int) -> None:
     made = {"diagonal": torch.eye(size), "previous token": shifted(-1, size), "next token": shifted(1, size)}
     made |= {"special tokens": columns(0, -1, size=size), "broad": even(size), "zero": torch.zeros(size, size)}
-    assert pattern(made[name], [-1]) == name
+    assert classify_pattern(made[name], [-1]) == name
 
 
 @settings(max_examples=40, deadline=None)
@@ -76,7 +76,7 @@ def test_neither_scaled_rows_nor_noise_change_the_name(name: Pattern, seed: int,
     random = torch.Generator().manual_seed(seed)
     noise = torch.rand(T, T, generator=random) / T
     scale = (torch.rand(T, 1, generator=random) + 0.1) * 10.0**power
-    assert pattern((CLEAR_CASES[name] + 0.5 * noise).double() * scale, [T - 1]) == name
+    assert classify_pattern((CLEAR_CASES[name] + 0.5 * noise).double() * scale, [T - 1]) == name
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,7 +96,7 @@ def test_shares_are_those_of_a_plain_sum(seed: int, size: int, keys: int) -> Non
             expected["band"] += share * (abs(key - row) <= 1)
             expected["special tokens"] += share * (key in special)
             expected["elsewhere"] += share * (key not in special and abs(key - row) > 1)
-    found = shares(matrix, [-1])
+    found = mass_shares(matrix, [-1])
     assert found.keys() == expected.keys()
     for name, share in expected.items():
         if rows:
@@ -107,25 +107,25 @@ def test_shares_are_those_of_a_plain_sum(seed: int, size: int, keys: int) -> Non
 
 def test_the_stronger_of_two_names_the_pattern_and_both_are_told() -> None:
     both = torch.stack([0.7 * columns(0, T - 1) + 0.3 * torch.eye(T), 0.3 * columns(0, T - 1) + 0.7 * torch.eye(T)])
-    assert patterns(both, [-1]) == ["special tokens", "diagonal"]
+    assert classify_patterns(both, [-1]) == ["special tokens", "diagonal"]
     assert has_diagonal(both, [-1]).tolist() == [True, True]
-    assert on_special(both, [-1]).tolist() == [True, False]
+    assert is_on_special_tokens(both, [-1]).tolist() == [True, False]
 
 
 def test_a_band_without_a_strongest_offset_is_diagonal() -> None:
-    assert pattern(shifted(-1) + torch.eye(T) + shifted(1)) == "diagonal"
-    assert pattern(0.8 * shifted(-1) + 0.2 * torch.eye(T)) == "previous token"
+    assert classify_pattern(shifted(-1) + torch.eye(T) + shifted(1)) == "diagonal"
+    assert classify_pattern(0.8 * shifted(-1) + 0.2 * torch.eye(T)) == "previous token"
 
 
 def test_separators_have_to_be_named() -> None:
-    assert pattern(columns(T // 2)) == "broad"
-    assert pattern(columns(T // 2), [T // 2]) == "special tokens"
+    assert classify_pattern(columns(T // 2)) == "broad"
+    assert classify_pattern(columns(T // 2), [T // 2]) == "special tokens"
 
 
 def test_a_bright_diagonal_in_little_mass_is_seen() -> None:
     """As the paper's pictures show them: most mass spread out, and a line along the middle."""
     faint = even() + 3 * torch.eye(T) / T
-    assert pattern(faint) == "broad"
+    assert classify_pattern(faint) == "broad"
     assert bool(has_diagonal(faint))
     assert not bool(has_diagonal(even()))
     assert not bool(has_diagonal(columns(0, T - 1), [-1]))
@@ -136,47 +136,47 @@ def test_a_bright_diagonal_in_little_mass_is_seen() -> None:
 def test_causal_rows_are_measured_against_causal_rows() -> None:
     """The first rows of an even causal matrix have much mass in the band because there is nowhere else."""
     causal = even(6).tril()
-    assert pattern(causal) == "broad"
+    assert classify_pattern(causal) == "broad"
     assert not bool(has_diagonal(even().tril()))
     first = torch.zeros(T, T)
     first[:, 0] = 1
-    assert pattern(first) == "special tokens"
-    assert pattern(shifted(-1)) == "previous token"
+    assert classify_pattern(first) == "special tokens"
+    assert classify_pattern(shifted(-1)) == "previous token"
 
 
 def test_rows_never_seen_are_left_out() -> None:
     """Padding before the text leaves rows and columns of zeros."""
     matrix = torch.eye(T)
     matrix[: T // 2] = 0
-    assert float(shares(matrix)["diagonal"]) == 1
-    assert pattern(matrix) == "diagonal"
+    assert float(mass_shares(matrix)["diagonal"]) == 1
+    assert classify_pattern(matrix) == "diagonal"
 
 
 def test_negative_entries_count_by_size() -> None:
-    assert pattern(-torch.eye(T)) == "diagonal"
+    assert classify_pattern(-torch.eye(T)) == "diagonal"
 
 
 def test_heads_are_answered_one_by_one() -> None:
     stack = torch.stack([CLEAR_CASES[name] for name in PATTERNS])
-    assert patterns(stack.view(2, 3, T, T), [-1]) == list(PATTERNS)
-    assert shares(stack.view(2, 3, T, T))["band"].shape == (2, 3)
+    assert classify_patterns(stack.view(2, 3, T, T), [-1]) == list(PATTERNS)
+    assert mass_shares(stack.view(2, 3, T, T))["band"].shape == (2, 3)
     for one, matrix in zip(has_diagonal(stack, [-1]), stack, strict=True):
         assert bool(one) == bool(has_diagonal(matrix, [-1]))
 
 
 def test_the_shares_over_all_heads() -> None:
     layers = {"encoder.0": torch.stack([torch.eye(T), even()]), "encoder.1": torch.stack([columns(0), shifted(-1)])}
-    assert over_heads(layers) == {"has_diagonal": 0.5, "on_special": 0.25}
+    assert pattern_fractions(layers) == {"has_diagonal": 0.5, "on_special": 0.25}
 
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(UserError, match=r"one matrix.*\(2, 3, 3\)"):
-        pattern(torch.zeros(2, 3, 3))
+        classify_pattern(torch.zeros(2, 3, 3))
     with pytest.raises(UserError, match="not finite"):
-        patterns(torch.full((3, 3), torch.nan))
+        classify_patterns(torch.full((3, 3), torch.nan))
     with pytest.raises(UserError, match="shape"):
-        shares(torch.ones(3))
+        mass_shares(torch.ones(3))
     with pytest.raises(UserError, match="a matrix with 3, got 3"):
-        shares(torch.ones(3, 3), [3])
+        mass_shares(torch.ones(3, 3), [3])
     with pytest.raises(UserError, match="none"):
-        over_heads({})
+        pattern_fractions({})

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel
 import regard
 from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.attention.constant import constant_weights
-from regard.constants import FORMS, Constants, Form, Origin, error, multiply_adds, structured
+from regard.constants import FORMS, Constants, Form, Origin, approximate, approximation_error, count_multiply_adds
 from regard.errors import UserError
 
 T, HEADS = 12, 3
@@ -48,14 +48,14 @@ def weights_of(constants: Constants) -> Tensor:
 @pytest.mark.parametrize("rank", [1, 3, T - 1])
 def test_low_rank_is_what_singular_values_give(counts: bool, rank: int) -> None:
     constants = drawn(counts=counts)
-    found = structured(constants, "low-rank", rank).matrices["encoder", 0]
+    found = approximate(constants, "low-rank", rank).matrices["encoder", 0]
     weight = weights_of(constants)
     for head, matrix in enumerate(constants.matrices["encoder", 0].double()):
         scaled = weight * matrix
         values, vectors = torch.linalg.eigh(scaled.mT @ scaled)
         nearest = scaled @ vectors[:, -rank:] @ vectors[:, -rank:].mT
         torch.testing.assert_close(found[head].double(), nearest / weight, rtol=1e-4, atol=1e-5)
-        missed = error(constants, structured(constants, "low-rank", rank))["encoder", 0][head]
+        missed = approximation_error(constants, approximate(constants, "low-rank", rank))["encoder", 0][head]
         assert float(missed) == pytest.approx(float((values[:-rank].sum() / values.sum()).sqrt()), rel=1e-4)
         assert int(torch.linalg.matrix_rank(found[head].double(), rtol=1e-5)) == rank
 
@@ -64,7 +64,7 @@ def test_low_rank_is_what_singular_values_give(counts: bool, rank: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_columns_and_band_keep_the_best_columns(counts: bool, size: int) -> None:
     constants = drawn(counts=counts)
-    found = structured(constants, "columns+band", size).matrices["encoder", 0]
+    found = approximate(constants, "columns+band", size).matrices["encoder", 0]
     weight = weights_of(constants)
     for head, matrix in enumerate(constants.matrices["encoder", 0]):
         beside = {}
@@ -85,13 +85,13 @@ def test_special_columns_and_the_neighbourhood_are_found() -> None:
     for offset in (-1, 0, 1):
         matrix[0] += torch.diag(torch.full((T - abs(offset),), 0.1), offset)
     constants = Constants(matrices={("encoder", 0): matrix}, origin=Origin(source="average"))
-    torch.testing.assert_close(structured(constants, "columns+band", 2).matrices["encoder", 0], matrix)
-    assert float(error(constants, structured(constants, "low-rank", 2))["encoder", 0]) > 0.1
+    torch.testing.assert_close(approximate(constants, "columns+band", 2).matrices["encoder", 0], matrix)
+    assert float(approximation_error(constants, approximate(constants, "low-rank", 2))["encoder", 0]) > 0.1
 
 
 def test_top_k_keeps_the_largest_of_each_row() -> None:
     constants = drawn()
-    found = structured(constants, "top-k", 3).matrices["encoder", 0]
+    found = approximate(constants, "top-k", 3).matrices["encoder", 0]
     for row, kept in zip(constants.matrices["encoder", 0].flatten(0, 1), found.flatten(0, 1), strict=True):
         largest = sorted(row.tolist(), reverse=True)[:3]
         assert sorted(kept[kept > 0].tolist(), reverse=True) == pytest.approx(largest)
@@ -101,7 +101,7 @@ def test_top_k_keeps_the_largest_of_each_row() -> None:
 @pytest.mark.parametrize("size", [2, 4, T])
 def test_toeplitz_is_the_average_at_each_offset_and_at_both_ends(counts: bool, size: int) -> None:
     constants = drawn(counts=counts)
-    found = structured(constants, "toeplitz", size).matrices["encoder", 0]
+    found = approximate(constants, "toeplitz", size).matrices["encoder", 0]
     seen = constants.counts["encoder"].double() if counts else torch.ones(T, T, dtype=torch.float64)
     for head, matrix in enumerate(constants.matrices["encoder", 0].double()):
         for query in range(T):
@@ -122,10 +122,10 @@ def test_toeplitz_is_the_average_at_each_offset_and_at_both_ends(counts: bool, s
 @pytest.mark.parametrize("counts", [False, True])
 def test_the_whole_size_is_exact(form: Form, counts: bool) -> None:
     constants = drawn(layers=2, counts=counts)
-    found = structured(constants, form, T)
+    found = approximate(constants, form, T)
     for place, matrix in constants.matrices.items():
         torch.testing.assert_close(found.matrices[place], matrix, rtol=1e-5, atol=1e-7)
-        assert float(error(constants, found)[place].max()) < 1e-6
+        assert float(approximation_error(constants, found)[place].max()) < 1e-6
 
 
 @settings(max_examples=40, deadline=None)
@@ -133,7 +133,10 @@ def test_the_whole_size_is_exact(form: Form, counts: bool) -> None:
 def test_a_larger_size_is_never_worse(seed: int, length: int, form: Form, counts: bool) -> None:
     """With counts the means of Toeplitz are the best by the counts themselves, not by √(n_i n_j)."""
     constants = drawn(seed, length, counts=counts and form != "toeplitz")
-    missed = [error(constants, structured(constants, form, size))["encoder", 0] for size in range(1, length + 1)]
+    missed = [
+        approximation_error(constants, approximate(constants, form, size))["encoder", 0]
+        for size in range(1, length + 1)
+    ]
     for smaller, larger in itertools.pairwise(missed):
         assert bool((larger <= smaller + 1e-6).all())
     assert all(bool(((one >= 0) & (one <= 1 + 1e-6)).all()) for one in missed)
@@ -141,7 +144,7 @@ def test_a_larger_size_is_never_worse(seed: int, length: int, form: Form, counts
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_sum_to_one_in_absolute_value_where_they_are_applied(form: Form) -> None:
-    matrices = structured(drawn(), form, 2).matrices["encoder", 0]
+    matrices = approximate(drawn(), form, 2).matrices["encoder", 0]
     real = torch.tensor([[True] * T, [True] * 5 + [False] * (T - 5)])
     value = torch.randn(2, HEADS, T, 4)
     signed = bool((matrices < 0).any())
@@ -169,11 +172,11 @@ def test_they_serve_in_a_model(form: Form) -> None:
             return model(input_ids=ids, attention_mask=mask)[0][mask.bool()]
 
     expected = hidden(averages)
-    small = hidden(structured(averages, form, 1))
+    small = hidden(approximate(averages, form, 1))
     assert bool(small.isfinite().all())
     assert not torch.allclose(small, expected, atol=1e-2)
     if form != "toeplitz":
-        torch.testing.assert_close(hidden(structured(averages, form, T)), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(hidden(approximate(averages, form, T)), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_multiply_adds_are_those_of_the_entries() -> None:
@@ -181,18 +184,18 @@ def test_multiply_adds_are_those_of_the_entries() -> None:
     for size in (1, 2, 5, T):
         steps = torch.arange(T)
         band = int(((steps[:, None] - steps).abs() < size).sum())
-        assert multiply_adds("low-rank", size, T) == 2 * T * size
-        assert multiply_adds("columns+band", size, T) == size * T + band
-        assert multiply_adds("top-k", size, T) == size * T
-        assert multiply_adds("toeplitz", size, T) == band + 2 * T
-    assert multiply_adds("dense", 1, T) == T * T
-    assert multiply_adds("top-k", T, T) == T * T
+        assert count_multiply_adds("low-rank", size, T) == 2 * T * size
+        assert count_multiply_adds("columns+band", size, T) == size * T + band
+        assert count_multiply_adds("top-k", size, T) == size * T
+        assert count_multiply_adds("toeplitz", size, T) == band + 2 * T
+    assert count_multiply_adds("dense", 1, T) == T * T
+    assert count_multiply_adds("top-k", T, T) == T * T
 
 
 def test_they_say_what_they_are_and_can_be_saved(tmp_path: Any) -> None:
     constants = drawn(counts=True)
     for form in FORMS:
-        made = structured(constants, form, 2)
+        made = approximate(constants, form, 2)
         assert made.origin.notes == (f"approximated as {form} of size 2",)
         assert not made.counts
         assert Constants.load(made.save(tmp_path / "made.safetensors")).origin == made.origin
@@ -202,12 +205,12 @@ def test_what_makes_no_sense_is_refused() -> None:
     constants = drawn()
     wrong: Any = "sparse"
     for call, what in (
-        (lambda: structured(constants, wrong, 1), "form: expected one of low-rank"),
-        (lambda: structured(constants, "low-rank", 0), "size: expected 1 to 12"),
-        (lambda: structured(constants, "top-k", T + 1), "size: expected 1 to 12"),
-        (lambda: multiply_adds("toeplitz", 9, 8), "size: expected 1 to 8"),
-        (lambda: error(constants, drawn(length=5)), "same layers and length"),
-        (lambda: error(constants, drawn(layers=2)), "same layers and length"),
+        (lambda: approximate(constants, wrong, 1), "form: expected one of low-rank"),
+        (lambda: approximate(constants, "low-rank", 0), "size: expected 1 to 12"),
+        (lambda: approximate(constants, "top-k", T + 1), "size: expected 1 to 12"),
+        (lambda: count_multiply_adds("toeplitz", 9, 8), "size: expected 1 to 8"),
+        (lambda: approximation_error(constants, drawn(length=5)), "same layers and length"),
+        (lambda: approximation_error(constants, drawn(layers=2)), "same layers and length"),
     ):
         with pytest.raises(UserError, match=what) as told:
             call()
@@ -217,6 +220,6 @@ def test_what_makes_no_sense_is_refused() -> None:
 def test_a_head_of_nothing_has_no_error() -> None:
     constants = Constants(matrices={("encoder", 0): torch.zeros(1, 4, 4)}, origin=Origin(source="zeros"))
     for form in FORMS:
-        found = structured(constants, form, 2)
+        found = approximate(constants, form, 2)
         assert not found.matrices["encoder", 0].any()
-        assert bool(error(constants, found)["encoder", 0].isnan().all())
+        assert bool(approximation_error(constants, found)["encoder", 0].isnan().all())

@@ -15,7 +15,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
 from regard.data.examples import Examples
 from regard.data.stream import Stream
-from tests.continual.small import BUDGET, CLASSES, loaded, stream
+from tests.continual.small_tasks import BUDGET, CLASSES, loaded, stream
 
 ONE = replace(BUDGET, num_epochs=1, num_probing_epochs=1)
 
@@ -35,9 +35,9 @@ def replace_texts(given: Any, labels: tuple[str, ...]) -> Examples:
     return Examples(texts=texts, labels=given.labels)
 
 
-def learnt(name: str, of: Stream | None = None, **settings: Any) -> RunState:
+def learnt(name: str, of: Stream | None = None, **config: Any) -> RunState:
     kind = METHODS[name]
-    method = kind(kind.Settings(**settings))
+    method = kind(kind.Config(**config))
     return run_stream(make_learner(of or equal_lengths(), method, loaded(), ONE, seed=1), method)
 
 

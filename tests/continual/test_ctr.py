@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import ElectraConfig, ElectraModel, GPT2Config, GPT2Model, RobertaConfig, RobertaModel
 
 from regard.continual.learner import Learner
-from regard.continual.methods.ctr import Ctr, Settings
+from regard.continual.methods.ctr import Ctr, CtrConfig
 from regard.continual.methods.ctr_layers import (
     Guarded,
     KnowledgeSharing,
@@ -34,10 +34,10 @@ from regard.continual.methods.probe import Probe
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
-from tests.continual.small import BUDGET, WORDS, loaded, stream, tokenizer
+from tests.continual.small_tasks import BUDGET, WORDS, loaded, stream, tokenizer
 
 SIZES = Sizes(neurons=7, capsule=2, middle=5, transfers=3, filters=4)
-SMALL: dict[str, Any] = {"neurons": 12, "middle": 6, "filters": 4, "capsule": 2}
+SMALL: dict[str, Any] = {"adapter_size": 12, "capsule_hidden_size": 6, "num_filters": 4, "capsule_size": 2}
 WIDTH, TASKS, EPOCHS = 6, 3, 20
 
 
@@ -56,7 +56,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def begun(**changes: Any) -> tuple[Learner, Ctr]:
-    method = Ctr(Settings(**{**SMALL, **changes}))
+    method = Ctr(CtrConfig(**{**SMALL, **changes}))
     return make_learner(stream(), method, loaded(dropout=0.1), BUDGET, seed=1), method
 
 
@@ -293,10 +293,12 @@ def test_lora_is_refused() -> None:
         make_learner(stream(), Ctr(), loaded(), BUDGET, seed=1, lora={"rank": 2})
 
 
-@pytest.mark.parametrize("name, value", [("neurons", 0), ("capsule", 1.5), ("slope", 0.5), ("sparsity", -1.0)])
+@pytest.mark.parametrize(
+    "name, value", [("adapter_size", 0), ("capsule_size", 1.5), ("max_slope", 0.5), ("sparsity_weight", -1.0)]
+)
 def test_settings_that_cannot_be(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"^{name}: expected"):
-        Settings(**{name: value})
+        CtrConfig(**{name: value})
 
 
 # -- the whole ------------------------------------------------------------------------------------------
@@ -394,7 +396,10 @@ def test_it_learns() -> None:
     )
     few = dataclasses.replace(stream(16), tasks=stream(16).tasks[1:2], order=(0,))
     losses: list[list[float]] = []
-    for method in (Probe(), Ctr(Settings(neurons=32, middle=8, filters=4, sparsity=0.0, rate=0.0))):
+    for method in (
+        Probe(),
+        Ctr(CtrConfig(adapter_size=32, capsule_hidden_size=8, num_filters=4, sparsity_weight=0.0, learning_rate=0.0)),
+    ):
         found: list[float] = []
         learner = make_learner(few, method, model, budget, seed=1)
         run_stream(learner, method, on_progress=lambda told, found=found: found.append(told.numbers["loss"]))  # type: ignore[misc]

@@ -39,11 +39,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def encoder(family: str = "Bert", **settings: Any) -> Any:
+def encoder(family: str = "Bert", **config: Any) -> Any:
     """A tiny random model with dropout, in train mode, in float64."""
     name, _, sizes = FAMILIES[family]
     torch.manual_seed(0)
-    model = getattr(transformers, name)(getattr(transformers, f"{family}Config")(**sizes, **settings))
+    model = getattr(transformers, name)(getattr(transformers, f"{family}Config")(**sizes, **config))
     return model.double().train()
 
 

@@ -14,20 +14,20 @@ from torch import Tensor
 
 from regard.continual.batches import Epochs, ExampleRef
 from regard.continual.learner import IGNORED, Learner
-from regard.continual.methods.idbr import Idbr, Replays, Settings
+from regard.continual.methods.idbr import Idbr, IdbrConfig, Replays
 from regard.continual.methods.idbr_halves import Halving
 from regard.continual.methods.idbr_kmeans import distances, kmeans, representatives
 from regard.continual.methods.idbr_network import IdbrNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 CLS, SEP, UNK = 2, 3, 1
 HALVING = Halving(frozenset({0, CLS, SEP, 4}), SEP, length=10, pad=0)
 
 
-def begun(*, dropout: float = 0.0, **settings: Any) -> tuple[Learner, Idbr]:
-    method = Idbr(Settings(**{"share": 0.25, "interval": 3, "size": 5, **settings}))
+def begun(*, dropout: float = 0.0, **config: Any) -> tuple[Learner, Idbr]:
+    method = Idbr(IdbrConfig(**{"memory_fraction": 0.25, "replay_interval": 3, "hidden_size": 5, **config}))
     return make_learner(stream(), method, loaded(dropout=dropout), BUDGET, seed=1), method
 
 
@@ -171,7 +171,7 @@ def entropy(logits: Tensor, number: int) -> float:
 
 
 def test_the_loss_is_its_formula() -> None:
-    learner, method = begun(order=0.7, task=0.3, generic=0.2, specific=0.9)
+    learner, method = begun(nsp_weight=0.7, task_weight=0.3, generic_reg_weight=0.2, specific_reg_weight=0.9)
     run_first(learner, method)
     network: Any = learner.network
     batches = method.batches(learner, 1, learner.fine_tuning())
@@ -194,13 +194,13 @@ def run_first(learner: Learner, method: Idbr) -> None:
 
 def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
     """Each row on its own, in both orders, without padding."""
-    network, chosen, total = learner.network, method.settings, 0.0
+    network, chosen, total = learner.network, method.config, 0.0
     assert isinstance(network, IdbrNetwork)
     for number, label in enumerate(rows["labels"].tolist()):
         if label == IGNORED:
             continue
         real, task, row = (rows[name][number] for name in ("attention_mask", "tasks", "rows"))
-        own = learner.stream.class_numbers(int(task))
+        own = learner.stream.class_indices(int(task))
         for order, name in enumerate(("input_ids", "halves")):
             ids = rows[name][number][real][None]
             one = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -253,7 +253,7 @@ def test_rows_as_they_are_have_the_plain_loss() -> None:
 
 def test_it_learns_and_keeps_its_share() -> None:
     budget = dataclasses.replace(BUDGET, num_epochs=6, learning_rate=3e-3, batch_size=8)
-    method = Idbr(Settings(share=0.1, interval=5, size=16))
+    method = Idbr(IdbrConfig(memory_fraction=0.1, replay_interval=5, hidden_size=16))
     ran = run_stream(make_learner(stream(24), method, loaded(dropout=0.0), budget, seed=1), method)
     assert [row["memory_examples"] for row in ran.rows["cost"]] == [4, 4 + 7, 4 + 7 + 4]
     assert method.memory_size == 2000
@@ -265,11 +265,11 @@ def test_it_learns_and_keeps_its_share() -> None:
 
 
 def test_the_memory_is_shared_out_among_tasks() -> None:
-    learner, method = begun(share=0.9, memory=8)
+    learner, method = begun(memory_fraction=0.9, memory_size=8)
     method.before_task(learner, 0)
     method.after_task(learner, 0)
     assert (len(method.state.examples), method.memory_size) == (2, 8)
-    learner, method = begun(memory=2)
+    learner, method = begun(memory_size=2)
     with pytest.raises(UserError, match=r"^memory: expected an example of each of 3 tasks"):
         method.before_task(learner, 0)
 
@@ -304,8 +304,15 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     "name, value",
-    [("share", 1.5), ("interval", 0), ("interval", 1.5), ("size", 0), ("generic", -1.0), ("replay", "yes")],
+    [
+        ("memory_fraction", 1.5),
+        ("replay_interval", 0),
+        ("replay_interval", 1.5),
+        ("hidden_size", 0),
+        ("generic_reg_weight", -1.0),
+        ("replay", "yes"),
+    ],
 )
 def test_settings_that_cannot_be(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"^{name}: expected"):
-        Settings(**{name: value})
+        IdbrConfig(**{name: value})

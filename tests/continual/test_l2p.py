@@ -15,15 +15,15 @@ from transformers import BertModel, LlamaConfig, LlamaModel, RobertaConfig, Robe
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.methods import l2p
-from regard.continual.methods.l2p import L2p, L2pNetwork, Settings
+from regard.continual.methods.l2p import L2p, L2pConfig, L2pNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
 from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
-from tests.continual.small import BUDGET, WORDS, loaded, stream, tokenizer
+from tests.continual.small_tasks import BUDGET, WORDS, loaded, stream, tokenizer
 
-SMALL = Settings(pool=4, length=2, chosen=3)
+SMALL = L2pConfig(pool_size=4, prompt_length=2, top_k=3)
 ITEMS = [ExampleRef(1, row) for row in (0, 3, 7, 11, 16)]
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
@@ -51,9 +51,9 @@ def bert() -> Loaded:
 MODELS = [bert, roberta, llama]
 
 
-def made(settings: Settings = SMALL, model: Callable[[], Loaded] = bert, *, seed: int = 1) -> tuple[Learner, L2p]:
+def made(config: L2pConfig = SMALL, model: Callable[[], Loaded] = bert, *, seed: int = 1) -> tuple[Learner, L2p]:
     """A run in float64 without dropout, before its first task."""
-    method = L2p(settings)
+    method = L2p(config)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         learner = make_learner(two(), method, model(), BUDGET, seed=seed)
@@ -172,7 +172,7 @@ def test_padding_and_the_texts_beside_make_no_difference() -> None:
 
 
 def test_no_task_is_named_and_usage_makes_no_difference_in_evaluation() -> None:
-    learner, method = made(replace(SMALL, diversified=True))
+    learner, method = made(replace(SMALL, frequency_penalty=True))
     rows = learner.rows(ITEMS)
     inputs = {name: rows[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
@@ -185,7 +185,7 @@ def test_no_task_is_named_and_usage_makes_no_difference_in_evaluation() -> None:
 
 
 def test_the_loss_is_cross_entropy_and_the_pull_of_the_chosen_keys() -> None:
-    learner, method = made(replace(SMALL, pull=0.3))
+    learner, method = made(replace(SMALL, pull_weight=0.3))
     items = ITEMS[:3]
     nearest = np.sort(distances_of(learner, items), axis=1)[:, :3]
     with torch.no_grad():
@@ -213,7 +213,7 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_split(size: int) -> No
 
 
 def test_prompts_and_keys_that_no_text_chose_have_no_gradient() -> None:
-    learner, method = made(replace(SMALL, chosen=1))
+    learner, method = made(replace(SMALL, top_k=1))
     network, rows = learner.network_as(L2pNetwork), learner.rows(ITEMS)
     chosen = set(network.choose(rows).numbers.flatten().tolist())
     found = torch.autograd.grad(method.loss(learner, network, rows), [network.prompts, network.keys])
@@ -225,9 +225,9 @@ def test_prompts_and_keys_that_no_text_chose_have_no_gradient() -> None:
 # -- a run ----------------------------------------------------------------------------------------------
 
 
-def ran(settings: Settings = SMALL, *, model: Callable[[], Loaded] = bert, folder: Path | None = None) -> RunState:
+def ran(config: L2pConfig = SMALL, *, model: Callable[[], Loaded] = bert, folder: Path | None = None) -> RunState:
     """A whole run, resumed where the folder has some of it."""
-    method = L2p(settings)
+    method = L2p(config)
     return run_stream(
         make_learner(two(), method, model(), BUDGET, seed=1), method, folder=folder, resume=folder is not None
     )
@@ -245,15 +245,15 @@ def test_the_encoder_stays_bit_for_bit_and_in_evaluation_and_all_else_is_trained
 
 
 def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
-    settings = replace(SMALL, diversified=True)
-    whole, method = ran(settings), L2p(settings)
+    config = replace(SMALL, frequency_penalty=True)
+    whole, method = ran(config), L2p(config)
 
     def stop(learner: Learner, learnt: int) -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
         run_stream(make_learner(two(), method, bert(), BUDGET, seed=1), method, folder=tmp_path / "run", on_task=stop)
-    again = ran(settings, folder=tmp_path / "run")
+    again = ran(config, folder=tmp_path / "run")
     assert again.rows["matrix"] == whole.rows["matrix"]
     for name, value in whole.network.state_dict().items():
         assert torch.equal(again.network.state_dict()[name], value)
@@ -262,7 +262,7 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(tmp_path: Path) -
 
 
 def test_the_prompts_that_a_task_chose_are_counted() -> None:
-    learner, method = made(replace(SMALL, diversified=True))
+    learner, method = made(replace(SMALL, frequency_penalty=True))
     expected = np.zeros(4)
     for task in (0, 1):
         before = None if task == 0 else expected / expected.sum()
@@ -308,12 +308,12 @@ def test_positions_are_left_for_texts_as_the_model_counts_them(model: Callable[[
 
 
 def test_texts_that_do_not_fit_are_refused_before_anything_is_learnt() -> None:
-    learner, method = made(Settings(pool=4, length=3, chosen=3))
+    learner, method = made(L2pConfig(pool_size=4, prompt_length=3, top_k=3))
     longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
     with pytest.raises(UserError, match=f"at most 7 tokens behind 9 of prompts, got {longest}"):
         method.before_task(learner, 0)
-    learner, method = made(Settings(pool=4, length=9, chosen=3))
-    with pytest.raises(UserError, match="length: expected prompts of fewer than 16 tokens together, got 27"):
+    learner, method = made(L2pConfig(pool_size=4, prompt_length=9, top_k=3))
+    with pytest.raises(UserError, match="prompts: expected fewer than 16 tokens together, got 27"):
         method.before_task(learner, 0)
     made()[1].before_task(made()[0], 0)
 
@@ -358,13 +358,13 @@ def test_adapters_are_refused() -> None:
 @pytest.mark.parametrize(
     "said,expected",
     [
-        ({"pool": "0"}, "pool: expected a number of at least 1, got 0"),
-        ({"length": "0"}, "length: expected a number of at least 1, got 0"),
-        ({"chosen": "11"}, "chosen: expected a number of at least 1 and at most 10, got 11"),
-        ({"pull": "-1"}, "pull: expected a number of at least 0, got -1"),
-        ({"learning_rate": "fast"}, "rate: expected a number, got 'fast'"),
+        ({"pool_size": "0"}, "pool_size: expected a number of at least 1, got 0"),
+        ({"prompt_length": "0"}, "prompt_length: expected a number of at least 1, got 0"),
+        ({"top_k": "11"}, "top_k: expected a number of at least 1 and at most 10, got 11"),
+        ({"pull_weight": "-1"}, "pull_weight: expected a number of at least 0, got -1"),
+        ({"learning_rate": "fast"}, "learning_rate: expected a number, got 'fast'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(said: dict[str, str], expected: str) -> None:
     with pytest.raises(UserError, match=expected):
-        l2p.Settings.parsed(said)
+        l2p.Config.parsed(said)

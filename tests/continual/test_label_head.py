@@ -14,7 +14,7 @@ from regard.continual.models import TaskDeltas, rebuild_network
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from regard.models.heads import LabelTextHead
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 TAKE_IT = (
     "finetune",
@@ -64,8 +64,10 @@ def test_the_other_words_are_none_of_the_labels_and_are_trained_against() -> Non
 @pytest.mark.parametrize("name", TAKE_IT)
 def test_methods_learn_with_it(name: str) -> None:
     kind = METHODS[name]
-    settings: dict[str, Any] = {"l2p": {"pool": 3, "length": 1, "chosen": 2}, "seekr": {"memory": 6}}.get(name, {})
-    method = kind(kind.Settings.parsed(settings))
+    config: dict[str, Any] = {"l2p": {"pool_size": 3, "prompt_length": 1, "top_k": 2}, "seekr": {"memory_size": 6}}.get(
+        name, {}
+    )
+    method = kind(kind.Config.parsed(config))
     learner = make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels")
     vectors = learner.network.classifier.head.vectors.clone()
     ran = run_stream(learner, method)

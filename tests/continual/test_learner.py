@@ -12,10 +12,10 @@ from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
-from regard.continual.stage import warmup_steps
+from regard.continual.training_phase import warmup_steps
 from regard.data.examples import Examples
 from regard.errors import UserError
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 
 def learner(**options: Any) -> Learner:

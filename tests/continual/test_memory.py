@@ -18,10 +18,10 @@ from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import MethodState
 from regard.continual.methods.finetune import Finetune
-from regard.continual.methods.replay import Settings
+from regard.continual.methods.replay import ReplayConfig
 from regard.continual.run import make_learner
 from regard.errors import UserError
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 ITEMS = [ExampleRef(0, row) for row in range(6)]
 
@@ -116,10 +116,10 @@ def test_a_balanced_memory_keeps_the_first_of_each_group() -> None:
 
 
 def test_a_memory_that_is_balanced_has_as_many_of_each_class(learner: Learner) -> None:
-    kept, settings = MethodState(), memory.Settings(memory=11, store="balanced")
+    kept, config = MethodState(), memory.MemoryConfig(memory_size=11, storage_policy="balanced")
     for task, many in enumerate(([6, 5], [3, 2, 2, 2, 2], [2, 2, 2, 2, 1, 1, 1])):
         before = set(kept.examples)
-        memory.keep(learner, kept, settings, task)
+        memory.keep(learner, kept, config, task)
         labels = Counter(
             (item.task, int(learner.encoded[item.task, "train"].labels[item.row])) for item in kept.examples
         )
@@ -135,7 +135,7 @@ def test_what_is_kept_depends_on_the_seed_alone(learner: Learner) -> None:
         for each in (learner, again, other):
             kept = MethodState()
             for task in range(3):
-                memory.keep(each, kept, memory.Settings(memory=7, store=store), task)
+                memory.keep(each, kept, memory.MemoryConfig(memory_size=7, storage_policy=store), task)
             assert len(set(kept.examples)) == len(kept.examples) == 7
             found.append(kept)
         assert found[0] == found[1] != found[2]
@@ -178,7 +178,7 @@ def test_batches_beside_a_memory_are_those_of_fine_tuning_and_more(learner: Lear
     stage, kept = learner.fine_tuning(), kept_of(1, 4, 7)
     learner.task = 1
     plain = learner.epochs(learner.items(1), stage)
-    found = memory.beside(learner, kept, memory.Settings(replay_batch=2), 1, stage)
+    found = memory.beside(learner, kept, memory.MemoryConfig(replay_batch_size=2), 1, stage)
     assert (found.steps, found.size) == (plain.steps, 6)
     for step in range(found.steps):
         rows, new = found.rows(step), items_of(plain.rows(step))
@@ -191,7 +191,7 @@ def test_batches_beside_a_memory_are_those_of_fine_tuning_and_more(learner: Lear
 
 def test_a_small_memory_is_drawn_whole_and_filled_up(learner: Learner) -> None:
     learner.task = 1
-    found = memory.beside(learner, kept_of(1, 4), memory.Settings(), 1, learner.fine_tuning())
+    found = memory.beside(learner, kept_of(1, 4), memory.MemoryConfig(), 1, learner.fine_tuning())
     rows = found.rows(0)
     assert found.size == 2 * BUDGET.batch_size
     assert (rows["labels"] == IGNORED).sum() == 2
@@ -204,7 +204,7 @@ def test_one_batch_of_the_memory_follows_each_interval(interval: int, expected: 
     stage = learner.fine_tuning()
     plain = learner.epochs(learner.items(1), stage)
     kept = kept_of(1, 4, 7)
-    found = memory.interleaved(learner, kept, Settings(replay_batch=3), 1, stage, interval=interval)
+    found = memory.interleaved(learner, kept, ReplayConfig(replay_batch_size=3), 1, stage, interval=interval)
     assert found.steps == plain.steps + plain.steps // interval
     batches = [items_of(found.rows(step)) for step in range(found.steps)]
     kinds = "".join("o" if {item.task for item in each} == {0} else "n" for each in batches)
@@ -219,20 +219,22 @@ def test_one_batch_of_the_memory_follows_each_interval(interval: int, expected: 
 @pytest.mark.parametrize(
     "said, told",
     [
-        ({"memory": 0}, "memory: expected a whole number of at least 1, got 0"),
-        ({"memory": "2.5"}, "memory: expected a whole number, got '2.5'"),
-        ({"memory": True}, "memory: expected a whole number of at least 1, got True"),
-        ({"replay_batch": -1}, "replay_batch: expected a whole number of at least 0, got -1"),
-        ({"store": "all"}, "store: expected one of reservoir, balanced, got 'all'"),
-        ({"mixing": "some"}, "mixing: expected one of batch, interval, merge, got 'some'"),
-        ({"interval": 0}, "interval: expected a whole number of at least 1, got 0"),
+        ({"memory_size": 0}, "memory_size: expected a whole number of at least 1, got 0"),
+        ({"memory_size": "2.5"}, "memory_size: expected a whole number, got '2.5'"),
+        ({"memory_size": True}, "memory_size: expected a whole number of at least 1, got True"),
+        ({"replay_batch_size": -1}, "replay_batch_size: expected a whole number of at least 0, got -1"),
+        ({"storage_policy": "all"}, "storage_policy: expected one of reservoir, balanced, got 'all'"),
+        ({"replay_mode": "some"}, "replay_mode: expected one of batch, interval, merge, got 'some'"),
+        ({"replay_interval": 0}, "replay_interval: expected a whole number of at least 1, got 0"),
     ],
 )
 def test_settings_that_cannot_be(said: dict[str, object], told: str) -> None:
     with pytest.raises(UserError) as raised:
-        Settings.parsed(said)
+        ReplayConfig.parsed(said)
     assert str(raised.value) == told
 
 
 def test_settings_come_from_texts() -> None:
-    assert Settings.parsed({"memory": "9", "mixing": "merge"}) == replace(Settings(), memory=9, mixing="merge")
+    assert ReplayConfig.parsed({"memory_size": "9", "replay_mode": "merge"}) == replace(
+        ReplayConfig(), memory_size=9, replay_mode="merge"
+    )

@@ -24,7 +24,7 @@ from regard.continual.run_state import ProgressEvent, RunState
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream
 from regard.errors import UserError
-from tests.continual.small import loaded, stream
+from tests.continual.small_tasks import loaded, stream
 from tests.continual.together import ONE, ROWS, TEXTS_ALONE, exact, kept, made, no_flops, two_tasks
 from tests.training.test_loop_processes import free_port
 
@@ -51,7 +51,7 @@ NO_ADAPTERS = {
     "progprompt",
     "epi",
     "sapt",
-    "sapt-noticed",
+    "sapt-task-free",
 }
 """Those that refuse adapters beside those of their own."""
 WITH_MEMORY = {"replay": 6, "replay-lora": 6, "seekr": 6, "agem": 6, "der++": 6, "mbpa++": 6}
@@ -121,10 +121,8 @@ def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> 
     assert all(0 <= row["score"] <= 100 for row in rows)
     assert {row["n"] for row in rows} == {8, 12}
     first = 3 if kind.evaluation_scope == "end" else 1
-    settings = ("til", "cil") if kind.incremental else ("til",)
-    expected = {
-        (after, place, kind_) for after in range(first, 4) for place in range(1, after + 1) for kind_ in settings
-    }
+    config = ("til", "cil") if kind.incremental else ("til",)
+    expected = {(after, place, kind_) for after in range(first, 4) for place in range(1, after + 1) for kind_ in config}
     before = {(after, after + 1, "til") for after in range(3)} if kind.evaluation_scope == "seen" else set()
     assert places == expected | before
     scores = {(row["after_task"], row["task_index"], row["scenario"]): row["score"] for row in rows}
@@ -290,12 +288,12 @@ def test_names_that_are_no_method() -> None:
 
 
 def test_settings_that_are_none() -> None:
-    parsed = METHODS["replay"].Settings.parsed
-    with pytest.raises(UserError, match=r"^set: there is no setting speed; allowed are memory, "):
+    parsed = METHODS["replay"].Config.parsed
+    with pytest.raises(UserError, match=r"^set: there is no setting speed; allowed are memory_size, "):
         parsed({"speed": 1})
     with pytest.raises(
-        UserError, match=r"^set: there is no setting memry, did you mean 'memory'\? Allowed are memory, "
+        UserError, match=r"^set: there is no setting memory_siz, did you mean 'memory_size'\? Allowed are memory_size, "
     ):
-        parsed({"memry": 1})
-    with pytest.raises(UserError, match=r"^set: there is no setting memory, the method has none$"):
-        METHODS["finetune"].Settings.parsed({"memory": 1})
+        parsed({"memory_siz": 1})
+    with pytest.raises(UserError, match=r"^set: there is no setting memory_size, the method has none$"):
+        METHODS["finetune"].Config.parsed({"memory_size": 1})

@@ -22,7 +22,7 @@ from regard.continual.methods.mbpa import AdaptingNetwork, MbPA, Remembered
 from regard.continual.methods.replay import Replay
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 ONE = replace(BUDGET, num_epochs=1)
 
@@ -40,7 +40,7 @@ def begun(method: Method, *, budget: Any = ONE) -> Learner:
 def of(name: str, **said: Any) -> Any:
     """A method with settings."""
     kind = METHODS[name]
-    return kind(kind.Settings(**said))
+    return kind(kind.Config(**said))
 
 
 def second_batch(learner: Learner, method: Method) -> Any:
@@ -54,7 +54,7 @@ def second_batch(learner: Learner, method: Method) -> Any:
 
 
 def test_replay_is_the_mean_over_new_and_old_rows_each_over_its_own_classes() -> None:
-    method: Replay = of("replay", memory=5, replay_batch=3)
+    method: Replay = of("replay", memory_size=5, replay_batch_size=3)
     learner = begun(method)
     rows = second_batch(learner, method).rows(0)
     assert rows["tasks"].tolist() == [1] * 4 + [0] * 3
@@ -68,7 +68,7 @@ def test_replay_is_the_mean_over_new_and_old_rows_each_over_its_own_classes() ->
 
 
 def test_merging_goes_once_over_new_and_old_rows_an_epoch() -> None:
-    method = of("replay", memory=5, mixing="merge")
+    method = of("replay", memory_size=5, replay_mode="merge")
     learner = begun(method)
     found = second_batch(learner, method)
     told = [item for step in range(found.steps) for item in _items(found.rows(step))]
@@ -82,11 +82,11 @@ def _items(rows: dict[str, Tensor]) -> list[ExampleRef]:
 
 
 def test_sparse_replay_in_a_short_run_is_fine_tuning() -> None:
-    rare, plain = of("replay", mixing="interval", interval=100), Finetune()
+    rare, plain = of("replay", replay_mode="interval", replay_interval=100), Finetune()
     a, b = (run_stream(begun(method), method) for method in (rare, plain))
     for name, weight in a.network.state_dict().items():
         assert torch.equal(weight, b.network.state_dict()[name])
-    often = of("replay", mixing="interval", interval=2)
+    often = of("replay", replay_mode="interval", replay_interval=2)
     assert run_stream(begun(often), often).rows["cost"][1]["steps"] == 7
 
 
@@ -123,7 +123,7 @@ def test_a_step_on_a_quadratic_does_not_raise_the_memory_s_loss() -> None:
 
 @pytest.mark.parametrize("micro", [None, 2])
 def test_the_reference_is_the_gradient_of_the_memory_batch_s_mean_loss(micro: int | None) -> None:
-    method: AGem = of("agem", memory=7, replay_batch=5)
+    method: AGem = of("agem", memory_size=7, replay_batch_size=5)
     learner = begun(method, budget=replace(ONE, micro_batch_size=micro))
     method.after_task(learner, 0)
     learner.task = 1
@@ -174,7 +174,7 @@ def test_the_distance_is_the_mean_square_over_the_row_s_own_classes() -> None:
 
 
 def test_dark_experience_is_the_sum_of_three_means() -> None:
-    method: DarkExperience = of("der++", memory=9, replay_batch=3, alpha=0.7, beta=0.3)
+    method: DarkExperience = of("der++", memory_size=9, replay_batch_size=3, alpha=0.7, beta=0.3)
     learner = begun(method)
     batches = second_batch(learner, method)
     short = next(step for step in range(batches.steps) if len(_items(batches.rows(step))) == 8)
@@ -200,7 +200,7 @@ def test_dark_experience_is_the_sum_of_three_means() -> None:
 
 
 def test_logits_are_those_that_an_example_had_when_its_task_was_learnt() -> None:
-    method: DarkExperience = of("der++", memory=8)
+    method: DarkExperience = of("der++", memory_size=8)
     learner = begun(method)
     method.after_task(learner, 0)
     first = dict(zip(method.state.examples, method.state.tensors["logits"], strict=True))
@@ -220,7 +220,17 @@ def test_logits_are_those_that_an_example_had_when_its_task_was_learnt() -> None
 
 def adapting(**said: Any) -> tuple[MbPA, Learner, AdaptingNetwork]:
     """A network that has learnt two tasks, as far as it knows, and is evaluated."""
-    method: MbPA = of("mbpa++", **{"memory": 10, "store": "balanced", "neighbours": 3, "steps": 4, "rate": 0.1} | said)
+    method: MbPA = of(
+        "mbpa++",
+        **{
+            "memory_size": 10,
+            "storage_policy": "balanced",
+            "num_neighbors": 3,
+            "adaptation_steps": 4,
+            "adaptation_lr": 0.1,
+        }
+        | said,
+    )
     learner = begun(method)
     network = learner.network
     assert isinstance(network, AdaptingNetwork)
@@ -235,23 +245,23 @@ def adapting(**said: Any) -> tuple[MbPA, Learner, AdaptingNetwork]:
 
 def by_hand(method: MbPA, learner: Learner, network: AdaptingNetwork, item: ExampleRef, trained: str) -> Tensor:
     """The logits of a row after gradient descent on a copy, by PyTorch's optimiser and autograd alone."""
-    settings = method.settings
+    config = method.config
     row = learner.rows([item])
     model = copy.deepcopy(network.classifier).eval()
     keys = [_key(learner, network, other) for other in method.state.examples]
     far = [float((_key(learner, network, item) - key).norm()) for key in keys]
-    near = sorted(range(len(far)), key=far.__getitem__)[: settings.neighbours]
+    near = sorted(range(len(far)), key=far.__getitem__)[: config.num_neighbors]
     rows = learner.rows([method.state.examples[number] for number in near])
     parameters = [one for name, one in model.named_parameters() if name.startswith(trained)]
     start = [one.detach().clone() for one in parameters]
-    descent = torch.optim.SGD(parameters, lr=settings.rate)
-    for _ in range(settings.steps):
+    descent = torch.optim.SGD(parameters, lr=config.adaptation_lr)
+    for _ in range(config.adaptation_steps):
         logits = model(rows["input_ids"], rows["attention_mask"]).logits
         loss = torch.zeros((), dtype=torch.float64)
         for logit, task, label in zip(logits, rows["tasks"].tolist(), rows["labels"].tolist(), strict=True):
             first, last = ((0, 2), (2, 5))[task]
             loss = loss - logit[first:last].log_softmax(0)[label - first] / len(near)
-        loss = loss + settings.pull * sum(
+        loss = loss + config.l2_weight * sum(
             (one - other).square().sum() for one, other in zip(parameters, start, strict=True)
         )
         descent.zero_grad()
@@ -267,7 +277,7 @@ def _key(learner: Learner, network: AdaptingNetwork, item: ExampleRef) -> Tensor
 
 @pytest.mark.parametrize("adapt, trained", [("all", ""), ("head", "head.")])
 def test_adaptation_is_gradient_descent_from_the_weights_for_each_row(adapt: str, trained: str) -> None:
-    method, learner, network = adapting(adapt=adapt, pull=0.3)
+    method, learner, network = adapting(adaptation_scope=adapt, l2_weight=0.3)
     items = [ExampleRef(1, 0), ExampleRef(0, 3), ExampleRef(1, 4)]
     before = {name: value.clone() for name, value in network.state_dict().items()}
     with torch.no_grad():
@@ -282,7 +292,9 @@ def test_adaptation_is_gradient_descent_from_the_weights_for_each_row(adapt: str
 @pytest.mark.parametrize("adapt", ["all", "head"])
 def test_one_step_of_a_head_by_hand(adapt: str) -> None:
     """A bias moves by −rate · (p − y), the mean over neighbours; the pull counts from the second step on."""
-    _, learner, network = adapting(adapt=adapt, steps=1, neighbours=1, pull=100.0, rate=0.5)
+    _, learner, network = adapting(
+        adaptation_scope=adapt, adaptation_steps=1, num_neighbors=1, l2_weight=100.0, adaptation_lr=0.5
+    )
     row = learner.rows([ExampleRef(0, 2)])
     with torch.no_grad():
         for one in network.classifier.parameters():
@@ -299,7 +311,7 @@ def test_one_step_of_a_head_by_hand(adapt: str) -> None:
 
 
 def test_neighbours_have_the_nearest_keys_of_the_first_encoder() -> None:
-    method, learner, network = adapting(neighbours=4)
+    method, learner, network = adapting(num_neighbors=4)
     rows = learner.rows([ExampleRef(0, 1), ExampleRef(2, 5), ExampleRef(1, 3)], split="train")
     keys = torch.stack([_key(learner, network, item) for item in method.state.examples])
     torch.testing.assert_close(method.state.tensors["keys"], keys, rtol=0, atol=1e-12)
@@ -312,7 +324,7 @@ def test_neighbours_have_the_nearest_keys_of_the_first_encoder() -> None:
 
 def test_a_pull_that_is_strong_holds_the_weights() -> None:
     # each step takes back the whole of the way: rate · 2 λ = 1, so that one gradient step is left
-    _, learner, network = adapting(adapt="head", steps=7, rate=1e-6, pull=5e5)
+    _, learner, network = adapting(adaptation_scope="head", adaptation_steps=7, adaptation_lr=1e-6, l2_weight=5e5)
     rows = learner.rows([ExampleRef(0, 1)])
     with torch.no_grad():
         found = network(rows)
@@ -339,7 +351,7 @@ def test_rows_of_tasks_not_learnt_and_gradients_are_of_the_weights_as_they_are()
 
 @pytest.mark.parametrize("adapt", ["all", "head"])
 def test_adapted_rows_do_not_depend_on_those_beside_them(adapt: str) -> None:
-    _, learner, network = adapting(adapt=adapt)
+    _, learner, network = adapting(adaptation_scope=adapt)
     items = [ExampleRef(0, row) for row in range(5)]
     with torch.no_grad():
         together = network(learner.rows(items))
@@ -348,7 +360,7 @@ def test_adapted_rows_do_not_depend_on_those_beside_them(adapt: str) -> None:
 
 
 def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
-    _, learner, network = adapting(adapt="head")
+    _, learner, network = adapting(adaptation_scope="head")
     network.float()
     assert network.remembered is not None
     network.remembered = Remembered(
@@ -368,14 +380,14 @@ def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
         ("der++", {"alpha": -1.0}, "alpha: expected a number of at least 0, got -1.0"),
         ("der++", {"alpha": float("inf")}, "alpha: expected a number of at least 0, got inf"),
         ("der++", {"beta": "much"}, "beta: expected a number, got 'much'"),
-        ("agem", {"store": "some"}, "store: expected one of reservoir, balanced, got 'some'"),
-        ("mbpa++", {"adapt": "some"}, "adapt: expected one of all, head, got 'some'"),
-        ("mbpa++", {"neighbours": 0}, "neighbours: expected a whole number of at least 1, got 0"),
-        ("mbpa++", {"learning_rate": -1}, "rate: expected a number of at least 0, got -1.0"),
-        ("mbpa++", {"steps": 1.5}, "steps: expected a whole number of at least 0, got 1.5"),
+        ("agem", {"storage_policy": "some"}, "storage_policy: expected one of reservoir, balanced, got 'some'"),
+        ("mbpa++", {"adaptation_scope": "some"}, "adaptation_scope: expected one of all, head, got 'some'"),
+        ("mbpa++", {"num_neighbors": 0}, "num_neighbors: expected a whole number of at least 1, got 0"),
+        ("mbpa++", {"adaptation_lr": -1}, "adaptation_lr: expected a number of at least 0, got -1.0"),
+        ("mbpa++", {"adaptation_steps": 1.5}, "adaptation_steps: expected a whole number of at least 0, got 1.5"),
     ],
 )
 def test_settings_that_cannot_be(name: str, said: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as raised:
-        METHODS[name].Settings.parsed(said)
+        METHODS[name].Config.parsed(said)
     assert str(raised.value) == told

@@ -20,7 +20,7 @@ from regard.continual.models import TaskDeltas, delta_of, export, load_network, 
 from regard.continual.run import make_learner, run_stream
 from regard.continual.state import tensors_of
 from regard.errors import UserError
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 from tests.continual.together import made
 
 ONE = replace(BUDGET, num_epochs=1, num_probing_epochs=1)

@@ -7,24 +7,23 @@ from dataclasses import replace
 import pytest
 
 from regard.continual.methods import METHODS
-from regard.continual.methods.ctr import Ctr
-from regard.continual.methods.ctr import Settings as CtrSettings
+from regard.continual.methods.ctr import Ctr, CtrConfig
 from regard.continual.methods.l2p import L2p
 from regard.continual.methods.lfpt5 import Lfpt5
 from regard.continual.methods.probe import Probe
 from regard.continual.methods.progprompt import ProgPrompt
 from regard.continual.run import make_learner
-from regard.continual.stage import TrainingBudget
-from tests.continual import small_text
-from tests.continual.small import BUDGET, loaded, stream
+from regard.continual.training_phase import TrainingBudget
+from tests.continual import small_text_tasks
+from tests.continual.small_tasks import BUDGET, loaded, stream
 from tests.continual.together import TEXTS_ALONE, made
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_rate_that_is_said_is_that_of_the_last_stage(name: str) -> None:
     text = name in TEXTS_ALONE
-    given = small_text.stream(1) if text else replace(stream(4), tasks=stream(4).tasks[:1], order=(0,))
-    model, budget = (small_text.loaded(), small_text.BUDGET) if text else (loaded(), BUDGET)
+    given = small_text_tasks.stream(1) if text else replace(stream(4), tasks=stream(4).tasks[:1], order=(0,))
+    model, budget = (small_text_tasks.loaded(), small_text_tasks.BUDGET) if text else (loaded(), BUDGET)
     method = made(name)
     learner = make_learner(given, method, model, budget, seed=1)
     method.before_task(learner, 0)
@@ -41,16 +40,16 @@ def test_who_has_a_rate_of_its_own_and_how_it_is_set() -> None:
     }
     assert found == {
         "probe": "--probing-rate 0.02",
-        "l2p": "--set rate=0.03",
-        "ctr": "--set rate=0.001",
-        "progprompt": "--set rate=0.3",
-        "lfpt5": "--set rate=0.5",
+        "l2p": "--set learning_rate=0.03",
+        "ctr": "--set learning_rate=0.001",
+        "progprompt": "--set learning_rate=0.3",
+        "lfpt5": "--set learning_rate=0.5",
     }
-    assert Ctr(CtrSettings(rate=0.0)).own_learning_rate(budget) == Probe().own_learning_rate(budget)
+    assert Ctr(CtrConfig(learning_rate=0.0)).own_learning_rate(budget) == Probe().own_learning_rate(budget)
 
 
 @pytest.mark.parametrize("kind", [L2p, Ctr, ProgPrompt, Lfpt5])
 def test_a_rate_that_is_set_is_said(kind: type[L2p]) -> None:
-    found = kind(kind.Settings(rate=0.25)).own_learning_rate(TrainingBudget())
+    found = kind(kind.Config(learning_rate=0.25)).own_learning_rate(TrainingBudget())
     assert found is not None
-    assert (found.option_text, found.value) == ("--set rate=0.25", 0.25)
+    assert (found.option_text, found.value) == ("--set learning_rate=0.25", 0.25)

@@ -18,9 +18,9 @@ from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream, trim_padding
 from regard.continual.run_state import ProgressEvent, RunState
 from regard.continual.state import tensors_of
-from regard.data.stream import Stream, Task
+from regard.data.stream import ClassificationTask, Stream
 from regard.errors import UserError
-from tests.continual.small import BUDGET, CLASSES, loaded, stream
+from tests.continual.small_tasks import BUDGET, CLASSES, loaded, stream
 
 PAPER = replace(BUDGET, warmup_ratio=0.06, num_epochs=3, learning_rate=1e-2)
 OFFSETS = (0, 2, 5, 7)
@@ -284,7 +284,7 @@ def test_a_new_run_takes_nothing_from_the_old_one(tmp_path: Path) -> None:
     [
         ({"seed": 2}, "seed was 1 and is 2"),
         ({"budget": replace(BUDGET, num_epochs=5)}, "budget.epochs was 2 and is 5"),
-        ({"stream": stream().ordered((1, 0, 2))}, r"stream.order was \[0, 1, 2\] and is \[1, 0, 2\]"),
+        ({"stream": stream().reorder((1, 0, 2))}, r"stream.order was \[0, 1, 2\] and is \[1, 0, 2\]"),
         ({"stream": replace(stream(), name="other")}, 'stream.name was "words" and is "other"'),
         ({"method": "joint"}, 'method was "Finetune" and is "Joint"'),
         ({"head": "labels"}, 'model.head was "linear" and is "labels"'),
@@ -333,7 +333,7 @@ def test_a_damaged_state_is_told(name: str, content: str | None, tmp_path: Path)
 
 def test_a_task_with_one_class() -> None:
     of_one = {part: replace(stream().tasks[0].split(part), labels=(0,) * count) for part, count in PARTS.items()}
-    task = Task(name="one", labels=("cat",), **of_one)
+    task = ClassificationTask(name="one", labels=("cat",), **of_one)
     with pytest.raises(UserError, match="stream: expected at least two classes in each task, 'one' has 1"):
         exact(of=Stream(name="s", tasks=(task,), order=(0,), seed=0))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
 from regard.continual.scoring import score_task
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 
 class Saying(nn.Module):

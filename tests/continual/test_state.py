@@ -16,11 +16,11 @@ from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
 from regard.continual.method import MethodState
 from regard.continual.methods.sapt import Sapt
+from regard.continual.methods.sapt_config import SaptConfig
 from regard.continual.run import make_learner, run_stream
-from regard.continual.sapt_settings import Settings
 from regard.errors import UserError
 from regard.training.states import eval_mode
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 
 class Tied(nn.Module):
@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypa
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
     def seen_by(folder: Path, stop: int | None) -> list[tuple[set[str], Tensor]]:
-        method = Sapt(Settings(rank=2, ahead=2))
+        method = Sapt(SaptConfig(r=2, router_warmup_steps=2))
         learner, found = make_learner(stream(2), method, loaded(), BUDGET, seed=1), []
 
         def look(learner: Learner, task: int) -> list[Any]:

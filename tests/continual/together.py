@@ -19,23 +19,29 @@ from regard.continual.run_state import RunState
 from regard.continual.state import tensors_of
 from regard.data.stream import Stream
 from regard.training import TrainingConfig, train
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 from tests.training.small import batch, count, loss, net
 
 ONE = replace(BUDGET, num_epochs=1, num_probing_epochs=1)
 ROWS = 4
 """Of each class in training, of which a batch is too."""
 SMALL: dict[str, dict[str, Any]] = {
-    "replay": {"memory": 6},
-    "agem": {"memory": 6, "replay_batch": 3},
-    "der++": {"memory": 6, "replay_batch": 3},
-    "mbpa++": {"memory": 6, "interval": 1, "neighbours": 2, "steps": 2, "adapt": "head"},
-    "replay-lora": {"memory": 6},
-    "seekr": {"memory": 6},
-    "sapt": {"ahead": 20},
-    "sapt-noticed": {"ahead": 20},
-    "l2p": {"pool": 3, "length": 1, "chosen": 2},
-    "progprompt": {"length": 1, "hidden": 4, "rate": 0.01},
+    "replay": {"memory_size": 6},
+    "agem": {"memory_size": 6, "replay_batch_size": 3},
+    "der++": {"memory_size": 6, "replay_batch_size": 3},
+    "mbpa++": {
+        "memory_size": 6,
+        "replay_interval": 1,
+        "num_neighbors": 2,
+        "adaptation_steps": 2,
+        "adaptation_scope": "head",
+    },
+    "replay-lora": {"memory_size": 6},
+    "seekr": {"memory_size": 6},
+    "sapt": {"router_warmup_steps": 20},
+    "sapt-task-free": {"router_warmup_steps": 20},
+    "l2p": {"pool_size": 3, "prompt_length": 1, "top_k": 2},
+    "progprompt": {"num_virtual_tokens": 1, "encoder_hidden_size": 4, "learning_rate": 0.01},
 }
 """Settings that a stream of a few short texts can be learnt with."""
 TEXTS_ALONE = {"lfpt5"}
@@ -45,7 +51,7 @@ TEXTS_ALONE = {"lfpt5"}
 def made(name: str) -> Method:
     """The method with small settings."""
     kind = METHODS[name]
-    return kind(kind.Settings.parsed(SMALL.get(name, {})))
+    return kind(kind.Config.parsed(SMALL.get(name, {})))
 
 
 def two_tasks() -> Stream:

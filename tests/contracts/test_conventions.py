@@ -110,9 +110,9 @@ def test_an_adapted_output_projection_is_refused_where_it_is_needed(llama: Llama
     "given,message",
     [
         ({"statistics": None}, "statistics: expected default, all, or names and statistics in a list; got None"),
-        ({"layers": (99,)}, r"layers: expected layers of this model, from 0 to \d+ \(-1: the embeddings\); got 99"),
-        ({"layers": -2}, r"layers: expected layers of this model, .*; got -2"),
-        ({"layers": "all"}, "layers: expected numbers of layers, counted from 0, got 'all'"),
+        ({"layers": (99,)}, r"layers: this model has no layer 99; choose from 0 to \d+, or -1 for the embeddings"),
+        ({"layers": -2}, "layers: this model has no layer -2"),
+        ({"layers": "all"}, "layers: expected indices of layers, counted from 0, got 'all'"),
     ],
     ids=str,
 )

@@ -30,7 +30,7 @@ def test_a_gate_goes_from_attention_to_constants(family: Any, build: Callable, i
     with regard.replacing(model, constants):
         constant = run(model, batch)
     with regard.mixing(model, constants) as mixed:
-        assert all(bool((share == 0.5).all()) for share in mixed.shares().values())
+        assert all(bool((share == 0.5).all()) for share in mixed.gate_values().values())
         found = {}
         for logit in (-40.0, 0.0, 40.0):
             with torch.no_grad():
@@ -150,7 +150,7 @@ def test_too_many_tokens_are_refused(build: Callable, inputs: Callable, families
     "heads,message",
     [
         (1.5, "heads: expected a fraction from 0 to 1, got 1.5"),
-        ([(0, 9)], "heads: expected heads of these constants, such as"),
+        ([(0, 9)], "heads: these constants have no head .*; choose heads such as"),
         (0.5, "input-dependence: expected averages as they were taken"),
     ],
     ids=str,
@@ -165,7 +165,7 @@ def test_heads_of_several_sites_are_named_in_full(build: Callable) -> None:
     model = build("T5")
     constants = constants_for(model)
     with (
-        pytest.raises(regard.UserError, match=r"expected \(site, layer, head\)"),
+        pytest.raises(regard.UserError, match=r"names no site; pass \(site, layer, head\)"),
         regard.replacing(model, constants, [(0, 0)]),
     ):
         pass

@@ -93,7 +93,7 @@ def test_a_model_that_was_changed_is_refused(build: Callable) -> None:
 
 def test_another_attention_is_refused(build: Callable) -> None:
     model = build("Bert")
-    with pytest.raises(regard.UserError, match="to stay as it is, got 'sdpa'"):
+    with pytest.raises(regard.UserError, match="to 'sdpa'; leave it as it is"):
         regard.replaced(model, constants_for(model)).set_attn_implementation("sdpa")
 
 

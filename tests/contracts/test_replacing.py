@@ -13,9 +13,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 import regard
-from regard.attention.call import AttentionCall, Operation, visible
+from regard.attention.call import AttentionCall, Operation, visible_mask
 from regard.attention.reference import operation_weights
-from regard.constants import Constants, Head, Origin, data_free
+from regard.constants import Constants, Head, Origin, make_data_free
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.registration import find_configs
 from regard.models.layers import RegardAttention
@@ -90,7 +90,7 @@ def by_hand(model: nn.Module, constants: Constants, heads: tuple[Head, ...]) -> 
         for site, layer, head in heads:
             if (site, layer) == (here[module, 0].site, here[module, 0].layer):
                 keys = call.key.shape[2]
-                own = constants.matrices[site, layer][head, :keys, :keys].to(output.dtype) * visible(call)[:, 0]
+                own = constants.matrices[site, layer][head, :keys, :keys].to(output.dtype) * visible_mask(call)[:, 0]
                 filled = own / own.sum(-1, keepdim=True).clamp(min=1e-30)
                 output[:, head] = filled @ call.value[:, head // call.num_key_value_groups]
         return output
@@ -231,7 +231,7 @@ def test_identity_constants_leave_the_value_projection_alone(
     name: str, build: Callable, inputs: Callable, run: Callable, families: Any
 ) -> None:
     model = build(name, "", torch.float64)
-    constants = data_free("identity", constants_for(model))
+    constants = make_data_free("identity", constants_for(model))
 
     def alone(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
         return value.transpose(1, 2).contiguous(), None
@@ -313,7 +313,7 @@ def test_queries_and_keys_of_constant_heads_are_not_computed(family: Any, build:
 
 def test_watching_sees_the_constants(build: Callable, inputs: Callable, families: Any) -> None:
     model = build("Bert", "", torch.float64)
-    constants = data_free("identity", constants_for(model))
+    constants = make_data_free("identity", constants_for(model))
     with regard.replacing(model, constants, [(0, 1)]), regard.watching(model, ["distance", "entropy"]) as seen:
         model(**inputs(families["Bert"], "right"))
     frame = seen.frame("distance")

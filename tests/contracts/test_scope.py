@@ -69,11 +69,11 @@ class OwnModel(PreTrainedModel):
 
 
 def test_refusals() -> None:
-    with pytest.raises(UserError, match="expected a Hugging Face PreTrainedModel"), watching(nn.Linear(2, 2)):
+    with pytest.raises(UserError, match="pass a Hugging Face PreTrainedModel"), watching(nn.Linear(2, 2)):
         pass
     config = transformers.MambaConfig(vocab_size=99, hidden_size=16, num_hidden_layers=2, state_size=4)
     with (
-        pytest.raises(UserError, match="found no stack of attention layers"),
+        pytest.raises(UserError, match="it has no stack of attention layers"),
         watching(transformers.MambaForCausalLM(config)),
     ):
         pass

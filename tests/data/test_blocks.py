@@ -11,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.data import TokenBlocks, pack, tokenizer_hash
 from regard.data import packing as module
-from regard.data.packing import sections
+from regard.data.blocks import TokenBlocks
+from regard.data.packing import pack, split_sections
+from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError
 
 EOS = 5
@@ -30,9 +31,9 @@ def ids(*words: int) -> list[int]:
 def test_documents_stand_one_after_another_with_eos_between(plain: Any, tmp_path: Path) -> None:
     made = pack([numbers(1, 2, 3), " \n", numbers(4, 5), numbers(6)], plain, 4, tmp_path / "packed")
     assert made.rows(torch.arange(2)).tolist() == [[*ids(1, 2, 3), EOS], [*ids(4, 5), EOS, *ids(6)]]
-    assert (len(made), made.length, made.tokens, made.vocabulary) == (2, 4, 8, len(plain))
-    assert made.packed.dropped == 1, "the last EOS is the tail that fills no block"
-    assert made.packed.documents == 3
+    assert (len(made), made.length, made.tokens, made.vocab_size) == (2, 4, 8, len(plain))
+    assert made.metadata.dropped == 1, "the last EOS is the tail that fills no block"
+    assert made.metadata.documents == 3
     assert made.rows(torch.tensor([1, 0, 1])).tolist() == [made.rows(torch.tensor([n])).tolist()[0] for n in (1, 0, 1)]
     assert made.rows(torch.arange(2)).dtype == torch.int64
 
@@ -51,7 +52,7 @@ def test_the_digest_is_of_the_bytes_on_disk(plain: Any, tmp_path: Path) -> None:
 def test_large_vocabularies_take_four_bytes(plain: Any, tmp_path: Path) -> None:
     plain.add_tokens([f"extra{number}" for number in range(66_000)])
     made = pack(["extra65999 w1"], plain, 3, tmp_path / "packed")
-    assert made.packed.dtype == "uint32"
+    assert made.metadata.dtype == "uint32"
     assert made.rows(torch.tensor([0])).tolist() == [[plain.convert_tokens_to_ids("extra65999"), 11, EOS]]
     assert made.rows(torch.tensor([0])).max() > 65_535
 
@@ -64,24 +65,24 @@ def test_packed_once_and_used_again(plain: Any, tmp_path: Path) -> None:
         raise AssertionError("what is packed is not read again")
         yield
 
-    first = pack(once(), plain, 5, tmp_path / "packed", identity="text 1")
-    again = pack(never(), plain, 5, tmp_path / "packed", identity="text 1")
+    first = pack(once(), plain, 5, tmp_path / "packed", fingerprint="text 1")
+    again = pack(never(), plain, 5, tmp_path / "packed", fingerprint="text 1")
     assert torch.equal(first.rows(torch.arange(4)), again.rows(torch.arange(4)))
     with pytest.raises(AssertionError):
-        pack(never(), plain, 5, tmp_path / "packed", identity="text 2")
+        pack(never(), plain, 5, tmp_path / "packed", fingerprint="text 2")
     with pytest.raises(AssertionError):
-        pack(never(), plain, 4, tmp_path / "packed", identity="text 1")
+        pack(never(), plain, 4, tmp_path / "packed", fingerprint="text 1")
     with pytest.raises(AssertionError):
         pack(never(), plain, 5, tmp_path / "packed")
     assert TokenBlocks.load(tmp_path / "packed").sha256 == first.sha256, "what could not be made anew is as it was"
     plain.add_tokens(["new"])
     with pytest.raises(AssertionError):
-        pack(never(), plain, 5, tmp_path / "packed", identity="text 1")
+        pack(never(), plain, 5, tmp_path / "packed", fingerprint="text 1")
 
 
 def test_packed_anew_in_place_of_older_blocks(plain: Any, tmp_path: Path) -> None:
-    pack([numbers(*range(20))], plain, 5, tmp_path / "packed", identity="a")
-    made = pack([numbers(7, 8)], plain, 3, tmp_path / "packed", identity="b")
+    pack([numbers(*range(20))], plain, 5, tmp_path / "packed", fingerprint="a")
+    made = pack([numbers(7, 8)], plain, 3, tmp_path / "packed", fingerprint="b")
     assert made.rows(torch.tensor([0])).tolist() == [[17, 18, EOS]]
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -91,10 +92,10 @@ def test_of_two_that_pack_the_same_at_once_the_first_stays(plain: Any, tmp_path:
 
     def overtaken() -> Iterator[str]:
         yield numbers(*range(20))
-        pack([numbers(*range(20))], plain, 5, tmp_path / "packed", identity="a")
+        pack([numbers(*range(20))], plain, 5, tmp_path / "packed", fingerprint="a")
         first.append(_inode(tmp_path / "packed" / "blocks.bin"))
 
-    made = pack(overtaken(), plain, 5, tmp_path / "packed", identity="a")
+    made = pack(overtaken(), plain, 5, tmp_path / "packed", fingerprint="a")
     assert first == [_inode(tmp_path / "packed" / "blocks.bin")]
     assert made.rows(torch.arange(4))[:, 0].tolist() == ids(0, 5, 10, 15)
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
@@ -135,13 +136,13 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
         def close(self) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    made = module._Writer.__init__
+    made = module._BlockWriter.__init__
 
     def on_a_full_disk(self: Any, file: Any, *rest: Any) -> None:
         file.close()
         made(self, Full(), *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module._Writer, "__init__", on_a_full_disk)
+    monkeypatch.setattr(module._BlockWriter, "__init__", on_a_full_disk)
     with pytest.raises(UserError, match=r"cannot write .*packed: No space left on device") as caught:
         pack([numbers(*range(20))], plain, 5, tmp_path / "packed")
     assert "\n" not in str(caught.value)
@@ -149,14 +150,14 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 
 
 def test_broken_off_packing_leaves_what_was_there(plain: Any, tmp_path: Path) -> None:
-    before = pack([numbers(*range(20))], plain, 5, tmp_path / "packed", identity="a")
+    before = pack([numbers(*range(20))], plain, 5, tmp_path / "packed", fingerprint="a")
 
     def broken() -> Iterator[str]:
         yield numbers(*range(20))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pack(broken(), plain, 5, tmp_path / "packed", identity="b")
+        pack(broken(), plain, 5, tmp_path / "packed", fingerprint="b")
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
     assert TokenBlocks.load(tmp_path / "packed").sha256 == before.sha256
 
@@ -173,11 +174,11 @@ def test_a_file_of_another_size(change: int, plain: Any, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["blocks.bin", "blocks.json"])
 def test_a_file_that_is_missing(name: str, plain: Any, tmp_path: Path) -> None:
-    pack([numbers(*range(20))], plain, 5, tmp_path / "packed", identity="a")
+    pack([numbers(*range(20))], plain, 5, tmp_path / "packed", fingerprint="a")
     (tmp_path / "packed" / name).unlink()
     with pytest.raises(UserError, match=r"expected .*blocks.bin with blocks.json beside it"):
         TokenBlocks.load(tmp_path / "packed")
-    assert len(pack([numbers(*range(20))], plain, 5, tmp_path / "packed", identity="a")) == 4, "and is made anew"
+    assert len(pack([numbers(*range(20))], plain, 5, tmp_path / "packed", fingerprint="a")) == 4, "and is made anew"
 
 
 @pytest.mark.parametrize("about", ["{", "[]", '{"rows": 1}'])
@@ -195,31 +196,31 @@ def test_a_tokenizer_without_eos(bare: Any, tmp_path: Path) -> None:
 
 def test_some_of_the_blocks(plain: Any, tmp_path: Path) -> None:
     made = pack([numbers(*range(99))], plain, 10, tmp_path / "packed")
-    some = made.only(torch.tensor([1, 4, 5, 9]))
+    some = made.select(torch.tensor([1, 4, 5, 9]))
     assert (len(some), some.tokens) == (4, 40)
     assert some.rows(torch.tensor([2, 0]))[:, 0].tolist() == ids(50, 10)
-    assert some.only(torch.tensor([3])).rows(torch.tensor([0]))[:, 0].tolist() == ids(90)
+    assert some.select(torch.tensor([3])).rows(torch.tensor([0]))[:, 0].tolist() == ids(90)
     assert made.first(3)[:, 0].tolist() == ids(0, 10, 20)
-    assert made.spread(5)[:, 0].tolist() == ids(0, 20, 40, 60, 80)
-    assert len({made.sha256, some.sha256, made.only(torch.tensor([1, 4, 5, 8])).sha256}) == 3
+    assert made.evenly_spaced(5)[:, 0].tolist() == ids(0, 20, 40, 60, 80)
+    assert len({made.sha256, some.sha256, made.select(torch.tensor([1, 4, 5, 8])).sha256}) == 3
     with pytest.raises(UserError, match="1 to 4 blocks of 10 tokens, got 5"):
-        some.spread(5)
+        some.evenly_spaced(5)
     with pytest.raises(UserError, match="got 0"):
         some.first(0)
 
 
 @given(pieces=st.lists(st.text(alphabet="ab \nw\u2028", max_size=40), max_size=12), size=st.integers(2, 30))
 def test_sections_are_the_document(pieces: list[str], size: int) -> None:
-    found = list(sections(pieces, size))
+    found = list(split_sections(pieces, size))
     assert "".join(found) == "".join(pieces)
     assert all(0 < len(section) <= size for section in found)
-    assert list(sections("".join(pieces), size)) == found, "however it comes in pieces"
+    assert list(split_sections("".join(pieces), size)) == found, "however it comes in pieces"
 
 
 def test_a_long_document_has_the_tokens_it_has_as_a_whole(plain: Any, tmp_path: Path) -> None:
     words = [number * 7 % 100 for number in range(30_000)]
     text = numbers(*words)
-    assert len(text) > 2 * module._SECTION
+    assert len(text) > 2 * module._SECTION_SIZE
     pieces = (text[start : start + 1000] for start in range(0, len(text), 1000))
     made = pack([pieces], plain, 30_001, tmp_path / "packed")
     assert made.rows(torch.tensor([0])).tolist() == [[*ids(*words), EOS]]
@@ -227,7 +228,9 @@ def test_a_long_document_has_the_tokens_it_has_as_a_whole(plain: Any, tmp_path: 
 
 def test_no_more_is_read_than_asked_for(plain: Any, tmp_path: Path) -> None:
     told: list[int] = []
-    made = pack((numbers(1, 2, 3) for _ in range(100)), plain, 4, tmp_path / "a", most=14, on_progress=told.append)
-    assert (len(made), made.packed.documents) == (4, 4)
+    made = pack(
+        (numbers(1, 2, 3) for _ in range(100)), plain, 4, tmp_path / "a", max_tokens=14, on_progress=told.append
+    )
+    assert (len(made), made.metadata.documents) == (4, 4)
     pack((numbers(1, 2, 3) for _ in range(100)), plain, 4, tmp_path / "b", on_progress=told.append)
     assert told == [400]

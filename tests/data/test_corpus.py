@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 import torch
 
-from regard.data import Source, prepare, texts_of, train_tokenizer
+from regard.data import Source, prepare_corpus, train_tokenizer
 from regard.data import corpus as module
-from regard.data.corpus_sources import PYTHON, documents_of, files_of, source_identity
-from regard.data.text import standard_library
+from regard.data.corpus_sources import PYTHON, find_text_files, identify_source, read_source, sample_texts
+from regard.data.texts import load_standard_library
 from regard.errors import UserError
 
 datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
@@ -24,7 +24,7 @@ def lines(*documents: str) -> str:
 
 
 def texts(where: str | Path) -> list[str]:
-    return [document if isinstance(document, str) else "".join(document) for document in documents_of(str(where))]
+    return [document if isinstance(document, str) else "".join(document) for document in read_source(str(where))]
 
 
 def sentence(number: int) -> str:
@@ -83,13 +83,13 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("not text to train on")
     expected = ["one\r\ntwo é", "three", "four", "", "five\u2028six", "seven", "eight", ""]
     assert texts(tmp_path) == expected
-    assert [text for path in files_of(str(tmp_path)) for text in texts(path)] == expected
+    assert [text for path in find_text_files(str(tmp_path)) for text in texts(path)] == expected
 
 
 def test_a_long_file_comes_in_pieces_cut_anywhere(tmp_path: Path) -> None:
     text = "é" * (1 << 20) + "a" + "é" * 10
     (tmp_path / "a.txt").write_text("x" + text, encoding="utf-8")
-    (document,) = documents_of(str(tmp_path / "a.txt"))
+    (document,) = read_source(str(tmp_path / "a.txt"))
     pieces = list(document)
     assert len(pieces) > 2
     assert "".join(pieces) == "x" + text
@@ -107,7 +107,7 @@ def test_a_long_file_comes_in_pieces_cut_anywhere(tmp_path: Path) -> None:
         ("a.txt", b"caf\xe9 ", "expected UTF-8.*offset 3"),
         ("a.txt", b"x" * ((1 << 20) - 1) + b"\xc3\xa9 caf\xe9", "expected UTF-8.*offset 1048581"),
         ("a.txt", b"cut \xc3", "expected UTF-8.*offset 4"),
-        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "'text' in .*a.jsonl, line 2, got txt"),
+        ("a.jsonl", b'{"text": "x"}\n{"txt": "y"}\n', "'text' in .*a.jsonl, line 2, found txt"),
         ("a.parquet", b"PAR1 no", "expected a Parquet file"),
         ("a.txt.gz", b"no gzip", "cannot read .*a.txt.gz"),
         ("a.txt.gz", gzip.compress(b"abc" * 99, mtime=0)[:-9], "cannot read .*a.txt.gz"),
@@ -123,9 +123,9 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path, name: str, conte
 
 def test_places_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no .*gone.txt"):
-        source_identity(str(tmp_path / "gone.txt"))
+        identify_source(str(tmp_path / "gone.txt"))
     with pytest.raises(UserError, match=r"in the folder .*, found none"):
-        files_of(str(tmp_path))
+        find_text_files(str(tmp_path))
     pd.DataFrame({"words": ["x"]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"column 'text' in .*found words"):
         texts(tmp_path / "a.parquet")
@@ -133,10 +133,10 @@ def test_places_that_are_not_there(tmp_path: Path) -> None:
 
 def test_a_text_is_known_by_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
-    before = source_identity(str(tmp_path / "a.txt"))
-    assert source_identity(str(tmp_path / "a.txt")) == before
+    before = identify_source(str(tmp_path / "a.txt"))
+    assert identify_source(str(tmp_path / "a.txt")) == before
     (tmp_path / "a.txt").write_text("two")
-    assert source_identity(str(tmp_path / "a.txt")) != before
+    assert identify_source(str(tmp_path / "a.txt")) != before
 
 
 def test_python_is_its_topics_and_docstrings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ def test_python_is_its_topics_and_docstrings(monkeypatch: pytest.MonkeyPatch, tm
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f'"""Of {name}."""\nx = "\\d"\n')
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    assert standard_library().documents == ("Of a/__init__.py.", "Of a/c.py.", "Of b.py.")
+    assert load_standard_library().documents == ("Of a/__init__.py.", "Of a/c.py.", "Of b.py.")
     found = texts(PYTHON)
-    assert found[-3:] == list(standard_library().documents)
-    assert standard_library().sha256 == standard_library().sha256
+    assert found[-3:] == list(load_standard_library().documents)
+    assert load_standard_library().sha256 == load_standard_library().sha256
 
 
 # -- the hub ------------------------------------------------------------------------------------------
@@ -172,10 +172,10 @@ def test_no_more_of_the_hub_is_streamed_than_is_packed(
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     sources = [Source.parse("hub:allenai/c4:en,tokens=2000")]
-    made = prepare(sources, plain, length=10, folder=tmp_path, valid_share=0.5)
+    made = prepare_corpus(sources, plain, length=10, folder=tmp_path, valid_fraction=0.5)
     assert asked == [("allenai/c4", "en", "train", True)]
     assert 1900 < made.domains[0].train.tokens + made.domains[0].valid.tokens <= 2000
-    prepare(sources, plain, length=10, folder=tmp_path, valid_share=0.5)
+    prepare_corpus(sources, plain, length=10, folder=tmp_path, valid_fraction=0.5)
     assert len(asked) == 1, "it is not asked again for what is packed"
 
 
@@ -185,7 +185,7 @@ def test_a_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, error: Exception) -
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(UserError, match=r"expected a/b/c/train from the hub; the hub gave: no") as caught:
+    with pytest.raises(UserError, match=r"data: cannot read a/b/c/train from the hub: no") as caught:
         texts("hub:a/b:c")
     assert "\n" not in str(caught.value)
 
@@ -198,7 +198,7 @@ def test_a_data_set_without_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"the package datasets for hub:a/b: pip install 'regard\[hub\]'"):
+    with pytest.raises(UserError, match=r"the hub needs the package datasets: pip install 'regard\[hub\]'"):
         texts("hub:a/b")
 
 
@@ -219,7 +219,7 @@ def write(folder: Path, name: str, count: int, first: int = 0) -> str:
 
 def test_many_documents_are_told_apart_by_their_digests(plain: Any, tmp_path: Path) -> None:
     source = Source("many", write(tmp_path, "a.jsonl", 1000))
-    (domain,) = prepare([source], plain, length=4, folder=tmp_path / "c", valid_share=0.2).domains
+    (domain,) = prepare_corpus([source], plain, length=4, folder=tmp_path / "c", valid_fraction=0.2).domains
     train, valid = ({tuple(row) for row in rows(part)} for part in (domain.train, domain.valid))
     every = {(*plain(sentence(number))["input_ids"], plain.eos_token_id) for number in range(1000)}
     assert train | valid == every
@@ -227,13 +227,13 @@ def test_many_documents_are_told_apart_by_their_digests(plain: Any, tmp_path: Pa
     assert len(valid) == pytest.approx(200, abs=50)
     assert domain.split == "documents"
     more = Source("more", write(tmp_path, "b.jsonl", 1500))
-    (grown,) = prepare([more], plain, length=4, folder=tmp_path / "c", valid_share=0.2).domains
+    (grown,) = prepare_corpus([more], plain, length=4, folder=tmp_path / "c", valid_fraction=0.2).domains
     assert {tuple(row) for row in rows(grown.valid)} >= valid, "a document stays where it was"
 
 
 def test_few_documents_are_cut_at_their_end(plain: Any, tmp_path: Path) -> None:
     source = Source("few", write(tmp_path, "a.txt", 100))
-    (domain,) = prepare([source], plain, length=10, folder=tmp_path / "c", valid_share=0.2).domains
+    (domain,) = prepare_corpus([source], plain, length=10, folder=tmp_path / "c", valid_fraction=0.2).domains
     assert (
         rows(domain.train) + rows(domain.valid)
         == torch.tensor([*plain(Path(source.where).read_text())["input_ids"], plain.eos_token_id][:300])
@@ -246,7 +246,7 @@ def test_few_documents_are_cut_at_their_end(plain: Any, tmp_path: Path) -> None:
 def test_text_of_its_own_to_validate_on(plain: Any, tmp_path: Path) -> None:
     own = write(tmp_path, "valid.txt", 10, first=100)
     source = Source("own", write(tmp_path, "train.txt", 10), valid=own)
-    (domain,) = prepare([source], plain, length=30, folder=tmp_path / "c").domains
+    (domain,) = prepare_corpus([source], plain, length=30, folder=tmp_path / "c").domains
     assert rows(domain.train) == [plain(Path(source.where).read_text())["input_ids"]]
     assert rows(domain.valid) == [plain(Path(own).read_text())["input_ids"]]
     assert domain.split == "own"
@@ -255,30 +255,33 @@ def test_text_of_its_own_to_validate_on(plain: Any, tmp_path: Path) -> None:
 def test_a_corpus_is_packed_once(plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many, few = Source("many", write(tmp_path, "a.jsonl", 500)), Source("few", write(tmp_path, "b.txt", 100))
     own = Source("own", few.where, valid=few.where)
-    first = prepare([many, few, own], plain, length=10, folder=tmp_path / "c")
-    longer = prepare([many], plain, length=12, folder=tmp_path / "c")
+    first = prepare_corpus([many, few, own], plain, length=10, folder=tmp_path / "c")
+    longer = prepare_corpus([many], plain, length=12, folder=tmp_path / "c")
 
     def never(where: str) -> Iterator[str]:
         raise AssertionError("what is packed is not read again")
         yield
 
-    monkeypatch.setattr(module, "documents_of", never)
-    again = prepare([many, few, own], plain, length=10, folder=tmp_path / "c")
+    monkeypatch.setattr(module, "read_source", never)
+    again = prepare_corpus([many, few, own], plain, length=10, folder=tmp_path / "c")
     for before, after in zip(first.domains, again.domains, strict=True):
-        assert before.record() == after.record()
+        assert before.metadata() == after.metadata()
         assert rows(before.train) == rows(after.train)
-    assert prepare([many], plain, length=12, folder=tmp_path / "c").domains[0].record() == longer.domains[0].record()
+    assert (
+        prepare_corpus([many], plain, length=12, folder=tmp_path / "c").domains[0].metadata()
+        == longer.domains[0].metadata()
+    )
     write(tmp_path, "a.jsonl", 501)
     with pytest.raises(AssertionError, match="not read again"):
-        prepare([many], plain, length=10, folder=tmp_path / "c")
+        prepare_corpus([many], plain, length=10, folder=tmp_path / "c")
 
 
 def test_weights_are_over_their_sum_and_stand_in_the_record(plain: Any, tmp_path: Path) -> None:
     where = write(tmp_path, "a.txt", 100)
-    made = prepare([Source("a", where, 3.0), Source("b", where, 1.0)], plain, length=10, folder=tmp_path / "c")
+    made = prepare_corpus([Source("a", where, 3.0), Source("b", where, 1.0)], plain, length=10, folder=tmp_path / "c")
     assert [domain.weight for domain in made.domains] == [0.75, 0.25]
     assert made.length == 10
-    record = made.domains[0].record()
+    record = made.domains[0].metadata()
     assert (record["name"], record["train_tokens"], record["valid_tokens"]) == ("a", 280, 20)
     assert record["source"] == f"a@3={where}"
     assert json.loads(json.dumps(record)) == record
@@ -288,7 +291,7 @@ def test_a_smaller_amount_is_part_of_a_larger(plain: Any, tmp_path: Path) -> Non
     sources = [Source("a", write(tmp_path, "a.txt", 1000))]
     found = {}
     for amount in (1.0, 0.5, 0.1, 1e-9):
-        (domain,) = prepare(sources, plain, length=10, folder=tmp_path / "c", amount=amount).domains
+        (domain,) = prepare_corpus(sources, plain, length=10, folder=tmp_path / "c", fraction=amount).domains
         found[amount] = {tuple(row) for row in rows(domain.train)}
         assert len(domain.valid) == 15, "as much to validate on, whatever the amount"
     assert [len(blocks) for blocks in found.values()] == [285, 142, 28, 1]
@@ -299,47 +302,47 @@ def test_a_smaller_amount_is_part_of_a_larger(plain: Any, tmp_path: Path) -> Non
 def test_a_domain_that_is_too_small(plain: Any, tmp_path: Path) -> None:
     few, many = Source("few", write(tmp_path, "a.txt", 10)), Source("many", write(tmp_path, "a.jsonl", 300))
     with pytest.raises(UserError, match=r"2 blocks of 20 tokens, .*a.txt has 31 tokens"):
-        prepare([few], plain, length=20, folder=tmp_path / "c")
+        prepare_corpus([few], plain, length=20, folder=tmp_path / "c")
     with pytest.raises(UserError, match=r"a block of 500 tokens, the part of .*a.jsonl to validate on has \d+ tokens"):
-        prepare([many], plain, length=500, folder=tmp_path / "c")
+        prepare_corpus([many], plain, length=500, folder=tmp_path / "c")
 
 
 @pytest.mark.parametrize(
     "settings,message",
     [
-        ({"amount": 0.0}, "data amount: expected a share over 0 and at most 1, got 0.0"),
-        ({"amount": 1.1}, "got 1.1"),
-        ({"valid_share": 0.0}, "validation share: expected a share between 0 and 1, got 0.0"),
-        ({"valid_share": 1.0}, "got 1.0"),
+        ({"fraction": 0.0}, "data fraction: expected a number over 0 and at most 1, got 0.0"),
+        ({"fraction": 1.1}, "got 1.1"),
+        ({"valid_fraction": 0.0}, "validation fraction: expected a number between 0 and 1, got 0.0"),
+        ({"valid_fraction": 1.0}, "got 1.0"),
     ],
 )
-def test_shares_out_of_range(settings: dict[str, float], message: str, plain: Any, tmp_path: Path) -> None:
+def test_fractions_out_of_range(settings: dict[str, float], message: str, plain: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
-        prepare([Source("a")], plain, length=10, folder=tmp_path, **settings)
+        prepare_corpus([Source("a")], plain, length=10, folder=tmp_path, **settings)
 
 
 def test_domains_need_names_of_their_own_and_weights(plain: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'a' is there twice; write NAME=WHERE"):
-        prepare([Source("a"), Source("a", "x.txt")], plain, length=10, folder=tmp_path)
+        prepare_corpus([Source("a"), Source("a", "x.txt")], plain, length=10, folder=tmp_path)
     with pytest.raises(UserError, match=r"a positive weight of 'a', got 0.0"):
-        prepare([Source("a", weight=0.0)], plain, length=10, folder=tmp_path)
+        prepare_corpus([Source("a", weight=0.0)], plain, length=10, folder=tmp_path)
     with pytest.raises(UserError, match="at least one source"):
-        prepare([], plain, length=10, folder=tmp_path)
+        prepare_corpus([], plain, length=10, folder=tmp_path)
 
 
 def test_text_for_a_tokenizer_is_taken_by_weight(tmp_path: Path) -> None:
     sources = [Source(name, str(tmp_path / f"{name}.txt"), weight) for name, weight in (("a", 3.0), ("b", 1.0))]
     for source in sources:
         Path(source.where).write_text(source.name * 1000)
-    text = "".join(texts_of(sources, 400))
+    text = "".join(sample_texts(sources, 400))
     assert text == "a" * 300 + "b" * 100
-    assert "".join(texts_of(sources)) == "a" * 1000 + "b" * 1000
+    assert "".join(sample_texts(sources)) == "a" * 1000 + "b" * 1000
 
 
 def test_from_text_to_blocks_with_a_tokenizer_of_its_own(tmp_path: Path) -> None:
     source = Source("a", write(tmp_path, "a.txt", 500))
-    tokenizer = train_tokenizer(texts_of([source]), 300)
-    made = prepare([source], tokenizer, length=16, folder=tmp_path / "c")
+    tokenizer = train_tokenizer(sample_texts([source]), 300)
+    made = prepare_corpus([source], tokenizer, length=16, folder=tmp_path / "c")
     found = rows(made.domains[0].train) + rows(made.domains[0].valid)
     text = Path(source.where).read_text()
     decoded = tokenizer.decode([token for row in found for token in row])

@@ -159,7 +159,7 @@ def test_masking_keeps_its_shares_and_its_seed(bert: Any) -> None:
 
 
 def test_masking_passes_over_padding_and_unknown_tokens(bert: Any) -> None:
-    made = mask_tokens(encode("sequence", texts(("w1 nowhere w2",)), bert, 8), bert, 0, share=1.0)
+    made = mask_tokens(encode("sequence", texts(("w1 nowhere w2",)), bert, 8), bert, 0, probability=1.0)
     assert (made.labels[0] != IGNORE_INDEX).tolist() == [False, True, False, True, False, False, False, False]
 
 
@@ -219,5 +219,5 @@ def test_masking_needs_a_mask_token_and_a_share(bert: Any, gpt2: Any) -> None:
     made = encode("sequence", texts(("a",)), gpt2, 4)
     with pytest.raises(UserError, match="expected one with a mask token, GPT2Tokenizer has none"):
         mask_tokens(made, gpt2, 0)
-    with pytest.raises(UserError, match="share: expected a number over 0 and at most 1, got 0"):
-        mask_tokens(made, bert, 0, share=0)
+    with pytest.raises(UserError, match="probability: expected a number over 0 and at most 1, got 0"):
+        mask_tokens(made, bert, 0, probability=0)

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from regard.data import STREAMS, read_stream
-from regard.data.instruction_settings import LONG_ORDERS, LONG_SEQUENCE, SUPER_NI_ORDERS
-from regard.data.instructions import check_labels, read_sheet
-from regard.data.stream import Stream, Task
-from regard.data.text_task import TextTask
+from regard.data.benchmarks import LONG_ORDERS, LONG_SEQUENCE, SUPER_NI_ORDERS
+from regard.data.instructions import check_labels, read_instruction_file
+from regard.data.stream import ClassificationTask, Stream, TextTask
 from regard.errors import UserError
 
 LAYOUTS = ("CL_Benchmark/Long_Sequence", "Long_Sequence", "")
@@ -114,7 +113,7 @@ def test_orders_without_the_tasks_that_are_missing(tmp_path: Path) -> None:
     folder = long_sequence(tmp_path, without=("yahoo", "yelp", "cb"))
     stream = read_stream("long-sequence", folder, order="4", missing_tasks="skip")
     assert [task.name for task in stream.tasks] == [n for n in LONG_ORDERS["4"] if n not in ("yahoo", "yelp", "cb")]
-    assert stream.record["missing"] == ("cb", "yelp", "yahoo")
+    assert stream.metadata["missing"] == ("cb", "yelp", "yahoo")
     assert sorted(stream.order) == list(range(12))
 
 
@@ -135,7 +134,7 @@ def test_classification_in_all_layouts(tmp_path: Path, layout: str) -> None:
     by_name = {task.name: task for task in stream.tasks}
     assert sizes(by_name["sst2"]) == (36, 4, 10)
     assert sizes(by_name["amazon"]) == (90, 10, 25)
-    texts = {name: task.test.texts[1] for name, task in by_name.items() if isinstance(task, Task)}
+    texts = {name: task.test.texts[1] for name, task in by_name.items() if isinstance(task, ClassificationTask)}
     assert texts["mnli"] == ("mnli test one 1", "test two 1")
     assert texts["wic"] == ("test1: wic test one 1.", "test two 1.")
     assert texts["copa"] == ('Which is the cause of "copa test one 1"?', "A: test two 1 B: or not")
@@ -146,7 +145,9 @@ def test_classification_in_all_layouts(tmp_path: Path, layout: str) -> None:
     assert texts["agnews"] == ("agnews test one 1", "test two 1")
     assert by_name["qqp"].labels == ("no", "yes")
     assert by_name["agnews"].labels[3] == "Science or Technology"
-    labels = {name: task.labels[task.test.labels[1]] for name, task in by_name.items() if isinstance(task, Task)}
+    labels = {
+        name: task.labels[task.test.labels[1]] for name, task in by_name.items() if isinstance(task, ClassificationTask)
+    }
     assert (labels["qqp"], labels["rte"], labels["mnli"]) == ("yes", "contradiction", "neutral")
 
 
@@ -154,7 +155,7 @@ def test_classes_of_the_same_name_are_the_same(tmp_path: Path) -> None:
     stream = read_stream("long-sequence", long_sequence(tmp_path))
     assert len(stream.classes) == 3 + 2 + 2 + 2 + 2 + 4 + 14 + 4 + 9, "neutral and Sports are there twice"
     names = [task.name for task in stream.tasks]
-    numbers = {name: stream.class_numbers(at) for at, name in enumerate(names)}
+    numbers = {name: stream.class_indices(at) for at, name in enumerate(names)}
     assert set(numbers["cb"]) == set(numbers["mnli"]) > set(numbers["rte"])
     assert numbers["sst2"] == numbers["imdb"]
     assert numbers["boolq"] == numbers["wic"] == numbers["multirc"]
@@ -162,27 +163,27 @@ def test_classes_of_the_same_name_are_the_same(tmp_path: Path) -> None:
 
 def test_instructions_before_the_texts(tmp_path: Path) -> None:
     stream = read_stream("long-sequence", long_sequence(tmp_path), instructions=True)
-    texts = {task.name: task.test.texts[1] for task in stream.tasks if isinstance(task, Task)}
+    texts = {task.name: task.test.texts[1] for task in stream.tasks if isinstance(task, ClassificationTask)}
     assert texts["sst2"] == ("Tell sst2.", "sst2 test one 1")
     assert texts["mnli"] == ("Tell mnli.", "mnli test one 1 test two 1")
     assert texts["copa"] == ('Which is the cause of "copa test one 1"?', "A: test two 1 B: or not"), "it has none"
-    assert stream.record["instructions"] is True
+    assert stream.metadata["instructions"] is True
 
 
 def test_rows_without_a_gold_label_are_left_out(tmp_path: Path) -> None:
     for split in ("train", "dev", "test"):
         save(tmp_path / f"mnli/{split}.json", [*rows_of("mnli", split, 20), (written("mnli", split, 99), "-")] * 1)
     stream = only("mnli", tmp_path)
-    assert stream.record["files"]["mnli"]["no_gold_label"] == {"train": 1, "dev": 1, "test": 1}
+    assert stream.metadata["files"]["mnli"]["no_gold_label"] == {"train": 1, "dev": 1, "test": 1}
     assert sizes(stream.tasks[0]) == (60, 60, 60), "a dev file of its own is the dev split"
 
 
 def test_rows_are_drawn_by_class_and_all_are_published(tmp_path: Path) -> None:
     folder = long_sequence(tmp_path)
-    few = read_stream("long-sequence", folder, rows=3, eval_rows=4)
+    few = read_stream("long-sequence", folder, samples_per_class=3, max_eval_samples=4)
     assert {sizes(task) for task in few.tasks if len(task.labels) == 2} == {(6, 4, 4)}
     whole = read_stream("long-sequence", folder)
-    assert set(whole.record["rows"].values()) == {None}
+    assert set(whole.metadata["rows"].values()) == {None}
 
 
 # -- text to text -------------------------------------------------------------------------------------
@@ -204,10 +205,12 @@ def test_prompts_and_answers_as_published(tmp_path: Path) -> None:
 
 def test_both_forms_have_the_same_rows(tmp_path: Path) -> None:
     folder = long_sequence(tmp_path)
-    labels = read_stream("long-sequence", folder, rows=7, eval_rows=5, seed=3)
-    texts = read_stream("long-sequence", folder, rows=7, eval_rows=5, seed=3, task_type="generation")
+    labels = read_stream("long-sequence", folder, samples_per_class=7, max_eval_samples=5, seed=3)
+    texts = read_stream(
+        "long-sequence", folder, samples_per_class=7, max_eval_samples=5, seed=3, task_type="generation"
+    )
     for one, other in zip(labels.tasks, texts.tasks, strict=True):
-        assert isinstance(one, Task)
+        assert isinstance(one, ClassificationTask)
         assert isinstance(other, TextTask)
         for split in ("train", "dev", "test"):
             answers = [one.labels[label] for label in getattr(one, split).labels]
@@ -253,7 +256,7 @@ def test_superni_from_one_file_a_task(tmp_path: Path) -> None:
     assert (task.kind, task.train.targets[0]) == ("sentiment", ("yes",))
     inputs = [{*getattr(task, split).inputs} for split in ("train", "dev", "test")]
     assert len(set.union(*inputs)) == 200
-    few = read_stream("superni", tmp_path, rows=50, eval_rows=7)
+    few = read_stream("superni", tmp_path, samples_per_class=50, max_eval_samples=7)
     assert {sizes(task) for task in few.tasks} == {(50, 7, 7)}
 
 
@@ -263,7 +266,7 @@ def test_rows_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> None
     rows: list[tuple[str, Any]] = [(f"x {at}", ["", "good"] if at else [" "]) for at in range(30)]
     save(tmp_path / name / "train.json", rows)
     stream = read_stream("superni", tmp_path)
-    assert stream.record["files"][name]["no_answer"] == {"train": 1, "dev": 0, "test": 0}
+    assert stream.metadata["files"][name]["no_answer"] == {"train": 1, "dev": 0, "test": 0}
     task = stream.tasks[0]
     assert isinstance(task, TextTask)
     assert sum(map(len, (task.train, task.dev))) == 29
@@ -290,7 +293,7 @@ def test_without_a_test_file_a_fifth_is_held_out(tmp_path: Path) -> None:
     assert Counter(task.test.labels) == {0: 10, 1: 10}
     assert task.test == only("sst2", tmp_path, seed=2).tasks[0].test
     assert not {*task.train.texts} & {*task.test.texts}
-    evaluated = stream.record["files"]["sst2"]["evaluated"]
+    evaluated = stream.metadata["files"]["sst2"]["evaluated"]
     assert evaluated == "20% of each class of the train file, the only one"
     assert task.source.endswith(f"({evaluated})")
     paper = only("sst2", tmp_path, protocol="paper").tasks[0]
@@ -319,18 +322,18 @@ def test_without_a_test_file_the_dev_file_is_it(tmp_path: Path) -> None:
         save(tmp_path / f"sst2/{split}.json", rows_of("sst2", split, 20))
     stream = only("sst2", tmp_path)
     assert sizes(stream.tasks[0]) == (36, 4, 40)
-    assert stream.record["files"]["sst2"]["evaluated"] == "the dev file, there is no test file"
+    assert stream.metadata["files"]["sst2"]["evaluated"] == "the dev file, there is no test file"
 
 
 def test_identical_files_are_noticed(tmp_path: Path) -> None:
     stream = read_stream("long-sequence", long_sequence(tmp_path))
-    files = stream.record["files"]["mnli"]
+    files = stream.metadata["files"]["mnli"]
     assert (files["identical_dev_test"], files["dev_in_test"], files["train_in_test"]) == (True, 15, 0)
     assert files["rows"] == {"train": 60, "dev": 15, "test": 15}
-    assert "held out of train" in stream.record["dev"]
+    assert "held out of train" in stream.metadata["dev"]
     paper = read_stream("long-sequence", tmp_path, protocol="paper", task_type="generation")
     assert all(task.dev == task.test for task in paper.tasks)
-    assert paper.record["overlaps"]["mnli"]["dev_in_test"] == 15
+    assert paper.metadata["overlaps"]["mnli"]["dev_in_test"] == 15
 
 
 @pytest.mark.parametrize("task_type", ["classification", "generation"])
@@ -348,10 +351,10 @@ def test_overlaps_are_counted_by_input_and_dropped(tmp_path: Path, task_type: st
     save(tmp_path / "sst2/train.json", train, ["Tell sst2."])
     save(tmp_path / "sst2/test.json", rows_of("sst2", "test", 5), ["Tell sst2."])
     stream = read_stream("long-sequence", tmp_path, missing_tasks="skip", task_type=task_type)  # type: ignore[arg-type]
-    counts = stream.record["overlaps"]["sst2"]
+    counts = stream.metadata["overlaps"]["sst2"]
     assert (counts["train_in_test"], counts["train_in_other_tasks"], counts["dropped_from_train"]) == (1, 1, 2)
     assert [sizes(task) for task in stream.tasks] == [(36, 4, 11), (36, 4, 10)]
-    assert stream.record["files"]["sst2"]["train_in_test"] == 1
+    assert stream.metadata["files"]["sst2"]["train_in_test"] == 1
 
 
 # -- the hub ------------------------------------------------------------------------------------------
@@ -360,28 +363,28 @@ def test_overlaps_are_counted_by_input_and_dropped(tmp_path: Path, task_type: st
 def test_classification_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of classes become the words of the benchmark; 1000 a class at most are trained on."""
     datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
-    hubs = {task.hub.place: task for task in LONG_SEQUENCE.tasks.values()}
+    tasks = {(task.hub.repository, task.hub.config): task for task in LONG_SEQUENCE.tasks.values()}
 
     def loaded(path: str, config: str | None = None, *, split: str) -> Any:
-        task = hubs[path, config]
+        task = tasks[path, config]
+        texts, label = task.hub.columns.texts, task.hub.columns.label
         count = 30 * len(task.labels)
-        made: dict[str, list[Any]] = {c: [f"{split} {c} {at}" for at in range(count)] for c in task.hub.columns}
-        made[task.hub.label] = [at % len(task.labels) for at in range(count)]
-        features = {column: datasets.Value("string") for column in task.hub.columns}
-        names = list(task.hub.names or task.labels)
-        features[task.hub.label] = datasets.ClassLabel(names=names)
-        return datasets.Dataset.from_dict(made, features=datasets.Features(features))
+        rows: dict[str, list[Any]] = {name: [f"{split} {name} {row}" for row in range(count)] for name in texts}
+        rows[label] = [row % len(task.labels) for row in range(count)]
+        features = {name: datasets.Value("string") for name in texts}
+        features[label] = datasets.ClassLabel(names=list(task.hub_labels or task.labels))
+        return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
 
     monkeypatch.setattr(datasets, "load_dataset", loaded)
-    stream = read_stream("long-sequence", rows=20)
-    by_name = {task.name: task for task in stream.tasks if isinstance(task, Task)}
+    stream = read_stream("long-sequence", samples_per_class=20)
+    by_name = {task.name: task for task in stream.tasks if isinstance(task, ClassificationTask)}
     rte = by_name["rte"]
     assert rte.labels[rte.test.labels[1]] == "contradiction"
     assert rte.test.texts[1] == ("validation sentence1 1", "validation sentence2 1")
     assert by_name["copa"].test.texts[0][1] == "A: validation choice1 0 B: validation choice2 0"
     assert by_name["dbpedia"].labels[1] == "Educational Institution"
     assert len(by_name["sst2"].train) == 40
-    assert read_stream("long-sequence").record["rows"]["sst2"] == 1000
+    assert read_stream("long-sequence").metadata["rows"]["sst2"] == 1000
 
 
 @pytest.mark.parametrize("settings", [{"task_type": "generation"}, {"instructions": True}])
@@ -396,11 +399,7 @@ def test_the_hub_has_no_definitions(settings: dict[str, Any]) -> None:
     "name,settings,said",
     [
         ("superni", {"task_type": "classification"}, "task-type: expected one of generation, got 'classification'"),
-        (
-            "long-sequence",
-            {"task_type": "words"},
-            "task-type: expected one of classification, generation, got 'words'",
-        ),
+        ("long-sequence", {"task_type": "words"}, "task-type: expected one of classification, generation, got 'words'"),
         ("long-sequence", {"missing_tasks": "guess"}, "missing-tasks: expected one of refuse, skip, got 'guess'"),
         (
             "long-sequence",
@@ -437,7 +436,7 @@ def test_files_that_are_not_the_layout(tmp_path: Path, content: str, said: str) 
     path = tmp_path / "train.json"
     path.write_text(content)
     with pytest.raises(UserError) as caught:
-        read_sheet(path)
+        read_instruction_file(path)
     assert said in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -470,8 +469,8 @@ def test_labels_of_the_benchmarks_do_not_collide() -> None:
 @pytest.mark.data
 def test_the_published_long_sequence(data_folder: Path) -> None:
     stream: Stream = read_stream("long-sequence", data_folder, missing_tasks="skip")
-    files = stream.record["files"]
-    assert stream.record["missing"] == ("yahoo",)
+    files = stream.metadata["files"]
+    assert stream.metadata["missing"] == ("yahoo",)
     both = [name for name, of in files.items() if of["identical_dev_test"] is not None]
     assert len(both) == 11
     assert all(files[name]["identical_dev_test"] for name in both)
@@ -486,7 +485,7 @@ def test_the_published_long_sequence(data_folder: Path) -> None:
 @pytest.mark.data
 def test_the_published_superni(data_folder: Path) -> None:
     stream = read_stream("superni", data_folder, protocol="paper", order="2")
-    files = stream.record["files"]
+    files = stream.metadata["files"]
     assert len(stream) == 15
     assert all(of["identical_dev_test"] for of in files.values())
     by_name = {task.name.split("_")[0]: sizes(task) for task in stream.tasks}

@@ -7,45 +7,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_rows, hash_text, make_classification_task
 from regard.data.splits import (
-    CleanedSplits,
-    RawTask,
-    Sample,
-    Samples,
+    TaskSplits,
     clean_splits,
     divide_rows,
-    examples_of,
-    key_of,
     sample_balanced,
     sample_proportional,
-    sha256_of_rows,
 )
 from regard.errors import UserError
 
 SEEDS = some.integers(0, 2**31)
 
 
-def rows(*written: str) -> Samples:
+def rows(*written: str) -> LabeledRows:
     """Rows from 'class text'."""
-    return tuple(Sample.of([text], label) for label, _, text in (row.partition(" ") for row in written))
+    return tuple(LabeledRow.of([text], label) for label, _, text in (row.partition(" ") for row in written))
 
 
-def many(label: str, count: int, what: str = "text") -> Samples:
-    return tuple(Sample.of([f"{what} {label} {number}"], label) for number in range(count))
+def many(label: str, count: int, what: str = "text") -> LabeledRows:
+    return tuple(LabeledRow.of([f"{what} {label} {number}"], label) for number in range(count))
 
 
 def task(
-    name: str, train: Samples, dev: Samples | None, test: Samples, labels: tuple[str, ...] = ("a", "b")
+    name: str, train: LabeledRows, dev: LabeledRows | None, test: LabeledRows, labels: tuple[str, ...] = ("a", "b")
 ) -> RawTask:
     return RawTask(name=name, labels=labels, train=train, dev=dev, test=test, source="here")
 
 
-def texts(part: Samples) -> list[str]:
+def texts(part: LabeledRows) -> list[str]:
     return [row.texts[0] for row in part]
 
 
 @some.composite
-def pools(draw: some.DrawFn) -> Samples:
+def pools(draw: some.DrawFn) -> LabeledRows:
     """Rows of two to four classes, mixed, some of them twice."""
     sizes = draw(some.lists(some.integers(3, 25), min_size=2, max_size=4))
     made = [row for label, size in zip("abcd", sizes, strict=False) for row in many(label, size)]
@@ -61,20 +56,20 @@ def pools(draw: some.DrawFn) -> Samples:
     "same", ["the cat, sat", " THE cat  sat! ", "the\tcat\nsat", "ｔｈｅ cat sat", "the “cat” sat", "the_cat_sat"]
 )
 def test_the_same_text_has_the_same_key(same: str) -> None:
-    assert key_of(["The cat sat."]) == key_of([same])
+    assert hash_text(["The cat sat."]) == hash_text([same])
 
 
 @pytest.mark.parametrize("other", ["The cat sits.", "Thecat sat.", "The cat sat 2."])
 def test_another_text_has_another_key(other: str) -> None:
-    assert key_of(["The cat sat."]) != key_of([other])
+    assert hash_text(["The cat sat."]) != hash_text([other])
 
 
 def test_marks_are_no_punctuation() -> None:
-    assert key_of(["कि"]) != key_of(["की"])
+    assert hash_text(["कि"]) != hash_text(["की"])
 
 
 def test_texts_of_signs_alone_differ() -> None:
-    assert key_of(["!?"]) != key_of(["..."])
+    assert hash_text(["!?"]) != hash_text(["..."])
 
 
 # -- drawing ------------------------------------------------------------------------------------------
@@ -82,7 +77,7 @@ def test_texts_of_signs_alone_differ() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(pools(), some.integers(1, 12), some.integers(0, 12), SEEDS)
-def test_balanced_rows(pool: Samples, least: int, more: int, seed: int) -> None:
+def test_balanced_rows(pool: LabeledRows, least: int, more: int, seed: int) -> None:
     few, lots = sample_balanced(pool, least, seed), sample_balanced(pool, least + more, seed)
     sizes = Counter(row.label for row in pool)
     assert Counter(row.label for row in few) == {label: min(least, size) for label, size in sizes.items()}
@@ -94,7 +89,7 @@ def test_balanced_rows(pool: Samples, least: int, more: int, seed: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(pools(), some.integers(1, 80), some.integers(0, 20), SEEDS)
-def test_proportional_rows(pool: Samples, least: int, more: int, seed: int) -> None:
+def test_proportional_rows(pool: LabeledRows, least: int, more: int, seed: int) -> None:
     few, lots = sample_proportional(pool, least, seed), sample_proportional(pool, least + more, seed)
     assert len(few) == min(least, len(pool))
     assert not Counter(few) - Counter(lots)
@@ -117,7 +112,7 @@ def test_what_is_drawn_does_not_depend_on_the_order_of_the_file() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(pools(), SEEDS)
-def test_parts_of_a_division(pool: Samples, seed: int) -> None:
+def test_parts_of_a_division(pool: LabeledRows, seed: int) -> None:
     parts = divide_rows(pool, (0.1, 0.2), seed, "here")
     assert sorted(row for part in parts for row in part) == sorted(pool)
     keys = [{row.key for row in part} for part in parts]
@@ -166,14 +161,14 @@ def test_clean_drops_and_counts() -> None:
     assert texts(one.train) == ["red", "blue"]
     assert texts(one.dev) == ["dev", "new", "new too"]
     assert texts(one.test) == ["seen", "test", "Test"]
-    assert one.common == COUNTS | {"dropped_from_train": 5, "dropped_from_dev": 2}
-    assert two == CleanedSplits("two", OTHER.train, OTHER.dev or (), OTHER.test, dict.fromkeys(one.common, 0))
+    assert one.overlaps == COUNTS | {"dropped_from_train": 5, "dropped_from_dev": 2}
+    assert two == TaskSplits("two", OTHER.train, OTHER.dev or (), OTHER.test, dict.fromkeys(one.overlaps, 0))
 
 
 def test_paper_counts_alone() -> None:
     one, _ = clean_splits([OVERLAPPING, OTHER], "paper", 0)
     assert (one.train, one.dev, one.test) == (OVERLAPPING.train, OVERLAPPING.dev, OVERLAPPING.test)
-    assert one.common == COUNTS | {"dropped_from_train": 0, "dropped_from_dev": 0}
+    assert one.overlaps == COUNTS | {"dropped_from_train": 0, "dropped_from_dev": 0}
 
 
 def test_dev_is_held_out_of_clean_rows() -> None:
@@ -182,23 +177,23 @@ def test_dev_is_held_out_of_clean_rows() -> None:
     assert Counter(row.label for row in found.dev) == {"a": 2, "b": 3}
     assert Counter(row.label for row in found.train) == {"a": 18, "b": 27}
     assert not {row.key for row in found.train} & {row.key for row in found.dev}
-    assert (found.common["train_in_test"], found.common["copies_in_train"]) == (1, 2)
-    assert found.common["dropped_from_train"] == 3
+    assert (found.overlaps["train_in_test"], found.overlaps["copies_in_train"]) == (1, 2)
+    assert found.overlaps["dropped_from_train"] == 3
 
 
 def test_dev_is_test_where_it_was_published_so() -> None:
     given_task = task("one", many("a", 20) + many("b", 20), None, rows("a x", "b y"))
     (paper,) = clean_splits([given_task], "paper", 0, dev_is_test=True)
     assert (paper.train, paper.dev) == (given_task.train, given_task.test)
-    assert paper.common["dev_in_test"] == 2
+    assert paper.overlaps["dev_in_test"] == 2
     (clean,) = clean_splits([given_task], "clean", 0, dev_is_test=True)
     assert not set(clean.dev) & set(clean.test)
 
 
 @settings(max_examples=40, deadline=None)
 @given(some.lists(some.tuples(pools(), pools(), pools()), min_size=1, max_size=3), some.booleans(), SEEDS)
-def test_clean_splits_are_disjoint(parts: list[tuple[Samples, ...]], with_dev: bool, seed: int) -> None:
-    def named(number: int, part: Samples, split: str) -> Samples:
+def test_clean_splits_are_disjoint(parts: list[tuple[LabeledRows, ...]], with_dev: bool, seed: int) -> None:
+    def named(number: int, part: LabeledRows, split: str) -> LabeledRows:
         """A third of the rows with words of their split, so that some overlap and every class keeps some."""
         own = many("a", 12, f"{number} {split}") + many("b", 12, f"{number} {split}")
         return own + tuple(row for row in part if row.label in ("a", "b"))
@@ -241,29 +236,20 @@ def test_nothing_left_to_train_or_choose_on() -> None:
         (rows("a x", "b y"), None, rows("c y"), ("a", "b"), r"labels of train \(a, b\) in 'one', got 'c'"),
         (rows("a x", "b y"), rows("d z"), rows("a y"), ("a", "b"), r"labels of train \(a, b\) in 'one', got 'd'"),
         (rows("a x"), None, rows("a y"), ("a", "b"), "rows of 'b' in the train split of 'one', got none"),
-        (rows("a x", "b y"), None, (Sample.of(("a", "b"), "a"),), ("a", "b"), "one text in each row of 'one'"),
+        (rows("a x", "b y"), None, (LabeledRow.of(("a", "b"), "a"),), ("a", "b"), "one text in each row of 'one'"),
     ],
 )
 def test_tasks_that_are_none(
-    train: Samples, dev: Samples | None, test: Samples, labels: tuple[str, ...], said: str
+    train: LabeledRows, dev: LabeledRows | None, test: LabeledRows, labels: tuple[str, ...], said: str
 ) -> None:
     with pytest.raises(UserError, match=said):
         task("one", train, dev, test, labels)
 
 
-def test_numbers_and_digest() -> None:
-    made = rows("b x", "a y")
-    found = examples_of(made, ("a", "b"))
-    assert (found.texts, found.labels) == ((("x",), ("y",)), (1, 0))
-    assert sha256_of_rows(made) == sha256_of_rows(rows("b x", "a y"))
-    assert (
-        len(
-            {
-                sha256_of_rows(made),
-                sha256_of_rows(made[::-1]),
-                sha256_of_rows(rows("a x", "a y")),
-                sha256_of_rows(rows("b X", "a y")),
-            }
-        )
-        == 4
-    )
+def test_class_indices_and_hashes() -> None:
+    train = rows("b x", "a y")
+    made = make_classification_task("one", ("a", "b"), dict.fromkeys(("train", "dev", "test"), train), "here")
+    assert (made.train.texts, made.train.labels) == ((("x",), ("y",)), (1, 0))
+    assert made.sha256["train"] == hash_rows(train) == hash_rows(rows("b x", "a y"))
+    different = [train, train[::-1], rows("a x", "a y"), rows("b X", "a y")]
+    assert len({hash_rows(other) for other in different}) == 4

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.splits import key_of
-from regard.data.stdlib_texts import documentation, source
-from regard.data.stream_settings import STREAMS
+from regard.data.splits import hash_text
+from regard.data.stdlib_texts import read_documentation, read_stdlib_tasks
+from regard.data.stream_catalog import STREAMS
 from regard.errors import UserError
 
 MODULES = tuple(label for task in STREAMS["stdlib-split"].tasks for label in task.labels)
@@ -27,16 +27,16 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_every_module_has_enough_texts() -> None:
-    texts = documentation(MODULES)
+    texts = read_documentation(MODULES)
     assert list(texts) == list(MODULES)
     assert min(map(len, texts.values())) >= 60
-    keys = [key_of(text.split(": ", 1)[1:]) for of in texts.values() for text in of]
+    keys = [hash_text(text.split(": ", 1)[1:]) for of in texts.values() for text in of]
     assert len(set(keys)) == len(keys)
-    assert texts == documentation(MODULES)
+    assert texts == read_documentation(MODULES)
 
 
 def test_no_text_has_its_class_as_a_dotted_name() -> None:
-    for module, texts in documentation(MODULES).items():
+    for module, texts in read_documentation(MODULES).items():
         assert not [text for text in texts if re.search(rf"\b{module}\.\w", text)]
 
 
@@ -63,7 +63,7 @@ def test_what_is_read_of_a_module(made: Path) -> None:
         "def placed():\n"
         '    """It stands at <object at 0x7f00ab> on the table."""\n'
     )
-    assert documentation(("regard_made",)) == {
+    assert read_documentation(("regard_made",)) == {
         "regard_made": (
             "Pot: A Pot or Pot that holds one litre of tea.",
             "clean: Clean all of the pot with hot water.",
@@ -86,7 +86,7 @@ def test_packages_and_what_two_modules_say(made: Path) -> None:
     (package / "shared.py").write_text(function.format("shared", same))
     own = function.format("own", "This is said by the third alone.")
     (made / "regard_made_three.py").write_text(own + function.format("other", same))
-    assert documentation(("regard_made_two", "regard_made_three")) == {
+    assert read_documentation(("regard_made_two", "regard_made_three")) == {
         "regard_made_two": ("top: This is said at the top of it.", "under: This is said in what is below."),
         "regard_made_three": ("own: This is said by the third alone.",),
     }
@@ -95,10 +95,10 @@ def test_packages_and_what_two_modules_say(made: Path) -> None:
 def test_modules_without_texts(made: Path) -> None:
     (made / "regard_made_empty.py").write_text("def said():\n    pass\n")
     with pytest.raises(UserError, match=r"docstrings in Python's module regard_made_empty, found none \(python -OO"):
-        documentation(("regard_made_empty",))
+        read_documentation(("regard_made_empty",))
     with pytest.raises(UserError, match="expected the module regard_made_none in this Python"):
-        documentation(("regard_made_none",))
+        read_documentation(("regard_made_none",))
 
 
 def test_the_source_says_the_version() -> None:
-    assert source().endswith("Python " + sys.version.split()[0])
+    assert read_stdlib_tasks(STREAMS["stdlib-split"])[0].source.endswith("Python " + sys.version.split()[0])

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from regard.data import STREAMS, parse_order, read_stream
+from regard.data import STREAMS, read_stream
 from regard.data.stream import Stream
-from regard.data.stream_settings import DATA_SETS
+from regard.data.stream_catalog import DATASETS
+from regard.data.streams import parse_order
 from regard.errors import UserError
 
 SEEDS = (508, 39, 123, 4536, 67)
-DBPEDIA = DATA_SETS["dbpedia"].labels
-AG = DATA_SETS["ag-news"].labels
+DBPEDIA = DATASETS["dbpedia"].labels
+AG = DATASETS["ag-news"].labels
 
 
 def write(path: Path, content: str) -> Path:
@@ -97,19 +98,19 @@ def test_the_published_streams() -> None:
     for name, stream in STREAMS.items():
         if stream.benchmark is not None:
             continue
-        assert stream.rows == 1245
+        assert stream.samples_per_class == 1245
         for task in stream.tasks if name != "stdlib-split" else ():
-            assert set(task.labels) <= set(DATA_SETS[task.data].labels)
+            assert set(task.labels) <= set(DATASETS[task.dataset].labels)
     for name, data in (("db-split", "dbpedia"), ("yahoo-split", "yahoo"), ("ag-split", "ag-news")):
         labels = [label for task in STREAMS[name].tasks for label in task.labels]
-        assert sorted(labels) == sorted(DATA_SETS[data].labels)
+        assert sorted(labels) == sorted(DATASETS[data].labels)
 
 
 # -- published files ----------------------------------------------------------------------------------
 
 
 def test_db_split_from_jsonl(tmp_path: Path) -> None:
-    stream = read_stream("db-split", dbpedia(tmp_path), rows=5, eval_rows=4, seed=3)
+    stream = read_stream("db-split", dbpedia(tmp_path), samples_per_class=5, max_eval_samples=4, seed=3)
     assert sizes(stream) == [(10, 4, 4)] * 7
     assert stream.tasks[0].labels == ("Building", "NaturalPlace")
     assert stream.tasks[6].name == "office-transportation"
@@ -125,8 +126,8 @@ def test_db_split_from_jsonl(tmp_path: Path) -> None:
             assert text == (f"Title {row} " if row % 3 else "") + f"test text {row}"
     assert "train.jsonl.gz (train)" in stream.tasks[0].source
     assert "a pool, not the official split" in stream.tasks[0].source
-    assert stream.record["available"]["building-nature"]["train"] == {"Building": 18, "NaturalPlace": 18}
-    assert stream.record["drawn"]["building-nature"]["train"] == {"Building": 5, "NaturalPlace": 5}
+    assert stream.metadata["available"]["building-nature"]["train"] == {"Building": 18, "NaturalPlace": 18}
+    assert stream.metadata["drawn"]["building-nature"]["train"] == {"Building": 5, "NaturalPlace": 5}
 
 
 def test_db_split_from_the_published_csv(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_mnli_from_the_benchmark_of_instructions(tmp_path: Path) -> None:
             tmp_path / f"CL_Benchmark/Long_Sequence/mnli/{split}.json",
             [*rows, ("sentence 1: nobody\nsentence 2: knows", "-")],
         )
-    stream = read_stream("news-series-mnli", glue(tmp_path), rows=4)
+    stream = read_stream("news-series-mnli", glue(tmp_path), samples_per_class=4)
     mnli = stream.tasks[2]
     assert mnli.labels == ("entailment", "neutral", "contradiction")
     assert (mnli.test.texts[1], mnli.test.labels[1], len(mnli.test)) == (("test one 1", "two 1"), 0, 9)
@@ -214,7 +215,7 @@ def test_reviews_share_the_stars(tmp_path: Path) -> None:
     stream = read_stream("reviews", dbpedia(tmp_path, train=12))
     assert [task.name for task in stream.tasks] == ["ag-news", "yelp", "amazon", "dbpedia", "yahoo"]
     assert len(stream.classes) == 4 + 5 + 14 + 9, "Yelp and Amazon have the same stars, AG and Yahoo the same Sports"
-    assert stream.class_numbers(1) == stream.class_numbers(2)
+    assert stream.class_indices(1) == stream.class_indices(2)
     amazon = stream.tasks[2]
     assert (amazon.test.texts[1], amazon.labels[amazon.test.labels[1]]) == (("test 1", "Good:\nok test 1"), "2 stars")
 
@@ -224,7 +225,7 @@ def test_rows_without_any_text_are_left_out(tmp_path: Path) -> None:
     path = folder / "dbpedia14/train.jsonl.gz"
     with gzip.open(path, "at") as file:
         file.write(json.dumps({"label": 6, "title": "", "text": " "}) + "\n")
-    assert read_stream("db-split", folder).record["available"]["building-nature"]["train"]["Building"] == 18
+    assert read_stream("db-split", folder).metadata["available"]["building-nature"]["train"]["Building"] == 18
 
 
 # -- honesty ------------------------------------------------------------------------------------------
@@ -241,10 +242,10 @@ def leaking(folder: Path) -> Path:
 
 def test_overlaps_are_dropped_and_counted(tmp_path: Path) -> None:
     clean = read_stream("ag-split", leaking(tmp_path))
-    counts = clean.record["overlaps"]["world-sports"]
+    counts = clean.metadata["overlaps"]["world-sports"]
     assert (counts["train_in_test"], counts["copies_in_train"], counts["dropped_from_train"]) == (1, 1, 2)
     assert len(clean.tasks[0].train) + 4 == 40
-    assert "held out of train" in clean.record["dev"]
+    assert "held out of train" in clean.metadata["dev"]
     keys = [
         {text[-1] for text in part.texts} for part in (clean.tasks[0].train, clean.tasks[0].dev, clean.tasks[0].test)
     ]
@@ -253,24 +254,26 @@ def test_overlaps_are_dropped_and_counted(tmp_path: Path) -> None:
 
 def test_the_paper_protocol_keeps_them(tmp_path: Path) -> None:
     paper = read_stream("ag-split", leaking(tmp_path), protocol="paper")
-    counts = paper.record["overlaps"]["world-sports"]
+    counts = paper.metadata["overlaps"]["world-sports"]
     assert (counts["train_in_test"], counts["copies_in_train"], counts["dropped_from_train"]) == (1, 1, 0)
     assert counts["dev_in_test"] == 10
     assert len(paper.tasks[0].train) == 42
     assert paper.tasks[0].dev == paper.tasks[0].test
-    assert paper.record["dev"] == "the rows that are evaluated on, as published"
+    assert paper.metadata["dev"] == "the rows that are evaluated on, as published"
 
 
 def test_fewer_rows_are_a_part_of_more(tmp_path: Path) -> None:
     folder = dbpedia(tmp_path)
-    few, more = (read_stream("db-split", folder, rows=rows, eval_rows=2 * rows, seed=39) for rows in (1, 2))
+    few, more = (
+        read_stream("db-split", folder, samples_per_class=rows, max_eval_samples=2 * rows, seed=39) for rows in (1, 2)
+    )
     for one, other in zip(few.tasks, more.tasks, strict=True):
         assert set(one.train.texts) < set(other.train.texts)
         assert set(one.test.texts) < set(other.test.texts)
-    again = read_stream("db-split", folder, rows=1, eval_rows=2, seed=39)
+    again = read_stream("db-split", folder, samples_per_class=1, max_eval_samples=2, seed=39)
     assert again == few
     assert [task.sha256 for task in again.tasks] == [task.sha256 for task in few.tasks]
-    other_seed = read_stream("db-split", folder, rows=1, eval_rows=2, seed=40)
+    other_seed = read_stream("db-split", folder, samples_per_class=1, max_eval_samples=2, seed=40)
     assert other_seed.tasks[0].sha256["train"] != few.tasks[0].sha256["train"]
 
 
@@ -284,7 +287,7 @@ def test_the_sha256_tells_rows_apart(tmp_path: Path) -> None:
 
 
 def test_stdlib_split_needs_nothing() -> None:
-    stream = read_stream("stdlib-split", rows=50, eval_rows=60, seed=508)
+    stream = read_stream("stdlib-split", samples_per_class=50, max_eval_samples=60, seed=508)
     assert len(stream) == 7
     assert len(stream.classes) == 14
     for task in stream.tasks:
@@ -316,10 +319,10 @@ def test_drawn_orders_favour_no_task() -> None:
 
 
 def test_a_stream_in_another_order() -> None:
-    stream = read_stream("stdlib-split", rows=5, eval_rows=5, order=[6, 5, 4, 3, 2, 1, 0])
+    stream = read_stream("stdlib-split", samples_per_class=5, max_eval_samples=5, order=[6, 5, 4, 3, 2, 1, 0])
     assert stream.order == (6, 5, 4, 3, 2, 1, 0)
     assert stream.tasks[0].name == "tarfile-ipaddress"
-    same = read_stream("stdlib-split", rows=5, eval_rows=5)
+    same = read_stream("stdlib-split", samples_per_class=5, max_eval_samples=5)
     assert stream.tasks == same.tasks[::-1]
 
 
@@ -355,7 +358,7 @@ def held(monkeypatch: pytest.MonkeyPatch, columns: dict[str, Any], repository: s
 
 
 def test_yahoo_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = list(DATA_SETS["yahoo"].labels)
+    names = list(DATASETS["yahoo"].labels)
     columns = {
         "topic": [at % 10 for at in range(120)],
         "question_title": [f"why {at}" for at in range(120)],
@@ -372,7 +375,7 @@ def test_yahoo_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_hub_that_cannot_be_read_is_told_of_as_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)  # as where the package is not installed
     for name in ("ag-split", "long-sequence"):
-        assert message_of(name).startswith("stream: expected a folder of files, or the package datasets for the hub")
+        assert message_of(name).startswith("stream: the hub needs the package datasets: pip install 'regard[hub]'")
 
 
 def test_ag_from_the_hub_with_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,8 +402,8 @@ def test_a_stream_that_is_not_there() -> None:
         ({"seed": "x"}, "seed: expected a whole number, got 'x'"),
         ({"seed": 1.5}, "seed: expected a whole number, got 1.5"),
         ({"seed": True}, "seed: expected a whole number, got True"),
-        ({"rows": 0}, "rows: expected a whole number of at least 1, got 0"),
-        ({"eval_rows": -1}, "eval rows: expected a whole number of at least 1, got -1"),
+        ({"samples_per_class": 0}, "samples_per_class: expected a whole number of at least 1, got 0"),
+        ({"max_eval_samples": -1}, "max_eval_samples: expected a whole number of at least 1, got -1"),
         ({"protocol": "dirty"}, "protocol: expected one of clean, paper, got 'dirty'"),
         ({"order": [True, False]}, "order: expected numbers of tasks, got [True, False]"),
     ],
@@ -464,10 +467,10 @@ def test_the_shared_folder(data_folder: Path) -> None:
     stream = read_stream("db-split", data_folder)
     assert [len(task.train) for task in stream.tasks] == [2490] * 7
     assert [len(task.test) for task in stream.tasks] == [300] * 7
-    assert not any(sum(counts.values()) for counts in stream.record["overlaps"].values())
+    assert not any(sum(counts.values()) for counts in stream.metadata["overlaps"].values())
     news = read_stream("news-series", data_folder)
     assert [len(task.test) for task in news.tasks] == [7600, 872, 277, 408]
-    assert news.record["overlaps"]["sst2"]["copies_in_train"] > 8000
+    assert news.metadata["overlaps"]["sst2"]["copies_in_train"] > 8000
     for task in (*stream.tasks, *news.tasks):
         parts = [set(task.split(split).texts) for split in ("train", "dev", "test")]
         assert not parts[0] & parts[1]

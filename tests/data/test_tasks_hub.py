@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from regard.data import read_task
-from regard.data.task_hub import network_errors
+from regard.data.hub import network_errors
 from regard.errors import UserError
 
 datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
@@ -104,14 +104,12 @@ def test_a_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, error: Exception) -
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(
-        UserError, match=r"expected nyu-mll/glue/cola from the hub, or a folder of files; .* no"
-    ) as caught:
+    with pytest.raises(UserError, match=r"cannot read nyu-mll/glue/cola/train from the hub: no") as caught:
         read_task("cola")
     assert "\n" not in str(caught.value)
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"the package datasets for the hub: pip install 'regard\[hub\]'"):
+    with pytest.raises(UserError, match=r"the hub needs the package datasets: pip install 'regard\[hub\]'"):
         read_task("cola")

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from regard.data.examples import Examples
+from regard.data.rows import add_row_hashes
 from regard.data.splits import check_disjoint
-from regard.data.stream import Stream, Task
-from regard.data.stream_given import with_row_hashes
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.stream import ClassificationTask, Stream, TextPairs, TextTask
 from regard.errors import UserError
 
 
@@ -20,9 +19,9 @@ def text_task(name: str = "talk", dev: str = "d") -> TextTask:
     return TextTask(name=name, train=pairs("a", "b"), dev=pairs(dev), test=pairs("e"), metric="rouge-l")
 
 
-def labelled(name: str = "films") -> Task:
+def labelled(name: str = "films") -> ClassificationTask:
     rows = Examples(texts=(("good",), ("bad",)), labels=(0, 1))
-    return Task(name=name, labels=("yes", "no"), train=rows, dev=rows, test=rows)
+    return ClassificationTask(name=name, labels=("yes", "no"), train=rows, dev=rows, test=rows)
 
 
 def stream(*tasks: Any) -> Stream:
@@ -63,7 +62,7 @@ def test_a_stream_of_text_tasks_has_no_classes() -> None:
     assert (of_text.text, of_text.classes) == (True, ())
     assert (of_classes.text, of_classes.classes) == (False, ("yes", "no"))
     with pytest.raises(UserError, match="stream: expected tasks of classification, those of 's' are from text to text"):
-        of_text.class_numbers(0)
+        of_text.class_indices(0)
 
 
 def test_tasks_are_of_one_sort() -> None:
@@ -86,7 +85,7 @@ def test_digests_tell_inputs_and_answers_apart() -> None:
         test=one.test,
         metric="rouge-l",
     )
-    given = with_row_hashes(stream(one, same, other, changed))
+    given = add_row_hashes(stream(one, same, other, changed))
     found = [task.sha256 for task in given.tasks]
     assert set(found[0]) == {"train", "dev", "test"}
     assert found[0] == found[1]

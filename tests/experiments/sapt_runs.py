@@ -74,7 +74,7 @@ def gate(row: str, order: str) -> list[dict[str, Any]]:
                     ("last_adapter_score", 1, 40.0),
                 ]
             key = {"after_task": after, "task_index": place, "task": name}
-            found += [{**key, "statistic": name, "block": block, "value": value} for name, block, value in told]
+            found += [{**key, "statistic": name, "adapter": block, "value": value} for name, block, value in told]
     return found
 
 

@@ -17,14 +17,14 @@ from experiments.sapt.run import Row
 from experiments.sapt.tables import Tables
 from regard.commands.pretrain.config import preset_config
 from regard.continual import run as continual
-from regard.continual.stage import TrainingBudget
+from regard.continual.training_phase import TrainingBudget
 from regard.data.stream import Stream
 from regard.errors import UserError
-from tests.continual import small, small_text
+from tests.continual import small_tasks, small_text_tasks
 from tests.continual.pseudo import small_pseudo
 
-NAMES = tuple("-".join(labels) for labels in small.CLASSES)
-GIVEN = Setting("nowhere", small.loaded(), 3)
+NAMES = tuple("-".join(labels) for labels in small_tasks.CLASSES)
+GIVEN = Setting("nowhere", small_tasks.loaded(), 3)
 
 
 def tiny(
@@ -32,23 +32,27 @@ def tiny(
 ) -> Any:
     """A run with few steps, whatever the budget."""
     opened = of.method == "sapt" and of.settings.get("gate") != "published"
-    quick = {**of.settings, "ahead": min(2, of.settings.get("ahead", 2))} if opened else of.settings
-    quick = {**quick, "length": 2} if quick.get("block") == "prompt" else quick
-    return sapt.learnt(Row(of.method, quick, of.lora, of.rate), tasks, seed, loaded, data, small.BUDGET, **more)
+    quick = (
+        {**of.settings, "router_warmup_steps": min(2, of.settings.get("router_warmup_steps", 2))}
+        if opened
+        else of.settings
+    )
+    quick = {**quick, "num_virtual_tokens": 2} if quick.get("adapter_type") == "prompt" else quick
+    return sapt.learnt(Row(of.method, quick, of.lora, of.rate), tasks, seed, loaded, data, small_tasks.BUDGET, **more)
 
 
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The three tasks of the tests in place of published ones."""
-    monkeypatch.setattr(sapt_analyses, "tasks_of", lambda order, seed, data, *, instructions=True: small.stream())
+    monkeypatch.setattr(sapt_analyses, "tasks_of", lambda order, seed, data, *, instructions=True: small_tasks.stream())
     monkeypatch.setattr(sapt_analyses, "learnt", tiny)
-    monkeypatch.setattr(sapt_analyses, "BUDGET", small.BUDGET)
+    monkeypatch.setattr(sapt_analyses, "BUDGET", small_tasks.BUDGET)
     monkeypatch.setattr(sapt_analyses, "FEW", NAMES[:2])
     monkeypatch.setattr(sapt_analyses, "PAIRS", {"similar": NAMES[:2]})
     monkeypatch.setattr(sapt_analyses, "HELD_OUT", 1)
     monkeypatch.setattr(sapt_analyses, "LAYERS", (1, 2))
     monkeypatch.setattr(sapt_analyses, "MANY", 3)
-    monkeypatch.setattr(sapt_analyses, "read_stream", lambda name, folder, **given: small.stream())
+    monkeypatch.setattr(sapt_analyses, "read_stream", lambda name, folder, **given: small_tasks.stream())
     monkeypatch.setattr(sapt_analyses, "split_into", lambda streams, count, seed: streams[0])
 
 
@@ -110,15 +114,15 @@ def test_a_run_is_told_in_numbers(name: str, case: str) -> None:
 
 
 def test_a_model_may_be_cut() -> None:
-    model: Any = small.loaded().model
-    cut: Any = shallow(small.loaded(), 1).model
+    model: Any = small_tasks.loaded().model
+    cut: Any = shallow(small_tasks.loaded(), 1).model
     assert (len(cut.encoder.layer), cut.config.num_hidden_layers) == (1, 1)
     assert len(model.encoder.layer) == 2
     found = made("size", "joint, 1 layers")
     assert "average_performance cil" in found
     assert "own_adapter_weight end" not in found
     with pytest.raises(UserError, match=r"^layers: expected a number from 1 to 2, got 3"):
-        shallow(small.loaded(), 3)
+        shallow(small_tasks.loaded(), 3)
 
 
 @pytest.mark.parametrize("case", ["sapt", "base model"])
@@ -158,7 +162,7 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
     }
     made |= {"max_steps": 2, "warmup_steps": 1, "sink_samples": 4, "eval_samples": 4}
     monkeypatch.setattr(sapt_decoder, "RECIPE", {**made, "data": (f"prose={tmp_path / 'prose.txt'}",)})
-    monkeypatch.setattr(sapt_decoder, "written_tasks", lambda seed, data: small_text.stream())
+    monkeypatch.setattr(sapt_decoder, "written_tasks", lambda seed, data: small_text_tasks.stream())
     monkeypatch.setattr(sapt_analyses, "FEW", ("animals", "colours"))
     cases = dict(ANALYSES["decoder"](dataclasses.replace(GIVEN, work=tmp_path)))
     assert tuple(cases) == (*sapt_decoder.DECODED, "lfpt5")
@@ -182,11 +186,11 @@ def test_what_stands_for_tasks_is_told_with_what_it_gives_away(case: str, monkey
     monkeypatch.setattr(sapt_decoder, "pretrained", lambda work, seed: small_pseudo.writer())
     monkeypatch.setattr(sapt_decoder, "written_tasks", lambda seed, data: small_pseudo.tasks(3))
     monkeypatch.setattr(sapt_analyses, "FEW", tuple(task.name for task in small_pseudo.tasks(2).tasks))
-    monkeypatch.setattr(sapt_decoder, "TAUGHT", small_text.BUDGET)
+    monkeypatch.setattr(sapt_decoder, "TAUGHT", small_text_tasks.BUDGET)
     quick = {"generated": {"generator_steps": 60, "generator_rate": 2e-2, "generator_batch": 8}}.get(case, {})
 
     def learnt(of: Row, *rest: Any) -> Any:
-        return sapt.learnt(dataclasses.replace(of, settings={**of.settings, "ahead": 2, **quick}), *rest)
+        return sapt.learnt(dataclasses.replace(of, settings={**of.settings, "router_warmup_steps": 2, **quick}), *rest)
 
     monkeypatch.setattr(sapt_analyses, "learnt", learnt)
     found = made("standing", case)
@@ -197,7 +201,7 @@ def test_what_stands_for_tasks_is_told_with_what_it_gives_away(case: str, monkey
 
 
 def test_portions_share_a_tasks_rows_and_come_again() -> None:
-    whole = small.stream()
+    whole = small_tasks.stream()
     found = sapt_analyses.in_portions(whole)
     assert [task.name for task in found.tasks] == [*NAMES, *(f"{name}, again" for name in NAMES)]
     for task, first, second in zip(whole.tasks, found.tasks[:3], found.tasks[3:], strict=True):
@@ -210,7 +214,7 @@ def test_those_that_notice_are_told_with_how_often_they_are_right(monkeypatch: p
     found = made("noticed", "sapt, a block a portion")
     assert found["blocks"] == 4
     assert found["right"] == 0.5
-    found = made("noticed", "sapt-noticed")
+    found = made("noticed", "sapt-task-free")
     assert 1 <= found["blocks"] <= 4
 
 
@@ -222,11 +226,13 @@ def test_a_decoder_has_room_for_texts_and_answers() -> None:
 
 def test_a_decoder_is_given_as_many_rows_of_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(sapt_decoder, "read_stream", lambda *_, **given: asked.append(given) or small_text.stream())
+    monkeypatch.setattr(
+        sapt_decoder, "read_stream", lambda *_, **given: asked.append(given) or small_text_tasks.stream()
+    )
     monkeypatch.setattr(sapt_decoder, "TRAIN", 4)
     found = sapt_decoder.written_tasks(3, "nowhere")
     assert {"task_type": "text", "missing_tasks": "skip", "seed": 3, "order": "3"}.items() <= asked[0].items()
-    for task, whole in zip(found.tasks, small_text.stream().tasks, strict=True):
+    for task, whole in zip(found.tasks, small_text_tasks.stream().tasks, strict=True):
         answers = Counter(said[0] for said in task.train.targets)
         every = {said[0] for said in whole.train.targets}
         assert max(answers.values()) <= 4 // len(every)
@@ -259,7 +265,7 @@ def test_many_tasks_are_told_by_their_number() -> None:
 
 def test_no_gate_tells_tasks_with_the_same_classes_apart() -> None:
     """a-b, b-c and b-a: a comes twice, b three times, c once."""
-    first = small.stream().tasks[0]
+    first = small_tasks.stream().tasks[0]
     named = [("a", "b"), ("b", "c"), ("b", "a")]
     tasks = tuple(dataclasses.replace(first, name="-".join(one), labels=one) for one in named)
     found = sapt_analyses.most_own(Stream(name="x", tasks=tasks, order=(0, 1, 2), seed=0))
@@ -268,11 +274,11 @@ def test_no_gate_tells_tasks_with_the_same_classes_apart() -> None:
 
 
 def test_tasks_are_chosen_by_name() -> None:
-    found = only(small.stream(), (NAMES[2], NAMES[0]))
+    found = only(small_tasks.stream(), (NAMES[2], NAMES[0]))
     assert [task.name for task in found.tasks] == [NAMES[2], NAMES[0]]
     assert sorted(found.order) == [0, 1]
     with pytest.raises(UserError, match=r"^data: expected the task mnli, there are cat-dog"):
-        only(small.stream(), ("mnli",))
+        only(small_tasks.stream(), ("mnli",))
 
 
 def test_what_is_not_known_is_no_number() -> None:
@@ -283,7 +289,7 @@ def test_what_is_not_known_is_no_number() -> None:
 def test_the_command_keeps_cases_and_makes_none_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sapt_analyses, "load", lambda name: small.loaded())
+    monkeypatch.setattr(sapt_analyses, "load", lambda name: small_tasks.loaded())
     given = ["instructions", "--data", "nowhere", "--work", str(tmp_path)]
     sapt_analyses.main(given)
     kept = sorted((tmp_path / "analysis-instructions").iterdir())

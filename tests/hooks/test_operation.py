@@ -62,8 +62,8 @@ def bert(tiny: Tiny) -> Any:
         (AttentionSpec(gate=True, qk_norm=True), r"cannot be given gate, qk_norm, which would have to be learned"),
         (AttentionSpec(positions="alibi"), r"cannot be given positions=alibi, for it keeps its own"),
         (AttentionSpec(prefix=3), r"cannot be given prefix=3, for its own masks stay"),
-        ("sigmoid+wide=3", r"expected changes of weighting, .*such as sigmoid\+window=8; got 'wide'"),
-        ("sigmoid+window=0", r"window is a whole number of at least 1, got 0"),
+        ("sigmoid+wide=3", r"unknown change 'wide'; choose from weighting, .*such as sigmoid\+window=8"),
+        ("sigmoid+window=0", r"window must be a whole number of at least 1, got 0"),
     ],
     ids=str,
 )
@@ -75,11 +75,14 @@ def test_what_no_trained_model_has(given: Any, message: str, bert: Any) -> None:
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"layers": 7}, r"layers: expected numbers from 0 to \d, or pairs \(site, layer\); got 7"),
-        ({"layers": ["0"]}, r"layers: expected numbers from 0 to \d, or pairs \(site, layer\); got '0'"),
+        ({"layers": 7}, r"layers: this model has no 7; choose from 0 to \d, or pairs \(site, layer\)"),
+        ({"layers": ["0"]}, r"layers: this model has no '0'; choose from 0 to \d, or pairs \(site, layer\)"),
         ({"layers": []}, r"layers: expected one layer at least, got none"),
-        ({"sites": "cross"}, r"sites: expected some of encoder, got 'cross'"),
-        ({"heads": [(0, 1)]}, r"heads, train and any-model are of constants; an operation is put into layers="),
+        ({"sites": "cross"}, r"sites: this model has no 'cross'; choose from encoder"),
+        (
+            {"heads": [(0, 1)]},
+            r"heads, train and any_model are for constants; choose where .* with layers=",
+        ),
     ],
     ids=str,
 )
@@ -90,12 +93,12 @@ def test_places_that_are_not_there(options: dict[str, Any], message: str, bert: 
 
 def test_layers_are_not_of_constants(bert: Any) -> None:
     constants = regard.average_attention(bert.model, [torch.randint(6, 40, (2, 8))], 8)
-    with pytest.raises(UserError, match="layers and sites are of operations"):
+    with pytest.raises(UserError, match="layers and sites are for operations"):
         regard.replacing(bert.model, constants, layers=1)  # type: ignore[call-overload]
 
 
 def test_what_is_neither_constants_nor_an_operation(bert: Any) -> None:
-    with pytest.raises(UserError, match=r"constants: expected Constants, .*; got NoneType; another operation is "):
+    with pytest.raises(UserError, match=r"constants: expected Constants, .*; got NoneType; pass another operation "):
         regard.replacing(bert.model, None).__enter__()
     ids = torch.randint(6, 46, (4, 12), generator=torch.Generator().manual_seed(0))
     constants = regard.average_attention(bert.model, [ids], 12)

@@ -17,11 +17,11 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from regard.errors import UserError
 from regard.hooks import watching
-from regard.models.classifier import Classifier, ClassifierConfig, add_lora, encoder_part
+from regard.models.classifier import Classifier, ClassifierConfig, add_lora, extract_encoder
 from regard.models.heads import HEADS, LABEL_SCALE, LabelTextHead, LinearHead
-from regard.models.labels import background
+from regard.models.label_texts import sample_background_words
 from regard.models.pretrained import Loaded
-from tests.continual import small
+from tests.continual import small_tasks
 from tests.models.conftest import made, tokenizer
 
 CLASSES = ("a", "b", "c")
@@ -74,7 +74,7 @@ def over(kind: str, **options: Any) -> Classifier:
     """In evaluation mode, the key map of its head not zero."""
     if options.get("head") == "labels":
         options = {"label_texts": WORDS, **options}
-    model = Classifier.over(loaded(kind), CLASSES, **options).eval()
+    model = Classifier.from_loaded(loaded(kind), CLASSES, **options).eval()
     key = getattr(model.head, "key", None)
     if key is not None:
         torch.manual_seed(1)
@@ -94,9 +94,9 @@ def test_the_head_reads_the_last_hidden_states(kind: str) -> None:
         expected = model.head(states, batch["attention_mask"].bool())
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-6)
     assert isinstance(model.head, LinearHead)
-    assert model.head.reading == READING[kind]
+    assert model.head.pooling == READING[kind]
     assert logits.shape == (3, 3)
-    apart = encoder_part(below(kind))
+    apart = extract_encoder(below(kind))
     assert all(torch.equal(one, model.encoder.state_dict()[name]) for name, one in apart.state_dict().items())
 
 
@@ -197,7 +197,7 @@ def test_the_head_is_drawn_from_the_seed() -> None:
     given = loaded("bert")
     before = {name: value.clone() for name, value in given.model.state_dict().items()}
     torch.manual_seed(7)
-    heads = [Classifier.over(given, CLASSES, seed=seed) for seed in (1, 1, 2)]
+    heads = [Classifier.from_loaded(given, CLASSES, seed=seed) for seed in (1, 1, 2)]
     assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(7)))
     first, same, other = (model.head.vectors for model in heads)
     assert torch.equal(first, same)  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ def test_the_head_is_drawn_from_the_seed() -> None:
 def test_a_model_in_float64_has_a_head_in_float64() -> None:
     given = loaded("bert")
     given.model.double()
-    assert {one.dtype for one in Classifier.over(given, CLASSES, head="full").parameters()} == {torch.float64}
+    assert {one.dtype for one in Classifier.from_loaded(given, CLASSES, head="full").parameters()} == {torch.float64}
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])
@@ -335,14 +335,14 @@ def test_a_model_without_hidden_states() -> None:
             self.table = nn.Embedding(4, 2)
 
     with pytest.raises(UserError, match="model: expected one with hidden states, the configuration of strange has no"):
-        Classifier.over(Loaded(Empty(Strange()), tokenizer(3), "empty", None), CLASSES)
+        Classifier.from_loaded(Loaded(Empty(Strange()), tokenizer(3), "empty", None), CLASSES)
 
 
 def test_a_configuration_that_cannot_be() -> None:
     with pytest.raises(UserError, match="head: expected one of linear, full, uniform, sink, labels, got 'mean'"):
         ClassifierConfig(head="mean")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="reading: expected one of auto, first, last, mean, got 'second'"):
-        ClassifierConfig(reading="second")
+    with pytest.raises(UserError, match="pooling: expected one of auto, first, last, mean, got 'second'"):
+        ClassifierConfig(pooling="second")
     for scale in (0, -1.0, float("inf"), float("nan"), "20"):
         with pytest.raises(UserError, match="label_scale: expected a number over 0"):
             ClassifierConfig(label_scale=scale)  # type: ignore[arg-type]
@@ -356,58 +356,59 @@ def vectors_of(model: Classifier) -> Tensor:
     return model.head.vectors
 
 
-def states_of(kind: str, model: Any, ids: list[int], reading: str) -> Tensor:
-    """What a model itself makes of some tokens, read as `reading` says."""
+def states_of(kind: str, model: Any, ids: list[int], pooling: str) -> Tensor:
+    """What a model itself makes of some tokens, read as `pooling` says."""
     encoder = model.get_encoder() if model.config.is_encoder_decoder else model
     with torch.no_grad():
         states = encoder(input_ids=torch.tensor([ids])).last_hidden_state[0].double()
-    return {"first": states[0], "last": states[-1], "mean": states.mean(0)}[reading]
+    return {"first": states[0], "last": states[-1], "mean": states.mean(0)}[pooling]
 
 
 @pytest.mark.parametrize("kind", READING)
 def test_labels_are_read_as_texts_are(kind: str) -> None:
     """As the mean of all tokens, or in causal models as the last of them; by the model that was given."""
     model, batch, theirs = over(kind, head="labels"), rows(), below(kind).eval()
-    reading = "last" if READING[kind] == "last" else "mean"
-    labels = [states_of(kind, theirs, ids, reading) for ids in ([3], [5, 4], [6])]
+    pooling = "last" if READING[kind] == "last" else "mean"
+    labels = [states_of(kind, theirs, ids, pooling) for ids in ([3], [5, 4], [6])]
     torch.testing.assert_close(vectors_of(model).double(), torch.stack(labels), rtol=0, atol=1e-5)
     with torch.no_grad():
         found = model(**batch).logits
     for row, count in enumerate((9, 5, 3)):
-        text = states_of(kind, theirs, batch["input_ids"][row, :count].tolist(), reading)
+        text = states_of(kind, theirs, batch["input_ids"][row, :count].tolist(), pooling)
         by_hand = [LABEL_SCALE * float(text @ label / (text.norm() * label.norm())) for label in labels]
         assert found[row].tolist() == pytest.approx(by_hand, abs=1e-3)
 
 
 def named(classes: tuple[str, ...], **options: Any) -> Classifier:
     """A BERT whose tokenizer puts [CLS] and [SEP] around words that it knows."""
-    return Classifier.over(small.loaded(), classes, head="labels", **options)
+    return Classifier.from_loaded(small_tasks.loaded(), classes, head="labels", **options)
 
 
 def test_the_words_are_those_of_the_name_or_those_that_are_given() -> None:
     model = named(("cat_dog", "red", "other"), label_texts={"other": "green blue"}, label_scale=5)
     assert model.config.label_texts == {"cat_dog": "cat dog", "red": "red", "other": "green blue"}
     expected = [
-        states_of("bert", small.loaded().model, [2, *map(small.WORDS.index, words), 3], "mean")
+        states_of("bert", small_tasks.loaded().model, [2, *map(small_tasks.WORDS.index, words), 3], "mean")
         for words in (("cat", "dog"), ("red",), ("green", "blue"))
     ]
     torch.testing.assert_close(vectors_of(model).double(), torch.stack(expected), rtol=0, atol=1e-5)
     assert model.head.scale == model.config.label_scale == 5.0
 
 
-@pytest.mark.parametrize("reading", ["first", "last", "mean"])
-def test_another_reading(reading: str) -> None:
-    model = named(("cat", "dog"), reading=reading)
+@pytest.mark.parametrize("pooling", ["first", "last", "mean"])
+def test_another_reading(pooling: str) -> None:
+    model = named(("cat", "dog"), pooling=pooling)
     expected = [
-        states_of("bert", small.loaded().model, [2, small.WORDS.index(word), 3], reading) for word in ("cat", "dog")
+        states_of("bert", small_tasks.loaded().model, [2, small_tasks.WORDS.index(word), 3], pooling)
+        for word in ("cat", "dog")
     ]
     torch.testing.assert_close(vectors_of(model).double(), torch.stack(expected), rtol=0, atol=1e-5)
 
 
 def test_labels_are_read_without_dropout_and_the_model_given_stays_in_training() -> None:
-    given = small.loaded(dropout=0.5)
+    given = small_tasks.loaded(dropout=0.5)
     given.model.train()
-    found = [vectors_of(Classifier.over(given, ("cat", "dog", "red"), head="labels")) for _ in range(2)]
+    found = [vectors_of(Classifier.from_loaded(given, ("cat", "dog", "red"), head="labels")) for _ in range(2)]
     assert torch.equal(*found)
     assert all(module.training for module in given.model.modules())
     apart = vectors_of(named(("red", "cat_dog", "dog")))
@@ -416,8 +417,8 @@ def test_labels_are_read_without_dropout_and_the_model_given_stays_in_training()
 
 def test_the_encoder_learns_and_the_labels_stay() -> None:
     """Gradients reach every weight below; there is no other; and what is learnt is what is asked for."""
-    model, drawn = named(("cat", "dog")), small.examples(("cat", "dog"), 8, random.Random(0))
-    batch = dict(small.tokenizer()([text for (text,) in drawn.texts], padding=True, return_tensors="pt"))
+    model, drawn = named(("cat", "dog")), small_tasks.examples(("cat", "dog"), 8, random.Random(0))
+    batch = dict(small_tasks.tokenizer()([text for (text,) in drawn.texts], padding=True, return_tensors="pt"))
     labels, before = torch.tensor(drawn.labels), vectors_of(model).clone()
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     assert all(name.startswith("encoder.") for name in trained)
@@ -438,10 +439,12 @@ def test_the_encoder_learns_and_the_labels_stay() -> None:
 def test_saved_with_their_labels(dtype: torch.dtype, lora: Any, tmp_path: Path) -> None:
     """In float32 at least, whatever the model is in; below adapters the same; read without a tokenizer."""
     classes = ("cat", "dog", "red")
-    model = Classifier.over(small.loaded(dtype=dtype), classes, head="labels", lora=lora, label_scale=7).eval()
+    model = Classifier.from_loaded(
+        small_tasks.loaded(dtype=dtype), classes, head="labels", lora=lora, label_scale=7
+    ).eval()
     assert vectors_of(model).dtype == torch.promote_types(dtype, torch.float32)
     assert torch.equal(
-        vectors_of(model), vectors_of(Classifier.over(small.loaded(dtype=dtype), classes, head="labels"))
+        vectors_of(model), vectors_of(Classifier.from_loaded(small_tasks.loaded(dtype=dtype), classes, head="labels"))
     )
     model.save_pretrained(tmp_path)
     back = AutoModelForSequenceClassification.from_pretrained(tmp_path)
@@ -477,7 +480,7 @@ def test_labels_that_were_not_saved(tmp_path: Path) -> None:
         (("cat", "dog"), {"label_texts": {"cow": "dog"}}, "label_texts: expected names out of cat, dog, got 'cow'"),
         (("cat", "_"), {}, "label_texts: expected words for the class '_', got none"),
         (("cat", "dog"), {"label_texts": {"dog": "cat " * 20}}, "label_texts: expected at most 16 tokens for a class,"),
-        (("cat", "dog"), {"reading": "middle"}, "reading: expected one of auto, first, last, mean, got 'middle'"),
+        (("cat", "dog"), {"pooling": "middle"}, "pooling: expected one of auto, first, last, mean, got 'middle'"),
     ],
 )
 def test_labels_that_cannot_be(classes: tuple[str, ...], options: Any, told: str) -> None:
@@ -492,10 +495,10 @@ def test_words_that_no_head_reads() -> None:
 
 
 def test_other_words_of_the_vocabulary_are_no_labels_and_are_saved(tmp_path: Path) -> None:
-    classifier = Classifier.over(small.loaded(), ["blue", "green"], head="labels", label_words=100)
-    words = background(small.loaded().tokenizer, ["blue", "green"], 100)
-    assert words == background(small.loaded().tokenizer, ["green", "blue"], 100)
-    assert set(words) == set(background(small.loaded().tokenizer, ["not Green", "blue-green"], 1000))
+    classifier = Classifier.from_loaded(small_tasks.loaded(), ["blue", "green"], head="labels", label_words=100)
+    words = sample_background_words(small_tasks.loaded().tokenizer, ["blue", "green"], 100)
+    assert words == sample_background_words(small_tasks.loaded().tokenizer, ["green", "blue"], 100)
+    assert set(words) == set(sample_background_words(small_tasks.loaded().tokenizer, ["not Green", "blue-green"], 1000))
     assert classifier.config.label_words == len(words) == len(classifier.head.others) > 0
     assert not {"blue", "green"} & set(words)
     assert all(word.isalpha() for word in words)
@@ -503,4 +506,4 @@ def test_other_words_of_the_vocabulary_are_no_labels_and_are_saved(tmp_path: Pat
     again = Classifier.from_pretrained(tmp_path)
     assert torch.equal(again.head.others, classifier.head.others)
     with pytest.raises(UserError, match="expected none with the head linear"):
-        Classifier.over(small.loaded(), ["blue", "green"], label_words=3)
+        Classifier.from_loaded(small_tasks.loaded(), ["blue", "green"], label_words=3)

@@ -16,11 +16,13 @@ from regard.attention import reference
 from regard.attention.call import AttentionCall
 from regard.attention.positions import POSITIONS
 from regard.attention.spec import ATTENTIONS, AttentionSpec
-from regard.data import windows
+from regard.data import make_text_windows
 from regard.errors import UserError
 from regard.hooks import watching
+from regard.hooks.attention_function import Observer
+from regard.hooks.routing import observing
 from regard.models import RegardConfig, RegardForCausalLM, RegardModel, load
-from regard.models.feed_forward import FEED_FORWARDS
+from regard.models.configuration import FEED_FORWARDS
 
 SETTINGS: dict[str, Any] = {
     "vocab_size": 41,
@@ -192,7 +194,7 @@ def test_packed_sequences_beside_a_sink_token_or_a_prefix_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "sigmoid", "kv-bias", "sink-token", "mlp-kernel", "gated"])
 def test_checkpointed_gradients_are_the_same_and_all_there(name: str) -> None:
-    model, ids = _large(ATTENTIONS[name].with_(positions="t5") if name == "kv-bias" else name).train(), _ids()
+    model, ids = _large(ATTENTIONS[name].changed(positions="t5") if name == "kv-bias" else name).train(), _ids()
     found = []
     for checkpointed in (False, True):
         if checkpointed:
@@ -255,17 +257,16 @@ def _calls(model: RegardForCausalLM, **inputs: Tensor) -> tuple[list[AttentionCa
     """Every call of a forward, and what a watch saw of it."""
     calls: list[AttentionCall] = []
 
-    class Noting:
-        def before(self, _module: Any, call: AttentionCall, _causal: bool) -> None:
+    class Noting(Observer):
+        def before_attention(self, _module: Any, call: AttentionCall, _causal: bool) -> None:
             calls.append(call)
 
-    from regard.hooks.attention_function import add_observer, remove_observer
-
-    modules, noting = [layer.self_attn for layer in model.model.layers], Noting()
-    with watching(model, ["sink_rate", "virtual_sink_mass"]) as watch, torch.no_grad():
-        add_observer(modules, noting)  # type: ignore[arg-type]
+    with (
+        watching(model, ["sink_rate", "virtual_sink_mass"]) as watch,
+        observing(model, Noting()),
+        torch.no_grad(),
+    ):
         seen = model(**inputs).logits
-        remove_observer(modules, noting)  # type: ignore[arg-type]
     with torch.no_grad():
         torch.testing.assert_close(seen, model(**inputs).logits, rtol=1e-9, atol=1e-9)
     return calls, watch
@@ -294,7 +295,7 @@ def test_measure_gives_the_numbers_of_its_weights(name: str, tiny: Callable[[str
     found = regard.measure(model, tokenizer, documents, statistics=statistics, **chosen)
     with torch.no_grad():
         weights = torch.stack(
-            model(windows(documents, tokenizer, **chosen).input_ids, output_attentions=True).attentions
+            model(make_text_windows(documents, tokenizer, **chosen).input_ids, output_attentions=True).attentions
         )
     share = weights / weights.sum(-1, keepdim=True) if name == "sigmoid" else weights
 

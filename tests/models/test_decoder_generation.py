@@ -20,9 +20,9 @@ SPECS = (
         "window": AttentionSpec(window=3),
         "sigmoid-window-alibi": AttentionSpec(weighting="sigmoid", window=3, positions="alibi"),
         "prefix": PREFIX,
-        "prefix-and-sink-token": PREFIX.with_(sink_token=True),
-        "prefix-window": PREFIX.with_(window=4),
-        "kv-bias-t5": ATTENTIONS["kv-bias"].with_(positions="t5"),
+        "prefix-and-sink-token": PREFIX.changed(sink_token=True),
+        "prefix-window": PREFIX.changed(window=4),
+        "kv-bias-t5": ATTENTIONS["kv-bias"].changed(positions="t5"),
         "learned-and-sink-token": AttentionSpec(positions="learned", sink_token=True),
     }
 )

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertConfig
 from regard.errors import UserError
 from regard.models.generator import Generator, is_language_model, load_generator
 from regard.models.pretrained import load
-from tests.continual.small_text import KINDS, WORDS, Kind, lively, loaded
+from tests.continual.small_text_tasks import KINDS, WORDS, Kind, lively, loaded
 
 LENGTHS = (7, 3, 1, 5, 2)
 NEW = 6
@@ -56,7 +56,7 @@ def test_answers_are_those_of_each_prompt_alone_and_without_a_cache(kind: Kind) 
     given, (ids, real) = lively(kind), prompts()
     expected = [by_hand(given.model, row[mask], NEW) for row, mask in zip(ids, real, strict=True)]
     assert len({tuple(one) for one in expected}) >= 3
-    generator = Generator.over(given)
+    generator = Generator.from_loaded(given)
     found = generator.generate(ids, real, NEW)
     assert [row[: len(one)] for row, one in zip(found.tolist(), expected, strict=True)] == expected
     assert all(set(row[len(one) :]) <= {0} for row, one in zip(found.tolist(), expected, strict=True))
@@ -71,7 +71,7 @@ def test_answers_are_those_of_each_prompt_alone_and_without_a_cache(kind: Kind) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_ends_where_it_is_said_to(kind: Kind) -> None:
-    generator, (ids, real) = Generator.over(lively(kind)), prompts()
+    generator, (ids, real) = Generator.from_loaded(lively(kind)), prompts()
     generator.encoder.generation_config.eos_token_id = [len(WORDS)]
     free = generator.generate(ids, real, NEW)
     assert free.shape == (len(LENGTHS), NEW)
@@ -85,7 +85,7 @@ def test_an_answer_ends_where_it_is_said_to(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_of_an_answer_is_that_of_transformers(kind: Kind) -> None:
     given, (ids, real), labels = lively(kind), prompts(), answers()
-    logits = Generator.over(given)(ids, real, labels).logits
+    logits = Generator.from_loaded(given)(ids, real, labels).logits
     for row in range(len(ids)):
         prompt, answer = ids[row][real[row]], labels[row][labels[row] >= 0]
         found = torch.nn.functional.cross_entropy(logits[row], labels[row], ignore_index=-100)
@@ -101,7 +101,7 @@ def test_the_loss_of_an_answer_is_that_of_transformers(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_those_of_rows_alone(kind: Kind) -> None:
     """With padding on the left no token sees nothing but padding and spoils what is learnt."""
-    generator, (ids, real), labels = Generator.over(lively(kind)), prompts(), answers()
+    generator, (ids, real), labels = Generator.from_loaded(lively(kind)), prompts(), answers()
 
     def gradients(rows: list[slice]) -> list[Tensor]:
         generator.zero_grad()
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_rows_alone(kind: Kind) -> None:
 
 
 def test_what_a_decoder_reads() -> None:
-    generator = Generator.over(loaded("gpt2"))
+    generator = Generator.from_loaded(loaded("gpt2"))
     joined = generator.joined(
         torch.tensor([[5, 6, 7], [8, 0, 0]]),
         torch.tensor([[1, 1, 1], [1, 0, 0]]).bool(),
@@ -133,31 +133,31 @@ def test_what_a_decoder_reads() -> None:
 
 def test_nothing_of_how_its_makers_let_it_write_is_kept() -> None:
     given, (ids, real) = lively("llama"), prompts()
-    plain = Generator.over(given).generate(ids, real, NEW)
+    plain = Generator.from_loaded(given).generate(ids, real, NEW)
     given.model.generation_config.update(repetition_penalty=5.0, do_sample=True, num_beams=3, min_new_tokens=4)
-    assert torch.equal(Generator.over(given).generate(ids, real, NEW), plain)
+    assert torch.equal(Generator.from_loaded(given).generate(ids, real, NEW), plain)
     given.model.generation_config.eos_token_id = [2, int(plain[0, 0])]
-    assert Generator.over(given).ends == tuple(sorted({2, int(plain[0, 0])}))
+    assert Generator.from_loaded(given).ends == tuple(sorted({2, int(plain[0, 0])}))
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "regard"])
 def test_adapters_alone_are_trained_and_are_added_to_the_weights(kind: Kind, tmp_path: Path) -> None:
     given, (ids, real) = lively(kind), prompts()
     options = {"rank": 2, "targets": TARGETS[kind]}
-    generator = Generator.over(given, lora=options, seed=1).eval()
-    other = Generator.over(given, lora=options, seed=2)
+    generator = Generator.from_loaded(given, lora=options, seed=1).eval()
+    other = Generator.from_loaded(given, lora=options, seed=2)
     trained = {name: one for name, one in generator.named_parameters() if one.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
     assert any(not torch.equal(one, dict(other.named_parameters())[name]) for name, one in trained.items())
     torch.testing.assert_close(
-        generator(ids, real, answers()).logits, Generator.over(given)(ids, real, answers()).logits
+        generator(ids, real, answers()).logits, Generator.from_loaded(given)(ids, real, answers()).logits
     )
     with torch.no_grad():
         for one in trained.values():
             one.normal_(0, 0.3, generator=torch.Generator().manual_seed(5))
     expected = generator(ids, real, answers()).logits
-    assert not torch.allclose(expected, Generator.over(given)(ids, real, answers()).logits)
+    assert not torch.allclose(expected, Generator.from_loaded(given)(ids, real, answers()).logits)
     generator.save_pretrained(tmp_path)
     torch.testing.assert_close(Generator.from_pretrained(tmp_path)(ids, real, answers()).logits, expected)
     torch.testing.assert_close(generator(ids, real, answers()).logits, expected, rtol=0, atol=0)
@@ -165,7 +165,7 @@ def test_adapters_alone_are_trained_and_are_added_to_the_weights(kind: Kind, tmp
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_saved_as_the_language_model_that_it_is(kind: Kind, tmp_path: Path) -> None:
-    generator, (ids, real) = Generator.over(lively(kind)), prompts()
+    generator, (ids, real) = Generator.from_loaded(lively(kind)), prompts()
     generator.config.lineage["tasks"] = [{"name": "one"}]
     generator.save_pretrained(tmp_path)
     assert not hasattr(generator.encoder.config, "lineage")
@@ -181,7 +181,7 @@ def test_it_is_saved_as_the_language_model_that_it_is(kind: Kind, tmp_path: Path
 
 
 def test_a_part_of_a_network_is_not_loaded(tmp_path: Path) -> None:
-    generator = Generator.over(loaded("t5"))
+    generator = Generator.from_loaded(loaded("t5"))
     generator.config.part_of = "sapt"
     generator.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
@@ -197,11 +197,13 @@ def test_it_is_loaded_with_its_head(kind: Kind, tmp_path: Path) -> None:
     found = load_generator(str(tmp_path), device="cpu", dtype="float64")
     assert is_language_model(found.model)
     assert found.sha256 is not None
-    assert torch.equal(Generator.over(found).generate(ids, real, NEW), Generator.over(given).generate(ids, real, NEW))
+    assert torch.equal(
+        Generator.from_loaded(found).generate(ids, real, NEW), Generator.from_loaded(given).generate(ids, real, NEW)
+    )
     without = load(str(tmp_path), device="cpu")
     assert not is_language_model(without.model)
     with pytest.raises(UserError, match=r"model: expected a language model with its head, got .*load_generator\('"):
-        Generator.over(without)
+        Generator.from_loaded(without)
 
 
 def test_models_that_cannot_answer() -> None:
@@ -213,17 +215,17 @@ def test_models_that_cannot_answer() -> None:
     endless = loaded("gpt2")
     endless.tokenizer.eos_token = None
     with pytest.raises(UserError, match="model: expected a tokenizer with a token that ends a text"):
-        Generator.over(endless)
+        Generator.from_loaded(endless)
     unstarted = loaded("t5")
     unstarted.model.config.decoder_start_token_id = unstarted.model.generation_config.decoder_start_token_id = None
     with pytest.raises(UserError, match="model: expected a decoder_start_token_id, the configuration of tiny-t5"):
-        Generator.over(unstarted)
+        Generator.from_loaded(unstarted)
 
 
 def test_the_model_that_is_given_stays_as_it_is(tmp_path: Path) -> None:
     given = loaded("t5")
     before = json.dumps(given.model.generation_config.to_dict(), default=str)
-    generator = Generator.over(replace(given, name="its name"), lora={"rank": 2})
+    generator = Generator.from_loaded(replace(given, name="its name"), lora={"rank": 2})
     with torch.no_grad():
         for one in generator.parameters():
             one.zero_()

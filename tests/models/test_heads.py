@@ -15,13 +15,13 @@ from regard.errors import UserError
 from regard.models.heads import (
     HEADS,
     LABEL_SCALE,
-    READINGS,
+    POOLINGS,
     LabelTextHead,
     LinearHead,
     PreScalingHead,
     make_head,
     pool_states,
-    words_of,
+    split_label,
 )
 
 ROWS, TOKENS, WIDTH, CLASSES = 3, 7, 5, 4
@@ -55,10 +55,10 @@ def scaling(kind: Any = "full", *, dropout: float = 0.0) -> PreScalingHead:
     return head
 
 
-def any_head(name: Any, *, reading: Any, dropout: float) -> Any:
+def any_head(name: Any, *, pooling: Any, dropout: float) -> Any:
     """A new head of that name; one that reads labels has vectors for them."""
     torch.manual_seed(0)
-    head = make_head(name, WIDTH, CLASSES, reading=reading, dropout=dropout)
+    head = make_head(name, WIDTH, CLASSES, pooling=pooling, dropout=dropout)
     if isinstance(head, LabelTextHead):
         head.vectors = numbers(CLASSES, WIDTH, seed=1).float()
     return head
@@ -129,9 +129,9 @@ def test_a_new_head_weighs_all_tokens_the_same() -> None:
     """To the bit, and gives what the head that always does gives."""
     states = numbers(ROWS, TOKENS, WIDTH).float()
     torch.manual_seed(0)
-    full = make_head("full", WIDTH, CLASSES, reading="first", dropout=0.1).eval()
+    full = make_head("full", WIDTH, CLASSES, pooling="first", dropout=0.1).eval()
     torch.manual_seed(0)
-    uniform = make_head("uniform", WIDTH, CLASSES, reading="first", dropout=0.1).eval()
+    uniform = make_head("uniform", WIDTH, CLASSES, pooling="first", dropout=0.1).eval()
     assert isinstance(full, PreScalingHead)
     scales = full.scales(states, real())
     for row, count in enumerate(COUNTS):
@@ -174,15 +174,15 @@ def test_sinks_need_to_be_known() -> None:
 
 @given(
     name=st.sampled_from(HEADS),
-    reading=st.sampled_from(READINGS),
+    pooling=st.sampled_from(POOLINGS),
     count=st.integers(1, 5),
     before=st.integers(0, 4),
     behind=st.integers(0, 4),
     size=st.floats(0, 1e4),
 )
-def test_padding_never_counts(name: Any, reading: Any, count: int, before: int, behind: int, size: float) -> None:
+def test_padding_never_counts(name: Any, pooling: Any, count: int, before: int, behind: int, size: float) -> None:
     """However much of it there is, on whichever side, and whatever stands in it."""
-    head = any_head(name, reading=reading, dropout=0.5).double().eval()
+    head = any_head(name, pooling=pooling, dropout=0.5).double().eval()
     states, marked = numbers(1, count, WIDTH, seed=count), torch.arange(count) % 2 == 1
     whole = torch.ones(1, count, dtype=torch.bool)
     expected = head(states, whole, marked[None])
@@ -196,19 +196,19 @@ def test_padding_never_counts(name: Any, reading: Any, count: int, before: int, 
 
 
 @pytest.mark.parametrize(
-    "reading, columns",
+    "pooling, columns",
     [("first", ([2], [0], [3])), ("last", ([4], [1], [3])), ("mean", ([2, 3, 4], [0, 1], [3]))],
 )
-def test_what_a_linear_head_reads(reading: Any, columns: tuple[list[int], ...]) -> None:
+def test_what_a_linear_head_reads(pooling: Any, columns: tuple[list[int], ...]) -> None:
     """Padding on the left, on the right, and on both sides."""
     states = numbers(3, 5, WIDTH)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 0, 1, 0]], dtype=torch.bool)
-    head = LinearHead(WIDTH, CLASSES, reading=reading, dropout=0.5).double().eval()
+    head = LinearHead(WIDTH, CLASSES, pooling=pooling, dropout=0.5).double().eval()
     with torch.no_grad():
         head.bias.copy_(numbers(CLASSES, seed=2))
     for row, chosen in enumerate(columns):
         one = states[row, chosen].mean(0)
-        torch.testing.assert_close(pool_states(states, mask, reading)[row], one, rtol=0, atol=1e-12)
+        torch.testing.assert_close(pool_states(states, mask, pooling)[row], one, rtol=0, atol=1e-12)
         by_hand = torch.stack([vector.dot(one) for vector in head.vectors]) + head.bias
         torch.testing.assert_close(head(states, mask)[row], by_hand, rtol=0, atol=1e-12)
 
@@ -225,13 +225,13 @@ def test_dropout_of_a_linear_head_is_of_what_it_reads() -> None:
 
 def test_a_head_that_is_not_known() -> None:
     with pytest.raises(UserError, match="head: expected one of linear, full, uniform, sink, labels, got 'mean'"):
-        make_head("mean", WIDTH, CLASSES, reading="first", dropout=0.1)  # type: ignore[arg-type]
+        make_head("mean", WIDTH, CLASSES, pooling="first", dropout=0.1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_bfloat16(name: Any) -> None:
     """Heads take what autocast makes of states, and softmax is of float32."""
-    head = any_head(name, reading="mean", dropout=0.0)
+    head = any_head(name, pooling="mean", dropout=0.0)
     states = numbers(ROWS, TOKENS, WIDTH)
     whole = head(states.float(), real(), common())
     with torch.autocast("cpu", torch.bfloat16):
@@ -248,16 +248,16 @@ def cosine(one: list[float], other: list[float]) -> float:
 
 
 @pytest.mark.parametrize("scale", [LABEL_SCALE, 3.0])
-@pytest.mark.parametrize("reading", READINGS)
-def test_logits_are_scaled_cosines(reading: Any, scale: float) -> None:
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_logits_are_scaled_cosines(pooling: Any, scale: float) -> None:
     """Of a text's state with that of each label, written out number by number; vectors of any length."""
     states, vectors = numbers(ROWS, TOKENS, WIDTH, seed=4), 7 * numbers(CLASSES, WIDTH, seed=1)
-    head = LabelTextHead(WIDTH, CLASSES, reading=reading, scale=scale).double()
+    head = LabelTextHead(WIDTH, CLASSES, pooling=pooling, scale=scale).double()
     head.vectors.copy_(vectors)
     found = head(states, real())
     assert found.dtype == torch.float64
     for row, count in enumerate(COUNTS):
-        tokens = {"first": [0], "last": [count - 1], "mean": list(range(count))}[reading]
+        tokens = {"first": [0], "last": [count - 1], "mean": list(range(count))}[pooling]
         read = [sum(float(states[row, token, one]) for token in tokens) / len(tokens) for one in range(WIDTH)]
         for number, vector in enumerate(vectors.tolist()):
             assert float(found[row, number]) == pytest.approx(scale * cosine(read, vector), abs=1e-12)
@@ -265,7 +265,7 @@ def test_logits_are_scaled_cosines(reading: Any, scale: float) -> None:
 
 def test_a_head_that_reads_labels_has_nothing_to_train() -> None:
     """Its vectors are saved all the same, and nothing of what it reads is dropped out."""
-    head = any_head("labels", reading="mean", dropout=0.5)
+    head = any_head("labels", pooling="mean", dropout=0.5)
     assert list(head.parameters()) == []
     assert list(head.state_dict()) == ["vectors", "others"]
     assert not head.vectors.requires_grad
@@ -274,13 +274,13 @@ def test_a_head_that_reads_labels_has_nothing_to_train() -> None:
 
 
 def test_states_have_the_gradient_of_the_cosines() -> None:
-    head = any_head("labels", reading="mean", dropout=0.0).double()
+    head = any_head("labels", pooling="mean", dropout=0.0).double()
     states = numbers(ROWS, TOKENS, WIDTH).requires_grad_()
     assert torch.autograd.gradcheck(lambda given: head(given, real()), (states,))
 
 
 def test_cosines_are_of_float32_whatever_the_states_are() -> None:
-    head, states = any_head("labels", reading="mean", dropout=0.0), numbers(ROWS, TOKENS, WIDTH).bfloat16()
+    head, states = any_head("labels", pooling="mean", dropout=0.0), numbers(ROWS, TOKENS, WIDTH).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         found = head(states, real())
     assert found.dtype == torch.float32
@@ -290,7 +290,7 @@ def test_cosines_are_of_float32_whatever_the_states_are() -> None:
 def test_labels_without_vectors_and_states_without_direction() -> None:
     head, states = LabelTextHead(WIDTH, CLASSES), numbers(ROWS, TOKENS, WIDTH).float()
     assert bool(head(states, real()).isnan().all())
-    assert not any_head("labels", reading="mean", dropout=0.0)(0 * states, real()).any()
+    assert not any_head("labels", pooling="mean", dropout=0.0)(0 * states, real()).any()
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_labels_without_vectors_and_states_without_direction() -> None:
     ],
 )
 def test_the_words_of_a_label(label: str, words: str) -> None:
-    assert words_of(label) == words
+    assert split_label(label) == words
 
 
 def test_other_words_are_one_more_class_in_training() -> None:

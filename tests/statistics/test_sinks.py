@@ -333,10 +333,10 @@ def test_common_tokens_are_found_where_none_are_given(
     statistic = CommonSinkRatio()
     matrices = [pointing(4, 0, 2), pointing(4, 1, 2), pointing(4, 0, 3), pointing(4, 1, 1)]
     rows = rows_of(statistic, matrices, site="encoder", tokens=[torch.tensor(i) for i in ids])
-    assert statistic.found("encoder") == {7, 1}
+    assert statistic.common_tokens("encoder") == {7, 1}
     assert value_of(rows) == pytest.approx(100 * 3 / 8)
     assert (rows[0].n, rows[0].standard_error) == (4, None)
-    assert CommonSinkRatio({3}).found("anywhere") == {3}
+    assert CommonSinkRatio({3}).common_tokens("anywhere") == {3}
 
 
 def test_the_strongest_come_first_and_equals_in_order() -> None:

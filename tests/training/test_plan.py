@@ -113,7 +113,7 @@ def test_some_learn_faster_than_others() -> None:
     }
 
 
-def test_the_optimiser_is_fused() -> None:
+def test_the_optimizer_is_fused() -> None:
     (group,) = adamw(nn.Linear(2, 2), PLAN).param_groups
     assert group["fused"] is True
     (elsewhere,) = adamw(nn.Linear(2, 2, device=torch.device("meta")), PLAN).param_groups

@@ -102,7 +102,7 @@ def test_gradients_reach_every_parameter_and_every_real_token(kind: Any, hidden:
 def test_chosen_tokens_score_as_among_all(hidden: Tensor, mask: Tensor) -> None:
     probe = TokenProbe(LAYERS, WIDTH, CLASSES).double()
     chosen = mask & (torch.arange(LENGTH) % 2 == 0)
-    few = probe.of_tokens(TokenStates.chosen(hidden, chosen))
+    few = probe.of_tokens(TokenStates.select(hidden, chosen))
     assert len(few) == int(chosen.sum())
     torch.testing.assert_close(few, probe(hidden, mask)[chosen])
 

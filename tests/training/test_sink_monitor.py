@@ -360,8 +360,8 @@ def nll(model: Any, ids: Tensor, uncounted: set[int]) -> list[float]:
 @pytest.mark.parametrize("small", [False, True])
 def test_losses_are_means_over_tokens(uncounted: set[int], small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if small:
-        monkeypatch.setattr(regard.training.sink_monitor, "LOGITS", 2 * LENGTH * VOCABULARY)
-        monkeypatch.setattr(regard.training.sink_monitor, "SLICE", 3 * VOCABULARY)
+        monkeypatch.setattr(regard.training.sink_monitor, "MAX_LOGITS", 2 * LENGTH * VOCABULARY)
+        monkeypatch.setattr(regard.training.sink_monitor, "MAX_SLICE", 3 * VOCABULARY)
     model = llama().double()
     domains = {"long": rows(5), "short": rows(2, 10, seed=1)}
     found = ValidationLoss(domains, every=1, uncounted=uncounted)(model, 0)
@@ -382,7 +382,7 @@ def test_the_loss_is_the_models_own() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_no_more_rows_go_together_than_their_logits_allow(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regard.training.sink_monitor, "LOGITS", count * LENGTH * VOCABULARY)
+    monkeypatch.setattr(regard.training.sink_monitor, "MAX_LOGITS", count * LENGTH * VOCABULARY)
     model, seen = llama(), []
     model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(len(kwargs["input_ids"])), with_kwargs=True)
     ValidationLoss({"text": rows(6)}, every=1)(model, 0)
@@ -393,7 +393,7 @@ def test_no_more_rows_go_together_than_their_logits_allow(count: int, monkeypatc
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_logits_are_not_copied_but_for_a_slice(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither those of targets that count nor those of all but the last token: no tensor is as large as a row's."""
-    monkeypatch.setattr(regard.training.sink_monitor, "SLICE", 3 * VOCABULARY)
+    monkeypatch.setattr(regard.training.sink_monitor, "MAX_SLICE", 3 * VOCABULARY)
     model, made = llama().to(dtype), []
 
     class Noting(TorchDispatchMode):

@@ -33,10 +33,10 @@ def test_states_are_those_the_model_shows(encode: Encode, dense: Tensor, inputs:
 def test_half_precision_is_the_same_rounded(encode: Encode) -> None:
     whole = encode(key="whole", dtype=torch.float32)
     half = encode(key="half")
-    assert (whole.about["dtype"], half.about["dtype"]) == ("float32", "float16")
+    assert (whole.metadata["dtype"], half.metadata["dtype"]) == ("float32", "float16")
     assert half.rows(ALL).dtype == torch.float32
     assert torch.equal(half.rows(ALL), whole.rows(ALL).half().float())
-    assert half.about["largest"] == pytest.approx(float(whole.rows(ALL).abs().max()))
+    assert half.metadata["largest"] == pytest.approx(float(whole.rows(ALL).abs().max()))
 
 
 def test_rows_come_in_the_order_asked_for(encode: Encode, inputs: Inputs) -> None:
@@ -157,7 +157,11 @@ def test_values_beyond_half_precision_are_kept_whole(encode: Encode, inputs: Inp
     ids = inputs.ids.clone()
     ids[13, int(inputs.mask[13].nonzero()[0])] = largest
     kept = encode(model=Growing(), batches=Inputs(ids, inputs.mask).batches())
-    assert (kept.about["dtype"], kept.about["dtype_asked"], kept.about["largest"]) == (stored, "float16", largest)
+    assert (kept.metadata["dtype"], kept.metadata["dtype_asked"], kept.metadata["largest"]) == (
+        stored,
+        "float16",
+        largest,
+    )
     values = ids[..., None].float() * torch.tensor([1.0, 0.1])
     expected = zeroed(torch.stack([values, -values], 1), inputs.mask)
     torch.testing.assert_close(kept.rows(ALL), expected, rtol=1e-3, atol=0)
@@ -167,7 +171,7 @@ def test_values_beyond_half_precision_are_kept_whole(encode: Encode, inputs: Inp
 
 def test_large_values_on_padding_do_not_count(encode: Encode, inputs: Inputs) -> None:
     ids = torch.where(inputs.mask, inputs.ids, 10_000_000)
-    assert encode(model=Growing(), batches=Inputs(ids, inputs.mask).batches()).about["dtype"] == "float16"
+    assert encode(model=Growing(), batches=Inputs(ids, inputs.mask).batches()).metadata["dtype"] == "float16"
 
 
 @pytest.mark.parametrize("size", [4, 7])

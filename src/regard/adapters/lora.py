@@ -1,4 +1,4 @@
-"""Low-rank blocks of a layer, and their mix: one product with all A's, the weights on the hidden, one with all B's."""
+"""LoRA adapters of a layer and their mix: one product with all A, the weights on the hidden, one product with all B."""
 
 from __future__ import annotations
 
@@ -13,30 +13,36 @@ from torch import Tensor, nn
 from regard.errors import UserError
 
 GATHERED = 50
-"""About what it costs a row to gather a block, in products of a token with it, on a CPU: `benchmarks.gathering`."""
+"""Cost of gathering an adapter for a row, in products of a token with it on a CPU (`benchmarks.gathering`)."""
 
 
 @dataclass(frozen=True)
 class AdapterWeights:
-    """How much a layer's blocks add: (group, 1, block · rank), for groups of rows that follow one another.
+    """Scaled weights of a layer's adapters, for groups of consecutive rows.
 
-    `own`: of the blocks that are trained and in use, `trained`; `old`: of the first `frozen` that are not, or of those
-    of them that `chosen` (group, block) names.
+    Args:
+        trained: Indices of the adapters that are trained and in use.
+        trained_weights: Their weights, (group, 1, adapter · rank); None if there are none.
+        frozen: Number of frozen adapters in use.
+        frozen_weights: Weights of these, or of the gathered ones, (group, 1, adapter · rank); None if there are none.
+        gathered: Indices among frozen adapters of those that each group gathers, (group, adapter); None for all.
     """
 
     trained: tuple[int, ...]
-    own: Tensor | None
+    trained_weights: Tensor | None
     frozen: int
-    old: Tensor | None
-    chosen: Tensor | None
+    frozen_weights: Tensor | None
+    gathered: Tensor | None
 
 
 class Mixture:
-    """How the layers of a pool mix their blocks at the moment.
+    """How the layers of a pool mix their adapters at the moment.
 
-    `weights` (row, block), or (block,) for all rows alike; None: there is no block, the layers are as they were.
-    `top_k`: each row uses the blocks that it weighs most, None: all. In training those are of the frozen blocks, and
-    what is trained is used besides; in evaluation of all, so that what is frozen makes no difference.
+    Args:
+        weights: Weights (row, adapter), or (adapter,) for all rows. None leaves the adapters out.
+        top_k: Number of adapters that each row uses, those with the highest weights; None for all. In training they are
+            chosen among frozen adapters, and the trained ones are used as well. In evaluation they are chosen among all
+            adapters, so that it makes no difference which are frozen.
     """
 
     def __init__(self, weights: Tensor | None = None, top_k: int | None = None) -> None:
@@ -44,42 +50,56 @@ class Mixture:
 
     @property
     def weights(self) -> Tensor | None:
-        """(row, block) or (block,)."""
+        """Weights (row, adapter) or (adapter,)."""
         return self._weights
 
     @weights.setter
     def weights(self, weights: Tensor | None) -> None:
         self._weights = weights
-        self._made: dict[Any, AdapterWeights] = {}
+        self._cache: dict[Any, AdapterWeights] = {}
 
-    def shares(
+    def layer_weights(
         self, rows: int, tokens: int, rank: int, scale: float, trained: tuple[int, ...], *, training: bool = True
     ) -> AdapterWeights:
-        """The weights as a layer of that rank and scale uses them: made once for all layers, but where they train."""
+        """Return the weights as a layer of that rank and scale uses them, cached unless they need gradients."""
         assert self._weights is not None
         weights = self._weights if self._weights.dim() > 1 else self._weights[None]
-        groups, used = weights.shape
+        groups, count = weights.shape
         if rows % groups:
             raise UserError(f"weights: expected a row for each of {rows} rows, or one for several, got {groups}")
-        frozen = used - sum(number < used for number in trained)
+        frozen = count - sum(index < count for index in trained)
         sparse = self.top_k is not None and self.top_k < frozen
-        gathers = sparse and (self.top_k or 0) * (tokens + GATHERED * groups) < frozen * (tokens + GATHERED // 2)
-        most = None if training or self.top_k is None or self.top_k >= used else self.top_k
+        gather = sparse and (self.top_k or 0) * (tokens + GATHERED * groups) < frozen * (tokens + GATHERED // 2)
+        top_k_all = None if training or self.top_k is None or self.top_k >= count else self.top_k
         if torch.is_grad_enabled() and weights.requires_grad:
-            return _shares(weights, rank, scale, trained, self.top_k if sparse else None, gathers, most)
-        changes = None if weights.is_inference() else weights._version
-        key = (rank, scale, trained, self.top_k, most, gathers, changes, torch.is_inference_mode_enabled())
-        if key not in self._made:
-            self._made[key] = _shares(weights, rank, scale, trained, self.top_k if sparse else None, gathers, most)
-        return self._made[key]
+            return _layer_weights(weights, rank, scale, trained, self.top_k if sparse else None, gather, top_k_all)
+        version = None if weights.is_inference() else weights._version
+        key = (rank, scale, trained, self.top_k, top_k_all, gather, version, torch.is_inference_mode_enabled())
+        if key not in self._cache:
+            self._cache[key] = _layer_weights(
+                weights, rank, scale, trained, self.top_k if sparse else None, gather, top_k_all
+            )
+        return self._cache[key]
 
 
 class LoraAdapters(nn.Module):
-    """The blocks of one layer: y = Σ_i a_i (α/r) B_i A_i x (arXiv 2401.08295, equation 7).
+    """LoRA adapters of one layer: y = Σ_i a_i (α/r) B_i A_i x.
 
-    `A[i]` (rank, inputs) is drawn as a linear layer's weights are, `B[i]` (outputs, rank) begins at zero. Blocks that
-    are not trained lie one after the other in memory, so that mixing them is two products whatever their number. With
-    `detach_old` no gradient flows through these to what the layer reads, as in the authors' code.
+    `A[i]` (rank, inputs) is initialized as the weight of a linear layer, `B[i]` (outputs, rank) with zeros. Frozen
+    adapters are contiguous in memory, so that mixing them takes two products whatever their number.
+
+    Args:
+        inputs: Input features of the layer.
+        outputs: Output features of the layer.
+        rank: Rank r.
+        alpha: Scaling α.
+        dropout: Dropout of the inputs.
+        detach_old: Stop gradients through frozen adapters to the inputs of the layer, as in SAPT's code.
+        like: Tensor whose device new parameters get.
+        seed: Seed of the initial weights.
+
+    Source:
+        SAPT (arXiv 2401.08295), equation 7.
     """
 
     like: Tensor
@@ -102,91 +122,91 @@ class LoraAdapters(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.A, self.B = nn.ParameterList(), nn.ParameterList()
         self.trained: tuple[int, ...] = ()
-        place = None if like is None else like.device
-        self.register_buffer("like", torch.empty(0, device=place), persistent=False)
+        device = None if like is None else like.device
+        self.register_buffer("like", torch.empty(0, device=device), persistent=False)
         self._stack: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.A)
 
     def reserve(self, blocks: int) -> None:
-        """Have so many blocks, each drawn by the seed and its number."""
+        """Add adapters until there are `blocks`, initialized with the seed and their index."""
         for block in range(len(self), blocks):
-            random = torch.Generator().manual_seed(self.seed + 104729 * (block + 1))
-            drawn = (2 * torch.rand(self.rank, self.inputs, generator=random) - 1) / math.sqrt(self.inputs)
-            self.A.append(nn.Parameter(drawn.to(self.like), requires_grad=False))
+            generator = torch.Generator().manual_seed(self.seed + 104729 * (block + 1))
+            values = (2 * torch.rand(self.rank, self.inputs, generator=generator) - 1) / math.sqrt(self.inputs)
+            self.A.append(nn.Parameter(values.to(self.like), requires_grad=False))
             self.B.append(nn.Parameter(self.like.new_zeros(self.outputs, self.rank), requires_grad=False))
             self._stack = None
 
     def open(self, *blocks: int) -> None:
-        """Let these blocks be trained, and no others."""
+        """Train these adapters only."""
         self.trained = tuple(sorted(blocks))
-        for number in range(len(self)):
-            for part in (self.A[number], self.B[number]):
-                part.data = part.detach().clone(memory_format=torch.contiguous_format)
-                part.requires_grad_(number in self.trained)
+        for index in range(len(self)):
+            for parameter in (self.A[index], self.B[index]):
+                parameter.data = parameter.detach().clone(memory_format=torch.contiguous_format)
+                parameter.requires_grad_(index in self.trained)
         self._stack = None
 
     def reopen(self) -> None:
-        """Let those blocks be trained whose A and B require gradients, where that was said from without."""
-        self.open(*(number for number, one in enumerate(self.A) if one.requires_grad))
+        """Train the adapters whose A require gradients, after a caller has set that."""
+        self.open(*(index for index, parameter in enumerate(self.A) if parameter.requires_grad))
 
     def drop(self, block: int) -> None:
-        """Take a block away; those after it move up. Raises UserError."""
+        """Remove an adapter; later ones move up."""
         if block not in range(len(self)):
             raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {block}")
-        self.A = nn.ParameterList([one for number, one in enumerate(self.A) if number != block])
-        self.B = nn.ParameterList([one for number, one in enumerate(self.B) if number != block])
-        self.open(*(number - (number > block) for number in self.trained if number != block))
+        self.A = nn.ParameterList([parameter for index, parameter in enumerate(self.A) if index != block])
+        self.B = nn.ParameterList([parameter for index, parameter in enumerate(self.B) if index != block])
+        self.open(*(index - (index > block) for index in self.trained if index != block))
 
     def delta(self, block: int) -> Tensor:
-        """(outputs, inputs): what a block with the weight 1 adds to the layer's matrix."""
+        """Return what an adapter with weight 1 adds to the weight of the layer, (outputs, inputs)."""
         return self.scale * self.B[block].detach() @ self.A[block].detach()
 
     def forward(self, states: Tensor, out: Tensor, mixture: Mixture) -> Tensor:
-        """What the layer gives, (row, token, outputs) or (row, outputs), with the blocks' mix added to `out`."""
+        """Return `out`, (row, token, outputs) or (row, outputs), with the mix of the adapters added."""
         weights = mixture.weights
         if weights is None:
             return out
         if weights.shape[-1] > len(self):
             raise UserError(f"weights: expected one for each of at most {len(self)} blocks, got {weights.shape[-1]}")
         tokens = states.numel() // self.inputs
-        shares = mixture.shares(len(states), tokens, self.rank, self.scale, self.trained, training=self.training)
+        mix = mixture.layer_weights(len(states), tokens, self.rank, self.scale, self.trained, training=self.training)
         groups = 1 if weights.dim() == 1 else len(weights)
-        read = (self.dropout(states) if self.training else states).reshape(groups, -1, self.inputs)
-        found = out.reshape(groups, -1, self.outputs)
-        if shares.own is not None:
-            found = _add(read, found, *self._own(shares.trained), shares.own)
-        if shares.old is not None:
+        inputs = (self.dropout(states) if self.training else states).reshape(groups, -1, self.inputs)
+        result = out.reshape(groups, -1, self.outputs)
+        if mix.trained_weights is not None:
+            result = _add(inputs, result, *self._stack_trained(mix.trained), mix.trained_weights)
+        if mix.frozen_weights is not None:
             down, up = self.stacked()
-            read = read.detach() if self.detach_old else read
-            if shares.chosen is None:
-                rows = shares.frozen * self.rank
-                found = _add(read, found, down[:rows], up[:rows], shares.old)
+            inputs = inputs.detach() if self.detach_old else inputs
+            if mix.gathered is None:
+                rows = mix.frozen * self.rank
+                result = _add(inputs, result, down[:rows], up[:rows], mix.frozen_weights)
             else:
-                down, up = (part.unflatten(0, (-1, self.rank))[shares.chosen].flatten(1, 2) for part in (down, up))
-                found = _add_gathered(read, found, down, up, shares.old)
-        return found.reshape(out.shape)
+                down, up = (part.unflatten(0, (-1, self.rank))[mix.gathered].flatten(1, 2) for part in (down, up))
+                result = _add_gathered(inputs, result, down, up, mix.frozen_weights)
+        return result.reshape(out.shape)
 
-    def _own(self, trained: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """A and Bᵀ of blocks that are trained."""
+    def _stack_trained(self, trained: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Return A and Bᵀ of trained adapters."""
         if len(trained) == 1:
             return self.A[trained[0]], self.B[trained[0]].T
-        return torch.cat([self.A[number] for number in trained]), torch.cat([self.B[number].T for number in trained])
+        return torch.cat([self.A[index] for index in trained]), torch.cat([self.B[index].T for index in trained])
 
     def stacked(self) -> tuple[Tensor, Tensor]:
-        """A (block · rank, inputs) and Bᵀ (block · rank, outputs) of the blocks that are not trained, in their order.
+        """Return A (adapter · rank, inputs) and Bᵀ (adapter · rank, outputs) of the frozen adapters, in order.
 
-        The blocks' parameters are parts of these from then on, not copies.
+        The parameters become views of them.
         """
         if self._stack is None:
-            frozen = [number for number in range(len(self)) if number not in self.trained]
-            with torch.inference_mode(False):  # parameters that were made under it could never be trained
-                down = torch.cat([self.A[number].detach() for number in frozen])
-                up = torch.cat([self.B[number].detach().T for number in frozen])
-                for place, number in enumerate(frozen):
-                    here = slice(place * self.rank, (place + 1) * self.rank)
-                    self.A[number].data, self.B[number].data = down[here], up[here].T
+            frozen = [index for index in range(len(self)) if index not in self.trained]
+            with torch.inference_mode(False):  # parameters made in inference mode can never be trained
+                down = torch.cat([self.A[index].detach() for index in frozen])
+                up = torch.cat([self.B[index].detach().T for index in frozen])
+                for position, index in enumerate(frozen):
+                    rows = slice(position * self.rank, (position + 1) * self.rank)
+                    self.A[index].data, self.B[index].data = down[rows], up[rows].T
             self._stack = down, up
         return self._stack
 
@@ -194,16 +214,16 @@ class LoraAdapters(nn.Module):
         self._stack = None
         return super()._apply(fn, recurse)
 
-    def _load_from_state_dict(self, *given: Any) -> None:
+    def _load_from_state_dict(self, *args: Any) -> None:
         self._stack = None
-        super()._load_from_state_dict(*given)
+        super()._load_from_state_dict(*args)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stack": None}
 
 
 class MixedLayer(nn.Module):
-    """A linear layer (`nn.Linear`, or GPT-2's `Conv1D`) with blocks beside it, mixed as the pool's mixture says."""
+    """A linear layer (`nn.Linear`, or GPT-2's `Conv1D`) with LoRA adapters that `mixture` mixes."""
 
     def __init__(self, layer: nn.Module, mixture: Mixture, **options: Any) -> None:
         super().__init__()
@@ -214,102 +234,102 @@ class MixedLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The matrix of the layer below."""
-        found: Tensor = self.base_layer.weight  # type: ignore[assignment]  # as all layers that are adapted have
-        return found
+        """Weight of the base layer."""
+        weight: Tensor = self.base_layer.weight  # type: ignore[assignment]  # as all adapted layers have
+        return weight
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias of the layer below."""
-        found: Tensor | None = self.base_layer.bias  # type: ignore[assignment]
-        return found
+        """Bias of the base layer."""
+        bias: Tensor | None = self.base_layer.bias  # type: ignore[assignment]
+        return bias
 
     def forward(self, states: Tensor) -> Tensor:
-        """What the layer gives with its blocks."""
-        found: Tensor = self.blocks(states, self.base_layer(states), self.mixture)
-        return found
+        """Return the output of the layer with its adapters."""
+        outputs: Tensor = self.blocks(states, self.base_layer(states), self.mixture)
+        return outputs
 
 
 def is_linear_layer(module: nn.Module) -> bool:
-    """Whether blocks can stand beside a module."""
+    """Return whether a module can have LoRA adapters."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def weight_shape(layer: nn.Module) -> tuple[int, int]:
-    """How many features a linear layer reads, and how many it gives."""
+    """Return the numbers of input and output features of a linear layer."""
     weight: Any = layer.weight
     rows, columns = weight.shape
     return (columns, rows) if isinstance(layer, nn.Linear) else (rows, columns)
 
 
 def _cast(states: Tensor, like: Tensor) -> Tensor:
-    """The states in the precision of the blocks; under autocast, which chooses one itself, as they are."""
-    kind = states.device.type
-    chosen = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return states if chosen else states.to(like.dtype)
+    """Cast states to the dtype of the adapters; leave them alone under autocast."""
+    device = states.device.type
+    has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return states if has_autocast else states.to(like.dtype)
 
 
-def _add(read: Tensor, out: Tensor, down: Tensor, up: Tensor, shares: Tensor) -> Tensor:
-    """`out` (group, token, outputs) and what the blocks A (hidden, inputs) and Bᵀ (hidden, outputs) add to it."""
-    hidden = nn.functional.linear(_cast(read, down), down)
-    mixed = hidden * shares.to(hidden.dtype)
+def _add(inputs: Tensor, out: Tensor, down: Tensor, up: Tensor, weights: Tensor) -> Tensor:
+    """Add adapters A (hidden, inputs) and Bᵀ (hidden, outputs) to `out` (group, token, outputs)."""
+    hidden = nn.functional.linear(_cast(inputs, down), down)
+    mixed = hidden * weights.to(hidden.dtype)
     if out.dtype == mixed.dtype == up.dtype:
         return torch.addmm(out.flatten(0, 1), mixed.flatten(0, 1), up).view(out.shape)
     return out + (mixed @ _cast(up, mixed)).to(out.dtype)
 
 
-def _add_gathered(read: Tensor, out: Tensor, down: Tensor, up: Tensor, shares: Tensor) -> Tensor:
-    """The same with blocks of each group's own, A (group, hidden, inputs) and Bᵀ (group, hidden, outputs)."""
-    hidden = _cast(read, down) @ down.transpose(1, 2)
-    mixed = hidden * shares.to(hidden.dtype)
+def _add_gathered(inputs: Tensor, out: Tensor, down: Tensor, up: Tensor, weights: Tensor) -> Tensor:
+    """Add adapters of each group, A (group, hidden, inputs) and Bᵀ (group, hidden, outputs), to `out`."""
+    hidden = _cast(inputs, down) @ down.transpose(1, 2)
+    mixed = hidden * weights.to(hidden.dtype)
     if out.dtype == mixed.dtype == up.dtype:
         return torch.baddbmm(out, mixed, up)
     return out + (mixed @ _cast(up, mixed)).to(out.dtype)
 
 
-def _shares(
+def _layer_weights(
     weights: Tensor,
     rank: int,
     scale: float,
     trained: tuple[int, ...],
     top_k: int | None,
-    gathers: bool,
-    most: int | None = None,
+    gather: bool,
+    top_k_all: int | None = None,
 ) -> AdapterWeights:
-    """The shares that weights (group, block) give, of `top_k` blocks that are not trained or of all of them.
+    """Compute what weights (group, adapter) mean for a layer.
 
-    Before that, of `most` of all blocks: the others have none.
+    With `top_k_all` only that many of all adapters keep their weight; with `top_k` only that many of the frozen ones.
     """
-    used, order = weights.shape[1], weights
-    if most is not None:
-        kept = torch.zeros_like(weights, dtype=torch.bool).scatter(1, weights.topk(most, dim=-1).indices, True)
-        weights, order = weights.masked_fill(~kept, 0), weights.masked_fill(~kept, -torch.inf)
-    own = tuple(number for number in trained if number < used)
-    rest = [number for number in range(used) if number not in own]
+    count, ranking = weights.shape[1], weights
+    if top_k_all is not None:
+        selected = torch.zeros_like(weights, dtype=torch.bool).scatter(1, weights.topk(top_k_all, dim=-1).indices, True)
+        weights, ranking = weights.masked_fill(~selected, 0), weights.masked_fill(~selected, -torch.inf)
+    trained_in_use = tuple(index for index in trained if index < count)
+    frozen = [index for index in range(count) if index not in trained_in_use]
     scaled = weights * scale
-    old, chosen = _columns(scaled, rest) if rest else None, None
-    if old is not None and top_k is not None:
-        best = _columns(order, rest).topk(top_k, dim=-1, sorted=False).indices
-        chosen = best if gathers else None
-        used_of_them = old.gather(1, best)
-        old = used_of_them if gathers else torch.zeros_like(old).scatter(1, best, used_of_them)
+    frozen_weights, gathered = _columns(scaled, frozen) if frozen else None, None
+    if frozen_weights is not None and top_k is not None:
+        indices = _columns(ranking, frozen).topk(top_k, dim=-1, sorted=False).indices
+        gathered = indices if gather else None
+        top_weights = frozen_weights.gather(1, indices)
+        frozen_weights = top_weights if gather else torch.zeros_like(frozen_weights).scatter(1, indices, top_weights)
     return AdapterWeights(
-        trained=own,
-        own=_spread(_columns(scaled, own), rank) if own else None,
-        frozen=len(rest),
-        old=None if old is None else _spread(old, rank),
-        chosen=chosen,
+        trained=trained_in_use,
+        trained_weights=_spread(_columns(scaled, trained_in_use), rank) if trained_in_use else None,
+        frozen=len(frozen),
+        frozen_weights=None if frozen_weights is None else _spread(frozen_weights, rank),
+        gathered=gathered,
     )
 
 
-def _spread(shares: Tensor, rank: int) -> Tensor:
-    """(group, 1, block · rank): each block's share for all of its hidden features."""
-    return shares[..., None].expand(-1, -1, rank).reshape(len(shares), 1, -1)
+def _spread(weights: Tensor, rank: int) -> Tensor:
+    """Repeat each adapter's weight for its hidden features: (group, 1, adapter · rank)."""
+    return weights[..., None].expand(-1, -1, rank).reshape(len(weights), 1, -1)
 
 
-def _columns(shares: Tensor, blocks: Sequence[int]) -> Tensor:
-    """(group, block): of these blocks alone."""
+def _columns(weights: Tensor, blocks: Sequence[int]) -> Tensor:
+    """Select the columns of these adapters, as a view if they are consecutive."""
     first, last = blocks[0], blocks[-1]
     if last - first == len(blocks) - 1:
-        return shares[:, first : last + 1]
-    return torch.cat([shares[:, number : number + 1] for number in blocks], 1)
+        return weights[:, first : last + 1]
+    return torch.cat([weights[:, index : index + 1] for index in blocks], 1)

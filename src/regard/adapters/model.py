@@ -1,4 +1,4 @@
-"""A model with blocks for many tasks, mixed for each example by one attention that they share (SAPT)."""
+"""A model with adapters for many tasks, mixed for each example by a shared attention (SAPT)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from regard.adapters.attention import ProjectionOrder, SharedAttention
 from regard.adapters.lora import MixedLayer
-from regard.adapters.pool import LoraAdapterPool
-from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.lora_pool import LoraAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.routing import Routing
 from regard.errors import UserError, check_choice, check_int
 
@@ -24,7 +24,7 @@ BLOCKS = ("lora", "prompt")
 
 @dataclass(frozen=True)
 class MergedAdapter:
-    """A block that was added to the model's own weights: its weight, its lineage, A and B of each layer."""
+    """An adapter added to the weights of the model: its weight, its lineage, A and B of each layer."""
 
     name: str
     weight: float
@@ -33,49 +33,62 @@ class MergedAdapter:
 
 
 class AdapterModel(nn.Module):
-    """A Transformers model with a pool of blocks beside its layers, and the attention that weighs them.
-
-    The state and the forward pass of `regard.SharedAdapters`, which adds files, PEFT's format and pruning.
-    """
+    """State and forward pass of `regard.SharedAdapters`, which adds files, PEFT's format and pruning."""
 
     def __init__(
         self,
         model: PreTrainedModel,
-        block: str = "lora",
-        rank: int = 8,
-        alpha: float = 32,
-        targets: str | Sequence[str] = "auto",
+        adapter_type: str = "lora",
+        r: int = 8,
+        lora_alpha: float = 32,
+        target_modules: str | Sequence[str] = "auto",
         *,
-        inner: int = 100,
-        order: ProjectionOrder = "published",
+        router_hidden_size: int = 100,
+        projection_order: ProjectionOrder = "published",
         temperature: float | None = None,
         detach_old: bool = False,
         top_k: int | None = None,
         dropout: float = 0.0,
-        length: int = 10,
-        hidden: int = 800,
+        num_virtual_tokens: int = 10,
+        encoder_hidden_size: int = 800,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check(model, block)
-        _check_numbers(alpha=alpha, inner=inner, temperature=temperature, dropout=dropout)
-        named = targets if isinstance(targets, str) else list(targets)
-        self.settings: dict[str, Any] = {"block": block, "inner": inner, "order": order, "temperature": temperature}
-        mixed: dict[str, Any]
-        own: dict[str, Any]
-        if block == "lora":
-            mixed = {"rank": rank, "alpha": alpha, "targets": named}
-            mixed |= {"detach_old": detach_old, "top_k": top_k, "dropout": dropout}
-            own = {"by_row": True}
+        _check_model(model, adapter_type)
+        _check_numbers(
+            lora_alpha=lora_alpha, router_hidden_size=router_hidden_size, temperature=temperature, dropout=dropout
+        )
+        layers = target_modules if isinstance(target_modules, str) else list(target_modules)
+        self.settings: dict[str, Any] = {
+            "adapter_type": adapter_type,
+            "router_hidden_size": router_hidden_size,
+            "projection_order": projection_order,
+            "temperature": temperature,
+        }
+        pool_options: dict[str, Any]
+        row_options: dict[str, Any]
+        if adapter_type == "lora":
+            pool_options = {"r": r, "lora_alpha": lora_alpha, "target_modules": layers}
+            pool_options |= {"detach_old": detach_old, "top_k": top_k, "dropout": dropout}
+            row_options = {"by_row": True}
         else:
-            _check_prompts(targets=named, detach_old=detach_old, top_k=top_k, dropout=dropout)
-            mixed, own = {"length": length, "hidden": hidden}, {}
-        self.settings |= {**mixed, "seed": seed}
-        embedded: Any = model.get_input_embeddings().weight
-        attention = SharedAttention(embedded.shape[1], inner=inner, order=order, temperature=temperature, seed=seed)
-        self.pool = (LoraAdapterPool if block == "lora" else PromptAdapterPool)(model, **mixed, **own, seed=seed)
+            _check_prompt_options(target_modules=layers, detach_old=detach_old, top_k=top_k, dropout=dropout)
+            pool_options = {"num_virtual_tokens": num_virtual_tokens, "encoder_hidden_size": encoder_hidden_size}
+            row_options = {}
+        self.settings |= {**pool_options, "seed": seed}
+        embeddings: Any = model.get_input_embeddings().weight
+        attention = SharedAttention(
+            embeddings.shape[1],
+            hidden_size=router_hidden_size,
+            projection_order=projection_order,
+            temperature=temperature,
+            seed=seed,
+        )
+        self.pool = (LoraAdapterPool if adapter_type == "lora" else PromptAdapterPool)(
+            model, **pool_options, **row_options, seed=seed
+        )
         self.model: Any = model
-        self.attention = attention.to(embedded.device)
+        self.attention = attention.to(embeddings.device)
         self.attention.open(None)
         self.active_adapter: str | None = None
         self.merged: list[MergedAdapter] = []
@@ -88,64 +101,68 @@ class AdapterModel(nn.Module):
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
-        """The names of the blocks, in the order of the weights."""
+        """Names of the adapters, in the order of the weights."""
         return tuple(self._lineages)
 
     @property
     def provenance(self) -> dict[str, dict[str, Any]]:
-        """What is told of each block: what it was given with `add`, and `order`, its number among all ever added."""
-        return {name: dict(told) for name, told in self._lineages.items()}
+        """Lineage of each adapter, as passed to `add_adapter`, and `order`, its index among all ever added."""
+        return {name: dict(lineage) for name, lineage in self._lineages.items()}
 
     def add_adapter(self, name: str, lineage: Mapping[str, Any] | None = None) -> int:
-        """The number of a new block. It, its key and the shared projection are trained, all that is older is frozen.
+        """Add an adapter and return its index.
 
-        The block adds nothing yet. `lineage`: what is to be told of it (task, data and their hashes), kept with it.
+        Only it, its key and the shared maps are trained; older adapters are frozen. It changes no output yet.
+
+        Args:
+            name: A new name.
+            lineage: Facts saved with the adapter (task, data and their hashes), which JSON can hold.
+
+        Raises:
+            UserError: The name exists, or JSON cannot hold the lineage.
         """
         if not isinstance(name, str) or not name:
             raise UserError(f"name: expected a text, got {name!r}")
         if name in self._lineages:
             raise UserError(f"name: expected a new one, got {name!r}; the blocks are {', '.join(self.adapter_names)}")
-        told = {"order": self.added, **_told(lineage)}
-        number = len(self.adapter_names)
-        self.pool.reserve(number + 1)
-        self.attention.use(number + 1)
-        self._lineages[name] = told
+        entry = {"order": self.added, **_as_json(lineage)}
+        index = len(self.adapter_names)
+        self.pool.reserve(index + 1)
+        self.attention.use(index + 1)
+        self._lineages[name] = entry
         self.added += 1
         self._routing.changed()
         self.set_adapter(name)
-        return number
+        return index
 
     def index_of(self, name: str) -> int:
-        """The place of a block among the weights. Raises UserError for an unknown name."""
+        """Return the index of an adapter among the weights."""
         if name not in self._lineages:
             raise UserError(f"name: expected one of {', '.join(self.adapter_names) or 'no block yet'}, got {name!r}")
         return self.adapter_names.index(name)
 
     def delete_adapter(self, name: str) -> None:
-        """Take a block and its key away: the others are mixed as if it had never been there."""
-        number = self.index_of(name)
+        """Remove an adapter and its key; the others are mixed as if it had never existed."""
+        index = self.index_of(name)
         if self.active_adapter == name:
             self.freeze()
-        self.pool.drop(number)
-        self.attention.drop(number)
+        self.pool.drop(index)
+        self.attention.drop(index)
         self._reseed(1)
         del self._lineages[name]
         self._routing.changed()
 
-    def layers(self, what: str) -> dict[str, MixedLayer]:
-        """The layers that have blocks beside them, by name, for what only low-rank blocks can do. Raises UserError."""
+    def layers(self, action: str) -> dict[str, MixedLayer]:
+        """Return the adapted layers by name, for an action that only LoRA adapters support."""
         if not isinstance(self.pool, LoraAdapterPool):
-            raise UserError(f"block: expected 'lora' to {what}, got {self.settings['block']!r}")
+            raise UserError(f"block: expected 'lora' to {action}, got {self.settings['block']!r}")
         return self.pool.layers
 
     def restore(self, blocks: Sequence[tuple[str, Mapping[str, Any]]], added: int) -> None:
-        """Have blocks of these names and lineages, all frozen, the last of so many ever added; what they hold is drawn.
-
-        For what reads a file: it fills them.
-        """
+        """Create frozen adapters of these names and lineages, the last of `added`; the caller fills in tensors."""
         self.pool.reserve(len(blocks))
         self.attention.use(len(blocks))
-        self._lineages = {name: dict(told) for name, told in blocks}
+        self._lineages = {name: dict(lineage) for name, lineage in blocks}
         self.added = added
         self._reseed(added - len(blocks))
         self._routing.changed()
@@ -154,15 +171,15 @@ class AdapterModel(nn.Module):
             self.pool.prompts.folded.fill_(True)
 
     def _reseed(self, removed: int) -> None:
-        """Draw other blocks and keys than those that had the numbers which come again after so many are removed."""
-        for one in (*self.pool.blocks, self.attention):
-            one.seed += 1_000_003 * removed
+        """Change seeds, so that adapters at indices free again after a removal get new initial weights."""
+        for part in (*self.pool.blocks, self.attention):
+            part.seed += 1_000_003 * removed
 
     def set_adapter(self, name: str) -> None:
-        """Let a block be trained, with its key and the shared projection, and no other."""
-        number = self.index_of(name)
-        self.pool.open(number)
-        self.attention.open(number)
+        """Train only this adapter, its key and the shared maps."""
+        index = self.index_of(name)
+        self.pool.open(index)
+        self.attention.open(index)
         self.active_adapter = name
 
     def freeze(self) -> None:
@@ -172,7 +189,7 @@ class AdapterModel(nn.Module):
         self.active_adapter = None
 
     def unload(self) -> PreTrainedModel:
-        """The model, still frozen, with its own layers (blocks that were merged are in them), and without any block."""
+        """Remove all adapters and return the model, still frozen; merged adapters stay in its weights."""
         self._routing.remove()
         self.pool.remove()
         return self.model
@@ -180,15 +197,15 @@ class AdapterModel(nn.Module):
     # -- running ----------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, prompt_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """What the model gives, with its blocks mixed. `prompt_mask` (row, token): what the weights are made of."""
+        """Return the outputs of the model; `prompt_mask` (row, token) marks the tokens that route."""
         with self._routing.prompting(prompt_mask):
             return self.model(*args, **inputs)
 
     def generate(self, input_ids: Tensor | None = None, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """What the model's `generate` gives, with the weights made once, of the prompt.
+        """Generate with weights computed once, from the prompt.
 
-        The model's own `generate` gives the same as long as it reads the prompt at once and keeps a cache. A
-        decoder-only model without one would be weighed anew at each word, by the answer too: use this then.
+        The model's own `generate` gives the same if it reads the prompt at once and keeps a cache. Without a cache, a
+        decoder-only model would compute new weights for each token, from the answer as well.
         """
         if input_ids is not None:
             inputs["input_ids"] = input_ids
@@ -201,74 +218,74 @@ class AdapterModel(nn.Module):
             return self.model.generate(**inputs)
 
     def _padding(self, tokens: Tensor) -> Tensor:
-        """The mask that the model's `generate` makes of tokens which come without one."""
-        found = self.model.generation_config
-        ends = found.eos_token_id if isinstance(found.eos_token_id, list) else [found.eos_token_id]
-        pad = None if found.pad_token_id in ends else found.pad_token_id
+        """Return the attention mask that the model's `generate` makes by default."""
+        config = self.model.generation_config
+        eos = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        pad = None if config.pad_token_id in eos else config.pad_token_id
         return torch.ones_like(tokens) if pad is None else tokens.ne(pad).long()
 
     def routing_weights(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
-        """How much of each block a batch gets, (row, block), from the attention; they sum to 1."""
+        """Return the weights (row, adapter) that the attention gives a batch; they sum to 1."""
         return self._routing.weights(inputs, prompt_mask)
 
     def query_vectors(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
-        """The query vectors e of a batch, (row, width)."""
+        """Return the query vectors (row, width) of a batch."""
         return self._routing.vectors(inputs, prompt_mask)
 
     def use_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
-        """While it lasts the blocks are mixed with these weights, (row, block) or (block,); None: with no block."""
+        """Mix with these weights for a while, (row, adapter) or (adapter,); None leaves the adapters out."""
         if weights is not None and (weights.dim() not in (1, 2) or weights.shape[-1] != len(self.adapter_names)):
             shape = f"(row, {len(self.adapter_names)}) or ({len(self.adapter_names)},)"
             raise UserError(f"weights: expected a shape {shape}, got {tuple(weights.shape)}")
         return self._routing.forcing(None if weights is None else weights.to(self.attention.down.device))
 
     def use_only(self, name: str) -> AbstractContextManager[None]:
-        """While it lasts one block is used alone, with the weight 1."""
-        number = self.index_of(name)
-        alone = torch.zeros(len(self.adapter_names), device=self.attention.down.device)
-        alone[number] = 1
-        return self.use_weights(alone)
+        """Use only this adapter for a while, with weight 1."""
+        index = self.index_of(name)
+        weights = torch.zeros(len(self.adapter_names), device=self.attention.down.device)
+        weights[index] = 1
+        return self.use_weights(weights)
 
 
-def _told(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A lineage as it will be read from a file."""
+def _as_json(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Convert a lineage to what a JSON file gives back."""
     try:
-        found = json.loads(json.dumps(dict(lineage or {}), allow_nan=False))
+        entries = json.loads(json.dumps(dict(lineage or {}), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise UserError(
             f"lineage: expected names with values that JSON holds, got one it does not ({error})"
         ) from error
-    return dict(found)
+    return dict(entries)
 
 
-def _check(model: Any, block: Any) -> None:
-    """Nothing, or a UserError."""
+def _check_model(model: Any, adapter_type: Any) -> None:
+    """Check the model and the type of adapter."""
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"model: expected a PreTrainedModel of Transformers, got {type(model).__name__}")
     if any(isinstance(module, MixedLayer) for module in model.modules()):
         raise UserError("model: expected one without blocks, got one that has some already")
-    check_choice("block", block, BLOCKS)
+    check_choice("adapter_type", adapter_type, BLOCKS)
 
 
-def _check_prompts(**options: Any) -> None:
-    """Nothing, or a UserError: what prompts have no use for."""
-    usual = {"targets": "auto", "detach_old": False, "top_k": None, "dropout": 0.0}
+def _check_prompt_options(**options: Any) -> None:
+    """Check that options of LoRA adapters have their defaults."""
+    defaults = {"target_modules": "auto", "detach_old": False, "top_k": None, "dropout": 0.0}
     for name, value in options.items():
-        if value != usual[name]:
-            raise UserError(f"{name}: expected {usual[name]!r} with block='prompt', got {value!r}")
+        if value != defaults[name]:
+            raise UserError(f"{name}: expected {defaults[name]!r} with adapter_type='prompt', got {value!r}")
 
 
-def _check_numbers(*, alpha: Any, inner: Any, temperature: Any, dropout: Any) -> None:
-    """Nothing, or a UserError."""
-    numbers = {"alpha": alpha, "inner": inner, "dropout": dropout}
+def _check_numbers(*, lora_alpha: Any, router_hidden_size: Any, temperature: Any, dropout: Any) -> None:
+    """Check that numbers are in their ranges."""
+    numbers = {"lora_alpha": lora_alpha, "router_hidden_size": router_hidden_size, "dropout": dropout}
     if temperature is not None:
         numbers["temperature"] = temperature
     for name, value in numbers.items():
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        right = value == value and value < float("inf") if whole or isinstance(value, float) else False
-        if name == "dropout" and not (right and 0 <= value < 1):
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        is_finite = value == value and value < float("inf") if is_int or isinstance(value, float) else False
+        if name == "dropout" and not (is_finite and 0 <= value < 1):
             raise UserError(f"dropout: expected a number from 0 to below 1, got {value!r}")
-        if name == "inner":
+        if name == "router_hidden_size":
             check_int(name, value, least=1)
-        if name != "dropout" and not (right and value > 0):
+        if name != "dropout" and not (is_finite and value > 0):
             raise UserError(f"{name}: expected a number above 0, got {value!r}")

@@ -1,16 +1,14 @@
-"""Whether vectors are of a kind that is kept, or of a new one: a test of two samples, and what many of them say.
+"""Novelty of a sample: a two-sample test against the samples of known tasks.
 
-The test is that of energy statistics (Székely and Rizzo, Testing for equal distributions in high dimension, InterStat
-2004; Energy statistics, Journal of Statistical Planning and Inference 143, 2013): how much farther apart vectors of
-different samples are than those of the same one. It needs distances alone, and so no more vectors than features, which
-rules out what asks for a covariance; it has no width to be chosen, as kernels have; and it is zero for equal
-distributions only. How large it is by chance is found by dealing the same vectors out anew, which makes its false
-alarms as many as is said, whatever the distribution and however few the vectors are.
+The test compares distances between samples with distances within them (energy statistics: Székely and Rizzo, Testing
+for equal distributions in high dimension, InterStat 2004; Energy statistics, Journal of Statistical Planning and
+Inference 143, 2013). It needs only distances, so fewer vectors than features are enough. It has no kernel width to
+choose, and its statistic is zero only for equal distributions. Its p-value comes from permutations, so the rate of
+false alarms is exact for every distribution and sample size.
 
-Of many kinds the vectors are new if they are of none. That is refused only where each test by itself refuses it, so
-that the level of one test is that of all of them, with nothing to correct for their number (the intersection-union
-test: Berger, Technometrics 24, 1982). What many kinds cost is power: the more there are, the likelier one is not told
-from what is new.
+A sample is new if it differs from every known task. Each test alone has the level `alarm`, and so has their
+conjunction, without a correction for their number (intersection-union test: Berger, Technometrics 24, 1982). Power
+falls with the number of known tasks.
 """
 
 from __future__ import annotations
@@ -25,86 +23,104 @@ from torch import Tensor
 from regard.errors import UserError
 
 DRAWS = 999
-"""How often vectors are dealt out anew."""
+"""Number of permutations."""
 _CLOSE = 1e-9
 
 
 class Novelty(NamedTuple):
-    """How unlike two samples are.
+    """Result of a two-sample test.
 
-    `statistic`: the share of the mean distance between them that is not explained by the distances within them (the
-    energy coefficient, unbiased in what is divided: about 0 for equal distributions, or a little below, 1 for points
-    that are apart); `p`: how often chance alone makes it as large.
+    Args:
+        statistic: Energy coefficient: fraction of the mean distance between samples that distances within them do not
+            explain. Its numerator is unbiased: about 0 or a little less for equal distributions, 1 for two points.
+        p: p-value of the permutation test.
     """
 
     statistic: float
     p: float
 
 
-def novelty(vectors: Tensor, kept: Tensor, *, draws: int = DRAWS, seed: int = 0) -> Novelty:
-    """How unlike vectors (row, width) are those that were kept (row, width); it depends on no order of rows.
+def novelty(vectors: Tensor, reference: Tensor, *, draws: int = DRAWS, seed: int = 0) -> Novelty:
+    """Test whether vectors have the distribution of a reference sample, whatever the order of rows.
 
-    Each feature is taken in units of its deviation over both samples. p counts the samples as they are as one of the
-    draws, so that it is at least 1 / (draws + 1) (Phipson and Smyth, arXiv 1603.05766). Raises UserError.
+    Each feature is divided by its standard deviation over both samples.
+
+    Args:
+        vectors: Sample of shape (row, width).
+        reference: Sample of shape (row, width).
+        draws: Number of permutations. The observed split counts as one more, so that p is at least 1 / (draws + 1).
+        seed: Seed of the permutations.
+
+    Raises:
+        UserError: A sample has fewer than two rows or numbers that are not finite, or the widths differ.
+
+    Source:
+        Phipson and Smyth (arXiv 1603.05766), for p.
     """
-    _check(vectors, kept)
-    both, first = _in_order(torch.cat([one.detach().cpu().double() for one in (vectors, kept)]), len(vectors))
-    spread = both.std(0, correction=0)
-    both = both / torch.where(spread > 0, spread, 1.0)
-    apart = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist")
-    random = torch.Generator().manual_seed(seed)
-    dealt = torch.rand(draws, len(both), generator=random).argsort(1) < len(vectors)
-    energy, between = _energies(apart, torch.cat([first[None], dealt]).double())
-    as_large = int((energy[1:] >= energy[0] - _CLOSE * apart.mean()).sum())
-    statistic = float(energy[0] / (2 * between[0])) if float(between[0]) else 0.0
-    return Novelty(statistic, (1 + as_large) / (draws + 1))
+    _check(vectors, reference)
+    rows, in_first = _sort_rows(
+        torch.cat([sample.detach().cpu().double() for sample in (vectors, reference)]), len(vectors)
+    )
+    spread = rows.std(0, correction=0)
+    rows = rows / torch.where(spread > 0, spread, 1.0)
+    distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    generator = torch.Generator().manual_seed(seed)
+    permutations = torch.rand(draws, len(rows), generator=generator).argsort(1) < len(vectors)
+    energies, between = _energies(distances, torch.cat([in_first[None], permutations]).double())
+    num_as_large = int((energies[1:] >= energies[0] - _CLOSE * distances.mean()).sum())
+    statistic = float(energies[0] / (2 * between[0])) if float(between[0]) else 0.0
+    return Novelty(statistic, (1 + num_as_large) / (draws + 1))
 
 
-def is_known_task(found: Sequence[Novelty], *, alarm: float, reuse: float = 0.0) -> int | None:
-    """Which of the kinds that vectors were compared with they are of, by its place; None: they are new.
+def is_known_task(comparisons: Sequence[Novelty], *, alarm: float, reuse: float = 0.0) -> int | None:
+    """Return the index of the known task that a sample belongs to, None if it is new.
 
-    Kinds with a p above `alarm` come into question, and the likeliest is taken: `alarm` is how often vectors of a kind
-    that is kept are held for new ones. Where there is none, but `reuse` is over 0, it is the one that is least unlike,
-    if 1 − statistic is at least `reuse`.
+    Args:
+        comparisons: Tests of the sample against each known task.
+        alarm: Level of the tests: rate at which samples of known tasks count as new. Of the tasks with p above it, the
+            one with the highest p is returned.
+        reuse: If no p is above `alarm`, return the task with the smallest statistic if 1 − statistic is at least
+            `reuse`; 0 for never.
     """
-    places = range(len(found))
-    alike = [place for place in places if found[place].p > alarm]
-    if alike:
-        return max(alike, key=lambda place: (found[place].p, -found[place].statistic))
-    nearest = min(places, key=lambda place: found[place].statistic, default=None)
-    return nearest if nearest is not None and reuse and 1 - found[nearest].statistic >= reuse else None
+    indices = range(len(comparisons))
+    similar = [index for index in indices if comparisons[index].p > alarm]
+    if similar:
+        return max(similar, key=lambda index: (comparisons[index].p, -comparisons[index].statistic))
+    nearest = min(indices, key=lambda index: comparisons[index].statistic, default=None)
+    return nearest if nearest is not None and reuse and 1 - comparisons[nearest].statistic >= reuse else None
 
 
-def check_separable(rows: int, kept: int, alarm: float) -> bool:
-    """Whether so many vectors can be found unlike so many kept ones at all: there are enough ways to deal them out."""
-    return 1 / math.comb(rows + kept, kept) <= alarm
+def check_separable(rows: int, reference: int, alarm: float) -> bool:
+    """Return whether samples of these sizes have enough permutations for a p-value of `alarm`."""
+    return 1 / math.comb(rows + reference, reference) <= alarm
 
 
-def _check(vectors: Tensor, kept: Tensor) -> None:
-    for name, one in (("vectors", vectors), ("kept", kept)):
-        if one.dim() != 2 or len(one) < 2:
-            raise UserError(f"{name}: expected at least 2 rows of features, got shape {tuple(one.shape)}")
-        if not bool(one.isfinite().all()):
+def _check(vectors: Tensor, reference: Tensor) -> None:
+    for name, sample in (("vectors", vectors), ("reference", reference)):
+        if sample.dim() != 2 or len(sample) < 2:
+            raise UserError(f"{name}: expected at least 2 rows of features, got shape {tuple(sample.shape)}")
+        if not bool(sample.isfinite().all()):
             raise UserError(f"{name}: expected finite numbers, got others")
-    if vectors.shape[1] != kept.shape[1]:
-        raise UserError(f"vectors: expected {kept.shape[1]} features as those kept have, got {vectors.shape[1]}")
+    if vectors.shape[1] != reference.shape[1]:
+        raise UserError(f"vectors: expected {reference.shape[1]} features as in reference, got {vectors.shape[1]}")
 
 
-def _in_order(both: Tensor, many: int) -> tuple[Tensor, Tensor]:
-    """The rows sorted by their features, and which of them are of the first so many."""
-    order = torch.tensor(sorted(range(len(both)), key=both.tolist().__getitem__))
-    return both[order], order < many
+def _sort_rows(rows: Tensor, num_first: int) -> tuple[Tensor, Tensor]:
+    """Sort rows by their features; mark those that were among the first `num_first`."""
+    order = torch.tensor(sorted(range(len(rows)), key=rows.tolist().__getitem__))
+    return rows[order], order < num_first
 
 
-def _energies(apart: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """2 E|x − y| − E|x − x'| − E|y − y'| for each way to deal rows out, and E|x − y|; `first` (draw, row) is 0 or 1.
+def _energies(distances: Tensor, in_first: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 2 E|x − y| − E|x − x'| − E|y − y'| and E|x − y| for each split of the rows.
 
-    x and x' are two of the rows that are dealt out first, y and y' two others; `apart` (row, row) are their distances.
+    x and x' are of the first sample, where `in_first` (draw, row) is 1, y and y' of the second; `distances` is
+    (row, row).
     """
-    many = float(first[0].sum())
-    others = len(apart) - many
-    within = ((first @ apart) * first).sum(1)
-    across = first @ apart.sum(1) - within
-    rest = apart.sum() - within - 2 * across
-    between = across / (many * others)
-    return 2 * between - within / (many * (many - 1)) - rest / (others * (others - 1)), between
+    num_first = float(in_first[0].sum())
+    num_rest = len(distances) - num_first
+    within = ((in_first @ distances) * in_first).sum(1)
+    across = in_first @ distances.sum(1) - within
+    within_rest = distances.sum() - within - 2 * across
+    between = across / (num_first * num_rest)
+    return 2 * between - within / (num_first * (num_first - 1)) - within_rest / (num_rest * (num_rest - 1)), between

@@ -1,4 +1,4 @@
-"""How much the blocks are used, and what is left of a model's answers without those that nothing selects."""
+"""Usage of adapters, and pruning and merging those that no row selects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.base import base_sha256
+from regard.adapters.base_model import base_sha256
 from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.errors import UserError
 
@@ -19,42 +19,42 @@ Batches = Iterable[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Usage:
-    """How much of each block rows got: the mean and the most over rows, each (block,)."""
+    """Mean and maximum weight of each adapter over rows, (adapter,)."""
 
     mean: Tensor
-    most: Tensor
+    maximum: Tensor
 
 
 @dataclass(frozen=True)
-class Pruned:
-    """What pruning did: the blocks that went, the mean weight of all that there were, and the mean loss of a row."""
+class PruneResult:
+    """Result of pruning: removed adapters, mean weights of all adapters before, and the mean loss of a row."""
 
-    gone: tuple[str, ...]
+    removed: tuple[str, ...]
     usage: dict[str, float]
     loss_before: float
     loss_after: float
 
 
 def adapter_usage(adapters: AdapterModel, batches: Batches) -> Usage:
-    """How much of each block the rows of batches get."""
+    """Return the usage of each adapter over the rows of batches."""
     _check_batches(batches)
-    with _looking(adapters):
+    with _inference(adapters):
         weights = [adapters.routing_weights(**batch).double().cpu() for batch in batches]
     if not weights:
         raise UserError("batches: expected at least one, got none")
-    rows = torch.cat(weights)
-    return Usage(rows.mean(0), rows.amax(0))
+    stacked = torch.cat(weights)
+    return Usage(stacked.mean(0), stacked.amax(0))
 
 
-def merge_block(adapters: AdapterModel, name: str, weight: float = 1.0) -> None:
-    """Add a block, times `weight`, to the model's own weights, and take it and its key away.
+def merge_adapter(adapters: AdapterModel, name: str, weight: float = 1.0) -> None:
+    """Add an adapter, times `weight`, to the weights of the model, and remove it and its key.
 
-    With the weight that every row gave to the block the answers stay what they were but for the others' shares, which
-    again sum to 1. The block is kept apart for `save_pretrained`, which still belongs to the base as it was.
+    If every row gave the adapter that weight, outputs change only because the other weights sum to 1 again. The adapter
+    is still saved by `save_pretrained`, whose files belong to the unchanged base.
     """
-    number = adapters.index_of(name)
+    index = adapters.index_of(name)
     parts = {
-        layer: (mixed.blocks.A[number].detach().cpu().clone(), mixed.blocks.B[number].detach().cpu().clone())
+        layer: (mixed.blocks.A[index].detach().cpu().clone(), mixed.blocks.B[index].detach().cpu().clone())
         for layer, mixed in adapters.layers("merge").items()
     }
     if adapters.base_sha256 is None:
@@ -64,9 +64,9 @@ def merge_block(adapters: AdapterModel, name: str, weight: float = 1.0) -> None:
 
 
 def fold(adapters: AdapterModel, merged: MergedAdapter) -> None:
-    """Add what was merged to the weights of each layer."""
+    """Add a merged adapter to the weights of each layer."""
     for name, layer in adapters.layers("merge").items():
-        down, up = (part.to(layer.weight.device) for part in merged.parts[name])
+        down, up = (matrix.to(layer.weight.device) for matrix in merged.parts[name])
         delta = merged.weight * layer.blocks.scale * up @ down
         with torch.no_grad():
             layer.weight.add_((delta if isinstance(layer.base_layer, nn.Linear) else delta.T).to(layer.weight.dtype))
@@ -80,45 +80,51 @@ def prune(
     least: float = 0.01,
     *,
     merge: bool = False,
-) -> Pruned:
-    """What came of taking out the blocks to which no row of the batches gives at least `least`.
+) -> PruneResult:
+    """Remove adapters to which no row gives a weight of at least `least`; the active adapter stays.
 
-    They are dropped, or with `merge` added to the model's own weights, each times its mean weight. The block that is
-    open stays. `loss` gives the mean loss of a batch's rows; without one it is what the model itself returns as loss.
+    Args:
+        adapters: Model with adapters.
+        batches: Batches of inputs.
+        loss: Mean loss of a batch's rows; by default the loss that the model returns.
+        least: Smallest weight that keeps an adapter.
+        merge: Add removed adapters to the weights of the model, times their mean weights.
+
+    Raises:
+        UserError: No adapter reaches `least`, or batches have no labels and there is no `loss`.
     """
     _check_batches(batches)
     batches = list(batches)
     if not 0 < least < 1:
         raise UserError(f"least: expected a number between 0 and 1, got {least}")
-    found, names = adapter_usage(adapters, batches), adapters.adapter_names
-    before = _mean_loss(adapters, batches, loss)
-    unused = [name for name, most in zip(names, found.most.tolist(), strict=True) if most < least]
-    gone = tuple(name for name in unused if name != adapters.active_adapter)
-    if len(gone) == len(names):
-        raise UserError(
-            f"least: expected a share that a block reaches, got {least}; the most is {float(found.most.max()):.4f}"
-        )
-    shares = dict(zip(names, found.mean.tolist(), strict=True))
-    for name in gone:
+    usage, names = adapter_usage(adapters, batches), adapters.adapter_names
+    loss_before = _mean_loss(adapters, batches, loss)
+    unused = [name for name, weight in zip(names, usage.maximum.tolist(), strict=True) if weight < least]
+    removed = tuple(name for name in unused if name != adapters.active_adapter)
+    if len(removed) == len(names):
+        highest = float(usage.maximum.max())
+        raise UserError(f"least: expected a weight that an adapter reaches, got {least}; the highest is {highest:.4f}")
+    mean_weights = dict(zip(names, usage.mean.tolist(), strict=True))
+    for name in removed:
         if merge:
-            merge_block(adapters, name, shares[name])
+            merge_adapter(adapters, name, mean_weights[name])
         else:
             adapters.delete_adapter(name)
-    after = _mean_loss(adapters, batches, loss) if gone else before
-    return Pruned(gone, shares, before, after)
+    loss_after = _mean_loss(adapters, batches, loss) if removed else loss_before
+    return PruneResult(removed, mean_weights, loss_before, loss_after)
 
 
 def _mean_loss(adapters: AdapterModel, batches: list[Mapping[str, Any]], loss: Callable[..., Any] | None) -> float:
-    """The mean loss of a row."""
-    total, rows = 0.0, 0
-    with _looking(adapters):
+    """Return the mean loss of a row."""
+    total, num_rows = 0.0, 0
+    with _inference(adapters):
         for batch in batches:
             value = getattr(adapters(**batch), "loss", None) if loss is None else loss(batch)
             if value is None:
                 raise UserError("loss: expected batches with labels, or a function of a batch, got neither")
             count = len(next(iter(batch.values())))
-            total, rows = total + float(value) * count, rows + count
-    return total / rows
+            total, num_rows = total + float(value) * count, num_rows + count
+    return total / num_rows
 
 
 def _check_batches(batches: Any) -> None:
@@ -127,8 +133,8 @@ def _check_batches(batches: Any) -> None:
 
 
 @contextmanager
-def _looking(adapters: AdapterModel) -> Iterator[None]:
-    """Without gradients and dropout, and as it was afterwards."""
+def _inference(adapters: AdapterModel) -> Iterator[None]:
+    """Run without gradients and dropout; restore the modes of all modules."""
     modes = {module: module.training for module in adapters.modules()}
     adapters.eval()
     try:

@@ -1,7 +1,7 @@
-"""What keeps the shared attention as it was for earlier tasks: targets, the distance from them, and stand-ins for rows.
+"""Reflection: keeping the routing of earlier tasks with target weights, their divergence, and stored query vectors.
 
-The input embeddings are frozen, so a task's rows are to the attention what their query vectors are, and nothing else.
-Vectors can be kept, or drawn from a density over them, in place of texts.
+Input embeddings are frozen, so the shared attention reads nothing of a row but its query vector. Vectors, or samples
+of a density over them, can stand in for texts.
 """
 
 from __future__ import annotations
@@ -15,15 +15,22 @@ from regard.errors import UserError
 
 
 def mean_weights(weights: Tensor) -> Tensor:
-    """ā (block,): the mean weights (row, block) of a task's rows, each counting the same (arXiv 2401.08295, eq. 8)."""
+    """Return ā (adapter,), the mean of weights (row, adapter) over the rows of a task (arXiv 2401.08295, eq. 8)."""
     return weights.detach().double().mean(0).to(weights.dtype)
 
 
 def divergence(target: Tensor, scores: Tensor) -> Tensor:
-    """KL([ā, 0…0] ‖ a), the mean over rows (arXiv 2401.08295, equation 9).
+    """Return the mean over rows of KL([ā, 0…0] ‖ a), in float32 or wider.
 
-    `target` (block,) is shorter than `scores` (row, block), the softmax of which is a, by the blocks that came since.
-    Computed in float32 at least. Raises UserError for a target of more blocks than there are, and without a row.
+    Args:
+        target: ā of an earlier task, (adapter,); adapters added since then are padded with zeros.
+        scores: Scores (row, adapter), whose softmax is a.
+
+    Raises:
+        UserError: The target has more adapters than there are, or there are no rows.
+
+    Source:
+        SAPT (arXiv 2401.08295), equation 9.
     """
     if len(target) > scores.shape[1]:
         raise UserError(
@@ -32,32 +39,37 @@ def divergence(target: Tensor, scores: Tensor) -> Tensor:
         )
     if not len(scores):
         raise UserError("vectors: expected at least one for each earlier task, got none")
-    exact = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    shares = nn.functional.pad(target.to(exact), (0, exact.shape[1] - len(target)))
-    told = shares.clamp_min(torch.finfo(shares.dtype).tiny).log()
-    return (shares * (told - exact.log_softmax(-1))).sum(-1).mean()
+    acc_scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    targets = nn.functional.pad(target.to(acc_scores), (0, acc_scores.shape[1] - len(target)))
+    log_targets = targets.clamp_min(torch.finfo(targets.dtype).tiny).log()
+    return (targets * (log_targets - acc_scores.log_softmax(-1))).sum(-1).mean()
 
 
 def without(target: Tensor, block: int) -> Tensor:
-    """ā (block,) when a block, by its number, was removed: the others share what it had, in proportion.
+    """Return ā (adapter,) without the adapter at an index, normalized; unchanged if the adapter came after the task.
 
-    As it was where the block came after the task. Raises UserError where nothing is left.
+    Raises:
+        UserError: The other adapters have no weight.
     """
     if block >= len(target):
         return target
-    kept = torch.cat([target[:block], target[block + 1 :]])
-    if not float(kept.sum()):
+    remaining = torch.cat([target[:block], target[block + 1 :]])
+    if not float(remaining.sum()):
         raise UserError(
             f"target: expected weight on blocks other than {block}, which was removed; keep no target of its task"
         )
-    return kept / kept.sum()
+    return remaining / remaining.sum()
 
 
 class Density(NamedTuple):
-    """A normal density over query vectors: `mean` (width,), `directions` (kept, width), `spread` (width,).
+    """A normal density over query vectors: principal directions, and the residual deviation of each feature.
 
-    A draw is mean + directionsᵀ z + spread · z': the directions in which the vectors differ most, scaled by how much
-    they do, and what is left in each feature by itself.
+    Samples are mean + directionsᵀ z + spread · z'.
+
+    Args:
+        mean: Mean, (width,).
+        directions: Principal directions times their standard deviations, (direction, width).
+        spread: Residual standard deviations, (width,).
     """
 
     mean: Tensor
@@ -66,24 +78,21 @@ class Density(NamedTuple):
 
     @classmethod
     def of(cls, vectors: Tensor, directions: int) -> Density:
-        """The density that fits vectors (row, width) by their first two moments.
-
-        Raises UserError for fewer than two rows: of one it would be the row.
-        """
+        """Fit a density to the first two moments of at least two vectors (row, width)."""
         if len(vectors) < 2:
             raise UserError(f"density: expected at least two rows of a task, got {len(vectors)}")
-        exact = vectors.detach().double()
-        mean = exact.mean(0)
-        apart = exact - mean
-        _, values, rows = torch.linalg.svd(apart, full_matrices=False)
-        kept, freedom = min(directions, len(vectors) - 1), len(vectors) - 1
-        scaled = rows[:kept] * (values[:kept, None] / freedom**0.5)
-        left = apart.square().sum(0) / freedom - scaled.square().sum(0)
-        return cls(*(one.to(vectors.dtype).contiguous() for one in (mean, scaled, left.clamp_min(0).sqrt())))
+        rows = vectors.detach().double()
+        mean = rows.mean(0)
+        centered = rows - mean
+        _, values, components = torch.linalg.svd(centered, full_matrices=False)
+        count, degrees = min(directions, len(vectors) - 1), len(vectors) - 1
+        scaled = components[:count] * (values[:count, None] / degrees**0.5)
+        residual = centered.square().sum(0) / degrees - scaled.square().sum(0)
+        return cls(*(tensor.to(vectors.dtype).contiguous() for tensor in (mean, scaled, residual.clamp_min(0).sqrt())))
 
     def draw(self, rows: int, seed: int) -> Tensor:
-        """So many vectors (row, width)."""
-        random = torch.Generator().manual_seed(seed)
-        first = torch.randn(rows, len(self.directions), generator=random).to(self.mean)
-        second = torch.randn(rows, len(self.mean), generator=random).to(self.mean)
-        return self.mean + first @ self.directions + second * self.spread
+        """Sample vectors (row, width)."""
+        generator = torch.Generator().manual_seed(seed)
+        coefficients = torch.randn(rows, len(self.directions), generator=generator).to(self.mean)
+        noise = torch.randn(rows, len(self.mean), generator=generator).to(self.mean)
+        return self.mean + coefficients @ self.directions + noise * self.spread

@@ -1,4 +1,4 @@
-"""Blocks, their attention and what is told of them, to and from a folder: safetensors and JSON, nothing of training."""
+"""Saving and loading adapters, their attention and metadata: safetensors and JSON, without training state."""
 
 from __future__ import annotations
 
@@ -16,250 +16,260 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters import pruning
-from regard.adapters.base import base_sha256
+from regard.adapters.base_model import base_sha256
 from regard.adapters.lora import MixedLayer
+from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.model import AdapterModel, MergedAdapter
-from regard.adapters.pool import LoraAdapterPool
-from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.errors import UserError
-from regard.models.sources import folder_of, weight_files
+from regard.models.model_files import find_model_folder, find_weight_files
 from regard.runs.folder import atomic_folder
 
-TENSORS, ABOUT, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
-ASKED = "folder"
-"""What the place to write to is called where it is asked for."""
+TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 1"
+OPTION = "folder"
+"""Name of the argument of the folder, for messages."""
 A = TypeVar("A", bound="AdapterModel")
 
 
 def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
-    """Where everything was written: the folder."""
+    """Write adapters to a folder, and return it."""
     if not adapters.adapter_names and not adapters.merged:
         raise UserError("adapters: expected at least one block to save, got none; add one")
     base = base_of(adapters)
-    with atomic_folder(folder, sign=ABOUT, overwrite=overwrite, asked=ASKED) as place:
-        save_file(_tensors(adapters), place / TENSORS, {"format": "pt"})
-        about = {
+    with atomic_folder(folder, sign=METADATA, overwrite=overwrite, asked=OPTION) as target:
+        save_file(_collect_tensors(adapters), target / TENSORS, {"format": "pt"})
+        metadata = {
             "format": FORMAT,
             "settings": adapters.settings,
             "base": base,
             "layers": list(_layers(adapters)),
-            "blocks": [{"name": name, "lineage": lineage_of(base, told)} for name, told in adapters.provenance.items()],
+            "blocks": [
+                {"name": name, "lineage": lineage_of(base, lineage)} for name, lineage in adapters.provenance.items()
+            ],
             "merged": [
-                {"name": one.name, "weight": one.weight, "lineage": lineage_of(base, one.lineage)}
-                for one in adapters.merged
+                {"name": adapter.name, "weight": adapter.weight, "lineage": lineage_of(base, adapter.lineage)}
+                for adapter in adapters.merged
             ],
             "added": adapters.added,
-            "sha256": _sha256(place / TENSORS),
+            "sha256": _sha256(target / TENSORS),
         }
-        (place / ABOUT).write_text(json.dumps(about, indent=2), encoding="utf-8")
+        (target / METADATA).write_text(json.dumps(metadata, indent=2), encoding="utf-8")
     return folder
 
 
 def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path) -> A:
-    """The blocks of a folder in a model."""
-    about, tensors = _read(folder)
+    """Load the adapters of a folder into a model."""
+    metadata, tensors = _read_folder(folder)
     try:
-        base = about["base"]
-        layers = [str(name) for name in about["layers"]]
-        settings = {**about["settings"], **({"targets": layers} if layers else {})}
-        blocks = [(str(one["name"]), dict(one["lineage"])) for one in about["blocks"]]
-        merged = [(str(one["name"]), float(one["weight"]), dict(one["lineage"])) for one in about["merged"]]
-        added = int(about["added"])
+        base = metadata["base"]
+        layers = [str(name) for name in metadata["layers"]]
+        settings = {**metadata["settings"], **({"target_modules": layers} if layers else {})}
+        blocks = [(str(entry["name"]), dict(entry["lineage"])) for entry in metadata["blocks"]]
+        merged = [(str(entry["name"]), float(entry["weight"]), dict(entry["lineage"])) for entry in metadata["merged"]]
+        added = int(metadata["added"])
         if isinstance(model, (str, Path)):
-            model = _model(model, str(base["architecture"]))
+            model = _load_model(model, str(base["architecture"]))
         _check_base(model, base, layers, tensors)
         if len(dict(blocks)) != len(blocks):
             raise ValueError("two blocks of one name")
         adapters = cls(model, **settings)
-        adapters.settings = dict(about["settings"])
+        adapters.settings = dict(metadata["settings"])
         adapters.restore(blocks, added)
-        _fill(adapters, tensors)
+        _copy_tensors(adapters, tensors)
         if merged:
             adapters.base_sha256 = base["sha256"]
-        for number, (name, weight, told) in enumerate(merged):
+        for index, (name, weight, lineage) in enumerate(merged):
             parts = {
-                layer: (tensors[f"merged.{number}.{layer}.A"], tensors[f"merged.{number}.{layer}.B"])
-                for layer in layers
+                layer: (tensors[f"merged.{index}.{layer}.A"], tensors[f"merged.{index}.{layer}.B"]) for layer in layers
             }
-            pruning.fold(adapters, MergedAdapter(name, weight, told, parts))
+            pruning.fold(adapters, MergedAdapter(name, weight, lineage, parts))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{folder}: expected blocks as `save_pretrained` leaves them, got {line(error)}") from error
+        raise UserError(
+            f"{folder}: expected blocks as `save_pretrained` leaves them, got {format_error(error)}"
+        ) from error
     return adapters
 
 
 def attention_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
-    """The keys of the blocks, (block, width), and the shared maps, as a file holds them."""
-    found = {f"attention.{name}": value for name, value in adapters.attention.state_dict().items()}
-    kept = {name: value for name, value in found.items() if ".keys." not in name and not name.endswith(".count")}
+    """Return copies of the keys, (adapter, width), and of the shared maps, by the names in a file."""
+    state = {f"attention.{name}": value for name, value in adapters.attention.state_dict().items()}
+    tensors = {name: value for name, value in state.items() if ".keys." not in name and not name.endswith(".count")}
     if adapters.adapter_names:
-        kept["attention.keys"] = torch.stack([key.detach() for key in adapters.attention.keys])
-    return {name: value.detach().cpu().contiguous().clone() for name, value in kept.items()}
+        tensors["attention.keys"] = torch.stack([key.detach() for key in adapters.attention.keys])
+    return {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
 
 
 def maps(adapters: AdapterModel) -> dict[str, Tensor]:
-    """The maps that all blocks share, by the names in a file: the attention's own memory, to be filled."""
-    own = adapters.attention.state_dict()
-    return {f"attention.{name}": value for name, value in own.items() if name in ("down", "up") or "norm" in name}
+    """Return the shared maps by the names in a file, as views to copy into."""
+    state = adapters.attention.state_dict()
+    return {f"attention.{name}": value for name, value in state.items() if name in ("down", "up") or "norm" in name}
 
 
 def base_of(adapters: AdapterModel) -> dict[str, Any]:
-    """The model that blocks belong to, as it was before any was merged into it: name, architecture, sha256."""
+    """Return name, architecture and sha256 of the base, as it was before adapters were merged into it."""
     model = adapters.model
-    told = {"name": model.name_or_path or None, "architecture": type(model).__name__}
-    return {**told, "sha256": adapters.base_sha256 or base_sha256(model)}
+    identity = {"name": model.name_or_path or None, "architecture": type(model).__name__}
+    return {**identity, "sha256": adapters.base_sha256 or base_sha256(model)}
 
 
 def lineage_of(base: Mapping[str, Any], lineage: Mapping[str, Any]) -> dict[str, Any]:
-    """A lineage with the base that a block belongs to."""
+    """Return a lineage with the base of the adapter."""
     return {**lineage, "base": {"name": base["name"], "sha256": base["sha256"]}}
 
 
-def check_weights(base: Mapping[str, Any], found: str) -> None:
-    """Nothing, or a UserError: the sha256 of a model is not that of the base of the blocks."""
-    if found != base["sha256"]:
+def check_weights(base: Mapping[str, Any], actual: str) -> None:
+    """Check that a model has the sha256 of the adapters' base."""
+    if actual != base["sha256"]:
         raise UserError(
-            f"model: expected {_wanted(base)} with the weights {base['sha256'][:12]}, got the weights {found[:12]}"
+            f"model: expected {_describe_base(base)} with the weights {base['sha256'][:12]}, "
+            f"got the weights {actual[:12]}"
         )
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """What a file of JSON holds. Raises UserError if there is none, or not by name."""
+def read_json(path: Path, expected: str) -> dict[str, Any]:
+    """Read a JSON object."""
     if not path.is_file():
-        raise UserError(f"folder: expected {what}, a folder with {path.name}, got {path.parent}")
+        raise UserError(f"folder: expected {expected}, a folder with {path.name}, got {path.parent}")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: expected {what}, got a file that cannot be read: {line(error)}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: expected {what}, got {type(found).__name__}")
-    return found
+        raise UserError(
+            f"{path}: expected {expected}, got a file that cannot be read: {format_error(error)}"
+        ) from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected {expected}, got {type(content).__name__}")
+    return content
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """What a file of safetensors holds, by name. Raises UserError."""
+    """Read the tensors of a safetensors file, by name."""
     try:
-        found: dict[str, Tensor] = load_file(path)
+        tensors: dict[str, Tensor] = load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: expected a whole file of safetensors, got {line(error)}") from error
-    return found
+        raise UserError(f"{path}: expected a whole file of safetensors, got {format_error(error)}") from error
+    return tensors
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What the header of a file of safetensors tells beside its tensors, by name. Raises UserError."""
+    """Read the metadata in the header of a safetensors file."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            found: dict[str, str] = file.metadata() or {}
+            metadata: dict[str, str] = file.metadata() or {}
     except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path}: expected a whole file of safetensors, got {line(error)}") from error
-    return found
+        raise UserError(f"{path}: expected a whole file of safetensors, got {format_error(error)}") from error
+    return metadata
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What is told, and the tensors, both whole."""
-    about = read_json(folder / ABOUT, "blocks as `save_pretrained` leaves them")
-    if about.get("format") != FORMAT:
-        raise UserError(f"{folder / ABOUT}: expected the format {FORMAT!r}, got {about.get('format')!r}")
-    if not (folder / TENSORS).is_file() or _sha256(folder / TENSORS) != about.get("sha256"):
-        raise UserError(f"{folder / TENSORS}: expected the file that {ABOUT} tells of, got another, or none")
-    return about, read_tensors(folder / TENSORS)
+def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read metadata and tensors, both complete."""
+    metadata = read_json(folder / METADATA, "blocks as `save_pretrained` leaves them")
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"{folder / METADATA}: expected the format {FORMAT!r}, got {metadata.get('format')!r}")
+    if not (folder / TENSORS).is_file() or _sha256(folder / TENSORS) != metadata.get("sha256"):
+        raise UserError(f"{folder / TENSORS}: expected the file that {METADATA} tells of, got another, or none")
+    return metadata, read_tensors(folder / TENSORS)
 
 
-def _tensors(adapters: AdapterModel) -> dict[str, Tensor]:
-    """All that a file holds: A (block, rank, inputs) and B (block, outputs, rank) of each layer, and the attention."""
-    found = attention_tensors(adapters)
+def _collect_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
+    """Collect A (adapter, rank, inputs), B (adapter, outputs, rank), prompts, the attention, and merged adapters."""
+    tensors = attention_tensors(adapters)
     for name, layer in _layers(adapters).items() if adapters.adapter_names else ():
-        for part, values in (("A", layer.blocks.A), ("B", layer.blocks.B)):
-            found[f"layers.{name}.{part}"] = torch.stack([value.detach() for value in values]).cpu().contiguous()
+        for matrix, values in (("A", layer.blocks.A), ("B", layer.blocks.B)):
+            tensors[f"layers.{name}.{matrix}"] = torch.stack([value.detach() for value in values]).cpu().contiguous()
     if isinstance(adapters.pool, PromptAdapterPool):
-        prompts = [adapters.pool.prompts.prompt(number).detach() for number in range(len(adapters.adapter_names))]
-        found["prompts"] = torch.stack(prompts).cpu().contiguous()
-    for number, one in enumerate(adapters.merged):
-        for name, (down, up) in one.parts.items():
-            found |= {f"merged.{number}.{name}.A": down.contiguous(), f"merged.{number}.{name}.B": up.contiguous()}
-    return found
+        prompts = [adapters.pool.prompts.prompt(index).detach() for index in range(len(adapters.adapter_names))]
+        tensors["prompts"] = torch.stack(prompts).cpu().contiguous()
+    for index, merged in enumerate(adapters.merged):
+        for name, (down, up) in merged.parts.items():
+            tensors |= {f"merged.{index}.{name}.A": down.contiguous(), f"merged.{index}.{name}.B": up.contiguous()}
+    return tensors
 
 
 def _layers(adapters: AdapterModel) -> dict[str, MixedLayer]:
-    """The layers that have blocks beside them, by name; none where blocks are prompts."""
+    """Return the adapted layers by name; none with prompts."""
     return adapters.pool.layers if isinstance(adapters.pool, LoraAdapterPool) else {}
 
 
-def _fill(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
-    """Put what a file holds into blocks and attention."""
+def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of a file into adapters and attention."""
     stacks: dict[str, list[Tensor]] = {"attention.keys": list(adapters.attention.keys)}
     if isinstance(adapters.pool, PromptAdapterPool):
         stacks["prompts"] = list(adapters.pool.prompts.P)
     for name, layer in _layers(adapters).items():
         stacks |= {f"layers.{name}.A": list(layer.blocks.A), f"layers.{name}.B": list(layer.blocks.B)}
-    for name, place in maps(adapters).items():
-        _put(tensors[name], place, name)
-    for name, places in stacks.items() if adapters.adapter_names else ():
-        if len(tensors[name]) != len(places):
-            raise ValueError(f"{len(tensors[name])} of {name} for {len(places)} blocks")
-        for value, place in zip(tensors[name], places, strict=True):
-            _put(value, place, name)
+    for name, target in maps(adapters).items():
+        _copy_into(tensors[name], target, name)
+    for name, targets in stacks.items() if adapters.adapter_names else ():
+        if len(tensors[name]) != len(targets):
+            raise ValueError(f"{len(tensors[name])} of {name} for {len(targets)} blocks")
+        for value, target in zip(tensors[name], targets, strict=True):
+            _copy_into(value, target, name)
 
 
 @torch.no_grad()
-def _put(value: Tensor, place: Tensor, name: str) -> None:
-    """Put a tensor where one of its shape is."""
-    if value.shape != place.shape:
-        raise ValueError(f"{name} of the shape {tuple(value.shape)} in the place of {tuple(place.shape)}")
-    place.copy_(value)
+def _copy_into(value: Tensor, target: Tensor, name: str) -> None:
+    """Copy a tensor into another of its shape."""
+    if value.shape != target.shape:
+        raise ValueError(f"{name} of the shape {tuple(value.shape)} in the place of {tuple(target.shape)}")
+    target.copy_(value)
 
 
 def _check_base(
     model: PreTrainedModel, base: Mapping[str, Any], layers: list[str], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Nothing, or a UserError: the blocks are of another base."""
-    wanted = _wanted(base)
+    """Check that a model is the base of the adapters."""
+    expected = _describe_base(base)
     if not isinstance(model, PreTrainedModel):
-        raise UserError(f"model: expected {wanted}, got {type(model).__name__}")
+        raise UserError(f"model: expected {expected}, got {type(model).__name__}")
     modules = dict(model.named_modules())
     missing = [name for name in layers if name not in modules]
     if missing:
-        raise UserError(f"model: expected {wanted}, got {type(model).__name__}, which has no layer {missing[0]}")
+        raise UserError(f"model: expected {expected}, got {type(model).__name__}, which has no layer {missing[0]}")
     for name in layers:
-        shape = tensors[f"layers.{name}.B"].shape[1] * tensors[f"layers.{name}.A"].shape[2] if _in(tensors, name) else 0
+        shape = (
+            tensors[f"layers.{name}.B"].shape[1] * tensors[f"layers.{name}.A"].shape[2]
+            if _has_layer(tensors, name)
+            else 0
+        )
         weight: Any = modules[name].weight
         if shape and weight.numel() != shape:
-            raise UserError(f"model: expected {wanted}, got a {type(model).__name__} with {name} of another shape")
+            raise UserError(f"model: expected {expected}, got a {type(model).__name__} with {name} of another shape")
     check_weights(base, base_sha256(model))
 
 
-def _wanted(base: Mapping[str, Any]) -> str:
-    """The base of blocks, in words."""
+def _describe_base(base: Mapping[str, Any]) -> str:
+    """Describe the base, for messages."""
     return f"the base of the blocks, {base['architecture']} {base['name'] or 'without a name'}"
 
 
-def _in(tensors: Mapping[str, Tensor], layer: str) -> bool:
+def _has_layer(tensors: Mapping[str, Tensor], layer: str) -> bool:
     return f"layers.{layer}.A" in tensors
 
 
-def _model(name: str | Path, architecture: str) -> PreTrainedModel:
-    """The model of a name, `minilm` among them, of the class that the blocks were made in."""
-    known: Any = getattr(transformers, architecture, None)
-    if known is None:
+def _load_model(name: str | Path, architecture: str) -> PreTrainedModel:
+    """Load the model of a name with the class that the adapters were made in."""
+    model_class: Any = getattr(transformers, architecture, None)
+    if model_class is None:
         raise UserError(f"model: expected the {architecture} itself, which Transformers does not have, got {name}")
-    place = folder_of(str(name))
-    weight_files(place, str(name))
+    folder = find_model_folder(str(name))
+    find_weight_files(folder, str(name))
     try:
-        found: PreTrainedModel = known.from_pretrained(place, use_safetensors=True)
+        model: PreTrainedModel = model_class.from_pretrained(folder, use_safetensors=True)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"model: expected a {architecture}, got {name}: {line(error)}") from error
-    return found.eval()
+        raise UserError(f"model: expected a {architecture}, got {name}: {format_error(error)}") from error
+    return model.eval()
 
 
 def _sha256(path: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
-def line(error: BaseException) -> str:
-    """What went wrong, in one line."""
+def format_error(error: BaseException) -> str:
+    """Format an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__

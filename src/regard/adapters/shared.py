@@ -1,4 +1,4 @@
-"""Blocks for many tasks in a Hugging Face model, mixed for each example by one attention that they share (SAPT)."""
+"""Adapters for many tasks in a Hugging Face model, mixed for each example by a shared attention (SAPT)."""
 
 from __future__ import annotations
 
@@ -14,63 +14,83 @@ from regard.adapters.model import AdapterModel
 
 
 class SharedAdapters(AdapterModel):
-    """A model with a block of low-rank adapters for each task, mixed by one shared attention (arXiv 2401.08295).
+    """A model with one adapter for each task, mixed by a shared attention.
 
         adapters = regard.SharedAdapters(model)
-        adapters.add_adapter("sst2")                      # a block and a key; train adapters(**batch).loss as usual
-        adapters.add_adapter("agnews")                    # another; what is older is frozen
-        adapters.save_pretrained("blocks")
+        adapters.add_adapter("sst2")                      # an adapter and a key; train adapters(**batch).loss as usual
+        adapters.add_adapter("agnews")                    # another; older ones are frozen
+        adapters.save_pretrained("adapters")
 
-    Each example's weights a come of its query vector e, the maximum over tokens of the input embeddings: of the
-    encoder's input, of the prompt of a decoder-only model (tokens whose `labels` are −100, or where `prompt_mask` is
-    true, else all), of all real tokens of an encoder. They are computed once, where the tokens are read, and hold in
-    all layers, in the decoder, and for all tokens that are generated. Before a block is added the model is as it was.
+    The weights of an example come from its query vector, the maximum over tokens of the input embeddings. The tokens
+    are those of the encoder's input, all of an encoder, or the prompt of a decoder-only model: where `prompt_mask` is
+    true, else where `labels` are −100, else all. Weights are computed once, and hold in all layers, in the decoder, and
+    for all generated tokens. Without adapters the model is unchanged.
 
-    The model is changed in place and its own weights are frozen: calling it mixes as calling this does. `targets`:
-    "auto" (what makes queries and values) or names of layers; `inner`, `order`, `temperature`: of `SharedAttention`;
-    `detach_old`, `top_k`, `dropout`: of `LoraPool`. Raises UserError for what the model does not have.
+    The model is changed in place and its own weights are frozen. Calling it mixes adapters as calling this does. See
+    `SharedAttention` for `router_hidden_size` (there `hidden_size`), `projection_order` and `temperature`, and
+    `LoraAdapterPool` and `PromptAdapterPool` for the other arguments.
+
+    Source:
+        SAPT (arXiv 2401.08295).
     """
 
     # -- files ------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Where the blocks, the attention and what is told of them were written; whole or not at all."""
+        """Write adapters, attention and lineages to a folder, completely or not at all; return the folder."""
         return saving.save(self, Path(folder), overwrite=overwrite)
 
     @classmethod
     def from_pretrained(cls, model: PreTrainedModel | str | Path, folder: str | Path) -> SharedAdapters:
-        """The blocks of a folder in a model, or in the one of a name, all frozen. Raises UserError for another base."""
+        """Load adapters, all frozen, into a model or into the model of a name.
+
+        Raises:
+            UserError: The adapters belong to another base.
+        """
         return saving.load(cls, model, Path(folder))
 
     def export_peft(self, name: str, folder: str | Path, *, router: bool = False, overwrite: bool = False) -> Path:
-        """Where a block was written in PEFT's format, with its lineage and the hash of its base.
+        """Write an adapter in PEFT's format, with its lineage and the hash of its base.
 
-        PEFT's model is then what `forced` gives, on the base that is here: what was merged into it is not in the file.
-        With `router` the keys and the shared maps lie beside it, of which PEFT reads nothing. Raises UserError.
+        PEFT's model then computes what `use_only` gives. Adapters merged into this base are not in the files.
+
+        Args:
+            name: Name of the adapter.
+            folder: Folder to write.
+            router: Write the keys and the shared maps as well; PEFT does not read them.
+            overwrite: Replace an existing folder.
+
+        Returns:
+            The folder.
         """
-        return peft_format.export(self, name, Path(folder), router=router, overwrite=overwrite)
+        return peft_format.export_adapter(self, name, Path(folder), router=router, overwrite=overwrite)
 
     def import_peft(
         self, folder: str | Path, name: str, lineage: Mapping[str, Any] | None = None, *, router: bool = False
     ) -> int:
-        """The number of a new block, frozen, with the LoRA adapter of a folder in PEFT's format.
+        """Add the LoRA adapter of a folder in PEFT's format, frozen, and return its index.
 
-        What `export_peft` wrote brings its lineage along, unless one is given, and is refused on another base; of an
-        adapter that PEFT wrote nothing is known. Its key is a draw, and the shared maps stay. With `router` it has the
-        key that it had when it was exported: the maps that were written with it have to be those that are here, and are
-        taken over where there is no block yet. Raises UserError, and changes nothing then.
+        Args:
+            folder: Folder of the adapter.
+            name: Name of the new adapter.
+            lineage: Its lineage; by default that written by `export_peft`.
+            router: Restore the key written by `export_peft`. Its shared maps must be those of this model, which takes
+                them over if it has no adapter yet. By default the key is initialized as of any new adapter.
+
+        Raises:
+            UserError: The adapter, its base or its maps do not fit; nothing is changed then.
         """
-        return peft_format.bring(self, Path(folder), name, lineage, router=router)
+        return peft_format.import_adapter(self, Path(folder), name, lineage, router=router)
 
     # -- pruning ----------------------------------------------------------------------------------------
 
     def usage(self, batches: Iterable[Mapping[str, Any]]) -> Tensor:
-        """The mean weight of each block over the rows of batches, (block,)."""
+        """Return the mean weight of each adapter over the rows of batches, (adapter,)."""
         return pruning.adapter_usage(self, batches).mean
 
     def merge(self, name: str, weight: float = 1.0) -> None:
-        """Add a block, weighed, to the model's own weights, and take it out of the attention."""
-        pruning.merge_block(self, name, weight)
+        """Add an adapter, times `weight`, to the weights of the model, and remove it from the attention."""
+        pruning.merge_adapter(self, name, weight)
 
     def prune(
         self,
@@ -79,6 +99,6 @@ class SharedAdapters(AdapterModel):
         least: float = 0.01,
         *,
         merge: bool = False,
-    ) -> pruning.Pruned:
-        """Take out the blocks to which no row of the batches gives at least `least`; see `pruning.prune`."""
+    ) -> pruning.PruneResult:
+        """Remove adapters to which no row gives a weight of at least `least`; see `pruning.prune`."""
         return pruning.prune(self, batches, loss, least, merge=merge)

@@ -1,6 +1,6 @@
-"""Any operation by blocks of query rows, each through the definition: memory is linear in the number of keys.
+"""Any operation and any reduction by blocks of query rows, each from its definition: memory is linear in the keys.
 
-Under gradients a block keeps what it was made of, and is computed again on the way back.
+A block is computed again in the backward pass.
 """
 
 from __future__ import annotations
@@ -15,100 +15,106 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention import reference
-from regard.attention.call import PER_CALL, PER_KEY, PER_QUERY, PER_SAMPLE, AttentionCall, Operation, ReductionRequest
+from regard.attention.call import AttentionCall, Operation
+from regard.attention.reduction import (
+    WEIGHT_REDUCTIONS,
+    DenseWeights,
+    ReductionRequest,
+    reduce_dense,
+    unpadded_samples,
+)
 
 ENTRIES = 1 << 22
-"""How many entries a block of the matrix may have, as long as it has `ROWS` rows at least and at most."""
+"""Entries of the matrix in a block, as long as it has at least and at most `ROWS` rows."""
 ROWS = (32, 128)
 
 
 def blockwise(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
-    """The output of an operation, with the dropout of the call; computed in float32 at least."""
-    kind = call.query.device.type
-    if torch.is_autocast_enabled(kind):
-        with torch.autocast(kind, enabled=False):
+    """Return the output of an operation, with the dropout of the call; computed in float32 at least."""
+    device_type = call.query.device.type
+    if torch.is_autocast_enabled(device_type):
+        with torch.autocast(device_type, enabled=False):
             return blockwise(call, operation)
-    found = [_output(part) for part, _ in blocks(to_acc_dtype(replace(call, operation=operation)))]
-    output = found[0] if len(found) == 1 else torch.cat(found, dim=2)
+    outputs = [_block_output(block) for block, _ in blocks(replace(call, operation=operation).to_acc_dtype())]
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return output.to(call.query.dtype)
 
 
-def _output(part: AttentionCall) -> Tensor:
-    assert part.operation is not None
-    if not (torch.is_grad_enabled() and part.differentiable):
-        return reference.operate(part, part.operation)
-    random = part.dropout > 0
-    output: Tensor = checkpoint(reference.operate, part, part.operation, use_reentrant=False, preserve_rng_state=random)
+def _block_output(block: AttentionCall) -> Tensor:
+    assert block.operation is not None
+    if not (torch.is_grad_enabled() and block.requires_grad):
+        return reference.operation_output(block, block.operation)
+    output: Tensor = checkpoint(
+        reference.operation_output,
+        block,
+        block.operation,
+        use_reentrant=False,
+        preserve_rng_state=block.dropout > 0,
+    )
     return output
 
 
 @torch.no_grad()
-def reduce_by_rows(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
-    """Every wanted reduction, as `reference.reduce` defines it, without the whole matrix.
+def reduce_by_rows(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
+    """Return the requested reductions by name, as `reduce_dense` defines them.
 
-    Where the spectral bound is asked for, one sample's matrix of one head is whole at a time.
+    For a reduction by sample one matrix of one head is held at a time, otherwise a block of rows.
     """
-    call = to_acc_dtype(call)
-    found = _reduce_blocks(call, replace(wanted, names=wanted.names & (PER_KEY | PER_QUERY)))
-    if wanted.names & PER_CALL:
-        found["weights"] = _weights(call)
-    if wanted.names & PER_SAMPLE:
-        found["spectral_bound"] = _spectral_bound(call)
-    return found
+    call = call.to_acc_dtype()
+    reductions = _reduce_blocks(call, request.select(request.by_axis("key", "query", "call")))
+    by_sample = request.select(request.by_axis("sample"))
+    return reductions | (_reduce_matrices(call, by_sample) if by_sample.names else {})
 
 
-def _reduce_blocks(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
-    if not wanted.names:
+def _reduce_blocks(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
+    """Compute reductions by key, by query and by call, in one run over the blocks."""
+    if not request.names:
         return {}
-    batch, heads, _, _ = call.query.shape
+    batch, heads, queries, _ = call.query.shape
     keys = call.key.shape[2]
-    columns = {name: call.query.new_zeros(batch, heads, keys) for name in wanted.names & PER_KEY}
-    rows: dict[str, list[Tensor]] = {name: [] for name in wanted.names & PER_QUERY}
-    for part, seen in blocks(call):
-        for name, tensor in reference.reduce(part, wanted).items():
-            if name in columns:
-                columns[name][..., seen] += tensor
+    by_key = {name: call.query.new_zeros(batch, heads, keys) for name in request.by_axis("key")}
+    by_call = {name: call.query.new_zeros(heads, queries, keys) for name in request.by_axis("call")}
+    by_query: dict[str, list[Tensor]] = {name: [] for name in request.by_axis("query")}
+    whole_samples, row = unpadded_samples(call), 0
+    for block, columns in blocks(call):
+        dense = DenseWeights(block, request.num_first_keys, whole_samples)
+        rows = slice(row, row + block.query.shape[2])
+        row = rows.stop
+        for name in request.names:
+            tensor = WEIGHT_REDUCTIONS[name].reference(dense)
+            if name in by_key:
+                by_key[name][..., columns] += tensor
+            elif name in by_call:
+                by_call[name][:, rows, columns] = tensor
             else:
-                rows[name].append(tensor)
-    return columns | {name: torch.cat(parts, dim=2) for name, parts in rows.items()}
+                by_query[name].append(tensor)
+    return by_key | by_call | {name: torch.cat(parts, dim=2) for name, parts in by_query.items()}
 
 
-def _weights(call: AttentionCall) -> Tensor:
-    """The matrices summed over the unpadded samples, (head, query, key)."""
-    samples = reference.reference_matrix(call)
-    heads, queries = call.query.shape[1:3]
-    room = call.query.new_zeros(heads, queries, call.key.shape[2])
-    row = 0
-    for part, seen in blocks(call):
-        matrix = reference.distribution(part)[0][samples].sum(0)
-        room[:, row : row + matrix.shape[1], seen] = matrix
-        row += matrix.shape[1]
-    return room
-
-
-def _spectral_bound(call: AttentionCall) -> Tensor:
-    wanted = ReductionRequest(names=PER_SAMPLE)
+def _reduce_matrices(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
+    """Compute reductions by sample from the matrix of one sample and head at a time."""
     batch, heads = call.query.shape[:2]
-    samples = [of_sample(call, sample) for sample in range(batch)]
-    bounds = [
-        [reference.reduce(s.of_heads([head]), wanted)["spectral_bound"] for head in range(heads)] for s in samples
-    ]
-    return torch.stack([torch.cat(row, dim=1)[0] for row in bounds])
+    samples = [call.select_samples(slice(sample, sample + 1)) for sample in range(batch)]
+    parts = [[reduce_dense(sample.select_heads([head]), request) for head in range(heads)] for sample in samples]
+    return {
+        name: torch.cat([torch.cat([part[name] for part in sample], dim=1) for sample in parts])
+        for name in request.names
+    }
 
 
 def blocks(call: AttentionCall) -> Iterator[tuple[AttentionCall, slice]]:
-    """The calls of some query rows each, with the keys that these can see, and where those stand."""
+    """Yield the calls of some query rows with the keys that they can see, and where those keys stand."""
     batch, heads, queries, _ = call.query.shape
-    least, most = ROWS
-    count = min(max(ENTRIES // max(batch * heads * call.key.shape[2], 1), least), most)
+    min_rows, max_rows = ROWS
+    count = min(max(ENTRIES // max(batch * heads * call.key.shape[2], 1), min_rows), max_rows)
     for start in range(0, max(queries, 1), count):
         rows = slice(start, min(start + count, queries))
-        seen = _seen(call, rows)
-        yield _cut(call, rows, seen), seen
+        columns = _visible_keys(call, rows)
+        yield _select_block(call, rows, columns), columns
 
 
-def _seen(call: AttentionCall, rows: slice) -> slice:
-    """The keys outside which no row sees any: those before the window, and those to come, but for the prefix."""
+def _visible_keys(call: AttentionCall, rows: slice) -> slice:
+    """Return a range outside which no row sees a key."""
     window, prefix, keys = None, 0, call.key.shape[2]
     if call.operation is not None:
         window, prefix = call.operation.window, call.operation.prefix
@@ -121,39 +127,19 @@ def _seen(call: AttentionCall, rows: slice) -> slice:
     return slice(min(max(first, 0), max(last - 1, 0)), last)
 
 
-def _cut(call: AttentionCall, rows: slice, seen: slice) -> AttentionCall:
-    """The call of some rows and keys alone."""
-    parts: dict[str, Any] = {"query": call.query[:, :, rows], "offset": call.offset + rows.start - seen.start}
-    parts |= {"key": call.key[:, :, seen], "value": call.value[:, :, seen]}
+def _select_block(call: AttentionCall, rows: slice, columns: slice) -> AttentionCall:
+    """Return the call of some queries and keys."""
+    changes: dict[str, Any] = {"query": call.query[:, :, rows], "offset": call.offset + rows.start - columns.start}
+    changes |= {"key": call.key[:, :, columns], "value": call.value[:, :, columns]}
     for name in ("keep", "bias"):
         tensor = getattr(call, name)
         if tensor is not None:
             tensor = tensor if tensor.shape[2] == 1 else tensor[:, :, rows]
-            parts[name] = tensor if tensor.shape[3] == 1 else tensor[..., seen]
+            changes[name] = tensor if tensor.shape[3] == 1 else tensor[..., columns]
     if call.query_mask is not None:
-        parts["query_mask"] = call.query_mask[:, rows]
+        changes["query_mask"] = call.query_mask[:, rows]
     if call.key_mask is not None:
-        parts["key_mask"] = call.key_mask[:, seen]
-    if seen.start:
-        parts["starts"] = tuple(start - seen.start for start in call.starts or (0,) * call.query.shape[0])
-    return replace(call, **parts)
-
-
-def of_sample(call: AttentionCall, sample: int) -> AttentionCall:
-    """The call of one sample alone."""
-    one = slice(sample, sample + 1)
-    parts: dict[str, Any] = {name: getattr(call, name)[one] for name in ("query", "key", "value")}
-    for name in ("keep", "bias", "query_mask", "key_mask"):
-        tensor = getattr(call, name)
-        if tensor is not None and len(tensor) > 1:
-            parts[name] = tensor[one]
-    if call.starts is not None:
-        parts["starts"] = call.starts[one]
-    return replace(call, **parts)
-
-
-def to_acc_dtype(call: AttentionCall) -> AttentionCall:
-    """The call with operands of at least float32."""
-    if call.query.dtype in (torch.float32, torch.float64):
-        return call
-    return replace(call, query=call.query.float(), key=call.key.float(), value=call.value.float())
+        changes["key_mask"] = call.key_mask[:, columns]
+    if columns.start:
+        changes["starts"] = tuple(start - columns.start for start in call.starts or (0,) * call.query.shape[0])
+    return replace(call, **changes)

@@ -1,9 +1,9 @@
 """Attention whose weights are the products themselves, A_ij = φ(q_i)·φ(k_j), in chunks: time and memory linear in T.
 
-What all chunks before one give to its queries goes through one matrix, Σ_j k_j v_jᵀ (Katharopoulos et al. 2020; in
-chunks: Hua et al. 2022); only within a chunk are the weights made. Σ_j A_ij, which normalises, is the output for values
-that are one, a column beside the others. The tokens of a prefix, which see each other, are the matrix that the chunks
-start from. The backward pass makes the matrices anew, and those of the queries and gradients from the end.
+What all earlier chunks give to a query goes through one matrix, Σ_j k_j v_jᵀ (Katharopoulos et al. 2020; in chunks:
+Hua et al. 2022); weights are made within a chunk alone. Σ_j A_ij, which normalizes, is the output for values of one, a
+column beside the others. The chunks start from the matrix of the prefix. The backward pass computes the matrices again,
+and those of queries and gradients from the end.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.attention.call import AttentionCall, Operation
-from regard.attention.pieces import RowChunk, RowChunks
+from regard.attention.row_chunks import RowChunk, RowChunks
 from regard.attention.weightings import EPSILON
 
 CHUNK = 64
 BYTES = {"cpu": 512 << 10, "cuda": 64 << 20}
-"""How large the keys are of the heads that are computed together."""
+"""Size of the keys of the heads that are computed together."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def chunked(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
-    """The output of a whole causal sequence whose weighting is linear, in the dtype of its queries."""
+    """Return the output of a whole causal sequence whose weighting is linear, in the dtype of its queries."""
     assert operation.weighting == "linear"
     assert operation.window is None
     plan = _Plan(
@@ -35,7 +35,7 @@ def chunked(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch h
         scale=call.scale,
         prefix=min(operation.prefix, call.key.shape[2]),
     )
-    output: Tensor = _Function.apply(call.query, call.key, call.value, plan)
+    output: Tensor = _Chunked.apply(call.query, call.key, call.value, plan)
     if operation.extra_value is None:
         return output
     return output + operation.extra_value.to(output.dtype)[:, None]
@@ -53,144 +53,145 @@ class _Plan:
     def normalised(self) -> bool:
         return self.normalisation != "none"
 
-    def total(self, raw: Tensor) -> Tensor:
-        """By what Σ_j A_ij makes the output be divided."""
-        return raw.add(EPSILON) if self.normalisation == "sum" else raw.abs().clamp_(min=1)
+    def divisor(self, total: Tensor) -> Tensor:
+        """Return what the output is divided by, of Σ_j A_ij."""
+        return total.add(EPSILON) if self.normalisation == "sum" else total.abs().clamp_(min=1)
 
-    def back(self, gradient: Tensor, raw: Tensor) -> Tensor:
-        """The gradient of Σ_j A_ij, from that of what it was divided by."""
-        return gradient if self.normalisation == "sum" else gradient * raw.sign() * (raw.abs() >= 1)
+    def divisor_backward(self, grad: Tensor, total: Tensor) -> Tensor:
+        """Return the gradient of Σ_j A_ij from that of the divisor."""
+        return grad if self.normalisation == "sum" else grad * total.sign() * (total.abs() >= 1)
 
 
-class _Work:
-    """Some heads of a call, and how their sequences are cut into a prefix and chunks.
+class _Workspace:
+    """Some heads of a call, whose sequences are cut into a prefix and chunks.
 
-    Of these, (head, chunk, token · share, width), the last is filled up with zeros. What a chunk gets from all before
-    it, or after it, comes through a matrix each.
+    Chunks are (head · chunk, token · queries_per_key, width), the last filled up with zeros.
     """
 
-    def __init__(self, plan: _Plan, pieces: RowChunks) -> None:
-        self.plan, self.pieces, self.shares = plan, pieces, pieces.shares
-        seen = torch.ones(CHUNK, CHUNK, dtype=pieces.like.dtype, device=pieces.like.device).tril_()
-        self.seen = seen.repeat_interleave(self.shares, 0)
+    def __init__(self, plan: _Plan, chunks: RowChunks) -> None:
+        self.plan, self.queries_per_key = plan, chunks.queries_per_key
+        causal = torch.ones(CHUNK, CHUNK, dtype=chunks.like.dtype, device=chunks.like.device).tril_()
+        self.causal = causal.repeat_interleave(self.queries_per_key, 0)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Σ_j (q_i·k_j) v_j, over the keys that each query sees."""
-        early, queries, keys, values = self.cut(query, key, value)
-        first = early[1].mT @ early[2]
-        states, inner = self.before(keys, values, first), self.within(queries, keys)
-        return self.joined(early[0] @ first, (inner @ values).baddbmm_(queries, states.flatten(0, 1)), query)
+        """Return Σ_j (q_i·k_j) v_j over the keys that each query sees."""
+        prefix, queries, keys, values = self.split_all(query, key, value)
+        start = prefix[1].mT @ prefix[2]
+        states, weights = self.states_before(keys, values, start), self.products_within(queries, keys)
+        output = (weights @ values).baddbmm_(queries, states.flatten(0, 1))
+        return self.join(prefix[0] @ start, output, query)
 
-    def backward(self, query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of queries, keys and values."""
-        early, queries, keys, values = self.cut(query, key, value)
-        early_gradient, gradients = self.parts(gradient, self.shares)
-        first = early[1].mT @ early[2]
-        states = self.before(keys, values, first)
-        after, last = self.after(queries, gradients, early[0].mT @ early_gradient)
-        inner, back = self.within(queries, keys), self.within(gradients, values)
-        of_query = (back @ keys).baddbmm_(gradients, states.flatten(0, 1).mT)
-        of_key = (back.mT @ queries).baddbmm_(values, after.flatten(0, 1).mT)
-        of_value = (inner.mT @ gradients).baddbmm_(keys, after.flatten(0, 1))
+    def backward(self, query: Tensor, key: Tensor, value: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of queries, keys and values."""
+        prefix, queries, keys, values = self.split_all(query, key, value)
+        prefix_grad, grads = self.split(grad, self.queries_per_key)
+        start = prefix[1].mT @ prefix[2]
+        states = self.states_before(keys, values, start)
+        after, last = self.states_after(queries, grads, prefix[0].mT @ prefix_grad)
+        weights, weights_grad = self.products_within(queries, keys), self.products_within(grads, values)
+        query_grad = (weights_grad @ keys).baddbmm_(grads, states.flatten(0, 1).mT)
+        key_grad = (weights_grad.mT @ queries).baddbmm_(values, after.flatten(0, 1).mT)
+        value_grad = (weights.mT @ grads).baddbmm_(keys, after.flatten(0, 1))
         return (
-            self.joined(early_gradient @ first.mT, of_query, query),
-            self.joined(early[2] @ last.mT, of_key, key),
-            self.joined(early[1] @ last, of_value, value),
+            self.join(prefix_grad @ start.mT, query_grad, query),
+            self.join(prefix[2] @ last.mT, key_grad, key),
+            self.join(prefix[1] @ last, value_grad, value),
         )
 
-    def cut(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the prefix, and the chunks of each."""
-        both = [self.parts(query, self.shares), self.parts(key, 1), self.parts(value, 1)]
-        early, (queries, keys, values) = zip(*both, strict=True)
-        return early, queries, keys, values
+    def split_all(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of the prefix, and the chunks of each."""
+        parts = [self.split(query, self.queries_per_key), self.split(key, 1), self.split(value, 1)]
+        prefix, (queries, keys, values) = zip(*parts, strict=True)
+        return prefix, queries, keys, values
 
-    def parts(self, tensor: Tensor, shares: int) -> tuple[Tensor, Tensor]:
-        """A sequence's prefix, and all chunks of its heads: (head · chunk, token · share, width)."""
-        end, size = self.plan.prefix * shares, CHUNK * shares
+    def split(self, tensor: Tensor, rows_per_token: int) -> tuple[Tensor, Tensor]:
+        """Return a sequence's prefix, and its chunks."""
+        end, size = self.plan.prefix * rows_per_token, CHUNK * rows_per_token
         rest = tensor[:, end:]
         missing = -rest.shape[1] % size
         rest = torch.nn.functional.pad(rest, (0, 0, 0, missing)) if missing else rest
         return tensor[:, :end], rest.reshape(-1, size, tensor.shape[2])
 
-    def joined(self, early: Tensor, chunks: Tensor, like: Tensor) -> Tensor:
-        """A sequence out of its parts, as long as another."""
-        rest = chunks.view(len(like), -1, chunks.shape[2])[:, : like.shape[1] - early.shape[1]]
-        return torch.cat([early, rest], dim=1) if early.shape[1] else rest
+    def join(self, prefix: Tensor, chunks: Tensor, like: Tensor) -> Tensor:
+        """Return a sequence from its prefix and chunks, as long as another."""
+        rest = chunks.view(len(like), -1, chunks.shape[2])[:, : like.shape[1] - prefix.shape[1]]
+        return torch.cat([prefix, rest], dim=1) if prefix.shape[1] else rest
 
-    def within(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """The products of the queries and keys of a chunk, zero for later keys."""
-        return (rows @ columns.mT).mul_(self.seen)
+    def products_within(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the products of rows and columns of a chunk, zero for later columns."""
+        return (rows @ columns.mT).mul_(self.causal)
 
-    def before(self, keys: Tensor, values: Tensor, first: Tensor) -> Tensor:
-        """The matrix that each chunk starts from, Σ_j k_j v_jᵀ over all keys before it."""
-        states = (keys.mT @ values).unflatten(0, (len(first), -1))
-        running = first
+    def states_before(self, keys: Tensor, values: Tensor, start: Tensor) -> Tensor:
+        """Return Σ_j k_j v_jᵀ over all keys before each chunk."""
+        states = (keys.mT @ values).unflatten(0, (len(start), -1))
+        running = start
         for chunk in range(states.shape[1]):
             running, states[:, chunk] = running + states[:, chunk], running
         return states
 
-    def after(self, queries: Tensor, gradients: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_i q_i g_iᵀ over all queries behind each chunk, and over those that see the prefix."""
-        states = (queries.mT @ gradients).unflatten(0, (len(first), -1))
-        running = torch.zeros_like(first)
+    def states_after(self, queries: Tensor, grads: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Σ_i q_i g_iᵀ over all queries behind each chunk, and over those that see the prefix."""
+        states = (queries.mT @ grads).unflatten(0, (len(start), -1))
+        running = torch.zeros_like(start)
         for chunk in reversed(range(states.shape[1])):
             running, states[:, chunk] = running + states[:, chunk], running
-        return states, running + first
+        return states, running + start
 
 
-class _Function(torch.autograd.Function):
+class _Chunked(torch.autograd.Function):
     """The output, and the gradients of queries, keys and values."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Plan) -> Tensor:
-        pieces = _pieces(query, key)
+        chunks = _fit_chunks(query, key)
         batch, heads, length = query.shape[:3]
         output = query.new_empty(batch, length, heads, value.shape[3]).transpose(1, 2)
-        sums = pieces.like.new_empty(batch, heads, length, 1) if plan.normalised else None
+        totals = chunks.like.new_empty(batch, heads, length, 1) if plan.normalised else None
         with torch.autocast(query.device.type, enabled=False):
-            work = _Work(plan, pieces)
-            for piece in pieces:
-                result = work.forward(*_taken(pieces, piece, plan, query, key, value))
-                if sums is not None:
-                    result, sum_ = result[..., :-1], result[..., -1:]
-                    pieces.put(sum_, sums, piece)
-                    result = result / plan.total(sum_)
-                pieces.put(result, output, piece)
+            workspace = _Workspace(plan, chunks)
+            for chunk in chunks:
+                result = workspace.forward(*_take_inputs(chunks, chunk, plan, query, key, value))
+                if totals is not None:
+                    result, total = result[..., :-1], result[..., -1:]
+                    chunks.put(total, totals, chunk)
+                    result = result / plan.divisor(total)
+                chunks.put(result, output, chunk)
         ctx.plan = plan
-        ctx.save_for_backward(query, key, value, output if plan.normalised else None, sums)
+        ctx.save_for_backward(query, key, value, output if plan.normalised else None, totals)
         return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, sums = ctx.saved_tensors
-        plan, pieces = ctx.plan, _pieces(query, key)
-        found = tuple(torch.empty_like(t) for t in (query, key, value))
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, totals = ctx.saved_tensors
+        plan, chunks = ctx.plan, _fit_chunks(query, key)
+        grads = tuple(torch.empty_like(t) for t in (query, key, value))
         with torch.autocast(query.device.type, enabled=False):
-            work = _Work(plan, pieces)
-            for piece in pieces:
-                g = pieces.take(gradient, piece)
-                if sums is not None:
-                    sum_ = pieces.take(sums, piece)
-                    g = g / plan.total(sum_)
-                    of_total = (g * pieces.take(output, piece)).sum(-1, keepdim=True).neg_()
-                    g = torch.cat([g, plan.back(of_total, sum_)], dim=-1)
-                of_query, of_key, of_value = work.backward(*_taken(pieces, piece, plan, query, key, value), g)
-                parts = of_query * plan.scale, of_key, of_value[..., : value.shape[3]]
-                for whole, part in zip(found, parts, strict=True):
-                    pieces.put(part, whole, piece)
-        return (*found, None)
+            workspace = _Workspace(plan, chunks)
+            for chunk in chunks:
+                g = chunks.take(grad, chunk)
+                if totals is not None:
+                    total = chunks.take(totals, chunk)
+                    g = g / plan.divisor(total)
+                    divisor_grad = (g * chunks.take(output, chunk)).sum(-1, keepdim=True).neg_()
+                    g = torch.cat([g, plan.divisor_backward(divisor_grad, total)], dim=-1)
+                inputs = _take_inputs(chunks, chunk, plan, query, key, value)
+                query_grad, key_grad, value_grad = workspace.backward(*inputs, g)
+                parts = query_grad * plan.scale, key_grad, value_grad[..., : value.shape[3]]
+                for tensor, part in zip(grads, parts, strict=True):
+                    chunks.put(part, tensor, chunk)
+        return (*grads, None)
 
 
-def _pieces(query: Tensor, key: Tensor) -> RowChunks:
-    pieces = RowChunks(query, key)
-    pieces.fit(BYTES.get(query.device.type, BYTES["cpu"]), key.shape[2] * key.shape[3])
-    return pieces
+def _fit_chunks(query: Tensor, key: Tensor) -> RowChunks:
+    chunks = RowChunks(query, key)
+    chunks.fit(BYTES.get(query.device.type, BYTES["cpu"]), key.shape[2] * key.shape[3])
+    return chunks
 
 
-def _taken(
-    pieces: RowChunks, piece: RowChunk, plan: _Plan, query: Tensor, key: Tensor, value: Tensor
+def _take_inputs(
+    chunks: RowChunks, chunk: RowChunk, plan: _Plan, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries times the scale, keys, and values with a column of ones if their weights are summed."""
-    q, k, v = (pieces.take(t, piece) for t in (query, key, value))
+    """Return queries times the scale, keys, and values with a column of ones if their weights are summed."""
+    q, k, v = (chunks.take(tensor, chunk) for tensor in (query, key, value))
     return q * plan.scale, k, torch.nn.functional.pad(v, (0, 1), value=1.0) if plan.normalised else v

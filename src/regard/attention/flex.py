@@ -1,7 +1,7 @@
-"""Operations through FlexAttention: one fused kernel on CUDA, compiled for each kind of score and mask.
+"""Operations by FlexAttention: one fused kernel on CUDA, compiled for each kind of score and mask.
 
-A weighting f ≥ 0 that is no softmax goes through one: of the scores log f(s), softmax times the sum of its
-exponentials is f(s) itself, and that sum is exp(log-normaliser), which has a gradient.
+A weighting f ≥ 0 goes through softmax: softmax of log f(s) times the sum of its exponentials is f(s), and that sum is
+exp(log-normalizer), which has a gradient.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ LOGARITHMS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.nn.functional.logsigmoid,
     "elu": lambda score: torch.where(score > 0, torch.log1p(score.clamp(min=0)), score),
 }
-"""The logarithm of each weighting, before any normalisation."""
+"""Logarithm of each weighting, before any normalization."""
 NORMALISERS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda total: total,
     "sum": lambda total: total / (total + EPSILON),
     "clamped-sum": lambda total: total / total.clamp(min=1),
 }
-"""What the softmax of log f is to be multiplied by, of Σ_j f(s_ij)."""
+"""Factor of the softmax of log f, from Σ_j f(s_ij)."""
 
 
 def flex(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
-    """The output of a whole causal sequence, in the dtype of its queries."""
+    """Return the output of a whole causal sequence, in the dtype of its queries."""
     column = column_score(call, operation)
     assert column is None or operation.weighting == "softmax", "a column stands beside softmax alone"
-    attention: Any = _compiled() if call.query.is_cuda else flex_attention
+    attention: Any = _compiled_flex_attention() if call.query.is_cuda else flex_attention
     output, aux = attention(
         call.query,
         call.key.to(call.query.dtype),
         call.value.to(call.query.dtype),
-        score_mod=_score(operation),
-        block_mask=_mask(call.query.shape[2], operation.window, operation.prefix, call.query.device),
+        score_mod=_score_mod(operation),
+        block_mask=_block_mask(call.query.shape[2], operation.window, operation.prefix, call.query.device),
         scale=call.scale,
         enable_gqa=call.num_key_value_groups > 1,
         return_aux=AuxRequest(lse=True),
@@ -59,8 +59,8 @@ def flex(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head
     return output + (value if operation.extra_key is None or column is None else (1 - share).to(output.dtype) * value)
 
 
-def flex_serves(call: AttentionCall, operation: Operation) -> bool:
-    """Whether the compiled kernel can take a whole causal sequence."""
+def supports_flex(call: AttentionCall, operation: Operation) -> bool:
+    """Return whether the compiled kernel can take a whole causal sequence."""
     return (
         call.query.is_cuda
         and call.query.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -70,8 +70,8 @@ def flex_serves(call: AttentionCall, operation: Operation) -> bool:
     )
 
 
-def _score(operation: Operation) -> Callable[..., Tensor]:
-    """What the kernel makes of one score of sample b and head h, of query i and key j."""
+def _score_mod(operation: Operation) -> Callable[..., Tensor]:
+    """Return the function of one score, of sample b, head h, query i and key j."""
     logarithm, slopes, distance = LOGARITHMS[operation.weighting], operation.slopes, operation.distance
     shift = operation.shift if operation.weighting != "softmax" else 0.0
     biases: list[Callable[[Tensor, Tensor], Tensor]] = []
@@ -79,15 +79,15 @@ def _score(operation: Operation) -> Callable[..., Tensor]:
         biases.append(lambda h, gap: distance[h if len(distance) > 1 else 0, gap])
     if slopes is not None:
         biases.append(lambda h, gap: -slopes[h] * gap)
-    return lambda found, b, h, i, j: logarithm(sum([bias(h, (i - j).clamp(min=0)) for bias in biases], found + shift))
+    return lambda score, b, h, i, j: logarithm(sum([bias(h, (i - j).clamp(min=0)) for bias in biases], score + shift))
 
 
 @lru_cache(maxsize=32)
-def _mask(length: int, window: int | None, prefix: int, device: torch.device) -> BlockMask:
-    """Which blocks of queries and keys meet."""
-    last = length if window is None else window
+def _block_mask(length: int, window: int | None, prefix: int, device: torch.device) -> BlockMask:
+    """Return which blocks of queries and keys meet."""
+    max_distance = length if window is None else window
     return create_block_mask(
-        lambda b, h, i, j: ((i >= j) & (i - j < last)) | (j < prefix),
+        lambda b, h, i, j: ((i >= j) & (i - j < max_distance)) | (j < prefix),
         B=None,
         H=None,
         Q_LEN=length,
@@ -98,5 +98,5 @@ def _mask(length: int, window: int | None, prefix: int, device: torch.device) ->
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> Any:
+def _compiled_flex_attention() -> Any:
     return torch.compile(flex_attention, dynamic=False)

@@ -1,11 +1,11 @@
 """Softmax operations through PyTorch's fused attention, without a mask of query × key entries.
 
-Three devices do it. A column beside the keys that has the score c_i joins the normaliser after the fact: with the
-log-normaliser L_i of the keys, o'_i = σ(L_i − c_i) o_i + σ(c_i − L_i) v*; and the fused backward pass, given o' and the
-new normaliser, yields the right gradients as it stands. It is there on CPUs; elsewhere the column is a key in front of
-the others, with a query in front of the others so that causality is kept, and its score an entry more in each query.
-A slope is a bias that depends on the key alone, as adding slope · i to a row changes nothing. A window folds the
-sequence into blocks of queries, each with its own keys and those before them.
+* A column beside the keys with the score c_i joins the normalizer afterwards: with the log-normalizer L_i of the keys,
+  o'_i = σ(L_i − c_i) o_i + σ(c_i − L_i) v*. The fused backward pass gives the right gradients of o' and the new
+  normalizer. Only kernels for CPUs allow that; elsewhere the column is a key in front of the others (with a query in
+  front of the others, which keeps causality), and its score one more entry of each query.
+* A slope is a bias by key alone, as adding slope · i to a row changes nothing.
+* A window folds the sequence into blocks of queries, each with its own keys and those before.
 """
 
 from __future__ import annotations
@@ -21,85 +21,85 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from regard.attention.blockwise import blockwise
 from regard.attention.call import AttentionCall, Operation
 
-LEAST_BLOCK, LARGEST_BLOCK = 64, 128
-"""Queries in a block of a window: at least so many; windows larger than the last go block by block, unfolded."""
-ALIGNED = 8
-"""Widths that fused kernels like are multiples of this."""
+MIN_BLOCK, MAX_BLOCK = 64, 128
+"""Fewest queries in a block of a window, and the largest window that is folded."""
+ALIGNMENT = 8
+"""Fused kernels like widths that are multiples of this."""
 
 
 def fused(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
-    """The output of a whole causal sequence under a softmax operation, in the dtype of its queries."""
-    call, operation = _autocast(replace(call, operation=None)), _without_idle(call, operation)
+    """Return the output of a whole causal sequence under a softmax operation, in the dtype of its queries."""
+    call, operation = _autocast(replace(call, operation=None)), _drop_idle(call, operation)
     assert operation.weighting == "softmax", "only softmax goes through the fused kernels"
-    assert operation.distance is None, "a table of distances goes block by block"
+    assert operation.distance is None, "a bias by distance goes block by block"
     window = operation.window
     output = _causal(call, operation) if window is None else _windowed(call, window)
     if operation.prefix:
-        output = torch.cat([_of_prefix(call, operation), output[:, :, operation.prefix :]], dim=2)
+        output = torch.cat([_prefix_output(call, operation), output[:, :, operation.prefix :]], dim=2)
     if operation.extra_value is not None and operation.extra_key is None:
         output = output + operation.extra_value.to(output.dtype)[:, None]
     return output
 
 
 def _autocast(call: AttentionCall) -> AttentionCall:
-    """The call in the dtype that autocast gives to fused attention."""
-    kind = call.query.device.type
-    if not torch.is_autocast_enabled(kind):
+    """Return the call in the dtype that autocast gives to fused attention."""
+    device_type = call.query.device.type
+    if not torch.is_autocast_enabled(device_type):
         return call
-    dtype = torch.get_autocast_dtype(kind)
+    dtype = torch.get_autocast_dtype(device_type)
     return replace(call, query=call.query.to(dtype), key=call.key.to(dtype), value=call.value.to(dtype))
 
 
-def _without_idle(call: AttentionCall, operation: Operation) -> Operation:
-    """The operation without a window that hides nothing, and with a prefix no longer than the sequence."""
+def _drop_idle(call: AttentionCall, operation: Operation) -> Operation:
+    """Return the operation without a window that hides nothing, and with a prefix no longer than the sequence."""
     queries, window = call.query.shape[2], operation.window
-    idle = window is not None and window >= queries
-    return replace(operation, window=None if idle else window, prefix=min(operation.prefix, queries))
+    is_idle = window is not None and window >= queries
+    return replace(operation, window=None if is_idle else window, prefix=min(operation.prefix, queries))
 
 
-def _of_prefix(call: AttentionCall, operation: Operation) -> Tensor:
-    """The output of the first tokens, which see each other."""
-    cut = {name: getattr(call, name)[:, :, : operation.prefix] for name in ("query", "key", "value")}
+def _prefix_output(call: AttentionCall, operation: Operation) -> Tensor:
+    """Return the output of the first tokens, which see each other."""
+    prefix = {name: getattr(call, name)[:, :, : operation.prefix] for name in ("query", "key", "value")}
     value = operation.extra_value if operation.extra_key is not None else None
-    return blockwise(replace(call, **cut), replace(operation, extra_value=value))
+    return blockwise(replace(call, **prefix), replace(operation, extra_value=value))
 
 
 def _causal(call: AttentionCall, operation: Operation) -> Tensor:
-    """The output without window and prefix."""
+    """Return the output of an operation without window and prefix."""
     column = column_score(call, operation)
     value = operation.extra_value if operation.extra_key is not None else None
     if column is None and operation.slopes is None:
-        return _plain(call)
-    learned_slopes = operation.slopes is not None and operation.slopes.requires_grad and torch.is_grad_enabled()
-    if FLASH is not None and call.query.device.type == "cpu" and not learned_slopes:
-        return _by_normaliser(call, operation.slopes, column, value)
-    if operation.slopes is None and operation.extra_key is not None and _same_for_groups(call, operation):
-        return _in_front(call, operation.extra_key, value)
+        return _sdpa(call)
+    learns_slopes = operation.slopes is not None and operation.slopes.requires_grad and torch.is_grad_enabled()
+    if FLASH is not None and call.query.device.type == "cpu" and not learns_slopes:
+        return _by_normalizer(call, operation.slopes, column, value)
+    if operation.slopes is None and operation.extra_key is not None and _shares_column(call, operation):
+        return _with_front_key(call, operation.extra_key, value)
     return _by_entries(call, operation.slopes, column, value)
 
 
 def column_score(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query"] | None:
-    """The score of the column beside the keys in float32 at least, less what the operation adds to every key's."""
-    wide = torch.promote_types(call.query.dtype, torch.float32)
+    """Return the score of the column beside the keys, without the shift of the operation; in float32 at least."""
+    acc_dtype = torch.promote_types(call.query.dtype, torch.float32)
     if operation.extra_key is not None:
         with torch.autocast(call.query.device.type, enabled=False):
-            key = operation.extra_key.to(wide).expand(call.query.shape[1], -1)
-            return (call.query.to(wide) @ key[:, :, None])[..., 0] * call.scale
+            key = operation.extra_key.to(acc_dtype).expand(call.query.shape[1], -1)
+            return (call.query.to(acc_dtype) @ key[:, :, None])[..., 0] * call.scale
     if call.sink is not None:
-        return (call.sink.to(wide) - operation.shift)[:, None].expand(*call.query.shape[:3])
+        return (call.sink.to(acc_dtype) - operation.shift)[:, None].expand(*call.query.shape[:3])
     return None
 
 
-def _plain(call: AttentionCall) -> Tensor:
+def _sdpa(call: AttentionCall) -> Tensor:
     return scaled_dot_product_attention(
         call.query, call.key, call.value, is_causal=True, scale=call.scale, enable_gqa=call.num_key_value_groups > 1
     )
 
 
-# -- through the log-normaliser -------------------------------------------------------------------------
+# -- through the log-normalizer -------------------------------------------------------------------------
 
 
-class _Flash(torch.autograd.Function):
+class _FlashAttention(torch.autograd.Function):
     """Causal attention with a bias per key and a column, by the fused kernels for CPUs."""
 
     @staticmethod
@@ -126,104 +126,102 @@ class _Flash(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         assert FLASH is not None
-        (gradient,) = gradients
+        (grad,) = grads
         query, key, value, bias, column, extra, output, lse = ctx.saved_tensors
-        parts = FLASH[1](gradient, query, key, value, output, lse, 0.0, True, attn_mask=bias, scale=ctx.scale)
+        input_grads = FLASH[1](grad, query, key, value, output, lse, 0.0, True, attn_mask=bias, scale=ctx.scale)
         if column is None:
-            return (*parts, None, None, None, None)
+            return (*input_grads, None, None, None, None)
         share = (column - lse).exp()
-        slope = -(gradient.to(lse.dtype) * output).sum(-1)
-        more = None
+        column_grad = -(grad.to(lse.dtype) * output).sum(-1)
+        extra_grad = None
         if extra is not None:
-            slope = slope + (gradient.to(lse.dtype) @ extra[:, :, None])[..., 0]
-            more = (share[..., None, :] @ gradient.to(lse.dtype))[..., 0, :].sum(0)
-        return (*parts, None, share * slope, more, None)
+            column_grad = column_grad + (grad.to(lse.dtype) @ extra[:, :, None])[..., 0]
+            extra_grad = (share[..., None, :] @ grad.to(lse.dtype))[..., 0, :].sum(0)
+        return (*input_grads, None, share * column_grad, extra_grad, None)
 
 
-def _by_normaliser(call: AttentionCall, slopes: Tensor | None, column: Tensor | None, value: Tensor | None) -> Tensor:
+def _by_normalizer(call: AttentionCall, slopes: Tensor | None, column: Tensor | None, value: Tensor | None) -> Tensor:
     bias, width, value_width = None, call.query.shape[-1], call.value.shape[-1]
-    wide = torch.promote_types(call.query.dtype, torch.float32)
+    acc_dtype = torch.promote_types(call.query.dtype, torch.float32)
     if slopes is not None:
-        at = torch.arange(call.query.shape[2], device=slopes.device, dtype=wide)
-        bias = (slopes.to(wide)[:, None] * at)[None, :, None]
+        positions = torch.arange(call.query.shape[2], device=slopes.device, dtype=acc_dtype)
+        bias = (slopes.to(acc_dtype)[:, None] * positions)[None, :, None]
         column = column if column is None else column + bias[:, :, 0]
     if value is not None:
-        value = value.to(wide).expand(call.query.shape[1], -1)
+        value = value.to(acc_dtype).expand(call.query.shape[1], -1)
     query, key, values = call.query, call.key, call.value
     if value_width != width:
-        most = max(width, value_width)
-        query, key = pad(query, (0, most - width)), pad(key, (0, most - width))
-        values = pad(values, (0, most - value_width))
-        value = value if value is None else pad(value, (0, most - value_width))
+        widest = max(width, value_width)
+        query, key = pad(query, (0, widest - width)), pad(key, (0, widest - width))
+        values = pad(values, (0, widest - value_width))
+        value = value if value is None else pad(value, (0, widest - value_width))
     query, key, values = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, values))
-    return _Flash.apply(query, key, values, bias, column, value, call.scale)[..., :value_width]
+    return _FlashAttention.apply(query, key, values, bias, column, value, call.scale)[..., :value_width]
 
 
-def _flash() -> tuple[Any, Any] | None:
-    """PyTorch's flash attention for CPUs and its backward pass, as operators, where this release has them."""
-    both = [
-        getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{part}", None)
-        for part in ("", "_backward")
-    ]
-    return (both[0], both[1]) if all(both) else None
+def _find_flash() -> tuple[Any, Any] | None:
+    """Return PyTorch's flash attention for CPUs and its backward pass, if this release has them."""
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    forward, backward = (getattr(torch.ops.aten, name + part, None) for part in ("", "_backward"))
+    return (forward, backward) if forward and backward else None
 
 
-FLASH = _flash()
+FLASH = _find_flash()
 
 
 # -- with a key in front --------------------------------------------------------------------------------
 
 
-def _same_for_groups(call: AttentionCall, operation: Operation) -> bool:
-    """Whether heads that share their keys share the column as well."""
+def _shares_column(call: AttentionCall, operation: Operation) -> bool:
+    """Return whether heads that share their keys share the column as well."""
     return call.num_key_value_groups == 1 or all(
         tensor is None or len(tensor) == 1 for tensor in (operation.extra_key, operation.extra_value)
     )
 
 
-def _in_front(call: AttentionCall, key: Tensor, value: Tensor | None) -> Tensor:
-    """The output with one more key for all queries, and one query for it, so that each still sees itself."""
+def _with_front_key(call: AttentionCall, key: Tensor, value: Tensor | None) -> Tensor:
+    """Return the output with one more key for all queries, and one query before them, so that each sees itself."""
     batch, groups, _, _ = call.key.shape
     value = call.value.new_zeros(1, call.value.shape[-1]) if value is None else value
     front = [t[None, :, None].expand(batch, groups, 1, -1).to(call.query.dtype) for t in (key, value)]
-    parts: dict[str, Any] = {"query": pad(call.query, (0, 0, 1, 0)), "key": torch.cat([front[0], call.key], dim=2)}
-    return _plain(replace(call, **parts, value=torch.cat([front[1], call.value], dim=2)))[:, :, 1:]
+    changes: dict[str, Any] = {"query": pad(call.query, (0, 0, 1, 0)), "key": torch.cat([front[0], call.key], dim=2)}
+    return _sdpa(replace(call, **changes, value=torch.cat([front[1], call.value], dim=2)))[:, :, 1:]
 
 
 def _by_entries(call: AttentionCall, slopes: Tensor | None, column: Tensor | None, value: Tensor | None) -> Tensor:
-    """The output with biases as products of more entries of queries and keys.
+    """Return the output with biases as products of more entries of queries and keys.
 
-    Entries that a 16-bit float cannot hold are cut into parts that it can.
+    Entries that a 16-bit float cannot hold are split into parts that it can.
     """
     heads, queries = call.query.shape[1:3]
     query_entries, key_entries, front_entries = [], [], []
-    at = torch.arange(queries, device=call.query.device)
+    positions = torch.arange(queries, device=call.query.device)
     if slopes is not None:
         slopes = slopes.to(torch.promote_types(call.query.dtype, torch.float32))
-        for part in _parts(slopes / call.scale, call.query.dtype):
-            for place in _places(at, call.query.dtype):
-                query_entries.append(part[None, :, None].expand(call.query.shape[:3]))
-                key_entries.append(place.expand(call.key.shape[:3]))
+        for slope in _split_numbers(slopes / call.scale, call.query.dtype):
+            for position in _split_positions(positions, call.query.dtype):
+                query_entries.append(slope[None, :, None].expand(call.query.shape[:3]))
+                key_entries.append(position.expand(call.key.shape[:3]))
                 front_entries.append(0.0)
-        column = column if column is None else column + slopes[:, None] * at
+        column = column if column is None else column + slopes[:, None] * positions
     if column is not None:
-        for part in _parts(column / call.scale, call.query.dtype):
-            query_entries.append(part)
+        for score in _split_numbers(column / call.scale, call.query.dtype):
+            query_entries.append(score)
             key_entries.append(call.key.new_zeros(1).expand(call.key.shape[:3]))
             front_entries.append(1.0)
-    query, key = (_widened(t, e) for t, e in ((call.query, query_entries), (call.key, key_entries)))
+    query, key = (_append_entries(t, e) for t, e in ((call.query, query_entries), (call.key, key_entries)))
     values = pad(call.value, (0, 1)) if value is not None else call.value
-    more = replace(call, query=query, key=key, value=_even(values))
+    extended = replace(call, query=query, key=key, value=_align(values))
     if column is None:
-        return _plain(more)[..., : call.value.shape[-1]]
+        return _sdpa(extended)[..., : call.value.shape[-1]]
     front = query.new_tensor(front_entries)
     front = pad(front, (call.query.shape[-1], query.shape[-1] - call.query.shape[-1] - len(front_entries)))
     mark = values.new_zeros(values.shape[-1])
     if value is not None:
         mark[-1] = 1
-    output = _in_front(more, front[None], _even(mark)[None])
+    output = _with_front_key(extended, front[None], _align(mark)[None])
     if value is None:
         return output[..., : call.value.shape[-1]]
     width = call.value.shape[-1]
@@ -231,8 +229,8 @@ def _by_entries(call: AttentionCall, slopes: Tensor | None, column: Tensor | Non
     return output[..., :width] + share * value.to(output.dtype).expand(heads, -1)[:, None]
 
 
-def _parts(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Numbers of a dtype that add up to those of a wider one: three of 16 bits, or one."""
+def _split_numbers(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Return numbers of a dtype that add up to those of a wider one: three of 16 bits, or one."""
     if dtype == x.dtype:
         return [x]
     parts, rest = [], x
@@ -242,37 +240,37 @@ def _parts(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
     return parts
 
 
-def _places(at: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Positions as numbers that add up to them, each exact in its dtype."""
+def _split_positions(positions: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Return numbers that add up to positions, each exact in the dtype."""
     if dtype in (torch.float32, torch.float64):
-        return [at.to(dtype)]
-    return [(at // 256 * 256).to(dtype), (at % 256).to(dtype)]
+        return [positions.to(dtype)]
+    return [(positions // 256 * 256).to(dtype), (positions % 256).to(dtype)]
 
 
-def _widened(x: Tensor, entries: list[Tensor]) -> Tensor:
-    return _even(torch.cat([x, torch.stack([e.to(x.dtype) for e in entries], dim=-1)], dim=-1))
+def _append_entries(x: Tensor, entries: list[Tensor]) -> Tensor:
+    return _align(torch.cat([x, torch.stack([e.to(x.dtype) for e in entries], dim=-1)], dim=-1))
 
 
-def _even(x: Tensor) -> Tensor:
-    """The tensor with zeros behind its last axis, up to a width that kernels like."""
-    return pad(x, (0, -x.shape[-1] % ALIGNED))
+def _align(x: Tensor) -> Tensor:
+    """Pad the last axis with zeros to a width that kernels like."""
+    return pad(x, (0, -x.shape[-1] % ALIGNMENT))
 
 
 # -- a window -------------------------------------------------------------------------------------------
 
 
 def _windowed(call: AttentionCall, window: int) -> Tensor:
-    """The output where each query sees the last keys alone; sequences are longer than their window."""
-    return _folded(call, window) if window <= LARGEST_BLOCK else _in_blocks(call, window)
+    """Return the output under a window, which is shorter than the sequence."""
+    return _folded(call, window) if window <= MAX_BLOCK else _in_blocks(call, window)
 
 
 def _folded(call: AttentionCall, window: int) -> Tensor:
-    """Blocks of queries as so many samples, each with the keys of its own block and of the one before."""
+    """Compute blocks of queries as samples, each with the keys of its block and of the one before."""
     batch, _, queries, _ = call.query.shape
-    size = min(max(window, LEAST_BLOCK), queries)
+    size = min(max(window, MIN_BLOCK), queries)
     band = _band(size, size, window, call.query.device)
-    first = {name: getattr(call, name)[:, :, :size] for name in ("query", "key", "value")}
-    output = _masked(replace(call, **first), band[:, size:])
+    first_block = {name: getattr(call, name)[:, :, :size] for name in ("query", "key", "value")}
+    output = _masked(replace(call, **first_block), band[:, size:])
     count = -(-queries // size)
     if count == 1:
         return output
@@ -280,35 +278,35 @@ def _folded(call: AttentionCall, window: int) -> Tensor:
         pad(t, (0, 0, 0, count * size - queries)).unflatten(2, (count, size)).transpose(1, 2)
         for t in (call.query, call.key, call.value)
     )
-    both = [torch.cat([t[:, :-1], t[:, 1:]], dim=3).flatten(0, 1) for t in (key, value)]
-    rest = _masked(replace(call, query=query[:, 1:].flatten(0, 1), key=both[0], value=both[1]), band)
+    pairs = [torch.cat([t[:, :-1], t[:, 1:]], dim=3).flatten(0, 1) for t in (key, value)]
+    rest = _masked(replace(call, query=query[:, 1:].flatten(0, 1), key=pairs[0], value=pairs[1]), band)
     rest = rest.unflatten(0, (batch, count - 1)).transpose(1, 2).flatten(2, 3)
     return torch.cat([output, rest[:, :, : queries - size]], dim=2)
 
 
 def _in_blocks(call: AttentionCall, window: int) -> Tensor:
-    """Block after block of queries, each with the keys that it sees."""
-    queries, size = call.query.shape[2], LEAST_BLOCK * 2
+    """Compute block after block of queries, each with the keys that it sees."""
+    queries, size = call.query.shape[2], MIN_BLOCK * 2
     band = _band(size, window - 1, window, call.query.device)
-    found = []
+    outputs = []
     for start in range(0, queries, size):
         rows = slice(start, min(start + size, queries))
-        seen = slice(max(rows.start - window + 1, 0), rows.stop)
-        part: dict[str, Any] = {
+        keys = slice(max(rows.start - window + 1, 0), rows.stop)
+        changes: dict[str, Any] = {
             "query": call.query[:, :, rows],
-            "key": call.key[:, :, seen],
-            "value": call.value[:, :, seen],
+            "key": call.key[:, :, keys],
+            "value": call.value[:, :, keys],
         }
         stop = window - 1 + rows.stop - rows.start
-        mask = band[: rows.stop - rows.start, stop - (seen.stop - seen.start) : stop]
-        found.append(_masked(replace(call, **part), mask))
-    return torch.cat(found, dim=2)
+        mask = band[: rows.stop - rows.start, stop - (keys.stop - keys.start) : stop]
+        outputs.append(_masked(replace(call, **changes), mask))
+    return torch.cat(outputs, dim=2)
 
 
 def _band(queries: int, before: int, window: int, device: torch.device) -> Tensor:
-    """Which keys a block of queries sees: its own, which stand last, and so many before them."""
-    gap = torch.arange(queries, device=device)[:, None] + before - torch.arange(before + queries, device=device)
-    return (gap >= 0) & (gap < window)
+    """Return which keys a block of queries sees: its own, which stand last, and so many before them."""
+    distance = torch.arange(queries, device=device)[:, None] + before - torch.arange(before + queries, device=device)
+    return (distance >= 0) & (distance < window)
 
 
 def _masked(call: AttentionCall, mask: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Statistics of attention on a GPU, without ever holding a weight: one Triton pass over the scores each.
+"""Statistics of attention on a GPU: one Triton pass over the scores each, without holding a weight.
 
-`row_statistics` reads every query's weights once, `column_statistics` every key's. Neither multiplies by values, which
-is half of a fused forward's arithmetic. Triton is optional: nothing here imports it before a kernel is used.
+Neither pass multiplies by values, which is half of a fused forward's arithmetic. Triton is optional, and imported when
+a kernel is first used.
 """
 
 import importlib.util
@@ -19,11 +19,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True)
 class RowStatistics:
-    """What one pass over the keys says of every query.
+    """What one pass over the keys gives for every query.
 
-    lse: log Σ_j exp(s_ij) over the keys the query sees and the sink; +inf where there is neither.
-    entropy: −Σ_j A_ij log A_ij in nats, over keys only (never the sink's column); 0 where no key is seen.
-    distance: Σ_j A_ij |i − j| in positions, or None where it was not asked for; 0 where no key is seen.
+    Attributes:
+        lse: log Σ_j exp(s_ij) over the keys the query sees and the sink; +inf where there is neither.
+        entropy: −Σ_j A_ij log A_ij in nats, over keys without the sink; 0 where no key is seen.
+        distance: Σ_j A_ij |i − j| in positions, or None if not asked for; 0 where no key is seen.
     """
 
     lse: Float[Tensor, "batch head query"]
@@ -33,9 +34,13 @@ class RowStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """How a kernel cuts its work: one program holds `resident` rows and streams blocks of `streamed` rows past them.
+    """How a kernel cuts its work.
 
-    Both are powers of two, 16 at least. `warps` run a program, `stages` streamed blocks are in flight.
+    Attributes:
+        resident: Rows that one program holds; a power of two, at least 16.
+        streamed: Rows of a block that is streamed past them; likewise.
+        warps: Warps of a program.
+        stages: Streamed blocks in flight.
     """
 
     resident: int
@@ -44,17 +49,17 @@ class Tiling:
     stages: int
 
 
-def available() -> bool:
-    """True where the kernels can run: Triton is installed, and there is a GPU or Triton's interpreter is on.
+def is_available() -> bool:
+    """Return whether the kernels can run: Triton is installed, and there is a GPU or Triton's interpreter is on.
 
-    The interpreter (TRITON_INTERPRET=1 in the environment before Triton is first imported) runs them on a CPU, slowly.
+    The interpreter (TRITON_INTERPRET=1 before Triton is first imported) runs them on a CPU, slowly.
     """
-    return importlib.util.find_spec("triton") is not None and (torch.cuda.is_available() or _interpreted())
+    return importlib.util.find_spec("triton") is not None and (torch.cuda.is_available() or _is_interpreted())
 
 
-def tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
-    """The blocks for heads of this width: as large as one program's registers and shared memory hold."""
-    width = _padded(head_dim)
+def choose_tiling(head_dim: int, dtype: torch.dtype) -> Tiling:
+    """Return blocks as large as the registers and shared memory of a program hold for heads of this width."""
+    width = _padded_width(head_dim)
     if dtype == torch.float32:
         blocks = {32: (64, 64, 8), 64: (64, 64, 8), 128: (32, 32, 8), 256: (32, 16, 4)}
     else:
@@ -77,19 +82,31 @@ def row_statistics(
     distance: bool = False,
     blocks: Tiling | None = None,
 ) -> RowStatistics:
-    """The log-sum-exp, entropy and mean attended distance of every query, float32, in one online pass over the keys.
+    """Return the log-sum-exp, entropy and mean attended distance of every query, in one online pass over the keys.
 
-    The score is s_ij = scale · q_i·k_j, or softcap · tanh(s_ij / softcap) where a cap is given. Query i stands at
-    position offset + i. It sees the real keys j (`key_mask`; None: all) with j ≤ offset + i if causal, and
-    with j > offset + i − window or, bidirectional, |offset + i − j| < window if there is a window. `sink` is a learned
-    logit a head that joins the normaliser, uncapped and unscaled. Query head h reads key group h // (head / group).
+    Any strides, head widths and lengths; float32, bfloat16 and float16, summed in float32. Not differentiable. Heads
+    wider than 512 in float32 need a GPU with 128 KiB of shared memory a program; wider than 1024, more.
 
-    Any strides, head widths and lengths; float32, bfloat16 and float16, summed in float32. Not differentiable.
-    `blocks` overrides the choice of `tiling`. ValueError: inputs do not fit together; ImportError: no Triton.
-    Heads wider than 512 in float32 need a GPU that gives a program 128 KiB of shared memory; wider than 1024, more.
+    Args:
+        query: Queries; query head h reads key group h // (head / group).
+        key: Keys.
+        scale: The score is s_ij = scale · q_i·k_j.
+        causal: A query sees no key after its own position.
+        offset: Position of the first query among the keys.
+        window: Query i sees the last `window` keys up to its own; if not causal, those less than `window` away.
+        key_mask: False at keys that no query sees.
+        softcap: The score is softcap · tanh(s_ij / softcap).
+        sink: A learned logit a head that joins the normalizer, uncapped and unscaled.
+        distance: Whether to compute the distance.
+        blocks: Replaces `choose_tiling`.
 
-    Source: the online softmax of Milakov & Gimelshein, arXiv:1805.02867, as FlashAttention streams it
-    (arXiv:2205.14135, algorithm 1), here without values; the entropy follows from Σ e·s beside Σ e.
+    Raises:
+        ValueError: Inputs do not fit together.
+        ImportError: Triton is not installed.
+
+    Source:
+        Milakov & Gimelshein (arXiv 1805.02867), as FlashAttention streams it (arXiv 2205.14135, algorithm 1), here
+        without values; the entropy follows from Σ e·s beside Σ e.
     """
     _check(query, key, window, softcap, {"key_mask": (key_mask, (key.shape[0], key.shape[2]))})
     batch, heads, queries, head_dim = query.shape
@@ -97,24 +114,24 @@ def row_statistics(
         raise ValueError(f"sink: expected one logit a head, shape ({heads},); got {tuple(sink.shape)}")
     source = _source(query)
     lse, entropy = (query.new_empty(batch, heads, queries, dtype=torch.float32) for _ in range(2))
-    reach = torch.empty_like(lse) if distance else None
-    cut = blocks or tiling(head_dim, query.dtype)
-    grid = (batch * heads * math.ceil(queries / cut.resident),)
+    mean_distance = torch.empty_like(lse) if distance else None
+    tiling = blocks or choose_tiling(head_dim, query.dtype)
+    grid = (batch * heads * math.ceil(queries / tiling.resident),)
     if grid[0]:
         with torch.cuda.device_of(query):
             source.row_kernel[grid](
-                *(query, key, key_mask, sink, lse, entropy, reach),
+                *(query, key, key_mask, sink, lse, entropy, mean_distance),
                 *(*query.stride(), *key.stride(), *_strides(key_mask, 2), *_strides(sink, 1)),
                 *_sizes(query, key, offset, window, scale, softcap),
                 HEAD_DIM=head_dim,
-                WIDTH=_padded(head_dim),
+                WIDTH=_padded_width(head_dim),
                 CAUSAL=causal,
-                BLOCK_Q=cut.resident,
-                BLOCK_K=cut.streamed,
-                num_warps=cut.warps,
-                num_stages=cut.stages,
+                BLOCK_Q=tiling.resident,
+                BLOCK_K=tiling.streamed,
+                num_warps=tiling.warps,
+                num_stages=tiling.stages,
             )
-    return RowStatistics(lse=lse, entropy=entropy, distance=reach)
+    return RowStatistics(lse=lse, entropy=entropy, distance=mean_distance)
 
 
 def column_statistics(
@@ -132,17 +149,23 @@ def column_statistics(
     square: bool = False,
     blocks: Tiling | None = None,
 ) -> tuple[Float[Tensor, "batch head key"], Float[Tensor, "batch head key"] | None]:
-    """The mass of every column, Σ_i A_ij, and with `square` also Σ_i A_ij², over real queries, float32, else None.
+    """Return Σ_i A_ij over real queries for every key, and with `square` also Σ_i A_ij², else None; float32.
 
-    A_ij = exp(s_ij − lse_i), with `lse` (float32) as `row_statistics` or a fused forward gives it, the sink within;
-    a row of lse ±inf weighs 0. Everything else is as in `row_statistics`, and must be the same. A key that is not real,
-    or that no real query sees, has mass 0.
+    A_ij = exp(s_ij − lse_i). A key that no real query sees has mass 0. Each program holds a block of keys and streams
+    the queries that see it, without values.
 
-    Each program holds a block of keys and streams only the queries that can see it, without values. For the swapped
-    pass see awslabs/keys_values, issue 77 and pull request 78 (two FlexAttention calls) and 83 (a kernel).
+    `lse` is the log-sum-exp of `row_statistics` (float32, the sink in it; a row of ±inf weighs 0). `query_mask` is
+    False at queries that do not count. The other arguments are those of `row_statistics`, with the same values.
+
+    Raises:
+        ValueError: Inputs do not fit together.
+        ImportError: Triton is not installed.
+
+    Source:
+        The swapped pass: awslabs/keys_values, issue 77 and pull requests 78 and 83.
     """
-    marked = {"key_mask": (key_mask, (key.shape[0], key.shape[2])), "query_mask": (query_mask, query.shape[::2])}
-    _check(query, key, window, softcap, marked)
+    masks = {"key_mask": (key_mask, (key.shape[0], key.shape[2])), "query_mask": (query_mask, query.shape[::2])}
+    _check(query, key, window, softcap, masks)
     batch, heads, _, head_dim = query.shape
     if lse.shape != query.shape[:3] or lse.dtype != torch.float32 or lse.device != query.device:
         raise ValueError(
@@ -152,8 +175,8 @@ def column_statistics(
     source = _source(query)
     mass = query.new_empty(batch, heads, key.shape[2], dtype=torch.float32)
     squared = torch.empty_like(mass) if square else None
-    cut = blocks or tiling(head_dim, query.dtype)
-    grid = (batch * heads * math.ceil(key.shape[2] / cut.resident),)
+    tiling = blocks or choose_tiling(head_dim, query.dtype)
+    grid = (batch * heads * math.ceil(key.shape[2] / tiling.resident),)
     if grid[0]:
         with torch.cuda.device_of(query):
             source.column_kernel[grid](
@@ -161,26 +184,26 @@ def column_statistics(
                 *(*query.stride(), *key.stride(), *lse.stride(), *_strides(key_mask, 2), *_strides(query_mask, 2)),
                 *_sizes(query, key, offset, window, scale, softcap),
                 HEAD_DIM=head_dim,
-                WIDTH=_padded(head_dim),
+                WIDTH=_padded_width(head_dim),
                 CAUSAL=causal,
-                BLOCK_Q=cut.streamed,
-                BLOCK_K=cut.resident,
-                num_warps=cut.warps,
-                num_stages=cut.stages,
+                BLOCK_Q=tiling.streamed,
+                BLOCK_K=tiling.resident,
+                num_warps=tiling.warps,
+                num_stages=tiling.stages,
             )
     return mass, squared
 
 
-def _interpreted() -> bool:
-    """True where Triton's interpreter is asked for, in the words that Triton itself takes for yes."""
+def _is_interpreted() -> bool:
+    """Return whether Triton's interpreter is on, by the values that Triton takes for yes."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in {"1", "y", "yes", "t", "true", "on"}
 
 
 def _source(query: Tensor) -> ModuleType:
-    """The kernels' module, once it is known that they can run on the query's device."""
+    """Return the kernels' module, if they can run on the device of the query."""
     if importlib.util.find_spec("triton") is None:
         raise ImportError("the GPU kernels need Triton, which is not installed: pip install 'regard[gpu]'")
-    if not (query.is_cuda or _interpreted()):
+    if not (query.is_cuda or _is_interpreted()):
         raise ValueError(
             f"the GPU kernels take tensors on a GPU; got {query.device} (TRITON_INTERPRET=1 runs them on a CPU, slowly)"
         )
@@ -192,9 +215,9 @@ def _check(
     key: Tensor,
     window: int | None,
     softcap: float | None,
-    marked: dict[str, tuple[Tensor | None, tuple[int, ...]]],
+    masks: dict[str, tuple[Tensor | None, tuple[int, ...]]],
 ) -> None:
-    """ValueError where the inputs of either kernel do not fit together."""
+    """Raise a ValueError if the inputs of either kernel do not fit together."""
     if query.dtype not in DTYPES or key.dtype != query.dtype or key.device != query.device:
         raise ValueError(
             f"query and key: expected one device and one type of {DTYPES}; "
@@ -206,11 +229,11 @@ def _check(
             "query and key: expected (batch, head, query, width) and (batch, group, key, width), heads a multiple of "
             f"groups; got {tuple(query.shape)} and {tuple(key.shape)}"
         )
-    for name, (real, shape) in marked.items():
-        if real is not None and (real.dtype != torch.bool or real.shape != shape or real.device != query.device):
+    for name, (mask, shape) in masks.items():
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != shape or mask.device != query.device):
             raise ValueError(
                 f"{name}: expected bool {tuple(shape)} on {query.device}; "
-                f"got {real.dtype} {tuple(real.shape)} on {real.device}"
+                f"got {mask.dtype} {tuple(mask.shape)} on {mask.device}"
             )
     if window is not None and window < 1:
         raise ValueError(f"window: expected 1 or more keys, or None for all; got {window}")
@@ -221,19 +244,19 @@ def _check(
 def _sizes(
     query: Tensor, key: Tensor, offset: int, window: int | None, scale: float, softcap: float | None
 ) -> tuple[int | float | None, ...]:
-    """The numbers that both kernels take, in their order; the scale and the cap such that scores come out in bits."""
+    """Return the numbers that both kernels take, in their order, scaled so that scores come out in bits."""
     heads, groups = query.shape[1], key.shape[1]
-    numbers = (heads, heads // groups, query.shape[2], key.shape[2], offset, window)
+    sizes = (heads, heads // groups, query.shape[2], key.shape[2], offset, window)
     if softcap is None:
-        return (*numbers, scale * math.log2(math.e), None)
-    return (*numbers, scale / softcap, softcap * math.log2(math.e))
+        return (*sizes, scale * math.log2(math.e), None)
+    return (*sizes, scale / softcap, softcap * math.log2(math.e))
 
 
 def _strides(tensor: Tensor | None, dims: int) -> tuple[int, ...]:
-    """The strides of an optional tensor; zeros where there is none."""
+    """Return the strides of an optional tensor, zeros for None."""
     return tensor.stride() if tensor is not None else (0,) * dims
 
 
-def _padded(head_dim: int) -> int:
-    """The head width that the matrix product takes: a power of two, 16 at least."""
+def _padded_width(head_dim: int) -> int:
+    """Return the head width that the matrix product takes: a power of two, at least 16."""
     return max(16, 1 << (head_dim - 1).bit_length())

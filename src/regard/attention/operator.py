@@ -1,4 +1,4 @@
-"""Attention with statistics: the one function behind the slot. Which form runs is decided here and nowhere else."""
+"""The attention operator: which backend computes the output of a call, and which its reductions."""
 
 from __future__ import annotations
 
@@ -7,331 +7,270 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention import kernels, reference
-from regard.attention.blockwise import blockwise, reduce_by_rows, to_acc_dtype
-from regard.attention.call import PER_KEY, AttentionCall, Operation, ReductionRequest, run, visible
+from regard.attention.blockwise import blockwise, reduce_by_rows
+from regard.attention.call import AttentionCall, Operation, as_slice, visible_mask
 from regard.attention.chunked import chunked
 from regard.attention.constant import constant_output
-from regard.attention.flex import flex, flex_serves
+from regard.attention.flex import flex, supports_flex
 from regard.attention.fused import fused
+from regard.attention.lse import attend_with_lse, first_mass, supports_lse
 from regard.attention.onepass import one_pass
-from regard.attention.pointwise import pointwise
-from regard.attention.rowwise import rowwise
+from regard.attention.recomputed import recomputed
+from regard.attention.reduction import WEIGHT_REDUCTIONS, Backend, ReductionRequest, reduce_dense
 from regard.attention.spectrum import spectral_bound
-from regard.attention.tiles import LOG2_E
 
-ROWS_BY_KERNEL = frozenset({"lse", "first_mass", "entropy", "distance", "row_sum", "virtual_sink_mass"})
-FORMS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {
-    "materialised": reference.operate,
+BACKENDS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {
+    "materialised": reference.operation_output,
     "blockwise": blockwise,
-    "pointwise": pointwise,
-    "rowwise": rowwise,
+    "pointwise": recomputed,
+    "rowwise": recomputed,
     "chunked": chunked,
     "fused": fused,
     "flex": flex,
 }
+"""What computes the output of an operation, by `AttentionSpec.backend`."""
 
 
-def attend(call: AttentionCall, wanted: ReductionRequest) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output (batch, head, query, value_width) and the wanted reductions of the weights, by name.
+def attend(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the output of a call and reductions of its weights.
 
-    Reductions are float32 (float64 for float64 inputs): per key (batch, head, key), per query (batch, head, query[,
-    first]), per sample (batch, head), or, for `weights`, summed over the unpadded samples (head, query, key). None is
-    differentiable. The output is, carries the dropout of the call, and has its dtype.
+    Returns:
+        The output (batch, head, query, value_width) in the dtype of the call, differentiable and with its dropout, and
+        the requested reductions by name, shaped as `Reduction.axis` says, without gradient or dropout; float32, or
+        float64 for float64 inputs.
     """
     if call.constant is not None:
-        found = reference.reduce(to_acc_dtype(_biased(call).detached()), wanted) if wanted.names else {}
-        return partly_constant(call), found
-    call, added = simplified(call)
-    if added is not None:
-        bare, found = attend(call, wanted)
-        return bare + added.to(bare.dtype), found
-    graph = torch.is_grad_enabled() and call.differentiable
-    if not wanted.names or call.dropout or graph or call.operation is not None:
-        output = plain_output(call)
-        return output, reduce(call, wanted)
-    if fused_lse_serves(call, wanted):
-        return _with_lse(call, wanted)
+        reductions = reduce_dense(_expand_bias(call).detach().to_acc_dtype(), request) if request.names else {}
+        return _constant_heads_output(call), reductions
+    call, extra_value = simplify(call)
+    if extra_value is not None:
+        output, reductions = attend(call, request)
+        return output + extra_value.to(output.dtype), reductions
+    needs_graph = torch.is_grad_enabled() and call.requires_grad
+    if not request.names or call.dropout or needs_graph or call.operation is not None:
+        output = compute_output(call)
+        return output, reduce(call, request)
+    if supports_lse(call, request):
+        return attend_with_lse(call, request)
     if call.query.is_cuda:
-        return plain_output(call), reduce(call, wanted)
-    result, reductions = _reductions(call, wanted, output=True)
-    assert result is not None
-    return result.to(call.query.dtype), reductions
+        return compute_output(call), reduce(call, request)
+    tiled_output, reductions = _reduce(call, request, output=True)
+    assert tiled_output is not None
+    return tiled_output.to(call.query.dtype), reductions
 
 
 @torch.no_grad()
-def reduce(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
-    """The wanted reductions alone."""
-    if not wanted.names:
+def reduce(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
+    """Return the requested reductions alone, by name."""
+    if not request.names:
         return {}
-    return _reductions(call.detached(), wanted, output=False)[1]
+    return _reduce(call.detach(), request, output=False)[1]
 
 
-def plain_output(call: AttentionCall) -> Tensor:
-    """The output alone, through PyTorch's fused attention where that can express the call."""
-    call, added = simplified(call)
-    if added is not None:
-        bare = plain_output(call)
-        return bare + added.to(bare.dtype)
+def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]:
+    """Return the output alone, by PyTorch's fused attention where that can express the call."""
+    call, extra_value = simplify(call)
+    if extra_value is not None:
+        output = compute_output(call)
+        return output + extra_value.to(output.dtype)
     if call.operation is not None:
-        return FORMS[form_of(call, call.operation)](call, call.operation)
+        return BACKENDS[select_backend(call, call.operation)](call, call.operation)
     if call.softcap is None and call.sink is None:
-        return _fused(call)
-    if _unbroken(call):
+        return _scaled_dot_product_attention(call)
+    if _is_whole_sequence(call):
         return fused(call, Operation())
-    if (torch.is_grad_enabled() and call.differentiable) or call.dropout:
+    if (torch.is_grad_enabled() and call.requires_grad) or call.dropout:
         return blockwise(call, Operation())
-    output, _ = one_pass(to_acc_dtype(call), ReductionRequest(), output=True)
-    assert output is not None
-    return output.to(call.query.dtype)
+    tiled_output, _ = one_pass(call.to_acc_dtype(), ReductionRequest(), output=True)
+    assert tiled_output is not None
+    return tiled_output.to(call.query.dtype)
 
 
-def simplified(call: AttentionCall) -> tuple[AttentionCall, Tensor | None]:
-    """The call, without an operation where that is softmax and no more, and what is added to its output beside."""
+def simplify(call: AttentionCall) -> tuple[AttentionCall, Float[Tensor, "#head 1 value_width"] | None]:
+    """Return the call without what its operation leaves idle, and a value to add to its output.
+
+    An operation that is softmax and no more is left out.
+    """
     operation = call.operation
     if operation is None:
         return call, None
-    added = None
+    extra_value = None
     if operation.extra_value is not None and operation.extra_key is None:
-        added = operation.extra_value[:, None]
+        extra_value = operation.extra_value[:, None]
         operation = replace(operation, extra_value=None)
-    queries, reach = call.query.shape[2], call.offset + call.query.shape[2]
-    whole = call.causal and call.offset == 0 and queries == call.key.shape[2]
-    if operation.window is not None and operation.window >= reach and (whole or not operation.prefix):
+    queries, last = call.query.shape[2], call.offset + call.query.shape[2]
+    is_whole = call.causal and call.offset == 0 and queries == call.key.shape[2]
+    if operation.window is not None and operation.window >= last and (is_whole or not operation.prefix):
         operation = replace(operation, window=None)
-    if replace(operation, form="") == Operation(form=""):
-        return replace(call, operation=None), added
-    return replace(call, operation=operation), added
+    is_softmax = replace(operation, backend="") == Operation(backend="")
+    return replace(call, operation=None if is_softmax else operation), extra_value
 
 
-def form_of(call: AttentionCall, operation: Operation) -> str:
-    """How the output of a call is computed: as its operation says for a whole sequence, on CUDA by FlexAttention.
+def select_backend(call: AttentionCall, operation: Operation) -> str:
+    """Return the name in `BACKENDS` of what computes the output of a call.
 
-    That replaces tiles, and the blocks of what else it can do.
+    A whole sequence is computed as its operation says, on CUDA by FlexAttention instead of tiles and blocks.
     """
-    if operation.form == "materialised":
+    if operation.backend == "materialised":
         return "materialised"
-    if not _unbroken(call):
+    if not _is_whole_sequence(call):
         return "blockwise"
-    if operation.form in ("pointwise", "rowwise", "blockwise", "flex"):
-        if flex_serves(call, operation):
+    if operation.backend in ("pointwise", "rowwise", "blockwise", "flex"):
+        if supports_flex(call, operation):
             return "flex"
-        return "blockwise" if operation.form == "flex" else operation.form
-    return operation.form
+        return "blockwise" if operation.backend == "flex" else operation.backend
+    return operation.backend
 
 
-def _unbroken(call: AttentionCall) -> bool:
-    """Whether a call is a sequence from its first token to its last, causal, with nothing that hides or shifts more."""
+def _is_whole_sequence(call: AttentionCall) -> bool:
+    """Return whether a call is causal, from the first token to the last, and nothing else hides or shifts a score."""
     queries, keys = call.query.shape[2], call.key.shape[2]
-    masked = call.keep is not None or call.bias is not None or call.key_mask is not None or call.softcap is not None
-    return call.causal and call.offset == 0 and queries == keys > 1 and not masked and not call.dropout
+    is_masked = call.keep is not None or call.bias is not None or call.key_mask is not None or call.softcap is not None
+    return call.causal and call.offset == 0 and queries == keys > 1 and not is_masked and not call.dropout
 
 
-def partly_constant(call: AttentionCall) -> Tensor:
-    """The output where some heads are constant: their C·V beside the attention of the others, or mixed with it."""
+def _constant_heads_output(call: AttentionCall) -> Tensor:
+    """Return the output of a call some heads of which are constant, or mixed with constants."""
     assert call.constant is not None
     constant = call.constant
     fixed = constant_output(call)
     heads = list(constant.heads)
     if constant.gate is not None:
-        free = plain_output(replace(call, constant=None)).transpose(1, 2)
-        gate = constant.gate.to(free.dtype)[:, None]
-        fixed = gate * free[:, :, heads] + (1 - gate) * fixed
-        if len(heads) == free.shape[2]:
+        attention = compute_output(replace(call, constant=None)).transpose(1, 2)
+        gate = constant.gate.to(attention.dtype)[:, None]
+        fixed = gate * attention[:, :, heads] + (1 - gate) * fixed
+        if len(heads) == attention.shape[2]:
             return fixed.transpose(1, 2)
-        return free.index_copy(2, torch.tensor(heads, device=free.device), fixed).transpose(1, 2)
-    others = [head for head in range(call.query.shape[1]) if head not in set(heads)]
+        return attention.index_copy(2, torch.tensor(heads, device=attention.device), fixed).transpose(1, 2)
+    others = _dynamic_heads(call)
     if not others:
         return fixed.transpose(1, 2)
-    free = plain_output(call.of_heads(others)).transpose(1, 2)
-    if torch.is_grad_enabled() and (free.requires_grad or fixed.requires_grad):
-        back = torch.tensor([*others, *heads], device=free.device).argsort()
-        return torch.cat([free, fixed], dim=2).index_select(2, back).transpose(1, 2)
-    room = free.new_empty(*free.shape[:2], len(heads) + len(others), free.shape[-1])
-    for part, numbers in ((free, others), (fixed, heads)):
-        room[:, :, run(numbers)] = part
-    return room.transpose(1, 2)
+    attention = compute_output(call.select_heads(others)).transpose(1, 2)
+    if torch.is_grad_enabled() and (attention.requires_grad or fixed.requires_grad):
+        order = torch.tensor([*others, *heads], device=attention.device).argsort()
+        return torch.cat([attention, fixed], dim=2).index_select(2, order).transpose(1, 2)
+    output = attention.new_empty(*attention.shape[:2], len(heads) + len(others), attention.shape[-1])
+    for part, indices in ((attention, others), (fixed, heads)):
+        output[:, :, as_slice(indices)] = part
+    return output.transpose(1, 2)
 
 
-def _biased(call: AttentionCall) -> AttentionCall:
-    """The call with a bias for every head, where that of constant ones was left away."""
+def _dynamic_heads(call: AttentionCall) -> list[int]:
+    """Return the heads of a call that are not constant."""
+    constant = set() if call.constant is None else set(call.constant.heads)
+    return [head for head in range(call.query.shape[1]) if head not in constant]
+
+
+def _expand_bias(call: AttentionCall) -> AttentionCall:
+    """Return the call with a bias for every head, zero for constant ones if it has none for them."""
     bias, heads = call.bias, call.query.shape[1]
     if bias is None or call.constant is None or bias.shape[1] in (1, heads):
         return call
-    others = [head for head in range(heads) if head not in set(call.constant.heads)]
-    whole = bias.new_zeros(bias.shape[0], heads, *bias.shape[2:])
-    return replace(call, bias=whole.index_copy(1, torch.tensor(others, device=bias.device), bias))
+    others = torch.tensor(_dynamic_heads(call), device=bias.device)
+    expanded = bias.new_zeros(bias.shape[0], heads, *bias.shape[2:])
+    return replace(call, bias=expanded.index_copy(1, others, bias))
 
 
-def _reductions(
-    call: AttentionCall, wanted: ReductionRequest, *, output: bool
-) -> tuple[Tensor | None, dict[str, Tensor]]:
-    call, _ = simplified(call)
+def _reduce(call: AttentionCall, request: ReductionRequest, *, output: bool) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Return the requested reductions, each by the fastest backend that computes it; on CPUs the output if asked."""
+    call, _ = simplify(call)
     if call.operation is not None:
-        return None, reduce_by_rows(call, wanted)
-    full = to_acc_dtype(call)
-    found: dict[str, Tensor] = {}
-    if "spectral_bound" in wanted.names:
-        found["spectral_bound"] = spectral_bound(full, wanted.iterations)
-    rest = replace(wanted, names=wanted.names.difference(found))
-    if kernels_serve(call, rest):
-        return None, found | _by_kernels(call, rest)
+        return None, reduce_by_rows(call, request)
+    exact = call.to_acc_dtype()
+    reductions: dict[str, Tensor] = {}
+    if request.select(_computed_by("lanczos")).names:
+        reductions["spectral_bound"] = spectral_bound(exact, request.max_iterations)
+    request = request.without(reductions)
+    if supports_triton(call, request):
+        return None, reductions | reduce_by_triton(call, request)
     result = None
-    if rest.names or output:
-        result, more = one_pass(full, rest, output=output)
-        found |= more
-    return result, found
+    tiled = request.select(_computed_by("tiles"))
+    if tiled.names or output:
+        result, by_tile = one_pass(exact, tiled, output=output)
+        reductions |= by_tile
+    request = request.without(tiled.names)
+    return result, reductions | (reduce_by_rows(call, request) if request.names else {})
 
 
-def _fused(call: AttentionCall) -> Tensor:
-    mask = _mask(call)
-    simple = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
-    if mask is None and call.causal and not simple:
-        mask = visible(call)
+def _computed_by(backend: Backend) -> list[str]:
+    """Return the names of the reductions that a backend computes."""
+    return [name for name, reduction in WEIGHT_REDUCTIONS.items() if backend in reduction.backends]
+
+
+def _scaled_dot_product_attention(call: AttentionCall) -> Tensor:
+    mask = _sdpa_mask(call)
+    is_causal = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
+    if mask is None and call.causal and not is_causal:
+        mask = visible_mask(call)
     return torch.nn.functional.scaled_dot_product_attention(
         call.query,
         call.key,
         call.value,
-        attn_mask=None if simple else mask,
+        attn_mask=None if is_causal else mask,
         dropout_p=call.dropout,
-        is_causal=simple,
+        is_causal=is_causal,
         scale=call.scale,
         enable_gqa=call.num_key_value_groups > 1,
     )
 
 
-def _mask(call: AttentionCall) -> Tensor | None:
-    """Everything that hides or shifts a score, as one mask for the fused call; None where causality is all there is."""
-    see = call.keep
+def _sdpa_mask(call: AttentionCall) -> Tensor | None:
+    """Return one mask for all that hides or shifts a score; None where causality is all there is."""
+    keep = call.keep
     if call.key_mask is not None:
         padding = call.key_mask[:, None, None, :]
-        see = padding if see is None else see & padding
-    if call.causal and (see is not None or call.bias is not None):
-        future = visible(replace(call, keep=None, key_mask=None))
-        see = future if see is None else see & future
+        keep = padding if keep is None else keep & padding
+    if call.causal and (keep is not None or call.bias is not None):
+        causal = visible_mask(replace(call, keep=None, key_mask=None))
+        keep = causal if keep is None else keep & causal
     if call.bias is None:
-        return see
+        return keep
     bias = call.bias.to(call.query.dtype)
-    return bias if see is None else bias.masked_fill(~see, torch.finfo(bias.dtype).min)
+    return bias if keep is None else bias.masked_fill(~keep, torch.finfo(bias.dtype).min)
 
 
-def fused_lse_serves(call: AttentionCall, wanted: ReductionRequest) -> bool:
-    """Whether the fused CPU kernel's own log-sum-exp is enough: attention to the first keys needs nothing else."""
-    return (
-        wanted.names <= {"first_mass", "lse"}
-        and call.plain
-        and call.query.device.type == "cpu"
-        and all(t.stride(-1) == 1 for t in (call.query, call.key, call.value))
-        and call.value.shape[-1] == call.query.shape[-1]
-        and call.query.dtype in (torch.float32, torch.float64)
-        and (not call.causal or call.offset == 0)
-        and FUSED_CPU is not None
-    )
+def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:
+    """Return whether the GPU kernels can compute every requested reduction of a call.
 
-
-def _fused_cpu() -> Any | None:
-    """PyTorch's flash attention for CPUs as an operator that returns the log-sum-exp, where this release has it."""
-    return getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-
-
-FUSED_CPU = _fused_cpu()
-
-
-def _with_lse(call: AttentionCall, wanted: ReductionRequest) -> tuple[Tensor, dict[str, Tensor]]:
-    assert FUSED_CPU is not None
-    padding = None
-    if call.key_mask is not None:
-        padding = call.query.new_zeros(call.key_mask.shape).masked_fill_(~call.key_mask, -torch.inf)[:, None, None, :]
-    output, lse = FUSED_CPU(call.query, call.key, call.value, 0.0, call.causal, attn_mask=padding, scale=call.scale)
-    if call.key_mask is not None:
-        lse = lse.masked_fill(_blind(call, call.key_mask), -torch.inf)
-    found = {"lse": lse} if "lse" in wanted.names else {}
-    if "first_mass" in wanted.names:
-        found["first_mass"] = _first_mass(call, lse, wanted.first)
-    return output, found
-
-
-def _blind(call: AttentionCall, key_mask: Tensor) -> Tensor:
-    """Which queries see no real key, (batch, 1, query or 1): the fused kernel reports a log-sum-exp of 0 for them."""
-    seen = key_mask.cumsum(-1) > 0
-    if not call.causal:
-        return ~seen[:, None, -1:]
-    last = torch.arange(call.query.shape[2], device=key_mask.device).clamp(max=key_mask.shape[1] - 1)
-    return ~seen[:, None, last]
-
-
-def _first_mass(call: AttentionCall, lse: Tensor, first: int) -> Tensor:
-    """exp(s_ij − lse_i) for the first keys j: as many products a query as there are keys asked for.
-
-    Computed with the keys as rows, in base 2: half the time of the more obvious order.
+    They return no sum of a row beside a sink, and the first keys' mass is made of uncapped scores.
     """
-    key, where = _first_keys(call, first)
-    key = key.repeat_interleave(call.num_key_value_groups, 1) if call.num_key_value_groups > 1 else key
-    mass = lse.new_empty(*lse.shape[:2], first, lse.shape[2])
-    for q, k, row, out in zip(call.query.mT, key, lse[:, :, None], mass, strict=True):
-        torch.baddbmm(row, k.to(lse.dtype), q.to(lse.dtype), beta=-LOG2_E, alpha=call.scale * LOG2_E, out=out)
-    mass = mass.exp2_().mT
-    keys = call.key.shape[2]
-    if call.key_mask is not None:
-        real = call.key_mask.gather(1, where.clamp(0, keys - 1).expand(lse.shape[0], -1))
-        mass.masked_fill_(~(real[:, None, None] & (lse != -torch.inf)[..., None]), 0.0)
-    if call.starts or first > keys:
-        mass.masked_fill_(((where < 0) | (where >= keys))[:, None, None], 0.0)
-    if call.causal:
-        early = max(max(call.starts or (0,)) + first - call.offset, 0)
-        positions = torch.arange(min(early, lse.shape[2]), device=lse.device)[:, None] + call.offset
-        mass[:, :, :early].masked_fill_(positions < where[:, None, None], 0.0)
-    return mass
-
-
-def _first_keys(call: AttentionCall, first: int) -> tuple[Tensor, Tensor]:
-    """The first keys of each sample, (batch, group, first, width), and where they stand, (batch or 1, first)."""
-    groups, keys, width = call.key.shape[1:]
-    where = torch.arange(first, device=call.key.device)[None]
-    if not any(call.starts or ()) and first <= keys:
-        return call.key[:, :, :first], where
-    if call.starts:
-        where = where + torch.tensor(call.starts, device=call.key.device)[:, None]
-    inside = where.clamp(0, keys - 1)[:, None, :, None].expand(call.key.shape[0], groups, -1, width)
-    return call.key.gather(2, inside), where
-
-
-def kernels_serve(call: AttentionCall, wanted: ReductionRequest) -> bool:
-    """Whether the GPU kernels can take everything that is wanted."""
     return (
         call.query.is_cuda
         and call.query.dtype in kernels.DTYPES
-        and kernels.available()
+        and kernels.is_available()
         and call.keep is None
         and call.bias is None
-        and bool(wanted.names)
-        and wanted.names <= ROWS_BY_KERNEL | PER_KEY
-        and (call.sink is None or not wanted.names & {"row_sum", "virtual_sink_mass"})
-        and (call.softcap is None or "first_mass" not in wanted.names)
+        and bool(request.names)
+        and request.names.issubset(_computed_by("triton"))
+        and (call.sink is None or not request.names & {"row_sum", "virtual_sink_mass"})
+        and (call.softcap is None or "first_mass" not in request.names)
     )
 
 
-def _by_kernels(call: AttentionCall, wanted: ReductionRequest) -> dict[str, Tensor]:
-    shared: dict[str, Any] = {
+def reduce_by_triton(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
+    """Return the requested reductions from the GPU kernels, by name, in float32."""
+    names = request.names
+    options: dict[str, Any] = {
         "scale": call.scale,
         "causal": call.causal,
         "offset": call.offset,
         "key_mask": call.key_mask,
         "softcap": call.softcap,
     }
-    names = wanted.names
-    rows = kernels.row_statistics(call.query, call.key, sink=call.sink, distance="distance" in names, **shared)
-    sees = rows.lse != torch.inf
-    lse = rows.lse.masked_fill(~sees, -torch.inf)
-    found: dict[str, Tensor | None] = {"entropy": rows.entropy, "distance": rows.distance, "lse": lse}
-    found |= {"row_sum": sees.to(rows.lse.dtype), "virtual_sink_mass": torch.zeros_like(rows.lse)}
+    rows = kernels.row_statistics(call.query, call.key, sink=call.sink, distance="distance" in names, **options)
+    sees_keys = rows.lse != torch.inf
+    lse = rows.lse.masked_fill(~sees_keys, -torch.inf)
+    reductions: dict[str, Tensor | None] = {"entropy": rows.entropy, "distance": rows.distance, "lse": lse}
+    reductions |= {"row_sum": sees_keys.to(rows.lse.dtype), "virtual_sink_mass": torch.zeros_like(rows.lse)}
     if "first_mass" in names:
-        found["first_mass"] = _first_mass(call, lse, wanted.first)
-    if names & PER_KEY:
+        reductions["first_mass"] = first_mass(call, lse, request.num_first_keys)
+    if request.by_axis("key"):
         mass, square = kernels.column_statistics(
-            call.query, call.key, rows.lse, query_mask=call.query_mask, square="column_square" in names, **shared
+            call.query, call.key, rows.lse, query_mask=call.query_mask, square="column_square" in names, **options
         )
-        found |= {"column_mass": mass, "column_square": square}
-    return {name: tensor for name, tensor in found.items() if name in names and tensor is not None}
+        reductions |= {"column_mass": mass, "column_square": square}
+    return {name: tensor for name, tensor in reductions.items() if name in names and tensor is not None}

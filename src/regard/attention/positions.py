@@ -1,4 +1,4 @@
-"""Where tokens stand: in queries and keys (rotary), in the input (sinusoidal), or in the scores (by distance)."""
+"""Positions of tokens: in queries and keys (rotary), in the input (sinusoidal), or in the scores (by distance)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from torch import Tensor
 
 POSITIONS = ("rotary", "none", "sinusoidal", "learned", "alibi", "t5", "t5-bucket-number")
 """`t5-bucket-number` adds the number of the bucket itself, as the code released with Gu et al. 2025 does."""
-BUCKETS, FARTHEST = 32, 128
+NUM_BUCKETS, MAX_DISTANCE = 32, 128
 
 
 def rotary_angles(
     positions: Int[Tensor, "*lead token"], width: int, base: float = 10_000.0
 ) -> tuple[Float[Tensor, "*lead token width"], Float[Tensor, "*lead token width"]]:
-    """Cosine and sine of the rotary angles (Su et al. 2021), float32, each half-width repeated as in Llama."""
+    """Return cosine and sine of the rotary angles in float32, each half-width repeated as in Llama.
+
+    Source:
+        Su et al. 2021 (arXiv 2104.09864).
+    """
     inverse = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width)
     angles = positions[..., None].float() * inverse
     angles = torch.cat([angles, angles], dim=-1)
@@ -28,14 +32,14 @@ def rotate(
     cosine: Float[Tensor, "#batch token width"],
     sine: Float[Tensor, "#batch token width"],
 ) -> Float[Tensor, "batch head token width"]:
-    """Queries or keys, turned by the angles of their positions."""
+    """Rotate queries or keys by the angles of their positions."""
     first, second = x.chunk(2, dim=-1)
     swapped = torch.cat([-second, first], dim=-1)
     return x * cosine[:, None].to(x.dtype) + swapped * sine[:, None].to(x.dtype)
 
 
-def sinusoidal(length: int, width: int) -> Float[Tensor, "length width"]:
-    """The table of Vaswani et al. 2017: sines in the even columns, cosines in the odd ones."""
+def sinusoidal_table(length: int, width: int) -> Float[Tensor, "length width"]:
+    """Return the table of Vaswani et al. 2017: sines in even columns, cosines in odd ones."""
     angles = torch.arange(length)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     table = torch.zeros(length, width)
     table[:, 0::2], table[:, 1::2] = angles.sin(), angles.cos()[:, : width // 2]
@@ -43,13 +47,17 @@ def sinusoidal(length: int, width: int) -> Float[Tensor, "length width"]:
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
-    """2^(−8h/H), h from 1 to H (Press et al. 2022)."""
+    """Return 2^(−8h/H) for h from 1 to H (Press et al. 2022)."""
     return torch.exp2(-8.0 * torch.arange(1, heads + 1) / heads)
 
 
 def t5_buckets(distances: Int[Tensor, "*lead"]) -> Int[Tensor, "*lead"]:
-    """The bucket of each distance to an earlier key (Raffel et al. 2020): exact below 16, then logarithmic to 128."""
-    exact = BUCKETS // 2
+    """Return the bucket of each distance to an earlier key: exact below 16, then logarithmic to 128.
+
+    Source:
+        Raffel et al. 2020 (arXiv 1910.10683).
+    """
+    exact = NUM_BUCKETS // 2
     distances = distances.clamp(min=0)
-    far = exact + (distances.clamp(min=1) / exact).log() / math.log(FARTHEST / exact) * (BUCKETS - exact)
-    return torch.where(distances < exact, distances, far.long().clamp(max=BUCKETS - 1))
+    logarithmic = (distances.clamp(min=1) / exact).log() / math.log(MAX_DISTANCE / exact) * (NUM_BUCKETS - exact)
+    return torch.where(distances < exact, distances, (exact + logarithmic).long().clamp(max=NUM_BUCKETS - 1))

@@ -1,11 +1,11 @@
-"""Attention in tiles of its matrix, with a backward pass that makes them anew: nothing of query × key entries is kept.
+"""Attention in tiles of its matrix, which the backward pass computes again: no query × key entries are kept.
 
 A tile is some samples × some heads × 64 queries × the keys those may see, in buffers that are used again: scores,
-weights and their gradients replace each other in place. Tiles end at the diagonal, begin at the window, and hold what a
-prefix opens beyond that as a stretch of its own. Of a row that is normalised, two numbers are kept.
+weights and their gradients replace each other in place. Tiles end at the diagonal, begin at the window, and hold a
+prefix beyond that as a stretch of its own. Two numbers are kept of a row that is normalized.
 
-Keys are taken backwards: the pairs of one distance are the antidiagonals of a tile, so that a bias which depends on the
-distance alone is a view of one row of numbers, with both strides 1, and its gradient a sum over a skewed view.
+Keys are in reverse order: pairs of one distance are then the antidiagonals of a tile, so that a bias by distance is a
+view of one row of numbers with both strides 1, and its gradient a sum over a skewed view.
 """
 
 from __future__ import annotations
@@ -22,59 +22,26 @@ from torch.autograd.function import once_differentiable
 
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.fused import column_score
-from regard.attention.pieces import RowChunk, RowChunks
-from regard.attention.reach import AttentionSpan, Tile
-from regard.attention.tiles import HIDDEN
+from regard.attention.inplace_weightings import INPLACE_WEIGHTINGS, InPlaceWeighting
+from regard.attention.row_chunks import RowChunk, RowChunks
+from regard.attention.span import AttentionSpan, Tile
 
 ROWS, KEYS = 64, 1024
-"""Queries in a tile, and the most keys of one, where a row need not be whole."""
+"""Queries in a tile, and most keys of a row that need not be whole."""
 BYTES = {"cpu": 512 << 10, "cuda": 64 << 20}
-"""How large each of the two buffers of a tile is."""
-
-
-def unchanged(weights: Tensor, _room: Tensor) -> Tensor:
-    """The weights, as they meet the values."""
-    return weights
-
-
-def total(weights: Tensor, _room: Tensor) -> Tensor:
-    """Σ_j A_ij of each row."""
-    return weights.sum(-1, keepdim=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tiled:
-    """A weighting in place: scores become weights; a gradient of weights becomes one of scores.
-
-    `weigh(scores, room, base)` gets the scores times `unit`, less the `base` of their row if there is a `floor`: the
-    row's maximum, no less than that. It may overwrite the scores and the `room` of their shape. So may, the room alone,
-    `total`, by which a row is divided with `epsilon` added, and `met`: what meets the values, if not the weights.
-    `back(gradient, weights, less, base)` may overwrite its first two; in the gradient of what meets the values stands
-    `less`, what the total of the row takes off, `times` times. Hidden scores become `hide(scores, mark)`, `marks` being
-    those of seen and of hidden pairs; `leaks` says that `back` leaves such pairs a gradient that is not theirs.
-    """
-
-    weigh: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    back: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
-    total: Callable[[Tensor, Tensor], Tensor] = total
-    met: Callable[[Tensor, Tensor], Tensor] = unchanged
-    hide: Callable[[Tensor, Tensor], Tensor] = Tensor.add_
-    marks: tuple[float, float] = (0.0, HIDDEN)
-    leaks: bool = False
-    unit: float = 1.0
-    floor: float | None = None
-    epsilon: float = 0.0
-    times: int = 1
+"""Size of each of the two buffers of a tile."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def recomputed(
-    call: AttentionCall, operation: Operation, weighting: Tiled, *, normalised: bool
-) -> Float[Tensor, "batch head query value_width"]:
-    """The output of a whole causal sequence under a weighting, in the dtype of its queries."""
+def recomputed(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
+    """Return the output of a whole causal sequence, in the dtype of its queries.
+
+    The weighting must be one of `INPLACE_WEIGHTINGS`.
+    """
+    weighting = INPLACE_WEIGHTINGS[operation.weighting]
     plan = _Plan(
         weighting=weighting,
-        normalised=normalised,
+        normalised=weighting.floor is not None or operation.normalisation == "sum",
         scale=call.scale,
         shift=operation.shift,
         window=operation.window or call.key.shape[2],
@@ -83,33 +50,33 @@ def recomputed(
     column = column_score(call, operation)
     if column is not None:
         column = column + operation.shift
-    output, share = _Function.apply(call.query, call.key, call.value, _table(call, operation), column, plan)
+    output, share = _Recomputed.apply(call.query, call.key, call.value, _distance_bias(call, operation), column, plan)
     if operation.extra_value is None:
         return output
     value = operation.extra_value[:, None]
-    beside = value if share is None or operation.extra_key is None else share * value
-    return output + beside.to(output.dtype)
+    extra = value if share is None or operation.extra_key is None else share * value
+    return output + extra.to(output.dtype)
 
 
-def _table(call: AttentionCall, operation: Operation) -> Float[Tensor, "head distance"] | None:
-    """What is added to the score of a pair, by its distance, in float32 at least; None for nothing."""
+def _distance_bias(call: AttentionCall, operation: Operation) -> Float[Tensor, "head distance"] | None:
+    """Return what is added to the score of a pair by its distance, in float32 at least; None for nothing."""
     heads, length = call.query.shape[1:3]
-    wide = torch.promote_types(call.query.dtype, torch.float32)
-    table = None
+    acc_dtype = torch.promote_types(call.query.dtype, torch.float32)
+    bias = None
     if operation.distance is not None:
-        table = operation.distance[:, :length].to(wide).expand(heads, length)
+        bias = operation.distance[:, :length].to(acc_dtype).expand(heads, length)
     if operation.slopes is not None:
-        at = torch.arange(length, device=operation.slopes.device, dtype=wide)
-        slope = -operation.slopes.to(wide)[:, None] * at
-        table = slope if table is None else table + slope
-    return table
+        positions = torch.arange(length, device=operation.slopes.device, dtype=acc_dtype)
+        slopes = -operation.slopes.to(acc_dtype)[:, None] * positions
+        bias = slopes if bias is None else bias + slopes
+    return bias
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
     """What is computed, beside the tensors."""
 
-    weighting: Tiled
+    weighting: InPlaceWeighting
     normalised: bool
     scale: float
     shift: float
@@ -119,7 +86,7 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Heads:
-    """Queries, keys (backwards) and values of some heads; the scores of the column beside the keys, and the biases."""
+    """Queries, keys (reversed) and values of some heads; scores of the column beside the keys, and biases."""
 
     query: Tensor
     key: Tensor
@@ -128,180 +95,181 @@ class _Heads:
     line: Tensor | None
 
 
-class _Work:
-    """The tiles of one run: their buffers, which pairs meet in them, and what their distance adds to their score."""
+class _Workspace:
+    """The tiles of one run: their buffers, the pairs that meet in them, and the bias of each distance.
 
-    def __init__(self, plan: _Plan, pieces: RowChunks, table: Tensor | None) -> None:
-        self.plan, self.pieces, self.weighting = plan, pieces, plan.weighting
-        like, length = pieces.like, pieces.length
-        reach = AttentionSpan(length=length, window=plan.window, prefix=plan.prefix)
-        self.tiles = reach.tiles(ROWS, KEYS if self.weighting.floor is None else None)
+    A *line* has one number for each distance from −T to T − 1: (group, queries_per_key, 2T).
+    """
+
+    def __init__(self, plan: _Plan, chunks: RowChunks, distance_bias: Tensor | None) -> None:
+        self.plan, self.chunks, self.weighting = plan, chunks, plan.weighting
+        like, length = chunks.like, chunks.length
+        span = AttentionSpan(length=length, window=plan.window, prefix=plan.prefix)
+        self.tiles = span.tiles(ROWS, KEYS if self.weighting.floor is None else None)
         widest = max((tile.row.stop - tile.row.start) * tile.width for tile in self.tiles)
-        pieces.fit(BYTES.get(like.device.type, BYTES["cpu"]), widest)
-        skewed = ROWS * min(ROWS, length) if table is not None else 0
-        self.room = like.new_empty(2, pieces.together * (widest + skewed) * pieces.shares)
+        chunks.fit(BYTES.get(like.device.type, BYTES["cpu"]), widest)
+        skewed = ROWS * min(ROWS, length) if distance_bias is not None else 0
+        self.buffers = like.new_empty(2, chunks.num_groups * (widest + skewed) * chunks.queries_per_key)
         self.shift = like.new_full((1, 1, 1), plan.shift * self.weighting.unit)
-        gap = torch.arange(-length, length, device=like.device)
+        distance = torch.arange(-length, length, device=like.device)
         seen, hidden = (like.new_full((), mark) for mark in self.weighting.marks)
-        self.marks = torch.where((gap >= 0) & (gap < plan.window), seen, hidden).view(1, 1, -1)
+        self.marks = torch.where((distance >= 0) & (distance < plan.window), seen, hidden).view(1, 1, -1)
         self.line = None
-        if table is not None:
-            numbers = table.to(like.dtype) * self.weighting.unit
-            numbers = torch.cat([numbers[:, :1].expand(-1, length), numbers], dim=1)
-            self.line = numbers.view(pieces.groups, pieces.shares, -1)
+        if distance_bias is not None:
+            bias = distance_bias.to(like.dtype) * self.weighting.unit
+            bias = torch.cat([bias[:, :1].expand(-1, length), bias], dim=1)
+            self.line = bias.view(chunks.groups, chunks.queries_per_key, -1)
 
-    def buffer(self, number: int, count: int, rows: slice, width: int) -> Tensor:
-        """Room for a tile of `count` key heads: (head, query · share, key)."""
-        shape = (count, rows.stop - rows.start, width)
-        return self.room[number, : math.prod(shape)].view(shape)
+    def buffer(self, index: int, groups: int, rows: slice, width: int) -> Tensor:
+        """Return a buffer for a tile of so many key/value heads: (group, row, key)."""
+        shape = (groups, rows.stop - rows.start, width)
+        return self.buffers[index, : math.prod(shape)].view(shape)
 
-    def rows(self, row: slice) -> slice:
-        """Where queries stand when those of a shared key stand together."""
-        return slice(row.start * self.pieces.shares, row.stop * self.pieces.shares)
+    def rows(self, queries: slice) -> slice:
+        """Return the rows of some queries: those that share a key stand together."""
+        return slice(queries.start * self.chunks.queries_per_key, queries.stop * self.chunks.queries_per_key)
 
     def by_head(self, part: Tensor, line: Tensor) -> Tensor:
-        """A part of a tile as (sample, head, query, share, key), the heads those of a line or all."""
-        heads = len(line) if len(line) > 1 else 1
-        return part.unflatten(1, (-1, self.pieces.shares)).unflatten(0, (-1, heads))
+        """View a part of a tile as (sample, group, query, query head, key), with the groups of a line or all."""
+        groups = len(line) if len(line) > 1 else 1
+        return part.unflatten(1, (-1, self.chunks.queries_per_key)).unflatten(0, (-1, groups))
 
-    def along(self, line: Tensor, row: slice, keys: slice) -> Tensor:
-        """What a line, which has a number for each distance from −T to T − 1, has for pairs: (head, query, share, key).
+    def along(self, line: Tensor, queries: slice, keys: slice) -> Tensor:
+        """View a line at the distances of some pairs: (group, query, query head, key).
 
-        Query i stands i − (T − 1 − j) behind the key that is j-th from the end: its number is that at i + j + 1.
+        The key that is j-th from the end stands i − (T − 1 − j) before query i: its number is that at i + j + 1.
         """
-        heads, shares, numbers = line.shape
-        shape = (heads, row.stop - row.start, shares, keys.stop - keys.start)
-        return line.as_strided(
-            shape, (shares * numbers, 1, numbers, 1), line.storage_offset() + row.start + keys.start + 1
-        )
+        groups, heads, size = line.shape
+        shape = (groups, queries.stop - queries.start, heads, keys.stop - keys.start)
+        offset = line.storage_offset() + queries.start + keys.start + 1
+        return line.as_strided(shape, (heads * size, 1, size, 1), offset)
 
     def scores(self, heads: _Heads, tile: Tile) -> Tensor:
-        """The scores of a tile in units of its weighting, in the first buffer."""
-        at, weighting, plan = self.rows(tile.row), self.weighting, self.plan
-        room = self.buffer(0, len(heads.query), at, tile.width)
-        query, scale = heads.query[:, at], plan.scale * weighting.unit
+        """Return the scores of a tile, times the unit of the weighting, in the first buffer."""
+        rows, weighting, plan = self.rows(tile.row), self.weighting, self.plan
+        buffer = self.buffer(0, len(heads.query), rows, tile.width)
+        query, scale = heads.query[:, rows], plan.scale * weighting.unit
         for stretch in tile.stretches:
-            part, key = room[..., stretch.columns], heads.key[:, stretch.keys].mT
+            part, key = buffer[..., stretch.columns], heads.key[:, stretch.keys].mT
             torch.baddbmm(self.shift, query, key, beta=float(plan.shift != 0), alpha=scale, out=part)
             if heads.line is not None:
                 self.by_head(part, heads.line).add_(self.along(heads.line, tile.row, stretch.keys))
-        self.hide(room, tile, weighting.hide)
-        return room
+        self.hide(buffer, tile, weighting.hide)
+        return buffer
 
-    def hide(self, room: Tensor, tile: Tile, how: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Mark the pairs of a tile that do not meet."""
+    def hide(self, buffer: Tensor, tile: Tile, write: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Write the marks of pairs into a tile, where some do not meet."""
         for stretch in tile.stretches:
             for edge in stretch.edges:
-                part = self.by_head(room[..., stretch.inside(edge)], self.marks)
-                how(part, self.along(self.marks, tile.row, edge))
+                part = self.by_head(buffer[..., stretch.columns_of(edge)], self.marks)
+                write(part, self.along(self.marks, tile.row, edge))
 
-    def heads(self, piece: RowChunk, query: Tensor, key: Tensor, value: Tensor, column: Tensor | None) -> _Heads:
-        """Those of one piece."""
-        q, k, v = (self.pieces.take(t, piece) for t in (query, key, value))
-        c = None if column is None else self.pieces.take(column[..., None], piece) * self.weighting.unit
-        return _Heads(q, k.flip(1), v.flip(1), c, None if self.line is None else self.line[piece[1]])
+    def heads(self, chunk: RowChunk, query: Tensor, key: Tensor, value: Tensor, column: Tensor | None) -> _Heads:
+        """Return the heads of one chunk."""
+        q, k, v = (self.chunks.take(tensor, chunk) for tensor in (query, key, value))
+        c = None if column is None else self.chunks.take(column[..., None], chunk) * self.weighting.unit
+        return _Heads(q, k.flip(1), v.flip(1), c, None if self.line is None else self.line[chunk[1]])
 
     def weights(self, heads: _Heads, tile: Tile, bases: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The weights of a tile before they meet the values, room of their shape, and the base of each row."""
-        at, scores = self.rows(tile.row), self.scores(heads, tile)
-        room, base = self.buffer(1, len(scores), at, tile.width), None
+        """Return the weights of a tile, a buffer of their shape, and the base of each row."""
+        rows, scores = self.rows(tile.row), self.scores(heads, tile)
+        buffer, base = self.buffer(1, len(scores), rows, tile.width), None
         if self.weighting.floor is not None:
-            base = bases[:, at]
+            base = bases[:, rows]
             scores.sub_(base)
-        return self.weighting.weigh(scores, room, base), room, base
+        return self.weighting.weigh(scores, buffer, base), buffer, base
 
     def forward(self, heads: _Heads) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The output of some heads, the base and the total of each query, and the share of the column."""
+        """Return the output of some heads, the base and the total of each row, and the share of the column."""
         weighting, normalised = self.weighting, self.plan.normalised
         output = heads.query.new_zeros(*heads.query.shape[:2], heads.value.shape[2])
-        kept = heads.query.new_zeros(*heads.query.shape[:2], 2)
-        bases, totals = kept[..., :1], kept[..., 1:]
+        row_stats = heads.query.new_zeros(*heads.query.shape[:2], 2)
+        bases, totals = row_stats[..., :1], row_stats[..., 1:]
         for tile in self.tiles:
-            at = self.rows(tile.row)
-            scores, room, base = self.scores(heads, tile), self.buffer(1, len(output), at, tile.width), None
+            rows = self.rows(tile.row)
+            scores, buffer, base = self.scores(heads, tile), self.buffer(1, len(output), rows, tile.width), None
             if weighting.floor is not None:
                 base = scores.amax(-1, keepdim=True).clamp_(min=weighting.floor)
-                base = base if heads.column is None else torch.maximum(base, heads.column[:, at])
-                bases[:, at] = base
+                base = base if heads.column is None else torch.maximum(base, heads.column[:, rows])
+                bases[:, rows] = base
                 scores.sub_(base)
-            weights = weighting.weigh(scores, room, base)
+            weights = weighting.weigh(scores, buffer, base)
             if normalised:
-                totals[:, at] += weighting.total(weights, room)
-            met = weighting.met(weights, room)
+                totals[:, rows] += weighting.total(weights, buffer)
+            value_weights = weighting.value_weights(weights, buffer)
             for stretch in tile.stretches:
-                output[:, at].baddbmm_(met[..., stretch.columns], heads.value[:, stretch.keys])
+                output[:, rows].baddbmm_(value_weights[..., stretch.columns], heads.value[:, stretch.keys])
         share = None
         if heads.column is not None:
-            beside, room = self.beside(heads.column, bases), torch.empty_like(heads.column)
-            totals += weighting.total(beside, room)
-            share = weighting.met(beside, room)
+            column, buffer = self.column_weights(heads.column, bases), torch.empty_like(heads.column)
+            totals += weighting.total(column, buffer)
+            share = weighting.value_weights(column, buffer)
         if normalised:
             totals += weighting.epsilon
             output.div_(totals)
             share = share if share is None else share.div_(totals)
-        return output, kept, share
+        return output, row_stats, share
 
-    def beside(self, column: Tensor, bases: Tensor) -> Tensor:
-        """What the column beside the keys weighs."""
+    def column_weights(self, column: Tensor, bases: Tensor) -> Tensor:
+        """Return the weights of the column beside the keys, of its scores."""
         base = None if self.weighting.floor is None else bases
         scores = column.clone() if base is None else column - base
         return self.weighting.weigh(scores, torch.empty_like(scores), base)
 
-    def beside_back(self, column: Tensor, gradient: Tensor, less: Tensor | None, bases: Tensor) -> Tensor:
-        """The gradient of the scores of the column, of one of what it weighs."""
+    def column_backward(self, column: Tensor, grad: Tensor, less: Tensor | None, bases: Tensor) -> Tensor:
+        """Return the gradient of the column's scores, from that of its share."""
         if less is not None:
-            gradient = gradient.add(less, alpha=self.weighting.times)
-        return self.weighting.back(gradient, self.beside(column, bases), less, bases)
+            grad = grad.add(less, alpha=self.weighting.less_factor)
+        return self.weighting.backward(grad, self.column_weights(column, bases), less, bases)
 
     def backward(
-        self, heads: _Heads, gradient: Tensor, less: Tensor | None, bases: Tensor, of_line: Tensor | None
+        self, heads: _Heads, grad: Tensor, less: Tensor | None, bases: Tensor, line_grad: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of queries, keys and values; those of the biases are added to `of_line`."""
-        found = tuple(torch.zeros_like(t) for t in (heads.query, heads.key, heads.value))
-        of_query, of_key, of_value = found
+        """Return the gradients of queries, keys and values; add those of the biases to `line_grad`."""
+        query_grad, key_grad, value_grad = (torch.zeros_like(t) for t in (heads.query, heads.key, heads.value))
         weighting, scale = self.weighting, self.plan.scale
         for tile in self.tiles:
-            at = self.rows(tile.row)
-            q, g = heads.query[:, at], gradient[:, at]
-            off = None if less is None else less[:, at]
-            weights, room, base = self.weights(heads, tile, bases)
-            met = weighting.met(weights, room)
+            rows = self.rows(tile.row)
+            q, g = heads.query[:, rows], grad[:, rows]
+            row_less = None if less is None else less[:, rows]
+            weights, buffer, base = self.weights(heads, tile, bases)
+            value_weights = weighting.value_weights(weights, buffer)
             for stretch in tile.stretches:
-                of_value[:, stretch.keys].baddbmm_(met[..., stretch.columns].mT, g)
-            start, times = (self.shift, 0) if off is None else (off, weighting.times)
+                value_grad[:, stretch.keys].baddbmm_(value_weights[..., stretch.columns].mT, g)
+            start, factor = (self.shift, 0) if row_less is None else (row_less, weighting.less_factor)
             for stretch in tile.stretches:
-                part, value = room[..., stretch.columns], heads.value[:, stretch.keys].mT
-                torch.baddbmm(start, g, value, beta=times, out=part)
-            back = weighting.back(room, weights, off, base)
+                part, value = buffer[..., stretch.columns], heads.value[:, stretch.keys].mT
+                torch.baddbmm(start, g, value, beta=factor, out=part)
+            score_grad = weighting.backward(buffer, weights, row_less, base)
             if weighting.leaks:
-                self.hide(back, tile, Tensor.mul_)
+                self.hide(score_grad, tile, Tensor.mul_)
             for stretch in tile.stretches:
-                part = back[..., stretch.columns]
-                of_query[:, at].baddbmm_(part, heads.key[:, stretch.keys])
-                of_key[:, stretch.keys].baddbmm_(part.mT, q)
-                if of_line is not None:
-                    self.gather(part, tile.row, stretch.keys, of_line)
-        return of_query.mul_(scale), of_key.mul_(scale).flip(1), of_value.flip(1)
+                part = score_grad[..., stretch.columns]
+                query_grad[:, rows].baddbmm_(part, heads.key[:, stretch.keys])
+                key_grad[:, stretch.keys].baddbmm_(part.mT, q)
+                if line_grad is not None:
+                    self.add_line_grad(part, tile.row, stretch.keys, line_grad)
+        return query_grad.mul_(scale), key_grad.mul_(scale).flip(1), value_grad.flip(1)
 
-    def gather(self, part: Tensor, row: slice, keys: slice, of_line: Tensor) -> None:
-        """Add the sums of a tile's antidiagonals to the gradient of a line; the first buffer is overwritten.
+    def add_line_grad(self, part: Tensor, queries: slice, keys: slice, line_grad: Tensor) -> None:
+        """Add the sums of a tile's antidiagonals to the gradient of a line; overwrite the first buffer.
 
-        With zeros behind each row, seen with rows one shorter than they are, the antidiagonals are columns.
+        With zeros behind each row, viewed with rows one shorter than they are, antidiagonals are columns.
         """
-        shares, count = self.pieces.shares, len(part)
-        rows, width = row.stop - row.start, keys.stop - keys.start
-        wide = width + rows - 1
-        room = self.buffer(0, count, self.rows(row), wide)
-        room[..., :width] = part
-        room[..., width:] = 0
-        shape, strides = (count, rows, shares, wide), (rows * shares * wide, shares * wide - 1, wide, 1)
-        sums = room.as_strided(shape, strides, room.storage_offset()).sum(1)
-        start = row.start + keys.start + 1
-        of_line[..., start : start + wide] += sums.view(-1, *of_line.shape[:2], wide).sum(0)
+        heads, groups = self.chunks.queries_per_key, len(part)
+        rows, width = queries.stop - queries.start, keys.stop - keys.start
+        padded = width + rows - 1
+        buffer = self.buffer(0, groups, self.rows(queries), padded)
+        buffer[..., :width] = part
+        buffer[..., width:] = 0
+        shape, strides = (groups, rows, heads, padded), (rows * heads * padded, heads * padded - 1, padded, 1)
+        sums = buffer.as_strided(shape, strides, buffer.storage_offset()).sum(1)
+        start = queries.start + keys.start + 1
+        line_grad[..., start : start + padded] += sums.view(-1, *line_grad.shape[:2], padded).sum(0)
 
 
-class _Function(torch.autograd.Function):
-    """The output, and the share of a column beside the keys; gradients of the tensors, the biases and its scores."""
+class _Recomputed(torch.autograd.Function):
+    """The output, and the share of the column beside the keys; gradients of the tensors, biases and its scores."""
 
     @staticmethod
     def forward(
@@ -309,58 +277,61 @@ class _Function(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        table: Tensor | None,
+        distance_bias: Tensor | None,
         column: Tensor | None,
         plan: _Plan,
     ) -> tuple[Tensor, Tensor | None]:
-        pieces = RowChunks(query, key)
+        chunks = RowChunks(query, key)
         batch, heads, length = query.shape[:3]
         output = query.new_empty(batch, length, heads, value.shape[3]).transpose(1, 2)
-        kept = pieces.like.new_empty(batch, heads, length, 2) if plan.normalised else None
-        share = None if column is None else pieces.like.new_empty(batch, heads, length, 1)
+        row_stats = chunks.like.new_empty(batch, heads, length, 2) if plan.normalised else None
+        share = None if column is None else chunks.like.new_empty(batch, heads, length, 1)
         with torch.autocast(query.device.type, enabled=False):
-            work = _Work(plan, pieces, table)
-            for piece in pieces:
-                parts = work.forward(work.heads(piece, query, key, value, column))
-                for part, whole in zip(parts, (output, kept, share), strict=True):
-                    if part is not None and whole is not None:
-                        pieces.put(part, whole, piece)
+            workspace = _Workspace(plan, chunks, distance_bias)
+            for chunk in chunks:
+                parts = workspace.forward(workspace.heads(chunk, query, key, value, column))
+                for part, tensor in zip(parts, (output, row_stats, share), strict=True):
+                    if part is not None and tensor is not None:
+                        chunks.put(part, tensor, chunk)
         ctx.plan = plan
-        rest = (output, share) if plan.normalised else (None, None)
-        ctx.save_for_backward(query, key, value, table, column, kept, *rest)
+        saved = (output, share) if plan.normalised else (None, None)
+        ctx.save_for_backward(query, key, value, distance_bias, column, row_stats, *saved)
         return output, share
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, of_share: Tensor | None) -> tuple[Tensor | None, ...]:
-        query, key, value, table, column, kept, output, share = ctx.saved_tensors
-        pieces = RowChunks(query, key)
-        found = tuple(torch.empty_like(t) for t in (query, key, value))
-        of_column = None if column is None else torch.empty_like(column)
+    def backward(ctx: Any, grad: Tensor, share_grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        query, key, value, distance_bias, column, row_stats, output, share = ctx.saved_tensors
+        chunks = RowChunks(query, key)
+        grads = tuple(torch.empty_like(t) for t in (query, key, value))
+        column_grad = None if column is None else torch.empty_like(column)
         with torch.autocast(query.device.type, enabled=False):
-            work = _Work(ctx.plan, pieces, table)
-            of_line = None if work.line is None or not ctx.needs_input_grad[3] else torch.zeros_like(work.line)
-            for piece in pieces:
-                heads, g = work.heads(piece, query, key, value, column), pieces.take(gradient, piece)
-                s = None if column is None or of_share is None else pieces.take(of_share, piece)
+            workspace = _Workspace(ctx.plan, chunks, distance_bias)
+            line = workspace.line if ctx.needs_input_grad[3] else None
+            line_grad = None if line is None else torch.zeros_like(line)
+            for chunk in chunks:
+                heads, g = workspace.heads(chunk, query, key, value, column), chunks.take(grad, chunk)
+                s = None if column is None or share_grad is None else chunks.take(share_grad, chunk)
                 less, bases = None, g
-                if kept is not None:
-                    bases, totals = pieces.take(kept, piece).split(1, dim=-1)
-                    less = g.mul(pieces.take(output, piece)).sum(-1, keepdim=True)
+                if row_stats is not None:
+                    bases, totals = chunks.take(row_stats, chunk).split(1, dim=-1)
+                    less = g.mul(chunks.take(output, chunk)).sum(-1, keepdim=True)
                     if s is not None:
-                        less += s * pieces.take(share, piece)
+                        less += s * chunks.take(share, chunk)
                         s = s / totals
                     less, g = less.div_(totals).neg_(), g / totals
-                into = None if of_line is None else of_line[piece[1]]
-                for whole, part in zip(found, work.backward(heads, g, less, bases, into), strict=True):
-                    pieces.put(part, whole, piece)
-                if heads.column is not None and s is not None and of_column is not None:
-                    pieces.put(work.beside_back(heads.column, s, less, bases), of_column[..., None], piece)
-        return (*found, None if of_line is None else _folded(of_line.flatten(0, 1)), of_column, None)
+                chunk_line = None if line_grad is None else line_grad[chunk[1]]
+                for tensor, part in zip(grads, workspace.backward(heads, g, less, bases, chunk_line), strict=True):
+                    chunks.put(part, tensor, chunk)
+                if heads.column is not None and s is not None and column_grad is not None:
+                    part = workspace.column_backward(heads.column, s, less, bases)
+                    chunks.put(part, column_grad[..., None], chunk)
+        bias_grad = None if line_grad is None else _fold_line(line_grad.flatten(0, 1))
+        return (*grads, bias_grad, column_grad, None)
 
 
-def _folded(of_line: Tensor) -> Tensor:
-    """The gradient of a table, whose first number is that of all later keys: (head, distance)."""
-    later, table = of_line.chunk(2, dim=1)
-    table[:, 0] += later.sum(1)
-    return table
+def _fold_line(line_grad: Tensor) -> Tensor:
+    """Return the gradient of biases by distance, the first of which is also that of all later keys."""
+    later, bias_grad = line_grad.chunk(2, dim=1)
+    bias_grad[:, 0] += later.sum(1)
+    return bias_grad

@@ -1,4 +1,4 @@
-"""Which attention: a frozen choice by names, checked when it is made, and the named ones of the literature."""
+"""Attention by name: what a spec may choose, which backend computes it, and the named specs of the literature."""
 
 from __future__ import annotations
 
@@ -10,23 +10,32 @@ from regard.attention.weightings import FEATURE_MAPS, NORMALISATIONS, WEIGHTINGS
 from regard.errors import UserError
 
 EXTRAS = ("none", "zero", "sink-logit", "k-bias", "v-bias", "kv-bias")
-FORMS = ("auto", "materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused", "flex")
+BACKENDS = ("auto", "materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused", "flex")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """An attention: scores s_ij = φ(q_i)·φ(k_j) / √d, their weighting, and what stands around it.
 
-    `weighting`, `normalisation`, `feature_map`: names out of `regard.attention.weightings`. `extra`: a column beside
-    the keys that every query sees: `zero` (logit and value zero: off-by-one softmax), `sink-logit` (a learned logit a
-    head, value zero), `k-bias` (a learned key k*, value zero), `kv-bias` (k* and v*); or `v-bias`, v* added to the
-    output. `shared_extra`: one k*, v* for all heads. `log_length`: the score is lowered by log T, T the longest
-    sequence of the model. `positions`: out of `regard.attention.positions.POSITIONS`. `window`: query i sees keys
-    i−window+1 … i. `prefix`: so many first tokens see each other and are seen by all. `sink_token`: a learned embedding
-    stands in front of every sequence. `gate`: the output is multiplied by σ(W_g x). `qk_norm`: queries and keys are
-    normalised (RMS) before their positions are put in. `form`: how it is computed; `auto` takes the fastest.
+    Attributes:
+        weighting: Name in `regard.attention.weightings.WEIGHTINGS`.
+        feature_map: φ, a name in `FEATURE_MAPS`.
+        normalisation: Name in `NORMALISATIONS`.
+        extra: A column beside the keys that every query sees: `zero` (logit and value zero: off-by-one softmax),
+            `sink-logit` (a learned logit a head, value zero), `k-bias` (a learned key k*, value zero) or `kv-bias` (k*
+            and v*). `v-bias`: v* is added to the output.
+        shared_extra: One k* and v* for all heads.
+        log_length: Scores are lowered by log T, T the longest sequence of the model.
+        positions: One of `regard.attention.positions.POSITIONS`.
+        window: Query i sees keys i−window+1 … i; None: all.
+        prefix: So many first tokens see each other and are seen by all.
+        sink_token: A learned embedding stands before every sequence.
+        gate: The output is multiplied by σ(W_g x).
+        qk_norm: Queries and keys are normalized (RMS) before positions are applied.
+        backend: How it is computed; `auto`: the fastest way.
 
-    Raises UserError where a choice is unknown, or cannot be computed in the form that is asked for.
+    Raises:
+        UserError: A choice is unknown, or the backend cannot compute the others.
     """
 
     weighting: str = "softmax"
@@ -41,36 +50,36 @@ class AttentionSpec:
     sink_token: bool = False
     gate: bool = False
     qk_norm: bool = False
-    form: str = "auto"
+    backend: str = "auto"
 
     def __post_init__(self) -> None:
-        """Check every choice, and that the form can compute them all."""
-        for name, known in _KNOWN.items():
+        for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in known:
-                raise UserError(f"attention: {name} is one of {', '.join(known)}, got {value!r}")
-        for name, least in (("window", 1), ("prefix", 0)):
+            if value not in choices:
+                raise UserError(f"attention: unknown {name} {value!r}; choose one of {', '.join(choices)}")
+        for name, minimum in (("window", 1), ("prefix", 0)):
             value = getattr(self, name)
             if value is None and name == "window":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UserError(f"attention: {name} is a whole number of at least {least}, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+                raise UserError(f"attention: {name} must be a whole number of at least {minimum}, got {value!r}")
         for name in ("shared_extra", "log_length", "sink_token", "gate", "qk_norm"):
             if not isinstance(getattr(self, name), bool):
-                raise UserError(f"attention: {name} is true or false, got {getattr(self, name)!r}")
+                raise UserError(f"attention: {name} must be true or false, got {getattr(self, name)!r}")
         if self.weighting in ("softmax", "softpick") and self.normalisation != "none":
-            raise UserError(f"attention: {self.weighting} is normalised by itself; leave normalisation at none")
-        if self.form != "auto" and (why := _obstacle(self, self.form)):
-            raise UserError(f"attention: the form {self.form} cannot compute {why}; {_possible(self)} can")
+            raise UserError(f"attention: {self.weighting} is already normalised; leave normalisation at none")
+        if self.backend != "auto" and (obstacle := _obstacle(self, self.backend)):
+            raise UserError(f"attention: backend={self.backend} cannot compute {obstacle}; choose {_possible(self)}")
 
     @property
     def resolved(self) -> str:
-        """The form that computes whole sequences: the one asked for, or the first that can in order of speed."""
-        return self.form if self.form != "auto" else next(form for form in _PREFERRED if not _obstacle(self, form))
+        """The backend that computes whole sequences: as chosen, or the fastest that can."""
+        backends = _BY_SPEED if self.backend == "auto" else (self.backend,)
+        return next(backend for backend in backends if not _obstacle(self, backend))
 
     @property
     def learns(self) -> tuple[str, ...]:
-        """What in it is learned beside the projections, by name: empty for one that fits any trained model."""
+        """What is learned beside the projections; empty for a spec that fits any trained model."""
         parts = {
             "feature_map=mlp": self.feature_map == "mlp",
             f"extra={self.extra}": self.extra in ("sink-logit", "k-bias", "v-bias", "kv-bias"),
@@ -79,46 +88,46 @@ class AttentionSpec:
             "gate": self.gate,
             "qk_norm": self.qk_norm,
         }
-        return tuple(name for name, there in parts.items() if there)
+        return tuple(name for name, is_learned in parts.items() if is_learned)
 
-    def with_(self, **changes: Any) -> AttentionSpec:
-        """The same with some choices changed."""
+    def changed(self, **changes: Any) -> AttentionSpec:
+        """Return the same with some choices changed."""
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every choice by name, for a file."""
+        """Return every choice by name."""
         return asdict(self)
 
 
-_KNOWN: dict[str, Any] = {
+_CHOICES: dict[str, Any] = {
     "weighting": tuple(WEIGHTINGS),
     "feature_map": tuple(FEATURE_MAPS),
     "normalisation": tuple(NORMALISATIONS),
     "extra": EXTRAS,
     "positions": POSITIONS,
-    "form": FORMS,
+    "backend": BACKENDS,
 }
-_PREFERRED = ("fused", "chunked", "pointwise", "rowwise", "blockwise")
+_BY_SPEED = ("fused", "chunked", "pointwise", "rowwise", "blockwise")
 _IN_SCORES = ("t5", "t5-bucket-number")
 
 
-def _obstacle(spec: AttentionSpec, form: str) -> str | None:
-    """What of a spec a form cannot compute; None if it can."""
+def _obstacle(spec: AttentionSpec, backend: str) -> str | None:
+    """Return what of a spec a backend cannot compute; None if it can."""
     weighting = WEIGHTINGS[spec.weighting]
-    column = spec.extra not in ("none", "v-bias")
+    has_column = spec.extra not in ("none", "v-bias")
     obstacles = {
         "fused": {
             f"weighting={spec.weighting}": spec.weighting != "softmax",
             f"positions={spec.positions}": spec.positions in _IN_SCORES,
             "window with prefix": spec.window is not None and spec.prefix > 0,
-            "window with an extra column": spec.window is not None and column,
+            "window with an extra column": spec.window is not None and has_column,
             "window with alibi": spec.window is not None and spec.positions == "alibi",
         },
         "chunked": {
             f"weighting={spec.weighting}": not weighting.linear,
             f"positions={spec.positions}": spec.positions in ("alibi", *_IN_SCORES),
             "a window": spec.window is not None,
-            "an extra column": column,
+            "an extra column": has_column,
             "log_length": spec.log_length,
         },
         "pointwise": {
@@ -130,14 +139,16 @@ def _obstacle(spec: AttentionSpec, form: str) -> str | None:
         },
         "flex": {
             f"weighting={spec.weighting}": spec.weighting not in ("softmax", "sigmoid", "elu"),
-            "an extra column beside weights that are no softmax": column and spec.weighting != "softmax",
+            "an extra column beside weights that are no softmax": has_column and spec.weighting != "softmax",
         },
     }
-    return next((what for what, there in obstacles.get(form, {}).items() if there), None)
+    return next((name for name, applies in obstacles.get(backend, {}).items() if applies), None)
 
 
 def _possible(spec: AttentionSpec) -> str:
-    return ", ".join(form for form in FORMS if form != "auto" and not _obstacle(spec, form))
+    """List the backends that can compute a spec."""
+    *others, last = [backend for backend in BACKENDS if backend != "auto" and not _obstacle(spec, backend)]
+    return f"{', '.join(others)} or {last}"
 
 
 ATTENTIONS: dict[str, AttentionSpec] = {
@@ -166,4 +177,4 @@ ATTENTIONS: dict[str, AttentionSpec] = {
     "gated": AttentionSpec(gate=True),
     "qk-norm": AttentionSpec(qk_norm=True),
 }
-"""The operations of Gu et al. 2025 (attention operations; K/V biases), and those that stand beside them."""
+"""The operations of Gu et al. 2025 (attention operations; K/V biases), and others beside them."""

@@ -1,8 +1,8 @@
-"""How scores become weights, how these are normalised, and what queries and keys go through before.
+"""Weightings, normalizations and feature maps: how scores become weights, and what queries and keys go through before.
 
 A weighting is a function `(scores, keep) -> weights`, each (…, query, key); what `keep` hides has weight zero. A
-normalisation takes weights to weights, row by row. A feature map takes queries and keys, each by itself, to what is
-multiplied. To add one: a function, and a row in the table at the end of its kind.
+normalization takes weights to weights, row by row. A feature map takes queries and keys, each by itself. To add one,
+write a function and enter it in the table at the end of its kind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPSILON = 1e-8
 def softmax(
     scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
 ) -> Float[Tensor, "*lead query key"]:
-    """exp(s) / Σ exp(s); a row that sees nothing is zero."""
+    """Return exp(s) / Σ exp(s); a row that sees no key is zero."""
     least = torch.finfo(scores.dtype).min
     return scores.masked_fill(~keep, least).softmax(-1).masked_fill(~keep, 0.0)
 
@@ -29,28 +29,28 @@ def softmax(
 def sigmoid(
     scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
 ) -> Float[Tensor, "*lead query key"]:
-    """σ(s) = 1 / (1 + exp(−s))."""
+    """Return σ(s) = 1 / (1 + exp(−s))."""
     return scores.sigmoid().masked_fill(~keep, 0.0)
 
 
 def elu_plus_one(
     scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
 ) -> Float[Tensor, "*lead query key"]:
-    """elu(s) + 1: s + 1 where s > 0, else exp(s)."""
+    """Return elu(s) + 1: s + 1 where s > 0, else exp(s)."""
     return (elu(scores) + 1).masked_fill(~keep, 0.0)
 
 
 def identity(
     scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
 ) -> Float[Tensor, "*lead query key"]:
-    """The scores themselves: a linear kernel, or that of a feature map."""
+    """Return the scores: a linear kernel, or that of a feature map."""
     return scores.masked_fill(~keep, 0.0)
 
 
 def softpick(
     scores: Float[Tensor, "*lead query key"], keep: Bool[Tensor, "*#lead query key"]
 ) -> Float[Tensor, "*lead query key"]:
-    """relu(exp(s) − 1) / Σ |exp(s) − 1| (Zuhri et al. 2025), both multiplied by exp(−max) so that none overflows."""
+    """Return relu(exp(s) − 1) / Σ |exp(s) − 1|, both times exp(−max) so that none overflows (Zuhri et al. 2025)."""
     hidden = scores.masked_fill(~keep, float("-inf"))
     top = hidden.amax(-1, keepdim=True).clamp(min=0).detach()
     gap = ((hidden - top).exp() - (-top).exp()).masked_fill(~keep, 0.0)
@@ -59,7 +59,13 @@ def softpick(
 
 @dataclass(frozen=True)
 class Weighting:
-    """A way from scores to weights. `linear` in the scores; `proxy`: no distribution, one is made of it for sinks."""
+    """A way from scores to weights.
+
+    Attributes:
+        weigh: The function.
+        proxy: The weights are no distribution; sinks are measured on `proxy_distribution` of them.
+        linear: The weights are linear in the scores.
+    """
 
     weigh: Callable[[Tensor, Tensor], Tensor]
     proxy: bool = True
@@ -75,46 +81,46 @@ WEIGHTINGS = {
 }
 
 
-def by_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
-    """A / (Σ_j A + 10⁻⁸), for weights that are not negative."""
+def normalize_by_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+    """Return A / (Σ_j A + 10⁻⁸), for weights that are not negative."""
     return weights / (weights.sum(-1, keepdim=True) + EPSILON)
 
 
-def by_clamped_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
-    """A / max(|Σ_j A|, 1), for weights of either sign."""
+def normalize_by_clamped_sum(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+    """Return A / max(|Σ_j A|, 1), for weights of either sign."""
     return weights / weights.sum(-1, keepdim=True).abs().clamp(min=1)
 
 
 NORMALISATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda weights: weights,
-    "sum": by_sum,
-    "clamped-sum": by_clamped_sum,
+    "sum": normalize_by_sum,
+    "clamped-sum": normalize_by_clamped_sum,
 }
 
 
-def proxy(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
-    """|A| / (Σ_j |A| + 10⁻⁸): the distribution on which sinks of other weightings are measured (Gu et al. 2025)."""
-    return by_sum(weights.abs())
+def proxy_distribution(weights: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead query key"]:
+    """Return |A| / (Σ_j |A| + 10⁻⁸), on which sinks of other weightings are measured (Gu et al. 2025)."""
+    return normalize_by_sum(weights.abs())
 
 
-def mlp(
+def mlp_features(
     x: Float[Tensor, "*lead width"], inner: Float[Tensor, "hidden width"], outer: Float[Tensor, "width hidden"]
 ) -> Float[Tensor, "*lead width"]:
-    """φ(x) = W₂ relu(W₁ x), of weights that queries, keys and heads share."""
+    """Return φ(x) = W₂ relu(W₁ x), with weights that queries, keys and heads share."""
     return linear(relu(linear(x, inner)), outer)
 
 
-def elu_map(x: Float[Tensor, "*lead width"]) -> Float[Tensor, "*lead width"]:
-    """elu(x) + 1, entry by entry."""
+def elu_features(x: Float[Tensor, "*lead width"]) -> Float[Tensor, "*lead width"]:
+    """Return elu(x) + 1, entry by entry."""
     return elu(x) + 1
 
 
-FEATURE_MAPS: dict[str, Callable[..., Tensor]] = {"none": lambda x: x, "elu": elu_map, "mlp": mlp}
+FEATURE_MAPS: dict[str, Callable[..., Tensor]] = {"none": lambda x: x, "elu": elu_features, "mlp": mlp_features}
 """`mlp` takes its two weights as well."""
 
 
-def gated(
+def apply_gate(
     output: Float[Tensor, "batch query head width"], gate: Float[Tensor, "batch query head #width"]
 ) -> Float[Tensor, "batch query head width"]:
-    """The output o · σ(W_g x) of gated attention (Qiu et al. 2025); `gate` is W_g x."""
+    """Return the output o · σ(W_g x) of gated attention, where `gate` is W_g x (Qiu et al. 2025)."""
     return output * torch.sigmoid(gate)

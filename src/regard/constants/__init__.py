@@ -2,9 +2,18 @@
 
 from regard.constants.constants import Constants, Head, Layer, Origin
 from regard.constants.lengths import to_length
-from regard.constants.patterns import PATTERNS, Pattern, has_diagonal, on_special, over_heads, pattern, patterns, shares
-from regard.constants.sources import SOURCES, data_free
-from regard.constants.structure import FORMS, Form, error, multiply_adds, structured
+from regard.constants.patterns import (
+    PATTERNS,
+    Pattern,
+    classify_pattern,
+    classify_patterns,
+    has_diagonal,
+    is_on_special_tokens,
+    mass_shares,
+    pattern_fractions,
+)
+from regard.constants.sources import SOURCES, make_data_free
+from regard.constants.structure import FORMS, Form, approximate, approximation_error, count_multiply_adds
 
 __all__ = [
     "FORMS",
@@ -16,15 +25,15 @@ __all__ = [
     "Layer",
     "Origin",
     "Pattern",
-    "data_free",
-    "error",
+    "approximate",
+    "approximation_error",
+    "classify_pattern",
+    "classify_patterns",
+    "count_multiply_adds",
     "has_diagonal",
-    "multiply_adds",
-    "on_special",
-    "over_heads",
-    "pattern",
-    "patterns",
-    "shares",
-    "structured",
+    "is_on_special_tokens",
+    "make_data_free",
+    "mass_shares",
+    "pattern_fractions",
     "to_length",
 ]

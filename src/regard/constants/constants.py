@@ -21,21 +21,26 @@ from torch import Tensor
 from regard.errors import UserError
 
 Layer = tuple[str, int]
-"""Site and number of a layer: ("encoder", 0)."""
+"""Site and index of a layer: ("encoder", 0)."""
 Head = tuple[str, int, int]
-"""Site, layer and number of a head."""
+"""Site, layer and index of a head."""
 FORMAT, HEADER = 1, "regard.constants"
-SAME = 0.9
-"""How alike (cosine) the weights of two models must be for the constants of one to serve in the other."""
+MIN_SIMILARITY = 0.9
+"""Least cosine similarity of the weights of two models for the constants of one to be used in the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
     """Where constants come from.
 
-    `source`: average, identity, toeplitz, zeros, or trained; `layout`: where special tokens stand, `separators` being
-    the columns they are held at (empty for natural); `model`: what `regard.hooks.model_fingerprint` says of a model;
-    `tokenizer`: hash of its vocabulary; `data`: what the averages were taken over.
+    Attributes:
+        source: "average", "identity", "toeplitz", "zeros" or "trained".
+        layout: "natural", or "paper": special tokens stand in fixed columns.
+        separators: These columns; empty for "natural".
+        model: The `regard.hooks.model_fingerprint` of the model.
+        tokenizer: Hash of its vocabulary.
+        data: What the averages were taken over.
+        notes: How the constants were changed since: fitted to another length, approximated.
     """
 
     source: str
@@ -45,16 +50,26 @@ class Origin:
     tokenizer: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """How they were changed since: merged, fitted to another length, approximated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """One matrix (head, query, key) for each layer of a model, for inputs of up to `length` tokens (PAPA, section 3.1).
+    """Constant attention matrices of a model, for inputs of up to `length` tokens.
 
-    `matrices[site, layer]` holds averages C = Σ m_i m_j A_ij / Σ m_i m_j, zero where nothing was seen; `counts[site]`
-    the denominators (query, key), the same for all heads; `squares[site, layer]` Σ A² by head, from which
-    `input_dependence` comes. Rows need not sum to one: whoever applies them divides by what is left after masking.
+    Rows need not sum to one: they are divided by what is left of them after masking when they are applied.
+
+    Attributes:
+        matrices: The matrices by site and layer. Averages are C = Σ m_i m_j A_ij / Σ m_i m_j over samples, where m_i
+            is 1 for a real token; zero if no sample has both tokens.
+        origin: Where they come from.
+        counts: Denominators of averages by site, the same for all heads.
+        squares: Σ A² by site and layer, for `input_dependence`.
+
+    Raises:
+        UserError: There are no matrices, or they are not finite and of one square shape.
+
+    Source:
+        PAPA (Hassid et al. 2022, arXiv 2211.03495), section 3.1.
     """
 
     matrices: Mapping[Layer, Float[Tensor, "head query key"]]
@@ -63,7 +78,7 @@ class Constants:
     squares: Mapping[Layer, Float[Tensor, " head"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check that there is something, of one shape."""
+        """Check the matrices."""
         if not self.matrices:
             raise UserError("constants: expected matrices of at least one layer, got none")
         for (site, layer), matrix in self.matrices.items():
@@ -83,72 +98,81 @@ class Constants:
 
     @property
     def length(self) -> int:
-        """How many tokens they serve at the most."""
+        """Longest input in tokens."""
         return next(iter(self.matrices.values())).shape[-1]
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers, by site and number."""
+        """The layers, sorted by site and index."""
         return sorted(self.matrices)
 
     @property
     def heads(self) -> list[Head]:
-        """All heads, in order."""
+        """All heads, sorted."""
         return [(site, layer, h) for site, layer in self.layers for h in range(len(self.matrices[site, layer]))]
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of everything in them."""
+        """SHA-256 of the file that `save` writes."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def merge(self, other: Constants) -> Constants:
-        """The averages over the data of both, as if they had been taken at once."""
+        """Return the averages over the data of both.
+
+        Raises:
+            UserError: One has no counts, or they differ in more than their data.
+        """
         self._check_mergeable(other)
         counts = {site: count + other.counts[site] for site, count in self.counts.items()}
         matrices = {}
-        for (site, layer), mine in self.matrices.items():
+        for (site, layer), matrix in self.matrices.items():
             share = self.counts[site].double() / counts[site].clamp(min=1)
-            theirs = other.matrices[site, layer].double()
-            matrices[site, layer] = (share * mine.double() + (1 - share) * theirs * (counts[site] > 0)).float()
-        squares = {p: square + other.squares[p] for p, square in self.squares.items() if p in other.squares}
-        data = {"merged": [*_parts(self.origin.data), *_parts(other.origin.data)]}
+            other_matrix = other.matrices[site, layer].double()
+            matrices[site, layer] = (share * matrix.double() + (1 - share) * other_matrix * (counts[site] > 0)).float()
+        squares = {key: square + other.squares[key] for key, square in self.squares.items() if key in other.squares}
+        data = {"merged": [*_merged_data(self.origin), *_merged_data(other.origin)]}
         return replace(self, matrices=matrices, counts=counts, squares=squares, origin=replace(self.origin, data=data))
 
     def _check_mergeable(self, other: Constants) -> None:
         if not self.counts or not other.counts:
             raise UserError("constants: only averages can be merged, for only they count what they were taken over")
-        for name, mine, theirs in (
+        for name, value, other_value in (
             ("layers", self.layers, other.layers),
             ("length", self.length, other.length),
             ("layout", self.origin.layout, other.origin.layout),
             ("special tokens", self.origin.separators, other.origin.separators),
             ("tokenizer", self.origin.tokenizer, other.origin.tokenizer),
         ):
-            if mine != theirs:
-                raise UserError(f"constants: cannot merge averages of different {name}: {mine} and {theirs}")
+            if value != other_value:
+                raise UserError(f"constants: cannot merge averages of different {name}: {value} and {other_value}")
         self.check_model(other.origin.model)
 
     def check_model(self, model: Mapping[str, Any]) -> None:
-        """Nothing, or a UserError: these are constants of another model than the one of this identity.
+        """Check that these are constants of a model. Warn if they are of a similar one, as before fine-tuning.
 
-        Those of a model that is nearly this one, as before fine-tuning, pass with a warning. That needs digests of both
-        in one precision: nothing is said of weights in two, nor of files without a digest, as earlier versions wrote.
+        The warning needs digests of both in one precision; constants without a digest pass without one.
+
+        Args:
+            model: The `regard.hooks.model_fingerprint` of the model.
+
+        Raises:
+            UserError: They are of a model with another type, other heads or dissimilar weights.
         """
-        mine = self.origin.model
+        own_model = self.origin.model
         for name in ("type", "heads"):
-            if name in mine and name in model and mine[name] != model[name]:
+            if name in own_model and name in model and own_model[name] != model[name]:
                 raise UserError(
-                    f"constants: expected those of this model ({name} {_short(model[name])}), "
-                    f"got those of one with {name} {_short(mine[name])}"
+                    f"constants: expected those of this model ({name} {_format_short(model[name])}), "
+                    f"got those of one with {name} {_format_short(own_model[name])}"
                 )
-        if "weights" in mine and "weights" in model:
-            alike = _alike(mine["weights"], model["weights"])
-            if not alike >= SAME:
+        if "weights" in own_model and "weights" in model:
+            similarity = _cosine_similarity(own_model["weights"], model["weights"])
+            if not similarity >= MIN_SIMILARITY:
                 raise UserError(
                     "constants: expected those of this model, got those of another one of the same shape: their "
-                    f"weights are alike by {alike:.2f} (cosine), {SAME} is allowed"
+                    f"weights are alike by {similarity:.2f} (cosine), {MIN_SIMILARITY} is allowed"
                 )
-            if _differ(mine.get("digest"), model.get("digest")):
+            if _is_other_digest(own_model.get("digest"), model.get("digest")):
                 warnings.warn(
                     "constants: expected those of this model, got those of one whose weights are a little different, "
                     "as before fine-tuning; they are used all the same",
@@ -156,9 +180,12 @@ class Constants:
                 )
 
     def input_dependence(self) -> dict[Layer, Float[Tensor, " head"]]:
-        """The share of each head's squared weights that the average does not explain, 0 to 1; larger: more dynamic.
+        """Return the share of each head's squared weights that the average does not explain, from 0 to 1.
 
-        Σ (A − C)² / Σ A² over samples and visible pairs, times S/(S − 1) for S samples.
+        It is Σ (A − C)² / Σ A² over samples and visible pairs, times S/(S − 1) for S samples.
+
+        Raises:
+            UserError: These are no averages, or changed ones.
         """
         if not self.squares:
             since = ", cropped, fitted or approximated since" if self.origin.source == "average" else ""
@@ -166,46 +193,53 @@ class Constants:
                 "input-dependence: expected averages as they were taken (with Σ A² beside them), got constants of "
                 f"source {self.origin.source}{since}"
             )
-        found = {}
-        for place, squares in self.squares.items():
-            count = self.counts[place[0]].double()
+        result = {}
+        for (site, layer), squares in self.squares.items():
+            count = self.counts[site].double()
             samples = max(float(count.max()), 2.0)
-            explained = (count * self.matrices[place].double().square()).sum((-1, -2))
+            explained = (count * self.matrices[site, layer].double().square()).sum((-1, -2))
             dependence = (1 - explained / squares.clamp(min=1e-300)) * samples / (samples - 1)
-            found[place] = dependence.clamp(0, 1)
-        return found
-
-    # -- to and from disk --------------------------------------------------------------------------------------------
+            result[site, layer] = dependence.clamp(0, 1)
+        return result
 
     def to_bytes(self) -> bytes:
-        """Everything as one safetensors file, with the origin as JSON in its header; the same for the same content."""
+        """Return a safetensors file with the origin as JSON in its header; equal constants give equal bytes."""
         tensors = {f"{site}.{layer}.matrix": m.contiguous() for (site, layer), m in self.matrices.items()}
         tensors |= {f"{site}.count": count.contiguous() for site, count in self.counts.items()}
         tensors |= {f"{site}.{layer}.square": square.contiguous() for (site, layer), square in self.squares.items()}
-        told = {"format": FORMAT, "origin": vars(self.origin)}
-        return safetensors.torch.save(dict(sorted(tensors.items())), {HEADER: json.dumps(told, sort_keys=True)})
+        header = {"format": FORMAT, "origin": vars(self.origin)}
+        return safetensors.torch.save(dict(sorted(tensors.items())), {HEADER: json.dumps(header, sort_keys=True)})
 
     def save(self, path: str | Path) -> Path:
-        """Where it was written: one file, safetensors with JSON, whole or not at all."""
+        """Write one file, whole or not at all, and return its path.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
         path = Path(path)
-        beside = path.with_name(f".{path.name}.new")
+        temporary = path.with_name(f".{path.name}.new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(self.to_bytes())
-            beside.replace(path)
+            temporary.write_bytes(self.to_bytes())
+            temporary.replace(path)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}; nothing was written") from error
         finally:
             with suppress(OSError):
-                beside.unlink()
+                temporary.unlink()
         return path
 
     @classmethod
     def load(cls, path: str | Path, *, model: Mapping[str, Any] | None = None, length: int | None = None) -> Constants:
-        """What `save` wrote. Raises UserError for another kind of file, and for what does not fit.
+        """Load what `save` wrote.
 
-        `model` is what `regard.hooks.model_fingerprint(model)` says of the model they are for; `length` the tokens
-        they are to serve.
+        Args:
+            path: The file.
+            model: The `regard.hooks.model_fingerprint` of the model that the constants are for.
+            length: Tokens of the longest input that they are for.
+
+        Raises:
+            UserError: It is another kind of file, or does not fit the model or the length.
         """
         try:
             with safetensors.safe_open(path, framework="pt") as file:
@@ -213,65 +247,66 @@ class Constants:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"constants: cannot read {path}: {' '.join(str(error).split())}") from error
-        told = _told(header.get(HEADER, ""))
-        if told.get("format") != FORMAT:
+        contents = _parse_header(header.get(HEADER, ""))
+        if contents.get("format") != FORMAT:
             raise UserError(f"constants: expected a file that Constants.save wrote, {path} is none")
         try:
-            found = cls._of(tensors, told["origin"])
+            constants = cls._from_tensors(tensors, contents["origin"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"constants: {path} is damaged: {' '.join(str(error).split())}") from error
         if model is not None:
-            found.check_model(model)
-        if length is not None and length > found.length:
+            constants.check_model(model)
+        if length is not None and length > constants.length:
             raise UserError(
-                f"constants: {path} serves up to {found.length} tokens, expected {length}; average over longer inputs, "
-                "or fit them with regard.constants.to_length"
+                f"constants: {path} serves up to {constants.length} tokens, expected {length}; average over longer "
+                "inputs, or fit them with regard.constants.to_length"
             )
-        return found
+        return constants
 
     @classmethod
-    def _of(cls, tensors: Mapping[str, Tensor], origin: Mapping[str, Any]) -> Constants:
+    def _from_tensors(cls, tensors: Mapping[str, Tensor], origin: Mapping[str, Any]) -> Constants:
         matrices: dict[Layer, Tensor] = {}
         squares: dict[Layer, Tensor] = {}
         counts: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            rest, _, what = name.rpartition(".")
-            if what == "count":
-                counts[rest] = tensor
+            prefix, _, kind = name.rpartition(".")
+            if kind == "count":
+                counts[prefix] = tensor
                 continue
-            site, _, layer = rest.rpartition(".")
-            (matrices if what == "matrix" else squares)[site, int(layer)] = tensor
+            site, _, layer = prefix.rpartition(".")
+            (matrices if kind == "matrix" else squares)[site, int(layer)] = tensor
         lists = {name: tuple(origin[name]) for name in ("separators", "notes")}
         return cls(matrices=matrices, counts=counts, squares=squares, origin=Origin(**{**origin, **lists}))
 
 
-def _told(header: str) -> dict[str, Any]:
-    """What a header says; nothing where it is no JSON of ours."""
+def _parse_header(header: str) -> dict[str, Any]:
+    """Return the contents of a header; empty if it is no JSON object."""
     try:
-        found = json.loads(header)
+        contents = json.loads(header)
     except json.JSONDecodeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return contents if isinstance(contents, dict) else {}
 
 
-def _parts(data: Mapping[str, Any]) -> Sequence[Any]:
-    merged: Sequence[Any] = data.get("merged", [dict(data)])
+def _merged_data(origin: Origin) -> Sequence[Any]:
+    """Return the data of averages as a list, also if they were not merged before."""
+    merged: Sequence[Any] = origin.data.get("merged", [dict(origin.data)])
     return merged
 
 
-def _alike(mine: Sequence[float], theirs: Sequence[float]) -> float:
-    """The cosine of two lists of weights; 0 for lists of different lengths."""
-    if len(mine) != len(theirs):
+def _cosine_similarity(weights: Sequence[float], other: Sequence[float]) -> float:
+    """Return the cosine of two lists of weights; 0 for lists of different lengths."""
+    if len(weights) != len(other):
         return 0.0
-    return float(torch.nn.functional.cosine_similarity(torch.tensor(mine), torch.tensor(theirs), dim=0))
+    return float(torch.nn.functional.cosine_similarity(torch.tensor(weights), torch.tensor(other), dim=0))
 
 
-def _differ(mine: str | None, theirs: str | None) -> bool:
-    """Whether two digests are of different weights in the same precision; weights in two cannot be compared."""
-    if mine is None or theirs is None:
+def _is_other_digest(digest: str | None, other: str | None) -> bool:
+    """Return whether digests are of different weights in one precision; others cannot be compared."""
+    if digest is None or other is None:
         return False
-    return mine != theirs and mine.partition(":")[0] == theirs.partition(":")[0]
+    return digest != other and digest.partition(":")[0] == other.partition(":")[0]
 
 
-def _short(value: Any) -> str:
+def _format_short(value: Any) -> str:
     return json.dumps(value)[:80]

@@ -15,14 +15,16 @@ from regard.errors import UserError
 
 
 def to_length(constants: Constants, length: int) -> Constants:
-    """Constants for inputs of `length` tokens: the crop of longer ones, a fit where they are too short.
+    """Return constants for inputs of `length` tokens.
 
-    A crop is what an input shorter than the constants gets anyway, renormalised after masking. The fit keeps, for each
-    head, the average weight at each relative offset i − j, and of the first and the last key (which hold special
-    tokens; of the first alone in causal attention) the average weight at that key instead. Offsets that were never seen
-    get the average over the farther half of those that were, before and behind the query. Layout "paper" holds its
-    separators at fixed columns: it cannot be cropped, and is fitted to every other length, the average weight of each
-    separator at the column that the other length holds it at. Data-free constants are made anew.
+    * Longer constants are cropped, as for any input that is shorter than they are.
+    * Shorter ones are fitted, see `fit_length`.
+    * Constants of the layout "paper" are fitted to every other length, with their separators at the columns that the
+      length holds them at.
+    * Data-free constants are made anew.
+
+    Raises:
+        UserError: The length is below 1.
     """
     if length < 1:
         raise UserError(f"length: expected at least 1, got {length}")
@@ -30,13 +32,14 @@ def to_length(constants: Constants, length: int) -> Constants:
     if length == old:
         return constants
     if origin.source in SOURCES and not origin.notes:
-        made = SOURCES[origin.source](length, length)
-        matrices = {place: made.expand(len(m), -1, -1).clone() for place, m in constants.matrices.items()}
-        return Constants(matrices=matrices, origin=replace(origin, separators=_moved(origin, old, length)))
+        matrix = SOURCES[origin.source](length, length)
+        matrices = {key: matrix.expand(len(m), -1, -1).clone() for key, m in constants.matrices.items()}
+        return Constants(matrices=matrices, origin=replace(origin, separators=_move_separators(origin, old, length)))
     if length < old and origin.layout != "paper":
-        matrices = {place: m[:, :length, :length].clone() for place, m in constants.matrices.items()}
-        return replace(constants, matrices=matrices, counts=_cropped(constants.counts, length), squares={})
-    columns = dict(zip(origin.separators, _moved(origin, old, length), strict=True))
+        matrices = {key: m[:, :length, :length].clone() for key, m in constants.matrices.items()}
+        counts = {site: count[:length, :length].clone() for site, count in constants.counts.items()}
+        return replace(constants, matrices=matrices, counts=counts, squares={})
+    columns = dict(zip(origin.separators, _move_separators(origin, old, length), strict=True))
     matrices = {
         (site, layer): fit_length(matrix, constants.counts.get(site), length, columns)
         for (site, layer), matrix in constants.matrices.items()
@@ -46,18 +49,14 @@ def to_length(constants: Constants, length: int) -> Constants:
     return Constants(matrices=matrices, origin=origin)
 
 
-def _cropped(counts: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:
-    return {site: count[:length, :length].clone() for site, count in counts.items()}
-
-
-def _moved(origin: Origin, old: int, new: int) -> tuple[int, ...]:
-    """Where separators stand at another length: as far from the beginning, the middle or the end, what is nearest."""
-    found = []
+def _move_separators(origin: Origin, old: int, new: int) -> tuple[int, ...]:
+    """Return the columns of separators at another length: as far from the beginning, the middle or the end."""
+    landmarks = {0: 0, old // 2: new // 2, old - 1: new - 1}
+    columns = []
     for column in origin.separators:
-        marks = {0: 0, old // 2: new // 2, old - 1: new - 1}
-        near = min(marks, key=lambda mark: abs(column - mark))
-        found.append(min(max(marks[near] + column - near, 0), new - 1))
-    return tuple(found)
+        nearest = min(landmarks, key=lambda landmark: abs(column - landmark))
+        columns.append(min(max(landmarks[nearest] + column - nearest, 0), new - 1))
+    return tuple(columns)
 
 
 def fit_length(
@@ -66,40 +65,47 @@ def fit_length(
     length: int,
     columns: Mapping[int, int] | None = None,
 ) -> Float[Tensor, "head length length"]:
-    """Matrices of another length with the same average weight at each relative offset, and at some keys apart.
+    """Return matrices of another length with the same mean weight at each relative offset i − j.
 
-    Those keys are the first one, the last one unless nothing stands above the diagonal, and `columns`, from where they
-    stand here to where they stand in the result. Averages are weighted by the counts.
+    Some keys, which hold special tokens, keep their own mean weight instead: the first, the last of matrices that are
+    not causal, and `columns`. Offsets beyond those of the matrix get the mean over the farther half of its offsets on
+    that side of the query.
+
+    Args:
+        matrix: The matrices.
+        counts: Weights of the means; None: all equal.
+        length: The other length.
+        columns: Other special keys of the matrix, each with its column in the result.
     """
     queries, keys = matrix.shape[1:]
     weight = torch.ones(queries, keys) if counts is None else counts.float()
     offset = torch.arange(queries)[:, None] - torch.arange(keys)
     causal = not bool(matrix.triu(1).any())
-    apart = {0: 0} | (dict(columns) if columns else {}) | ({} if causal else {keys - 1: length - 1})
+    special = {0: 0} | (dict(columns) if columns else {}) | ({} if causal else {keys - 1: length - 1})
     inner = torch.ones(keys, dtype=torch.bool)
-    inner[list(apart)] = False
-    most = max(queries, keys, length)
-    profile = _profile(matrix[:, :, inner], weight[:, inner], offset[:, inner], most)
-    result = profile[:, torch.arange(length)[:, None] - torch.arange(length) + most]
-    for column, place in apart.items():
+    inner[list(special)] = False
+    max_offset = max(queries, keys, length)
+    profile = _mean_by_offset(matrix[:, :, inner], weight[:, inner], offset[:, inner], max_offset)
+    result = profile[:, torch.arange(length)[:, None] - torch.arange(length) + max_offset]
+    for column, new_column in special.items():
         rows = weight[:, column]
-        average = (matrix[:, :, column] * rows).sum(-1) / rows.sum().clamp(min=1)
-        result[:, :, place] = average[:, None]
+        mean = (matrix[:, :, column] * rows).sum(-1) / rows.sum().clamp(min=1)
+        result[:, :, new_column] = mean[:, None]
     return result.tril() if causal else result
 
 
-def _profile(matrix: Tensor, weight: Tensor, offset: Tensor, most: int) -> Tensor:
-    """The weighted mean of the entries at each offset: (head, most + offset)."""
-    index = (offset + most).flatten()
-    total = torch.zeros(2 * most + 1).index_add(0, index, weight.flatten())
-    sums = torch.zeros(len(matrix), 2 * most + 1).index_add(1, index, (matrix * weight).flatten(1))
-    found = sums / total.masked_fill(total == 0, 1)
-    steps = torch.arange(-most, most + 1)
-    for side in (steps < 0, steps > 0):
-        seen = side & (total > 0)
-        if not bool(seen.any()):
+def _mean_by_offset(matrix: Tensor, weight: Tensor, offset: Tensor, max_offset: int) -> Tensor:
+    """Return the weighted mean of the entries at each offset: (head, max_offset + offset)."""
+    index = (offset + max_offset).flatten()
+    total = torch.zeros(2 * max_offset + 1).index_add(0, index, weight.flatten())
+    sums = torch.zeros(len(matrix), 2 * max_offset + 1).index_add(1, index, (matrix * weight).flatten(1))
+    means = sums / total.masked_fill(total == 0, 1)
+    offsets = torch.arange(-max_offset, max_offset + 1)
+    for side in (offsets < 0, offsets > 0):
+        known = side & (total > 0)
+        if not bool(known.any()):
             continue
-        reach = steps[seen].abs().max()
-        far = seen & (2 * steps.abs() > reach)
-        found[:, side & (steps.abs() > reach)] = (sums[:, far].sum(-1) / total[far].sum())[:, None]
-    return found
+        farthest = offsets[known].abs().max()
+        far = known & (2 * offsets.abs() > farthest)
+        means[:, side & (offsets.abs() > farthest)] = (sums[:, far].sum(-1) / total[far].sum())[:, None]
+    return means

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.continual.batches import Batches
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import Method
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 from regard.training import TrainResult
 
 Row = dict[str, Any]

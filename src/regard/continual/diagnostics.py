@@ -124,10 +124,10 @@ class _Means(Average):
         self.name, self.statistic, self.by_layer = name, statistic, by_layer
         self.info, self.needs = statistic.info, statistic.needs
 
-    def sampled(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
+    def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         """The means of the samples; the embeddings are no layer."""
         by_site: dict[str, list[SampleValues]] = {}
-        for key, values, present in self.statistic.sampled([layer for layer in layers if layer.layer >= 0]):
+        for key, values, present in self.statistic.sample_values([layer for layer in layers if layer.layer >= 0]):
             assert present is not None
             mean = values.double().flatten(1).mean(1) if key.axes else values.double()
             named = StatisticKey(self.name, key.site, key.layer, None, ())
@@ -157,8 +157,8 @@ class _SinkDegree(PerLayer):
         super().__init__()
         self.top, self.degrees = top, ColumnMass()
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
-        for _, degree, present in self.degrees.of_layer(layer):
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
+        for _, degree, present in self.degrees.layer_values(layer):
             assert present is not None
             at = topk_keys(degree, present, self.top)
             counted = topk_valid(at, present)
@@ -176,9 +176,9 @@ class _TokenDegrees(PerLayer):
         super().__init__()
         self.known, self.degrees = known, ColumnMass()
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         assert layer.token_ids is not None
-        for _, degree, present in self.degrees.of_layer(layer):
+        for _, degree, present in self.degrees.layer_values(layer):
             assert present is not None
             at = torch.searchsorted(self.known.to(degree.device), layer.token_ids[:, : present.shape[1]].contiguous())
             at = at.clamp(max=len(self.known) - 1)

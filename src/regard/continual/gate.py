@@ -25,7 +25,7 @@ SHUT = 0.5
 def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100, scored: bool = True) -> list[Row]:
     """What the gate of a model does after `learnt` tasks, on at most so many dev rows of each; none without a gate.
 
-    Rows of `statistic`, `block` (its position, from 1; None where it is of none) and `value`:
+    Rows of `statistic`, `adapter` (its position, from 1; None where it is of none) and `value`:
 
     - weight: the mean weight of each block, of the task's rows;
     - own_weight: that of the task's own block, which the network knows (`block_of`);
@@ -46,7 +46,7 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
             told.append(("strength", None, method.strength(task)))
         if scored:
             told += score_rows(learner, task, learnt)
-        found += [{**place, "statistic": name, "block": block, "value": value} for name, block, value in told]
+        found += [{**place, "statistic": name, "adapter": block, "value": value} for name, block, value in told]
     return found
 
 

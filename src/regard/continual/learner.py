@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from regard.continual.batches import Batches, Epochs, ExampleRef
 from regard.continual.network import Network
-from regard.continual.stage import LossClasses, TrainingBudget, TrainingPhase
+from regard.continual.training_phase import LossClasses, TrainingBudget, TrainingPhase
 from regard.data.encoding import Encoded, encode
-from regard.data.stream import SPLITS, Split, Stream, Task
+from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.errors import UserError
 from regard.models.heads import LabelTextHead
 from regard.training.states import eval_mode
@@ -52,7 +52,7 @@ class Learner:
         """Note which classes each task has, (task, class)."""
         self.own = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
         for number in range(len(self.stream)):
-            self.own[number, list(self.stream.class_numbers(number))] = True
+            self.own[number, list(self.stream.class_indices(number))] = True
 
     def network_as(self, kind: type[NetworkT]) -> NetworkT:
         """The network, which is of the kind that its method has made."""
@@ -142,7 +142,7 @@ class Learner:
             ids[here, :upto], mask[here, :upto] = part.input_ids[chosen, :upto], part.attention_mask[chosen, :upto]
             if part.token_type_ids is not None:
                 types[here, :upto], typed = part.token_type_ids[chosen, :upto], True
-            labels[here] = torch.tensor(self.stream.class_numbers(task))[part.labels[chosen]]
+            labels[here] = torch.tensor(self.stream.class_indices(task))[part.labels[chosen]]
         found = {"input_ids": ids, "attention_mask": mask, "labels": labels, "tasks": tasks, "rows": rows}
         return found | ({"token_type_ids": types} if typed else {})
 
@@ -218,7 +218,7 @@ class Learner:
 
 def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int, Split], Encoded]:
     """The splits of each task as token ids, each text once. Raises UserError for tasks that cannot be learnt."""
-    tasks = cast("tuple[Task, ...]", stream.tasks)
+    tasks = cast("tuple[ClassificationTask, ...]", stream.tasks)
     for task in tasks:
         _check(task)
     return {
@@ -235,7 +235,7 @@ def check_lengths(encoded: Mapping[Any, Encoded], most: int | None) -> None:
         raise UserError(f"length: expected at most {most} tokens, which this model takes, got a text of {longest}")
 
 
-def _check(task: Task) -> None:
+def _check(task: ClassificationTask) -> None:
     """Nothing, or a UserError: a task whose classes or rows are not as they should be."""
     count = len(task.labels)
     if count < 2:

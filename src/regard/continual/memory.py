@@ -15,49 +15,55 @@ from regard.errors import check_choice, check_int
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
     from regard.continual.method import MethodState
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
 Store = Literal["reservoir", "balanced"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
-    """What methods with a memory have in common.
+class MemoryConfig(method.MethodConfig):
+    """Settings of every method with an episodic memory.
 
-    `memory`: examples kept, of all tasks together. `store`: which; a `reservoir` of all that have come, or as many of
-    each class of each task (`balanced`). `replay_batch`: examples drawn from it at a step; 0: as many as a batch of new
-    ones has.
+    Args:
+        memory_size: Number of examples stored, of all tasks together.
+        storage_policy: "reservoir" (a uniform sample of all examples so far) or "balanced" (equally many of each class
+            of each task).
+        replay_batch_size: Examples drawn from the memory in a step; 0 for as many as the batch has.
     """
 
-    memory: int = 50
-    store: Store = "reservoir"
-    replay_batch: int = 0
+    memory_size: int = 50
+    storage_policy: Store = "reservoir"
+    replay_batch_size: int = 0
 
     def __post_init__(self) -> None:
         """Check them."""
-        check_int("memory", self.memory, least=1)
-        check_int("replay_batch", self.replay_batch, least=0)
-        check_choice("store", self.store, get_args(Store))
+        check_int("memory_size", self.memory_size, least=1)
+        check_int("replay_batch_size", self.replay_batch_size, least=0)
+        check_choice("storage_policy", self.storage_policy, get_args(Store))
 
 
 # -- what is kept ---------------------------------------------------------------------------------------
 
 
-def keep(learner: Learner, kept: MethodState, settings: Settings, task: int) -> None:
+def keep(learner: Learner, kept: MethodState, config: MemoryConfig, task: int) -> None:
     """Take a task's training examples into the memory, which is `kept.items`."""
     arriving = learner.items(task)
     random = np.random.default_rng(learner.seed_for("memory", task))
-    if settings.store == "reservoir":
+    if config.storage_policy == "reservoir":
         seen = kept.values.get("seen", 0)
         kept.examples = reservoir(
-            kept.examples, arriving, seen=seen, capacity=settings.memory, draw=lambda below: int(random.integers(below))
+            kept.examples,
+            arriving,
+            seen=seen,
+            capacity=config.memory_size,
+            draw=lambda below: int(random.integers(below)),
         )
         kept.values["seen"] = seen + len(arriving)
     else:
         mixed = [arriving[number] for number in random.permutation(len(arriving))]
         kept.examples = balanced(
-            [*kept.examples, *mixed], capacity=settings.memory, group=lambda item: _class(learner, item)
+            [*kept.examples, *mixed], capacity=config.memory_size, group=lambda item: _class(learner, item)
         )
 
 
@@ -114,17 +120,17 @@ def shares(sizes: Sequence[int], capacity: int) -> list[int]:
 class Remembering(method.Method):
     """A method that stores examples of each task when it has been learnt."""
 
-    Settings = Settings
+    Config = MemoryConfig
 
     @property
     def memory_size(self) -> int:
         """The size of the memory."""
-        size: int = self.settings.memory
+        size: int = self.config.memory_size
         return size
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task."""
-        keep(learner, self.state, self.settings, task)
+        keep(learner, self.state, self.config, task)
 
 
 # -- what is drawn --------------------------------------------------------------------------------------
@@ -136,9 +142,9 @@ def drawn(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> l
     return [items[number] for number in random.choice(len(items), min(count, len(items)), replace=False)]
 
 
-def replayed(learner: Learner, settings: Settings) -> int:
+def replayed(learner: Learner, config: MemoryConfig) -> int:
     """How many examples are drawn at a step."""
-    return settings.replay_batch or learner.budget.batch_size
+    return config.replay_batch_size or learner.budget.batch_size
 
 
 def arriving(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
@@ -146,9 +152,9 @@ def arriving(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
     return learner.drawn(learner.items(task), stage)
 
 
-def beside(learner: Learner, kept: MethodState, settings: Settings, task: int, stage: TrainingPhase) -> Batches:
+def beside(learner: Learner, kept: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase) -> Batches:
     """The task's batches, each with examples of the memory beside it (arXiv 1902.10486)."""
-    new, count, seed = arriving(learner, task, stage), replayed(learner, settings), learner.seed_for("replay", task)
+    new, count, seed = arriving(learner, task, stage), replayed(learner, config), learner.seed_for("replay", task)
     items, size = list(kept.examples), learner.budget.batch_size + count
 
     def rows(step: int) -> Rows:
@@ -158,10 +164,10 @@ def beside(learner: Learner, kept: MethodState, settings: Settings, task: int, s
 
 
 def interleaved(
-    learner: Learner, kept: MethodState, settings: Settings, task: int, stage: TrainingPhase, *, interval: int
+    learner: Learner, kept: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
 ) -> Batches:
     """The task's batches, and after each `interval` of them one of the memory alone (arXiv 1906.01076)."""
-    new, count, seed = arriving(learner, task, stage), replayed(learner, settings), learner.seed_for("replay", task)
+    new, count, seed = arriving(learner, task, stage), replayed(learner, config), learner.seed_for("replay", task)
     items, size = list(kept.examples), max(learner.budget.batch_size, count)
 
     def rows(step: int) -> Rows:

@@ -6,31 +6,31 @@ import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
 from torch import Tensor, nn
 
 from regard.continual.batches import ExampleRef
 from regard.continual.network import Network
-from regard.continual.stage import LossClasses, TrainingPhase
+from regard.continual.training_phase import LossClasses, TrainingPhase
 from regard.errors import UserError
 from regard.models.heads import HeadName
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import MethodLearningRate, TrainingBudget
+    from regard.continual.training_phase import MethodLearningRate, TrainingBudget
     from regard.training.placement import Rows
 
 Evaluated = Literal["seen", "own", "end"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class MethodConfig:
     """The settings of a method that has none of its own; those of others extend this."""
 
     @classmethod
-    def parsed(cls, said: Mapping[str, Any]) -> Settings:
+    def parsed(cls, said: Mapping[str, Any]) -> MethodConfig:
         """The settings that are said, as values or as texts. Raises UserError for names and values that cannot be."""
         hints, known = get_type_hints(cls), [one.name for one in dataclasses.fields(cls)]
         unknown = [name for name in said if name not in known]
@@ -86,9 +86,6 @@ class MethodState:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-AnySettings: TypeAlias = Settings
-
-
 class Method:
     """Plain fine-tuning, task after task; other methods override some of the five hooks, and nothing else.
 
@@ -96,7 +93,7 @@ class Method:
     when a run is resumed, for which `prepare` is called again on what was kept. Hooks are functions of what they are
     given and of seeds: the same in every process, and each time.
 
-    Attributes say the rest: `Settings`, the type of its settings; `Network`, what it trains; `head`, the head that it
+    Attributes say the rest: `Config`, the type of its settings; `Network`, what it trains; `head`, the head that it
     wants; `bound`, the largest number of examples that it keeps; `evaluated`, on which tasks it is scored: all `seen`;
     its `own` alone, where nothing of it is changed by later tasks; or all at the `end`, where it learns them at once;
     `incremental`, whether classes of different tasks can be told apart (CIL); `texts`, whether it learns tasks from
@@ -104,15 +101,15 @@ class Method:
     to say: those of its own `task`, or all that are `seen`.
     """
 
-    Settings: ClassVar[type[AnySettings]] = Settings
+    Config: ClassVar[type[MethodConfig]] = MethodConfig
     Network: ClassVar[type[Network]] = Network
     evaluation_scope: ClassVar[Evaluated] = "seen"
     incremental: ClassVar[bool] = True
     texts: ClassVar[bool] = False
     loss_classes: ClassVar[LossClasses | None] = None
 
-    def __init__(self, settings: AnySettings | None = None) -> None:
-        self.settings: Any = self.Settings() if settings is None else settings
+    def __init__(self, config: MethodConfig | None = None) -> None:
+        self.config: Any = self.Config() if config is None else config
         self.state = MethodState()
 
     @property

@@ -21,7 +21,7 @@ from regard.continual.methods import method_named
 from regard.continual.network import Network
 from regard.continual.state import load_tensors, tensors_of
 from regard.errors import UserError
-from regard.models.classifier import Classifier, ClassifierConfig, encoder_part
+from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder
 from regard.models.generator import Generator, GeneratorConfig, is_language_model
 from regard.models.pretrained import Loaded
 from regard.runs.folder import atomic_folder, write_file
@@ -45,7 +45,7 @@ class TaskDeltas:
         config = learner.network.classifier.config
         about = {
             "base": config.lineage,
-            "method": {"name": name, "settings": method.settings.to_dict()},
+            "method": {"name": name, "settings": method.config.to_dict()},
             "seed": learner.seed,
             "head": config.head,
             "label_words": config.label_words if isinstance(config, ClassifierConfig) else 0,
@@ -93,7 +93,7 @@ def with_model_hash(loaded: Loaded) -> Loaded:
 
 def _digest_below(loaded: Loaded) -> str:
     """The hash of what a classifier would read hidden states from."""
-    return sha256_of_weights(encoder_part(deepcopy(loaded.model)))
+    return sha256_of_weights(extract_encoder(deepcopy(loaded.model)))
 
 
 def delta_of(folder: Path, learnt: int) -> Path:
@@ -128,8 +128,8 @@ def rebuild_network(folder: Path, learnt: int, loaded: Loaded) -> tuple[Network,
 def _classifier(loaded: Loaded, about: Mapping[str, Any]) -> Classifier:
     """What a run's network is built around, before its first task."""
     if about["head"] == GeneratorConfig.head:
-        return cast(Classifier, cast(Any, Generator.over(loaded, lora=about["lora"], seed=about["seed"])))
-    return Classifier.over(
+        return cast(Classifier, cast(Any, Generator.from_loaded(loaded, lora=about["lora"], seed=about["seed"])))
+    return Classifier.from_loaded(
         loaded,
         about["classes"],
         head=about["head"],
@@ -151,7 +151,7 @@ def _known(tasks: list[dict[str, Any]], learnt: int, name: str) -> list[dict[str
 def network_of(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
     """A method's network, by its name and settings."""
     kind = method_named(method["name"])
-    return kind.Network(classifier, tasks=tasks, settings=kind.Settings.parsed(method["settings"]), seed=seed)
+    return kind.Network(classifier, tasks=tasks, config=kind.Config.parsed(method["settings"]), seed=seed)
 
 
 def export(
@@ -203,7 +203,7 @@ def load_network(folder: str | Path) -> nn.Module:
     except (OSError, ValueError) as error:
         raise UserError(f"model: {folder} cannot be read: {' '.join(str(error).split())[:300]}") from error
     if about is None:
-        return Network(classifier, tasks=1, settings=None, seed=0).eval()
+        return Network(classifier, tasks=1, config=None, seed=0).eval()
     network = network_of(classifier, about["method"], tasks=about["tasks"], seed=about["seed"])
     weights = _tensors(folder / NETWORK)
     if weights.keys() != tensors_of(network).keys():

@@ -19,14 +19,14 @@ class Network(nn.Module):
     Of a stream of tasks from text to text the classifier is a `regard.models.generator.Generator`, a row's input its
     prompt, and its labels the answer, token by token.
 
-    `tasks`: how many tasks there will be; `settings`: the method's. All weights that it will ever have are there from
+    `tasks`: how many tasks there will be; `config`: the method's. All weights that it will ever have are there from
     the start, so that saving and restoring needs to know nothing more; weights that a new network draws are drawn from
     `seed`. `apart`: whether the classifier, without the rest of the network, does not answer as the network does.
     """
 
     apart: ClassVar[bool] = False
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__()
         self.classifier = classifier
 

@@ -31,10 +31,10 @@ from regard.continual.learner import Learner, check_lengths, encode_stream
 from regard.continual.method import Method
 from regard.continual.run_state import ProgressEvent, Row, RunState
 from regard.continual.scoring import Score, score_task
-from regard.continual.stage import TrainingBudget, TrainingPhase, warmup_steps
-from regard.continual.texts import begin_texts
-from regard.data.common_tokens import common_tokens
+from regard.continual.text_learner import begin_texts
+from regard.continual.training_phase import TrainingBudget, TrainingPhase, warmup_steps
 from regard.data.stream import Stream
+from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import HeadName
@@ -74,7 +74,7 @@ def make_learner(
     encoded = encode_stream(stream, loaded.tokenizer, budget.length)
     check_lengths(encoded, maximum_length(loaded.model, loaded.tokenizer))
     wanted = head or method.head
-    classifier = Classifier.over(
+    classifier = Classifier.from_loaded(
         loaded,
         stream.classes,
         head=wanted,
@@ -83,7 +83,7 @@ def make_learner(
         label_words=LABEL_WORDS if wanted == "labels" else 0,
         seed=seed,
     )
-    network = method.Network(classifier, tasks=len(stream), settings=method.settings, seed=seed)
+    network = method.Network(classifier, tasks=len(stream), config=method.config, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     learner = Learner(stream, network, budget, loaded.tokenizer, seed, start, encoded, loaded.model.device)
     learner.among = method.loss_classes or ("seen" if wanted == "labels" else "task")
@@ -158,12 +158,12 @@ def _clear(place: Path) -> None:
 
 def _common(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
     """The tokens that count as common for scaling sinks: by list, or because many texts of the first task have one."""
-    if method.settings.common == "list":
+    if method.config.common_tokens == "list":
         return sorted(common_tokens(tokenizer))
     texts = torch.zeros(int(ids.max()) + 1, dtype=torch.long)
     for row in ids:
         texts[row.unique()] += 1
-    return cast("list[int]", (texts >= method.settings.share * len(ids)).nonzero().flatten().tolist())
+    return cast("list[int]", (texts >= method.config.min_document_frequency * len(ids)).nonzero().flatten().tolist())
 
 
 def _about(learner: Learner, method: Method) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _about(learner: Learner, method: Method) -> dict[str, Any]:
     unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
     return {
         "method": type(method).__name__,
-        "settings": method.settings.to_dict(),
+        "settings": method.config.to_dict(),
         "budget": {name: value for name, value in dataclasses.asdict(learner.budget).items() if name not in unused},
         "seed": learner.seed,
         "stream": {
@@ -367,7 +367,7 @@ def _add_gate(ran: RunState, rows: int) -> None:
     if found and not last:
         told = {"after_task": learnt, **_place(learner, learner.task)}
         each = score_rows(learner, learner.task, learnt)
-        found += [{**told, "statistic": name, "block": block, "value": value} for name, block, value in each]
+        found += [{**told, "statistic": name, "adapter": block, "value": value} for name, block, value in each]
     ran.rows["gate"] += found
 
 

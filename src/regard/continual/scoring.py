@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 
 from regard.continual.batches import ExampleRef
-from regard.continual.generating import score_generation
+from regard.continual.generation import score_generation
 from regard.continual.learner import Learner
-from regard.continual.texts import TextLearner
-from regard.data.stream import Split
-from regard.data.text_task import TextTask
+from regard.continual.text_learner import TextLearner
+from regard.data.stream import Split, TextTask
 from regard.errors import UserError
 
 

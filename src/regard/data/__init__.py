@@ -1,69 +1,42 @@
-"""Text to measure on, as windows, and to train on, as blocks of tokens; tasks to probe on, special tokens in place."""
+"""Data: text windows to measure on, token blocks to train on, tasks to probe on, and streams of tasks."""
 
-from regard.data.arrange import ArrangedTokens, SpecialTokens, arrange_special_tokens, special_tokens
-from regard.data.blocks import TokenBlocks
-from regard.data.common_tokens import common_tokens
-from regard.data.corpus import Corpus, Domain, prepare
-from regard.data.corpus_sources import Source, texts_of
-from regard.data.draw import BatchSampler, check_inserted_tokens, insert_tokens
-from regard.data.encoding import IGNORE_INDEX, LAYOUTS, Encoded, SpecialTokenLayout, encode, mask_tokens
-from regard.data.examples import KINDS, Examples, Task, TaskKind
-from regard.data.packing import pack
+from regard.data.corpus import prepare_corpus
+from regard.data.corpus_sources import Source
+from regard.data.encoding import LAYOUTS, Encoded, encode, mask_tokens
+from regard.data.examples import IGNORE_INDEX, Examples, Task
 from regard.data.stream import Stream
-from regard.data.stream_settings import STREAMS
-from regard.data.streams import parse_order, read_stream
-from regard.data.tasks import TASKS, TaskPreset, TaskSettings, read_task
-from regard.data.text import Texts, python_documentation, read_texts, standard_library
-from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, tokenizer_hash, train_tokenizer
-from regard.data.windowing import BOS, Bos, Windows, random_windows, repeated_windows, windows
+from regard.data.stream_catalog import STREAMS
+from regard.data.streams import read_stream
+from regard.data.tasks import TASKS, read_task
+from regard.data.texts import Texts, load_python_documentation, read_texts
+from regard.data.tokenizers import common_tokens, read_tokenizer, train_tokenizer
+from regard.data.windows import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows
 
 __all__ = [
     "BOS",
     "IGNORE_INDEX",
-    "KINDS",
     "LAYOUTS",
     "STREAMS",
     "TASKS",
-    "ArrangedTokens",
-    "BatchSampler",
     "Bos",
-    "Corpus",
-    "Domain",
     "Encoded",
     "Examples",
     "Source",
-    "SpecialTokenLayout",
-    "SpecialTokens",
     "Stream",
     "Task",
-    "TaskKind",
-    "TaskPreset",
-    "TaskSettings",
     "Texts",
-    "TokenBlocks",
     "Windows",
-    "arrange_special_tokens",
-    "check_inserted_tokens",
-    "check_tokenizer",
     "common_tokens",
     "encode",
-    "insert_tokens",
+    "load_python_documentation",
+    "make_random_windows",
+    "make_repeated_windows",
+    "make_text_windows",
     "mask_tokens",
-    "ordinary_tokens",
-    "pack",
-    "parse_order",
-    "prepare",
-    "python_documentation",
-    "random_windows",
+    "prepare_corpus",
     "read_stream",
     "read_task",
     "read_texts",
     "read_tokenizer",
-    "repeated_windows",
-    "special_tokens",
-    "standard_library",
-    "texts_of",
-    "tokenizer_hash",
     "train_tokenizer",
-    "windows",
 ]

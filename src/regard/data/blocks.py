@@ -1,4 +1,4 @@
-"""Token blocks on disk: text tokenised once, cut into rows of one length, and mapped into memory."""
+"""Token blocks on disk: rows of tokens of one length, mapped into memory."""
 
 from __future__ import annotations
 
@@ -19,116 +19,115 @@ BLOCKS = "blocks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedBlocks:
-    """What is known of a file of blocks; stands beside it as JSON.
+class BlocksMetadata:
+    """Metadata of a file of blocks, stored beside it as JSON."""
 
-    `rows` blocks of `length` tokens; `dropped`: the tokens after the last whole block, which are left out; `sha256`:
-    of the token bytes. `source` and `identity` say what was packed, `tokenizer` is its digest (`hash_of`).
-    """
-
-    rows: int
-    length: int
-    dropped: int
+    rows: int  # number of blocks
+    length: int  # tokens per block
+    dropped: int  # tokens after the last full block, which are not stored
     dtype: str
-    sha256: str
-    documents: int
-    source: str
-    identity: str
-    tokenizer: str
-    vocabulary: int
+    sha256: str  # of the token bytes
+    documents: int  # number of documents
+    source: str  # where the text came from
+    fingerprint: str  # changes when the text changes
+    tokenizer: str  # hash of the tokenizer
+    vocab_size: int  # of the tokenizer
 
 
 @dataclass(frozen=True, eq=False)
 class TokenBlocks:
-    """Blocks of tokens, (row, length), in a file that is mapped into memory, not read; some of them or all.
+    """All or some blocks of a memory-mapped file.
 
-    `chosen`: int64, the rows of the file that these blocks are; None for all.
+    Attributes:
+        ids: Token ids of the whole file, of shape (row, length).
+        indices: Rows of the file that belong to these blocks, int64; None for all.
     """
 
     ids: np.ndarray
-    packed: PackedBlocks
-    chosen: Tensor | None = None
+    metadata: BlocksMetadata
+    indices: Tensor | None = None
 
     @classmethod
     def load(cls, folder: str | Path, name: str = BLOCKS) -> TokenBlocks:
-        """The blocks that `pack` left in `folder`. Raises UserError where they are missing or not whole."""
-        file, about = Path(folder) / f"{name}.bin", Path(folder) / f"{name}.json"
+        """Open the blocks that `pack` wrote. Raise UserError if files are missing or incomplete."""
+        file, note = Path(folder) / f"{name}.bin", Path(folder) / f"{name}.json"
         try:
-            packed = PackedBlocks(**json.loads(about.read_text(encoding="utf-8")))
-            size, wanted = file.stat().st_size, packed.rows * packed.length * np.dtype(packed.dtype).itemsize
+            metadata = BlocksMetadata(**json.loads(note.read_text(encoding="utf-8")))
+            shape = metadata.rows, metadata.length
+            size, expected = file.stat().st_size, shape[0] * shape[1] * np.dtype(metadata.dtype).itemsize
         except OSError as error:
-            raise UserError(f"blocks: expected {file} with {about.name} beside it: {error.strerror or error}") from None
+            raise UserError(f"blocks: expected {file} with {note.name} beside it: {error.strerror or error}") from None
         except (ValueError, TypeError) as error:
-            raise UserError(f"blocks: {about} cannot be read, delete the folder to pack again: {error}") from None
-        if size != wanted:
+            raise UserError(f"blocks: {note} cannot be read, delete the folder to pack again: {error}") from None
+        if size != expected:
             raise UserError(
-                f"blocks: expected {wanted:,} bytes in {file}, found {size:,}; delete the folder to pack again"
+                f"blocks: expected {expected:,} bytes in {file}, found {size:,}; delete the folder to pack again"
             )
-        return cls(np.memmap(file, dtype=packed.dtype, mode="r", shape=(packed.rows, packed.length)), packed)
+        return cls(np.memmap(file, dtype=metadata.dtype, mode="r", shape=shape), metadata)
 
     def __len__(self) -> int:
-        return self.packed.rows if self.chosen is None else len(self.chosen)
+        return self.metadata.rows if self.indices is None else len(self.indices)
 
     @property
     def length(self) -> int:
-        """How many tokens a block has."""
-        return self.packed.length
+        """Tokens per block."""
+        return self.metadata.length
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are in all blocks."""
+        """Tokens in all blocks."""
         return len(self) * self.length
 
     @property
-    def vocabulary(self) -> int:
-        """How many tokens the tokenizer knows."""
-        return self.packed.vocabulary
+    def vocab_size(self) -> int:
+        """Number of tokens of the tokenizer."""
+        return self.metadata.vocab_size
 
     @property
     def sha256(self) -> str:
-        """The digest of the tokens, of the whole file where all are chosen; else with the numbers of the chosen."""
-        if self.chosen is None:
-            return self.packed.sha256
-        return hashlib.sha256(self.packed.sha256.encode() + self.chosen.numpy().tobytes()).hexdigest()
+        """Hash of the file's tokens, and of `indices` if these are not all blocks."""
+        if self.indices is None:
+            return self.metadata.sha256
+        return hashlib.sha256(self.metadata.sha256.encode() + self.indices.numpy().tobytes()).hexdigest()
 
     def rows(self, indices: Int64[Tensor, " row"]) -> Int64[Tensor, "row length"]:
-        """The blocks of these numbers, 0 … len − 1, read from the file."""
-        at = indices if self.chosen is None else self.chosen[indices]
-        return torch.from_numpy(self.ids[at.numpy()].astype(np.int64))
+        """Read blocks by index, 0 … len − 1."""
+        rows = indices if self.indices is None else self.indices[indices]
+        return torch.from_numpy(self.ids[rows.numpy()].astype(np.int64))
 
     def first(self, count: int) -> Int64[Tensor, "row length"]:
-        """The first `count` blocks, the same in every run. Raises UserError where there are fewer."""
-        self._check(count)
+        """Read the first `count` blocks. Raise UserError if there are fewer."""
+        self._check_count(count)
         return self.rows(torch.arange(count))
 
-    def spread(self, count: int) -> Int64[Tensor, "row length"]:
-        """`count` blocks at equal distances over all of them, the same in every run. Raises UserError for fewer."""
-        self._check(count)
+    def evenly_spaced(self, count: int) -> Int64[Tensor, "row length"]:
+        """Read `count` blocks at equal distances. Raise UserError if there are fewer."""
+        self._check_count(count)
         return self.rows(torch.arange(count) * len(self) // max(count, 1))
 
-    def only(self, indices: Int64[Tensor, " row"]) -> TokenBlocks:
-        """The blocks of these numbers alone."""
-        return replace(self, chosen=indices if self.chosen is None else self.chosen[indices])
+    def select(self, indices: Int64[Tensor, " row"]) -> TokenBlocks:
+        """Return some of the blocks."""
+        return replace(self, indices=indices if self.indices is None else self.indices[indices])
 
-    def _check(self, count: int) -> None:
+    def _check_count(self, count: int) -> None:
         if not 1 <= count <= len(self):
             raise UserError(f"samples: expected 1 to {len(self)} blocks of {self.length} tokens, got {count}")
 
 
-def is_packed(folder: str | Path, names: Iterable[str], wanted: Mapping[str, object]) -> bool:
-    """Whether `folder` holds whole blocks of these names, made of what is `wanted`."""
+def is_packed(folder: str | Path, names: Iterable[str], expected: Mapping[str, object]) -> bool:
+    """Whether a folder holds complete blocks of these names with the expected metadata."""
     try:
-        found = [asdict(TokenBlocks.load(folder, name).packed) for name in names]
+        notes = [asdict(TokenBlocks.load(folder, name).metadata) for name in names]
     except UserError:
         return False
-    return all(packed[key] == value for packed in found for key, value in wanted.items())
+    return all(note[key] == value for note in notes for key, value in expected.items())
 
 
-def check_rows(packed: PackedBlocks | None, length: int, source: str, least: int = 1) -> None:
-    """Raises UserError where there are fewer than `least` blocks."""
-    rows, dropped = (packed.rows, packed.dropped) if packed else (0, 0)
-    if rows < least:
-        blocks = "a block" if least == 1 else f"{least} blocks"
+def check_num_blocks(metadata: BlocksMetadata | None, length: int, source: str, min_rows: int = 1) -> None:
+    """Raise UserError if there are fewer than `min_rows` blocks."""
+    rows, dropped = (metadata.rows, metadata.dropped) if metadata else (0, 0)
+    if rows < min_rows:
+        blocks = "a block" if min_rows == 1 else f"{min_rows} blocks"
         raise UserError(
             f"data: expected text for {blocks} of {length} tokens, {source} has {rows * length + dropped} tokens; "
             "give more text or a smaller length"

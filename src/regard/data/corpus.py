@@ -1,4 +1,4 @@
-"""Domains of text as blocks of tokens, each with a part to train on and one to validate on."""
+"""Domains of text as token blocks, split for training and validation."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from regard.data.blocks import BLOCKS, TokenBlocks, check_rows, is_packed
-from regard.data.corpus_sources import Source, documents_of, source_identity
-from regard.data.packing import Packing, pack
+from regard.data.blocks import BLOCKS, TokenBlocks, check_num_blocks, is_packed
+from regard.data.corpus_sources import Source, identify_source, read_source
+from regard.data.packing import BlockPacker, pack
 from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError
 
 TRAIN, VALID = "train", "valid"
 _PURPOSES = {TRAIN: "train", VALID: "validate"}
 FEW_DOCUMENTS = 200
-Progress = Callable[[str, int], None]
-"""Told the name of a domain and how many of its tokens are packed."""
+OnProgress = Callable[[str, int], None]
+"""Called with the name of a domain and its number of packed tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Domain:
-    """A domain: its share of the rows of training, the blocks to train on, and those to validate on.
+    """Training and validation blocks of one source.
 
-    `weight` is over the sum of all. `split` says how the two parts were told apart: 'documents' (by the digest of
-    each), 'end' (the last blocks of all), 'own' (text of its own to validate on).
+    Attributes:
+        weight: Share of the training rows; the weights of a corpus sum to 1.
+        split: How validation text was separated: "documents" (by the hash of each document), "end" (the last blocks),
+            or "own" (from a location of its own).
     """
 
     name: str
@@ -43,8 +45,8 @@ class Domain:
     source: str = ""
     split: str = ""
 
-    def record(self) -> dict[str, Any]:
-        """What to keep of it beside results; `sha256` and `valid_sha256` are of the tokens."""
+    def metadata(self) -> dict[str, Any]:
+        """Return what is saved with results."""
         return {
             "name": self.name,
             "weight": self.weight,
@@ -65,145 +67,153 @@ class Corpus:
 
     @property
     def length(self) -> int:
-        """How many tokens a block has."""
+        """Tokens per block."""
         return self.domains[0].train.length
 
 
-def prepare(
+def prepare_corpus(
     sources: Sequence[Source],
     tokenizer: Any,
     *,
     length: int,
     folder: str | Path,
-    amount: float = 1.0,
-    valid_share: float = 0.05,
-    on_progress: Progress | None = None,
+    fraction: float = 1.0,
+    valid_fraction: float = 0.05,
+    on_progress: OnProgress | None = None,
 ) -> Corpus:
-    """The sources as domains of blocks of `length` tokens, packed under `folder` once and used again.
+    """Pack sources into blocks of `length` tokens under `folder`, or reuse those that are there.
 
-    A source without text of its own to validate on gives `valid_share` of itself: of 200 documents or more those whose
-    digest says so, so that the same text is always on the same side; of fewer the last blocks of all. `amount`: the
-    share of the blocks to train on that is used, drawn without regard to the seed of a run; a smaller one is part of a
-    larger one. Neither changes what is packed but for `valid_share` with many documents. Each text, length and
-    tokenizer has a folder of its own, so runs may share `folder`.
+    A source without validation text of its own is split: from 200 documents on by the hash of each document, so that
+    the same text is always on the same side; with fewer documents its last blocks are for validation.
 
-    Of several processes let one go first and the others find it packed:
-    `with accelerator.local_main_process_first(): corpus = prepare(…)`. What takes longer to pack than processes wait
-    for one another, half an hour or less, is better prepared by one process alone before.
+    Every combination of text, length and tokenizer has its own folder, so runs may share `folder`. With several
+    processes let one go first: `with accelerator.local_main_process_first(): corpus = prepare_corpus(…)`. Packing that
+    takes longer than processes wait for each other (half an hour or less) is better done before the run.
 
-    Raises UserError for sources of one name, weights and shares out of range, and text too little for a block of either
-    part.
+    Args:
+        sources: Sources with different names.
+        tokenizer: Tokenizer with an EOS token.
+        length: Tokens per block.
+        folder: Where to keep the blocks.
+        fraction: Fraction of the training blocks to use. The selection does not depend on a run's seed, and a smaller
+            fraction is a subset of a larger one.
+        valid_fraction: Fraction of a source for validation.
+        on_progress: Called with the name of a domain and its number of packed tokens.
+
+    Raises:
+        UserError: Duplicate names, weights or fractions out of range, or too little text for a block of either split.
     """
-    _check(sources, amount, valid_share)
+    _check_arguments(sources, fraction, valid_fraction)
     total = sum(source.weight for source in sources)
-    domains = [_domain(source, tokenizer, length, Path(folder), valid_share, on_progress) for source in sources]
-    return Corpus(
-        tuple(replace(domain, weight=domain.weight / total, train=_share(domain.train, amount)) for domain in domains)
-    )
+    domains = []
+    for source in sources:
+        domain = _SourcePacker(source, tokenizer, length, Path(folder), on_progress).make_domain(valid_fraction)
+        domains.append(replace(domain, weight=domain.weight / total, train=_select_fraction(domain.train, fraction)))
+    return Corpus(tuple(domains))
 
 
-def _check(sources: Sequence[Source], amount: float, valid_share: float) -> None:
+def _check_arguments(sources: Sequence[Source], fraction: float, valid_fraction: float) -> None:
     if not sources:
         raise UserError("data: expected at least one source, got none")
     names = [source.name for source in sources]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"data: expected domains of different names, '{twice}' is there twice; write NAME=WHERE")
-    light = next((source for source in sources if not 0 < source.weight < math.inf), None)
-    if light is not None:
-        raise UserError(f"data: expected a positive weight of '{light.name}', got {light.weight}")
-    if not 0 < amount <= 1:
-        raise UserError(f"data amount: expected a share over 0 and at most 1, got {amount}")
-    if not 0 < valid_share < 1:
-        raise UserError(f"validation share: expected a share between 0 and 1, got {valid_share}")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise UserError(f"data: expected domains of different names, '{duplicate}' is there twice; write NAME=WHERE")
+    for source in sources:
+        if not 0 < source.weight < math.inf:
+            raise UserError(f"data: expected a positive weight of '{source.name}', got {source.weight}")
+    if not 0 < fraction <= 1:
+        raise UserError(f"data fraction: expected a number over 0 and at most 1, got {fraction}")
+    if not 0 < valid_fraction < 1:
+        raise UserError(f"validation fraction: expected a number between 0 and 1, got {valid_fraction}")
 
 
-def _domain(
-    source: Source, tokenizer: Any, length: int, folder: Path, valid_share: float, on_progress: Progress | None
-) -> Domain:
-    """The domain of one source, packed or found packed."""
-    told = None if on_progress is None else partial(on_progress, source.name)
-    identity = source_identity(source.where) + ("" if source.tokens is None else f", {source.tokens} tokens")
-    text = _Text(source.where, identity, source.tokens)
-    if source.valid is None:
-        place = _place(folder, source, f"{identity}, {valid_share} to validate", length, tokenizer)
-        train, valid, split = _split(text, tokenizer, length, place, valid_share, told)
-    else:
-        own = _Text(source.valid, source_identity(source.valid), None)
-        train = _whole(text, tokenizer, length, _place(folder, source, identity, length, tokenizer), told)
-        valid = _whole(own, tokenizer, length, _place(folder, source, own.identity, length, tokenizer), told)
-        split = "own"
-    return Domain(source.name, source.weight, train, valid, str(source), split)
+@dataclass(frozen=True, eq=False)
+class _SourcePacker:
+    """Packs the text of one source."""
+
+    source: Source
+    tokenizer: Any
+    length: int
+    folder: Path
+    on_progress: OnProgress | None
+
+    def make_domain(self, valid_fraction: float) -> Domain:
+        """Return the domain, packed now or before."""
+        source = self.source
+        fingerprint = identify_source(source.where)
+        if source.tokens is not None:
+            fingerprint += f", {source.tokens} tokens"
+        if source.valid is None:
+            train, valid, split = self._pack_splits(fingerprint, valid_fraction)
+        else:
+            train = self._pack_all(source.where, fingerprint, source.tokens)
+            valid, split = self._pack_all(source.valid, identify_source(source.valid), None), "own"
+        return Domain(source.name, source.weight, train, valid, str(source), split)
+
+    def _pack_all(self, where: str, fingerprint: str, max_tokens: int | None) -> TokenBlocks:
+        """Pack a text without splitting it."""
+        return pack(
+            read_source(where),
+            self.tokenizer,
+            self.length,
+            self._find_folder(fingerprint),
+            source=where,
+            fingerprint=fingerprint,
+            max_tokens=max_tokens,
+            on_progress=self._report(),
+        )
+
+    def _pack_splits(self, fingerprint: str, valid_fraction: float) -> tuple[TokenBlocks, TokenBlocks, str]:
+        """Return training blocks, validation blocks, and how they were split."""
+        where, length, tokenizer = self.source.where, self.length, self.tokenizer
+        folder = self._find_folder(f"{fingerprint}, {valid_fraction} to validate")
+        expected = {"length": length, "fingerprint": fingerprint, "tokenizer": tokenizer_hash(tokenizer)}
+        if not is_packed(folder, [BLOCKS], expected) and not is_packed(folder, [TRAIN, VALID], expected):
+            documents = read_source(where)
+            head = list(islice(documents, FEW_DOCUMENTS))
+            few = len(head) < FEW_DOCUMENTS
+            choose_split = partial(_choose_split, valid_fraction=None if few else valid_fraction)
+            with BlockPacker(folder, tokenizer, length, source=where, fingerprint=fingerprint) as packer:
+                packer.add(
+                    chain(head, documents), choose_split, max_tokens=self.source.tokens, on_progress=self._report()
+                )
+                metadata = packer.finish()
+            for split in [BLOCKS] if few else [TRAIN, VALID]:
+                name = where if few else f"the part of {where} to {_PURPOSES[split]} on"
+                check_num_blocks(metadata.get(split), length, name, min_rows=2 if few else 1)
+        if is_packed(folder, [TRAIN, VALID], expected):
+            return TokenBlocks.load(folder, TRAIN), TokenBlocks.load(folder, VALID), "documents"
+        return *_split_at_end(TokenBlocks.load(folder), valid_fraction), "end"
+
+    def _find_folder(self, fingerprint: str) -> Path:
+        """Return the folder for blocks of this text, length and tokenizer."""
+        key = json.dumps([fingerprint, self.length, tokenizer_hash(self.tokenizer)])
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", self.source.name)
+        return self.folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+    def _report(self) -> Callable[[int], None] | None:
+        return None if self.on_progress is None else partial(self.on_progress, self.source.name)
 
 
-class _Text(NamedTuple):
-    """Where text is, what tells whether it is the same, and after how many tokens to stop."""
-
-    where: str
-    identity: str
-    tokens: int | None
-
-
-def _place(folder: Path, source: Source, identity: str, length: int, tokenizer: Any) -> Path:
-    """The folder for blocks of this text, length and tokenizer."""
-    key = hashlib.sha256(json.dumps([identity, length, tokenizer_hash(tokenizer)]).encode()).hexdigest()
-    return folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', source.name)}-{key[:16]}"
+def _choose_split(section: str, valid_fraction: float | None) -> str:
+    """Choose the split of a document by the hash of its first section; without a fraction there is one split."""
+    if valid_fraction is None:
+        return BLOCKS
+    digest = hashlib.sha256(section.encode("utf-8", "surrogatepass")).digest()
+    return VALID if int.from_bytes(digest[:8], "big") / 2**64 < valid_fraction else TRAIN
 
 
-def _whole(text: _Text, tokenizer: Any, length: int, place: Path, told: Callable[[int], None] | None) -> TokenBlocks:
-    """All blocks of a text."""
-    return pack(
-        documents_of(text.where),
-        tokenizer,
-        length,
-        place,
-        source=text.where,
-        identity=text.identity,
-        most=text.tokens,
-        on_progress=told,
-    )
+def _split_at_end(blocks: TokenBlocks, valid_fraction: float) -> tuple[TokenBlocks, TokenBlocks]:
+    """Split off the last blocks for validation."""
+    count = min(max(1, round(valid_fraction * len(blocks))), len(blocks) - 1)
+    indices = torch.arange(len(blocks))
+    return blocks.select(indices[: len(blocks) - count]), blocks.select(indices[len(blocks) - count :])
 
 
-def _split(
-    text: _Text, tokenizer: Any, length: int, place: Path, share: float, told: Callable[[int], None] | None
-) -> tuple[TokenBlocks, TokenBlocks, str]:
-    """The blocks to train on, those to validate on, and how they were told apart."""
-    wanted = {"length": length, "identity": text.identity, "tokenizer": tokenizer_hash(tokenizer)}
-    if not is_packed(place, [BLOCKS], wanted) and not is_packed(place, [TRAIN, VALID], wanted):
-        documents = documents_of(text.where)
-        first = list(islice(documents, FEW_DOCUMENTS))
-        part_of = _one_part if len(first) < FEW_DOCUMENTS else partial(_part_of, share=share)
-        with Packing(place, tokenizer, length, source=text.where, identity=text.identity) as packing:
-            packing.add(chain(first, documents), part_of, most=text.tokens, on_progress=told)
-            counted = packing.finish()
-        for part in [BLOCKS] if part_of is _one_part else [TRAIN, VALID]:
-            name = text.where if part == BLOCKS else f"the part of {text.where} to {_PURPOSES[part]} on"
-            check_rows(counted.get(part), length, name, least=2 if part == BLOCKS else 1)
-    if is_packed(place, [TRAIN, VALID], wanted):
-        return TokenBlocks.load(place, TRAIN), TokenBlocks.load(place, VALID), "documents"
-    return *_cut(TokenBlocks.load(place), share), "end"
-
-
-def _cut(blocks: TokenBlocks, share: float) -> tuple[TokenBlocks, TokenBlocks]:
-    """The first blocks, to train on, and the last, to validate on."""
-    held = min(max(1, round(share * len(blocks))), len(blocks) - 1)
-    numbers = torch.arange(len(blocks))
-    return blocks.only(numbers[: len(blocks) - held]), blocks.only(numbers[len(blocks) - held :])
-
-
-def _one_part(section: str) -> str:
-    return BLOCKS
-
-
-def _part_of(section: str, share: float) -> str:
-    """The part that a document with this first section is in: a share of all digests is for validation."""
-    drawn = int.from_bytes(hashlib.sha256(section.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
-    return VALID if drawn < share else TRAIN
-
-
-def _share(blocks: TokenBlocks, amount: float) -> TokenBlocks:
-    """The first blocks of one shuffled order, as many as `amount` says, at least one."""
-    if amount == 1:
+def _select_fraction(blocks: TokenBlocks, fraction: float) -> TokenBlocks:
+    """Select the first blocks of a fixed shuffled order, at least one."""
+    if fraction == 1:
         return blocks
     order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(0))
-    return blocks.only(order[: max(1, round(amount * len(blocks)))].sort().values)
+    return blocks.select(order[: max(1, round(fraction * len(blocks)))].sort().values)

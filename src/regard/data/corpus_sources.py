@@ -1,46 +1,43 @@
-"""Where text to train on comes from: Python itself, files, the hub; named on the command line by a line of text."""
+"""Sources of text to train on: Python's documentation, files, or the hub."""
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import hashlib
-import importlib
-import itertools
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
 
-import pyarrow
-import pyarrow.parquet
-
-from regard.data.packing import Document, sections
-from regard.data.task_hub import network_errors
-from regard.data.text import check_text_column, decode_bytes, python_documentation, standard_library, text_of
+from regard.data.documents import SUFFIXES, Document, find_suffix, read_documents
+from regard.data.hub import join_hub_name, open_split
+from regard.data.packing import split_sections
+from regard.data.texts import load_python_documentation, load_standard_library
 from regard.errors import UserError
 
 PYTHON, HUB = "python", "hub:"
 SYNTAX = "[NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N]"
 _NAMED = re.compile(r"(?P<name>[\w.-]*)(@(?P<weight>[^=]*))?=(?P<rest>.+)")
 _OPTION = re.compile(r"(?P<rest>.+),(?P<key>valid|tokens)=(?P<value>[^,]*)")
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Source:
-    """A domain of text: its name, where it comes from, its weight, and text of its own to validate on.
+    """A domain of training text.
 
-    `where` is one of
+    A location is one of
 
     * `python`: the documentation of Python's language and the docstrings of its standard library, two megabytes;
-    * a file (.txt, .jsonl, .parquet; the first two also with .gz), or a folder, all such files in it and under it;
-    * `hub:NAME[:CONFIG[:SPLIT]]`: the column `text` of a data set of the Hugging Face hub, streamed; of `train` where
-      no split is named.
+    * a file (.txt, .jsonl, .parquet; the first two also with .gz), or a folder with such files, also nested;
+    * `hub:NAME[:CONFIG[:SPLIT]]`: the column `text` of a data set of the Hugging Face hub, streamed; the split is
+      `train` by default.
 
-    `valid` is of the same form. `tokens`: it is read until there are this many, None for all.
+    Attributes:
+        name: Name of the domain.
+        where: Location of the text.
+        weight: Sampling weight of the domain.
+        valid: Location of separate validation text, or None.
+        tokens: Maximum number of tokens to read; None for all.
     """
 
     name: str
@@ -51,21 +48,21 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """The source that a line of text names: `[NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N]`.
+        """Parse `[NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N]`.
 
-        For example `python`, `novels.txt`, `novels=train.txt,valid=valid.txt`, `web@0.7=hub:allenai/c4:en,tokens=1e9`.
-        Without a name it has that of the file or data set. A path with = or , in it needs a name before it.
+        Examples: `python`, `novels.txt`, `novels=train.txt,valid=valid.txt`, `web@0.7=hub:allenai/c4:en,tokens=1e9`.
+        The name defaults to that of the file or data set. A path that contains = or , needs a name before it.
         """
-        named = _NAMED.fullmatch(text)
-        where, options = _options(named["rest"] if named else text)
+        match = _NAMED.fullmatch(text)
+        where, options = _split_options(match["rest"] if match else text)
         if not where.strip():
             raise UserError(f"data: expected {SYNTAX}, got '{text}'")
         return cls(
-            named["name"] if named and named["name"] else _name_of(where),
+            match["name"] if match and match["name"] else _default_name(where),
             where,
-            _number(named["weight"], "weight", text) if named and named["weight"] is not None else 1.0,
+            _parse_positive(match["weight"], "weight", text) if match and match["weight"] is not None else 1.0,
             options.get("valid"),
-            int(_number(options["tokens"], "tokens", text)) if "tokens" in options else None,
+            int(_parse_positive(options["tokens"], "tokens", text)) if "tokens" in options else None,
         )
 
     def __str__(self) -> str:
@@ -75,198 +72,90 @@ class Source:
         return f"{self.name}{weight}={self.where}{valid}{tokens}"
 
 
-def documents_of(where: str) -> Iterator[Document]:
-    """The documents of a place, one at a time, in an order that is the same in every run; see `Source` for places.
+def read_source(where: str) -> Iterator[Document]:
+    """Iterate over the documents of a location (see `Source`), in the same order in every run.
 
-    Raises UserError for what is missing, empty or not text, some of it only when it is come to.
+    Raises:
+        UserError: While iterating, if something is missing, empty or not text.
     """
     if where == PYTHON:
-        yield from python_documentation().documents
-        yield from standard_library().documents
+        yield from load_python_documentation().documents
+        yield from load_standard_library().documents
     elif where.startswith(HUB):
-        yield from _hub_documents(*_hub_name(where))
+        yield from _stream_hub(*_split_hub_name(where))
     else:
-        for path in files_of(where):
-            yield from _READERS[_kind(path)](path)
+        for path in find_text_files(where):
+            yield from read_documents(path, "data")
 
 
-def source_identity(where: str) -> str:
-    """What tells whether the text of a place is still the same: of files the sha256 over names and bytes.
+def identify_source(where: str) -> str:
+    """Return what changes when the text of a location changes.
 
-    Of Python its version; of the hub its name alone, for what is streamed is not known before.
+    For files the SHA-256 over names and bytes, for Python its version. The hub has only its name, since the text is not
+    known before it is streamed.
     """
     if where == PYTHON:
         return f"{PYTHON} {platform.python_implementation()} {platform.python_version()}"
     if where.startswith(HUB):
-        return HUB + ":".join(map(str, _hub_name(where)))
+        return HUB + ":".join(map(str, _split_hub_name(where)))
     digest = hashlib.sha256()
-    for file in files_of(where):
+    for file in find_text_files(where):
         digest.update(file.name.encode() + b"\0")
         with file.open("rb") as stream:
-            while raw := stream.read(_PIECE):
+            while raw := stream.read(1 << 20):
                 digest.update(raw)
     return digest.hexdigest()
 
 
-def texts_of(sources: Iterable[Source], characters: int = 100_000_000) -> Iterator[str]:
-    """Text of all sources to train a tokenizer on: of each as much as its weight says, `characters` in all at most."""
+def sample_texts(sources: Iterable[Source], characters: int = 100_000_000) -> Iterator[str]:
+    """Iterate over text to train a tokenizer on: from each source its weight's share of at most `characters`."""
     sources = tuple(sources)
     total = sum(source.weight for source in sources)
     for source in sources:
-        left = int(characters * source.weight / total)
-        parts = (section for document in documents_of(source.where) for section in sections(document))
-        for part in parts:
-            yield part[:left]
-            left -= len(part)
-            if left <= 0:
+        remaining = int(characters * source.weight / total)
+        sections = (section for document in read_source(source.where) for section in split_sections(document))
+        for section in sections:
+            yield section[:remaining]
+            remaining -= len(section)
+            if remaining <= 0:
                 break
 
 
-def files_of(where: str) -> list[Path]:
-    """The file of this path, or all files with text in this folder and those under it, sorted by their paths."""
+def find_text_files(where: str) -> list[Path]:
+    """Return the file at a path, or all text files in a folder and below, sorted by path."""
     path = Path(where).expanduser()
-    allowed = ", ".join(_READERS)
+    allowed = ", ".join(SUFFIXES)
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file) in _READERS)
-        if not found:
+        files = sorted(file for file in path.rglob("*") if file.is_file() and find_suffix(file) in SUFFIXES)
+        if not files:
             raise UserError(f"data: expected files ({allowed}) in the folder {where}, found none")
-        return found
-    if _kind(path) not in _READERS:
+        return files
+    if find_suffix(path) not in SUFFIXES:
         raise UserError(f"data: expected {PYTHON}, hub:NAME, a folder or a file ({allowed}), got {where}")
     if not path.is_file():
-        raise UserError(f"data: expected a file, there is no {where}")
+        raise UserError(f"data: expected a file, there is no {path}")
     return [path]
 
 
 def check_source(source: Source) -> None:
-    """Nothing, or a UserError: a file or folder of the source is not there. What is elsewhere is not looked for."""
+    """Raise UserError if a file or folder of the source is missing; the hub is not checked."""
     for where in (source.where, source.valid):
         if where is not None and where != PYTHON and not where.startswith(HUB):
-            files_of(where)
+            find_text_files(where)
 
 
-def _not_empty(texts: Iterator[str], path: Path) -> Iterator[str]:
-    """The same, at least one of them with more than white space in it."""
-    empty = True
-    for text in texts:
-        empty = empty and not text.strip()
-        yield text
-    if empty:
-        raise UserError(f"data: expected text, {path} is empty")
-
-
-def _read_txt(path: Path) -> Iterator[Document]:
-    """The whole file as one document, a piece at a time."""
-    yield _not_empty(_pieces(path), path)
-
-
-def _read_jsonl(path: Path) -> Iterator[Document]:
-    """What stands under `text`, line by line."""
-    return _not_empty(_lines(path), path)
-
-
-def _read_parquet(path: Path) -> Iterator[Document]:
-    """The column `text`, some rows at a time."""
-    return _not_empty(_column(path), path)
-
-
-def _pieces(path: Path) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    offset = 0
-    with _opened(path) as file:
-        while raw := _read(file, path):
-            if b"\0" in raw:
-                raise UserError(f"data: expected text, {path} is binary (NUL byte at offset {offset + raw.index(0)})")
-            yield _next_piece(decoder, raw, path, offset)
-            offset += len(raw)
-    yield _next_piece(decoder, b"", path, offset)
-
-
-def _next_piece(decoder: codecs.IncrementalDecoder, raw: bytes, path: Path, offset: int) -> str:
-    held = len(decoder.getstate()[0])
-    try:
-        return decoder.decode(raw, final=not raw)
-    except UnicodeDecodeError as error:
-        at = offset - held + error.start
-        raise UserError(f"data: expected UTF-8, {path} is not: {error.reason} at offset {at}") from None
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """What stands under `text`, line by line; lines of white space alone are passed over."""
-    with _opened(path) as file:
-        for number in itertools.count(1):
-            raw = _read(file, path, line=True)
-            if not raw:
-                return
-            place = f"{path}, line {number}"
-            line = decode_bytes(raw, place)
-            if line.strip():
-                yield text_of(line, place)
-
-
-def _column(path: Path) -> Iterator[str]:
-    """The column `text`; a null is an empty document."""
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            check_text_column(file.schema_arrow, path)
-            for batch in file.iter_batches(batch_size=1024, columns=["text"]):
-                for document in batch.column("text").to_pylist():
-                    yield document or ""
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"data: expected a Parquet file, {path} is none: {str(error).splitlines()[0]}") from None
-
-
-_READERS: dict[str, Callable[[Path], Iterator[Document]]] = {
-    ".txt": _read_txt,
-    ".txt.gz": _read_txt,
-    ".jsonl": _read_jsonl,
-    ".jsonl.gz": _read_jsonl,
-    ".parquet": _read_parquet,
-}
-
-
-def _kind(path: Path) -> str:
-    """The suffix of a file, that before .gz with it."""
-    return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
-
-
-def _opened(path: Path) -> IO[bytes]:
-    try:
-        return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
-    except OSError as error:
-        raise UserError(f"data: cannot read {path}: {error.strerror or error}") from None
-
-
-def _read(file: IO[bytes], path: Path, *, line: bool = False) -> bytes:
-    try:
-        return file.readline() if line else file.read(_PIECE)
-    except (OSError, EOFError) as error:
-        raise UserError(f"data: cannot read {path}: {error}") from None
-
-
-def _hub_documents(repository: str, config: str | None, split: str) -> Iterator[Document]:
-    """The column `text` of a split of a data set on the hub, streamed."""
-    name = "/".join(part for part in (repository, config, split) if part)
-    try:
-        datasets: Any = importlib.import_module("datasets")
-    except ImportError as error:
-        raise UserError(
-            f"data: expected files, or the package {error.name} for {HUB}{repository}: pip install 'regard[hub]'"
-        ) from None
-    try:
-        for row in datasets.load_dataset(repository, config, split=split, streaming=True):
+def _stream_hub(repository: str, config: str | None, split: str) -> Iterator[Document]:
+    """Stream the column `text` of a split of a data set."""
+    with open_split(repository, config, split, option="data", streaming=True) as rows:
+        for row in rows:
             if "text" not in row:
+                name = join_hub_name(repository, config, split)
                 raise UserError(f"data: expected the column 'text' in {name}, found {', '.join(row)}")
             yield row["text"] or ""
-    except UserError:
-        raise
-    except (OSError, ValueError, *network_errors(), datasets.exceptions.DatasetsError) as error:
-        said = (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"data: expected {name} from the hub; the hub gave: {said}") from None
 
 
-def _hub_name(where: str) -> tuple[str, str | None, str]:
-    """Repository, configuration and split."""
+def _split_hub_name(where: str) -> tuple[str, str | None, str]:
+    """Split `hub:NAME[:CONFIG[:SPLIT]]` into repository, configuration and split."""
     parts = where.removeprefix(HUB).split(":")
     if not parts[0] or len(parts) > 3:
         raise UserError(f"data: expected hub:NAME[:CONFIG[:SPLIT]], got '{where}'")
@@ -274,29 +163,30 @@ def _hub_name(where: str) -> tuple[str, str | None, str]:
     return repository, config or None, split or "train"
 
 
-def _options(text: str) -> tuple[str, dict[str, str]]:
-    """What stands before the options, and these."""
-    found: dict[str, str] = {}
-    while option := _OPTION.fullmatch(text):
-        found.setdefault(option["key"], option["value"])
-        text = option["rest"]
-    return text, found
+def _split_options(text: str) -> tuple[str, dict[str, str]]:
+    """Split a location from the options after it."""
+    options: dict[str, str] = {}
+    while match := _OPTION.fullmatch(text):
+        options.setdefault(match["key"], match["value"])
+        text = match["rest"]
+    return text, options
 
 
-def _name_of(where: str) -> str:
-    """The name of a domain that was given none: the file's without its suffix, or the data set's without its owner."""
+def _default_name(where: str) -> str:
+    """Name a domain after its file without suffix, or after its data set without owner."""
     if where.startswith(HUB):
-        return _hub_name(where)[0].split("/")[-1]
+        return _split_hub_name(where)[0].split("/")[-1]
     if where == PYTHON:
         return where
     return re.sub(r"[^\w-]", "_", Path(where).resolve().name.split(".")[0])
 
 
-def _number(text: str, what: str, whole: str) -> float:
+def _parse_positive(text: str, name: str, source: str) -> float:
+    """Parse a positive finite number."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise UserError(f"data: expected a positive number as the {what} in '{whole}', got '{text}'")
+        raise UserError(f"data: expected a positive number as the {name} in '{source}', got '{text}'")
     return number

@@ -1,4 +1,4 @@
-"""Examples as the tensors a model reads, special tokens in fixed columns or as the tokenizer has them."""
+"""Examples as input tensors, with special tokens in fixed columns or where the tokenizer puts them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.data.arrange import (
-    SpecialTokens,
+from regard.data.examples import IGNORE_INDEX, KINDS, Examples, TaskKind
+from regard.data.special_tokens import (
+    SpecialTokenCounts,
     arrange_special_tokens,
-    check_length,
-    move_labels,
-    separators,
-    special_tokens,
+    check_min_length,
+    count_special_tokens,
+    gather_columns,
+    separator_columns,
 )
-from regard.data.examples import KINDS, Examples, TaskKind
 from regard.errors import UserError, check_choice
 
 SpecialTokenLayout = Literal["paper", "natural"]
 LAYOUTS: tuple[SpecialTokenLayout, ...] = ("paper", "natural")
-IGNORE_INDEX = -100
-_ROWS_AT_ONCE = 256
+_CHUNK_ROWS = 256
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Examples as a model reads them: N rows of T columns.
+    """Examples as model inputs: N rows of T columns.
 
-    `input_ids`: (N, T) int64. `attention_mask`: (N, T) bool, false at padding. `token_type_ids`: (N, T) int64, None
-    for tokenizers without them. `labels`: (N,), or (N, T) for token tasks and mlm; −100 where there is none.
-    `separators`: the columns that special tokens stand in in every row, () where none are held. `truncated`: how many
-    examples did not fit and were cut.
+    Attributes:
+        input_ids: int64 of shape (N, T).
+        attention_mask: bool of shape (N, T), False at padding.
+        token_type_ids: int64 of shape (N, T); None for tokenizers without token types.
+        labels: Shape (N,), or (N, T) for token tasks and mlm; `IGNORE_INDEX` at positions without a label.
+        separators: Columns with a special token in every row; empty for the layout "natural".
+        truncated: Number of examples that lost tokens.
     """
 
     input_ids: Tensor
@@ -52,7 +54,7 @@ class Encoded:
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of what the model reads: shape, ids, mask and token types; not of the labels."""
+        """Hash of the model inputs (shape, ids, mask, token types) without the labels."""
         types = () if self.token_type_ids is None else (self.token_type_ids,)
         digest = hashlib.sha256(repr(tuple(self.input_ids.shape)).encode())
         for tensor in (self.input_ids, self.attention_mask, *types):
@@ -60,242 +62,251 @@ class Encoded:
         return digest.hexdigest()
 
     def rows(self, start: int, stop: int) -> Encoded:
-        """The rows from `start` to before `stop`; `truncated` stays that of all."""
+        """Return the rows `start` to `stop` − 1; `truncated` stays that of all rows."""
         types = None if self.token_type_ids is None else self.token_type_ids[start:stop]
         ids, mask, labels = self.input_ids[start:stop], self.attention_mask[start:stop], self.labels[start:stop]
         return replace(self, input_ids=ids, attention_mask=mask, token_type_ids=types, labels=labels)
 
     def batches(self, size: int) -> Iterator[dict[str, Tensor]]:
-        """What the model reads, `size` rows at a time in order, the last batch shorter; labels are not in it."""
+        """Iterate over model inputs without labels, `size` rows at a time; the last batch may be shorter."""
         if size < 1:
             raise UserError(f"batch size: expected at least 1, got {size}")
         for start in range(0, len(self), size):
-            part = self.rows(start, start + size)
-            batch = {"input_ids": part.input_ids, "attention_mask": part.attention_mask}
-            yield batch if part.token_type_ids is None else {**batch, "token_type_ids": part.token_type_ids}
+            rows = self.rows(start, start + size)
+            batch = {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask}
+            yield batch if rows.token_type_ids is None else {**batch, "token_type_ids": rows.token_type_ids}
 
 
 def encode(
     kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout = "paper"
 ) -> Encoded:
-    """The examples as rows of T = `length` columns.
+    """Encode examples as rows of `length` columns.
 
-    Layout 'paper' (PAPA, appendix A) holds special tokens in place. One text: [CLS] tokens … padding … [SEP] at T−1.
-    Two: [CLS] a … padding … [SEP] at T//2, b … padding … [SEP] at T−1; where a tokenizer has two between them
-    (RoBERTa), those stand at T//2 and T//2 + 1. What is too long loses its end: one text keeps T less its special
-    tokens; of two, the first keeps T//2 less the tokens before it, the second what lies between the separators, each
-    cut on its own. Tokenizers with no special tokens (GPT-2) have nothing to hold: text on the left, padding on the
-    right, two texts one behind the other. Layout 'natural' is what the tokenizer makes, cut on the longer text first
-    and padded on the right.
+    Layout "paper" (PAPA, appendix A) fixes the columns of special tokens. With T = `length`:
 
-    Kind 'sequence': one label a row. 'token': a label at the first piece of each word, −100 elsewhere; words cut off
-    are lost, as are words of which the tokenizer leaves nothing. 'mlm': all texts as one run of tokens, cut into full
-    windows with their special tokens, what is left at the end passed over; labels come from `mask_tokens`.
+    * One text: [CLS] tokens … padding … [SEP] at T−1.
+    * Two texts: [CLS] a … padding … [SEP] at T//2, b … padding … [SEP] at T−1. A tokenizer with two special tokens
+      between texts (RoBERTa) has them at T//2 and T//2 + 1. Each text is truncated by itself.
+    * A tokenizer without special tokens (GPT-2): text on the left, padding on the right, two texts joined.
 
-    Padding has the tokenizer's pad id; where it has none the end-of-text id, or 0: the mask is false there. Positions
-    are left to the model: BERT counts columns, RoBERTa counts those whose id is not the pad id.
+    Layout "natural" is the tokenizer's own: truncated at the longer text first, padded on the right.
 
-    Raises UserError for no examples, a row without a token, a length that the special tokens fill, a mix of one and
-    two texts, and for token tasks a tokenizer that cannot tell which word a piece is of.
+    Labels by kind: "sequence" has one per row. "token" has one at the first token of each word; words that are
+    truncated, or that the tokenizer drops, lose theirs. "mlm" joins all texts and cuts them into full windows, dropping
+    the rest; `mask_tokens` adds the labels.
+
+    Padding has the tokenizer's pad id, or else its end-of-text id, or 0. Position ids are left to the model.
+
+    Raises:
+        UserError: No examples, a row without tokens, a length too small for the special tokens, a mix of single texts
+            and pairs, or a token task with a slow tokenizer.
     """
     check_choice("layout", layout, LAYOUTS)
     check_choice("task kind", kind, KINDS)
     if not examples.texts:
         raise UserError("examples: expected at least one, got none")
     if kind == "mlm":
-        return _windows(examples, tokenizer, length, layout)
-    frame = _Frame.of(kind, examples, tokenizer, length, layout)
-    parts = [
-        frame.rows(examples.texts[start : start + _ROWS_AT_ONCE], examples.labels[start : start + _ROWS_AT_ONCE])
-        for start in range(0, len(examples), _ROWS_AT_ONCE)
+        return _encode_windows(examples, tokenizer, length, layout)
+    encoder = _RowEncoder.create(kind, examples, tokenizer, length, layout)
+    chunks = [
+        encoder.encode(examples.texts[start : start + _CHUNK_ROWS], examples.labels[start : start + _CHUNK_ROWS])
+        for start in range(0, len(examples), _CHUNK_ROWS)
     ]
-    ids, mask, types, labels, cut = zip(*parts, strict=True)
+    ids, mask, types, labels, truncated = zip(*chunks, strict=True)
     empty = (~torch.cat(mask).any(dim=1)).nonzero()
     if len(empty):
         raise UserError(f"examples: expected text in each, example {int(empty[0])} has no tokens")
     return Encoded(
         input_ids=torch.cat(ids),
         attention_mask=torch.cat(mask),
-        token_type_ids=torch.cat(types) if frame.typed else None,
+        token_type_ids=torch.cat(types) if encoder.has_types else None,
         labels=torch.cat(labels),
         layout=layout,
         length=length,
-        separators=separators(frame.count, length) if layout == "paper" else (),
-        truncated=sum(cut),
+        separators=separator_columns(encoder.count, length) if layout == "paper" else (),
+        truncated=sum(truncated),
     )
 
 
-def mask_tokens(encoded: Encoded, tokenizer: Any, seed: int, share: float = 0.15) -> Encoded:
-    """The same rows with tokens hidden, and the hidden ones as labels, −100 elsewhere (BERT's masking).
+def mask_tokens(encoded: Encoded, tokenizer: Any, seed: int, probability: float = 0.15) -> Encoded:
+    """Mask random tokens and make them the labels (BERT's masking).
 
-    Each token is chosen by itself with probability `share`, never padding nor any special token, which the unknown
-    token is too. Of those chosen 80 % become the mask token, 10 % a token drawn uniformly from those of the vocabulary
-    that are not special, and 10 % stay. The same seed hides the same tokens.
+    Each token except padding and special tokens is selected with the given probability. Of the selected, 80 % become
+    the mask token, 10 % a random token of the vocabulary that is not special, and 10 % stay.
 
-    Raises UserError for a tokenizer without a mask token and a share outside (0, 1].
+    Raises:
+        UserError: The tokenizer has no mask token, or the probability is outside (0, 1].
     """
-    if not 0 < share <= 1:
-        raise UserError(f"share: expected a number over 0 and at most 1, got {share}")
+    if not 0 < probability <= 1:
+        raise UserError(f"probability: expected a number over 0 and at most 1, got {probability}")
     if tokenizer.mask_token_id is None:
         raise UserError(f"tokenizer: expected one with a mask token, {type(tokenizer).__name__} has none")
     generator = torch.Generator().manual_seed(seed)
     ids, special = encoded.input_ids, torch.tensor(sorted(tokenizer.all_special_ids))
-    drawn, fate = (torch.rand(ids.shape, generator=generator) for _ in range(2))
-    chosen = (drawn < share) & encoded.attention_mask & ~torch.isin(ids, special)
+    selection, replacement = (torch.rand(ids.shape, generator=generator) for _ in range(2))
+    selected = (selection < probability) & encoded.attention_mask & ~torch.isin(ids, special)
     vocabulary = torch.arange(len(tokenizer))
     vocabulary = vocabulary[~torch.isin(vocabulary, special)]
-    other = vocabulary[torch.randint(len(vocabulary), ids.shape, generator=generator)]
-    hidden = torch.where(fate < 0.8, tokenizer.mask_token_id, torch.where(fate < 0.9, other, ids))
+    random_ids = vocabulary[torch.randint(len(vocabulary), ids.shape, generator=generator)]
+    masked = torch.where(replacement < 0.8, tokenizer.mask_token_id, torch.where(replacement < 0.9, random_ids, ids))
     return replace(
-        encoded, input_ids=torch.where(chosen, hidden, ids), labels=torch.where(chosen, ids, torch.tensor(IGNORE_INDEX))
+        encoded,
+        input_ids=torch.where(selected, masked, ids),
+        labels=torch.where(selected, ids, torch.tensor(IGNORE_INDEX)),
     )
 
 
-class _Rows(NamedTuple):
-    """Some rows of an `Encoded`; `cut`: how many of them lost tokens."""
+class _EncodedRows(NamedTuple):
+    """Columns of an `Encoded` for some rows; `truncated` counts those that lost tokens."""
 
     input_ids: Tensor
     attention_mask: Tensor
     token_type_ids: Tensor | None
     labels: Tensor
-    cut: int
+    truncated: int
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """How rows of one kind are made: by which tokenizer, with which special tokens, at which length."""
+class _RowEncoder:
+    """Encodes rows of sequence and token tasks."""
 
     kind: TaskKind
     tokenizer: Any
-    count: SpecialTokens
+    count: SpecialTokenCounts
     length: int
     layout: SpecialTokenLayout
-    cut_by_tokenizer: bool  # by `arrange_special_tokens` otherwise, which holds each text to its own columns
-    spaced: bool  # words go in with a space before each
+    tokenizer_truncates: bool  # otherwise `arrange_special_tokens`, which truncates each text by itself
+    space_before_words: bool
 
     @classmethod
-    def of(cls, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout) -> _Frame:
-        """The frame for these examples, after checking that they fit it."""
+    def create(
+        cls, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout
+    ) -> _RowEncoder:
+        """Return the encoder of these examples, after checking that they can be encoded."""
         if kind == "token" and not tokenizer.is_fast:
             name = type(tokenizer).__name__
-            raise UserError(f"tokenizer: expected a fast one, which tells the word of each piece; {name} is not")
+            raise UserError(f"tokenizer: expected a fast one, which tells the word of each token; {name} is not")
         sizes = {len(texts) for texts in examples.texts} if kind == "sequence" else {1}
         if sizes not in ({1}, {2}):
             raise UserError(f"examples: expected one text in each or two in each, got {sorted(sizes)}")
-        count = special_tokens(tokenizer, pairs=sizes == {2})
-        check_length(count if layout == "paper" else SpecialTokens(sum(count), 0, 0), length)
-        by_tokenizer = layout == "natural" or (sizes == {2} and not count.between)
-        spaced = kind == "token" and _glues_words(tokenizer)
-        return cls(kind, tokenizer, count, length, layout, by_tokenizer, spaced)
+        count = count_special_tokens(tokenizer, pairs=sizes == {2})
+        check_min_length(count if layout == "paper" else SpecialTokenCounts(sum(count), 0, 0), length)
+        tokenizer_truncates = layout == "natural" or (sizes == {2} and not count.between)
+        space_before_words = kind == "token" and _joins_words(tokenizer)
+        return cls(kind, tokenizer, count, length, layout, tokenizer_truncates, space_before_words)
 
     @property
-    def typed(self) -> bool:
+    def has_types(self) -> bool:
         """Whether the tokenizer has token types."""
-        return _typed(self.tokenizer)
+        return _has_types(self.tokenizer)
 
-    def rows(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> _Rows:
-        """The rows of some examples."""
-        built = self._built(texts)
-        too_long = [row for row, ids in enumerate(built["input_ids"]) if len(ids) > self.length]
-        if too_long and self.cut_by_tokenizer:
-            short = self._built([texts[row] for row in too_long], truncation="longest_first", max_length=self.length)
-            for name, values in short.items():
+    def encode(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Any]) -> _EncodedRows:
+        """Encode some examples."""
+        encoding = self._tokenize(texts)
+        too_long = [row for row, ids in enumerate(encoding["input_ids"]) if len(ids) > self.length]
+        if too_long and self.tokenizer_truncates:
+            truncation = {"truncation": "longest_first", "max_length": self.length}
+            for name, values in self._tokenize([texts[row] for row in too_long], **truncation).items():
                 for row, value in zip(too_long, values, strict=True):
-                    built[name][row] = value
-        pad, width = _pad(self.tokenizer), max(self.length, *map(len, built["input_ids"]))
-        ids = _padded(built["input_ids"], pad, width)
-        mask = _padded(built["attention_mask"], 0, width).bool()
-        types = _padded(built["token_type_ids"], 0, width) if self.typed else None
+                    encoding[name][row] = value
+        pad, width = _pad_id(self.tokenizer), max(self.length, *map(len, encoding["input_ids"]))
+        ids = _pad_rows(encoding["input_ids"], pad, width)
+        mask = _pad_rows(encoding["attention_mask"], 0, width).bool()
+        types = _pad_rows(encoding["token_type_ids"], 0, width) if self.has_types else None
         if self.kind == "token":
-            marks = _padded(list(map(_at_first_pieces, built["words"], labels)), IGNORE_INDEX, width)
+            targets = _pad_rows(list(map(_label_first_tokens, encoding["words"], labels)), IGNORE_INDEX, width)
         else:
-            marks = torch.tensor(labels, dtype=torch.int64)
+            targets = torch.tensor(labels, dtype=torch.int64)
         if self.layout == "natural":
-            return _Rows(ids, mask, types, marks, len(too_long))
-        special = _padded(built["special_tokens_mask"], 0, width).bool()
-        made = arrange_special_tokens(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
-        marks = move_labels(marks, made.columns, IGNORE_INDEX) if self.kind == "token" else marks
-        cut = len(too_long) if self.cut_by_tokenizer else int(made.cut.sum())
-        return _Rows(made.input_ids, made.attention_mask, made.token_type_ids, marks, cut)
-
-    def _built(self, texts: Sequence[tuple[str, ...]], **truncation: Any) -> dict[str, list[list[Any]]]:
-        """What the tokenizer makes of examples, without padding; for token tasks with the word of each piece."""
+            return _EncodedRows(ids, mask, types, targets, len(too_long))
+        special = _pad_rows(encoding["special_tokens_mask"], 0, width).bool()
+        rows = arrange_special_tokens(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
         if self.kind == "token":
-            space = " " if self.spaced else ""
+            targets = gather_columns(targets, rows.columns, IGNORE_INDEX)
+        truncated = len(too_long) if self.tokenizer_truncates else int(rows.truncated.sum())
+        return _EncodedRows(rows.input_ids, rows.attention_mask, rows.token_type_ids, targets, truncated)
+
+    def _tokenize(self, texts: Sequence[tuple[str, ...]], **truncation: Any) -> dict[str, list[list[Any]]]:
+        """Tokenize without padding; for token tasks `words` has the word index of each token."""
+        if self.kind == "token":
+            space = " " if self.space_before_words else ""
             columns = [[[space + word for word in words] for words in texts]]
         else:
             columns = [list(column) for column in zip(*texts, strict=True)]
-        settings = {"add_special_tokens": True, "return_special_tokens_mask": True, "return_attention_mask": True}
-        made = self.tokenizer(
+        encoding = self.tokenizer(
             *columns,
             is_split_into_words=self.kind == "token",
-            return_token_type_ids=self.typed,
+            add_special_tokens=True,
+            return_special_tokens_mask=True,
+            return_attention_mask=True,
+            return_token_type_ids=self.has_types,
             padding=False,
             verbose=False,
-            **settings,
             **({"truncation": False} | truncation),
         )
-        words = {"words": [made.word_ids(row) for row in range(len(texts))]} if self.kind == "token" else {}
-        return {**{name: list(values) for name, values in made.items()}, **words}
+        words = {"words": [encoding.word_ids(row) for row in range(len(texts))]} if self.kind == "token" else {}
+        return {**{name: list(values) for name, values in encoding.items()}, **words}
 
 
-def _windows(examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout) -> Encoded:
-    """All texts as one run of tokens, cut into windows without padding."""
-    count = special_tokens(tokenizer, pairs=False)
-    check_length(count, length)
-    held = sum(count)
-    built = tokenizer("a", return_token_type_ids=True, padding=False, truncation=False, verbose=False)
-    end = len(built["input_ids"]) - count.after
+def _encode_windows(examples: Examples, tokenizer: Any, length: int, layout: SpecialTokenLayout) -> Encoded:
+    """Join all texts and cut them into windows without padding."""
+    count = count_special_tokens(tokenizer, pairs=False)
+    check_min_length(count, length)
+    content_length = length - sum(count)
+    frame = tokenizer("a", return_token_type_ids=True, padding=False, truncation=False, verbose=False)
+    end = len(frame["input_ids"]) - count.after
     texts = [text for (text,) in examples.texts]
-    pieces = tokenizer(texts, add_special_tokens=False, padding=False, truncation=False, verbose=False)["input_ids"]
-    run = [token for ids in pieces for token in ids]
-    rows = len(run) // (length - held)
+    tokens = tokenizer(texts, add_special_tokens=False, padding=False, truncation=False, verbose=False)["input_ids"]
+    joined = [token for ids in tokens for token in ids]
+    rows = len(joined) // content_length
     if not rows:
-        raise UserError(f"examples: expected text for a window of {length} tokens, got {len(run)} and {held} special")
-    content = torch.tensor(run[: rows * (length - held)]).view(rows, length - held)
+        raise UserError(
+            f"examples: expected text for a window of {length} tokens, got {len(joined)} and {sum(count)} special"
+        )
+    content = torch.tensor(joined[: rows * content_length]).view(rows, content_length)
     ids, types = (
         torch.cat([values[: count.before].expand(rows, -1), text, values[end:].expand(rows, -1)], dim=1)
         for name, text in (("input_ids", content), ("token_type_ids", torch.zeros_like(content)))
-        for values in (torch.tensor(built[name]),)
+        for values in (torch.tensor(frame[name]),)
     )
     return Encoded(
         input_ids=ids,
         attention_mask=torch.ones_like(ids, dtype=torch.bool),
-        token_type_ids=types if _typed(tokenizer) else None,
+        token_type_ids=types if _has_types(tokenizer) else None,
         labels=torch.full_like(ids, IGNORE_INDEX),
         layout=layout,
         length=length,
-        separators=separators(count, length) if layout == "paper" else (),
+        separators=separator_columns(count, length) if layout == "paper" else (),
         truncated=0,
     )
 
 
-def _glues_words(tokenizer: Any) -> bool:
-    """Whether words given one by one lose the space that a text has between them, as with byte-level BPE."""
+def _joins_words(tokenizer: Any) -> bool:
+    """Whether words that are tokenized one by one lose the space between them, as with byte-level BPE."""
     text = tokenizer("a a", add_special_tokens=False, verbose=False)["input_ids"]
     words = tokenizer(["a", "a"], is_split_into_words=True, add_special_tokens=False, verbose=False)["input_ids"]
     return bool(text != words)
 
 
-def _at_first_pieces(words: Sequence[int | None], labels: Sequence[int]) -> list[int]:
-    """One label a piece: that of its word where the word begins, −100 elsewhere."""
-    before = [None, *words[:-1]]
+def _label_first_tokens(words: Sequence[int | None], labels: Sequence[int]) -> list[int]:
+    """Return one label per token: that of its word at the word's first token, else `IGNORE_INDEX`."""
     return [
-        IGNORE_INDEX if word is None or word == last else labels[word] for word, last in zip(words, before, strict=True)
+        IGNORE_INDEX if word is None or word == previous else labels[word]
+        for word, previous in zip(words, [None, *words[:-1]], strict=True)
     ]
 
 
-def _padded(rows: Sequence[Sequence[int]], fill: int, width: int) -> Tensor:
-    """(row, width) int64, each row padded on its right."""
+def _pad_rows(rows: Sequence[Sequence[int]], fill: int, width: int) -> Tensor:
+    """Pad rows on the right, to int64 of shape (row, width)."""
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.int64)
 
 
-def _pad(tokenizer: Any) -> int:
-    """The id that padding has, or what stands in for it."""
-    named = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-    return next((int(token) for token in named if token is not None), 0)
+def _pad_id(tokenizer: Any) -> int:
+    """Return the token id of padding, or what replaces it."""
+    candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    return next((int(token) for token in candidates if token is not None), 0)
 
 
-def _typed(tokenizer: Any) -> bool:
-    """Whether models of this tokenizer read token types."""
+def _has_types(tokenizer: Any) -> bool:
+    """Whether models of this tokenizer take token types."""
     return "token_type_ids" in tokenizer.model_input_names

@@ -1,7 +1,10 @@
-"""What a task is: examples with labels to train and to validate a probe on."""
+"""Examples with labels, and the tasks that a probe is trained on."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
+
+IGNORE_INDEX = -100
+"""The label of positions without one, as `torch.nn.functional.cross_entropy` ignores it by default."""
 
 TaskKind = Literal["sequence", "token", "mlm"]
 KINDS: tuple[TaskKind, ...] = ("sequence", "token", "mlm")
@@ -9,10 +12,11 @@ KINDS: tuple[TaskKind, ...] = ("sequence", "token", "mlm")
 
 @dataclass(frozen=True, kw_only=True)
 class Examples:
-    """Texts and their labels, one entry each an example.
+    """Texts and their labels, by column.
 
-    `texts`: sequence tasks one or two texts an example; token tasks its words; mlm one text.
-    `labels`: sequence tasks the number of the class; token tasks a tuple of them, one a word; mlm an empty tuple.
+    Attributes:
+        texts: For each example one or two texts (sequence tasks), its words (token tasks), or one text (mlm).
+        labels: For each example a class index (sequence tasks) or one index per word (token tasks); empty for mlm.
     """
 
     texts: tuple[tuple[str, ...], ...]
@@ -24,9 +28,13 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task as read: its examples, the names of its classes in the order of their numbers, and where it came from.
+    """A task to train a probe on.
 
-    `sha256` is over the texts and labels that are here, so that rows drawn differently have another one.
+    Attributes:
+        labels: Class names in the order of their indices.
+        metric: Name of the metric, a key of `regard.training.METRICS`.
+        source: Files or hub repository that the examples come from.
+        sha256: Hash of class names, texts and labels after sampling.
     """
 
     name: str

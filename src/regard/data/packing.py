@@ -1,4 +1,4 @@
-"""Text packed into blocks of tokens: read a document at a time, tokenised in batches, never in memory whole."""
+"""Packing of text into token blocks: one document at a time, tokenized in batches, never all in memory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from regard.data.blocks import BLOCKS, PackedBlocks, TokenBlocks, check_rows, is_packed
-from regard.data.tokenizers import tokenizer_hash
+from regard.data.blocks import BLOCKS, BlocksMetadata, TokenBlocks, check_num_blocks, is_packed
+from regard.data.documents import Document
+from regard.data.tokenizers import check_eos_token, tokenizer_hash
 from regard.errors import UserError
 
-Document = str | Iterable[str]
-"""A text; one that is too long for memory comes as its pieces, which are read once."""
-
-_SECTION = 1 << 15
-_CHARACTERS_AT_ONCE, _SECTIONS_AT_ONCE = 1 << 20, 1 << 10
+_SECTION_SIZE = 1 << 15
+_BATCH_CHARACTERS, _BATCH_SECTIONS = 1 << 20, 1 << 10
 _LINE_END = re.compile(r"(?<=\S)(?=\n)")
 _SPACE = re.compile(r"(?<=\S)(?=\s)")
 
@@ -38,46 +36,54 @@ def pack(
     folder: str | Path,
     *,
     source: str = "",
-    identity: str = "",
-    most: int | None = None,
+    fingerprint: str = "",
+    max_tokens: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> TokenBlocks:
-    """The documents as blocks of `length` tokens in `folder`, packed once and used again.
+    """Pack documents into blocks of `length` tokens, or reuse those in `folder`.
 
-    Each document ends with the tokenizer's EOS token; they stand one after another without regard to the borders of
-    blocks. A tail shorter than a block is dropped. Documents of white space alone are passed over; special tokens
-    written out in a text are text. Tokens are uint16 where the vocabulary has at most 65,536, else uint32.
+    Each document ends with the tokenizer's EOS token and may span several blocks; an incomplete last block is dropped.
+    Blank documents are skipped. Special tokens written out in a text are text. Tokens are uint16 for vocabularies of at
+    most 65,536 tokens, else uint32.
 
-    A `folder` packed with the same identity, tokenizer and length is used as it is and `documents` is not touched;
-    any other is made anew. With `most`, no more is read than makes that many tokens. Nothing half-written is ever seen
-    there: the files are made beside it and moved.
+    Blocks with the same fingerprint, tokenizer and length are reused without reading `documents`; others are replaced.
+    Files are written to a temporary folder and moved, so `folder` never holds incomplete blocks. With several processes
+    let one pack first: `with accelerator.local_main_process_first(): pack(…)`.
 
-    Of several processes let one pack first and the others follow, who then find it packed:
-    `with accelerator.local_main_process_first(): pack(…)`.
+    Args:
+        documents: Texts, or iterables of the pieces of a text.
+        tokenizer: Tokenizer with an EOS token.
+        length: Tokens per block.
+        folder: Folder for the blocks alone.
+        source: Where the documents come from; kept in the metadata.
+        fingerprint: Changes when the documents change; "" always packs.
+        max_tokens: Stop reading at this many tokens.
+        on_progress: Called with the number of tokens so far.
 
-    Raises UserError for text too little for one block, a tokenizer without EOS, and where it cannot be written.
+    Raises:
+        UserError: Too little text for one block, a tokenizer without EOS, or a folder that cannot be written.
     """
-    wanted = {"length": length, "identity": identity, "tokenizer": tokenizer_hash(tokenizer)}
-    if identity and is_packed(folder, [BLOCKS], wanted):
+    expected = {"length": length, "fingerprint": fingerprint, "tokenizer": tokenizer_hash(tokenizer)}
+    if fingerprint and is_packed(folder, [BLOCKS], expected):
         return TokenBlocks.load(folder)
-    with Packing(folder, tokenizer, length, source=source, identity=identity) as packing:
-        packing.add(documents, lambda _: BLOCKS, most=most, on_progress=on_progress)
-        counted = packing.finish()
-    check_rows(counted.get(BLOCKS), length, source or "the text")
+    with BlockPacker(folder, tokenizer, length, source=source, fingerprint=fingerprint) as packer:
+        packer.add(documents, lambda _: BLOCKS, max_tokens=max_tokens, on_progress=on_progress)
+        metadata = packer.finish()
+    check_num_blocks(metadata.get(BLOCKS), length, source or "the text")
     return TokenBlocks.load(folder)
 
 
-def sections(document: Document, size: int = _SECTION) -> Iterator[str]:
-    """A document as parts of at most `size` characters, which joined are the document.
+def split_sections(document: Document, size: int = _SECTION_SIZE) -> Iterator[str]:
+    """Split a document into sections of at most `size` characters.
 
-    Cut before a line end or white space that follows a letter, where byte-level tokenizers cut as well.
+    Cuts are before a line end or space that follows a letter, where byte-level tokenizers cut as well.
     """
     rest = ""
     for piece in [document] if isinstance(document, str) else document:
         rest += piece
         start = 0
         while len(rest) - start > size:
-            cut = _cut(rest, start + size // 2, start + size)
+            cut = _find_cut(rest, start + size // 2, start + size)
             yield rest[start:cut]
             start = cut
         rest = rest[start:]
@@ -85,92 +91,101 @@ def sections(document: Document, size: int = _SECTION) -> Iterator[str]:
         yield rest
 
 
-def _cut(text: str, low: int, high: int) -> int:
-    """Where to cut between two places: at the first line end, at a space where there is none, else at the last."""
-    for mark in (_LINE_END, _SPACE):
-        if found := mark.search(text, low, high):
-            return found.start()
+def _find_cut(text: str, low: int, high: int) -> int:
+    """Return the first line end between two positions, else the first space, else the last position."""
+    for pattern in (_LINE_END, _SPACE):
+        if match := pattern.search(text, low, high):
+            return match.start()
     return high
 
 
-class Packing:
-    """A folder of blocks while it is made: written beside its place, moved there by `finish`, else removed."""
+class _Section(NamedTuple):
+    """A section of a document, the split that the document goes to, and whether the document ends here."""
 
-    def __init__(self, folder: str | Path, tokenizer: Any, length: int, *, source: str, identity: str) -> None:
+    split: str
+    text: str
+    is_last: bool
+
+
+class BlockPacker:
+    """Writes blocks to a temporary folder, which `finish` moves to its place and an exception removes."""
+
+    def __init__(self, folder: str | Path, tokenizer: Any, length: int, *, source: str, fingerprint: str) -> None:
         if length < 1:
             raise UserError(f"length: expected at least 1 token, got {length}")
-        if tokenizer.eos_token_id is None:
-            raise UserError("tokenizer: expected one with an EOS token to put between documents, this has none")
+        check_eos_token(tokenizer)
         self.folder = Path(folder)
         self.tokenizer, self.eos = tokenizer, int(tokenizer.eos_token_id)
         self.length, self.dtype = length, "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
-        self.about: dict[str, Any] = {
+        self.metadata: dict[str, Any] = {
             "length": length,
             "dtype": self.dtype,
             "source": source,
-            "identity": identity,
+            "fingerprint": fingerprint,
             "tokenizer": tokenizer_hash(tokenizer),
-            "vocabulary": len(tokenizer),
+            "vocab_size": len(tokenizer),
         }
-        self.writers: dict[str, _Writer] = {}
+        self.writers: dict[str, _BlockWriter] = {}
         self.temporary = self.folder.with_name(f".{self.folder.name}-{os.getpid()}-{secrets.token_hex(4)}")
 
-    def __enter__(self) -> Packing:
-        with _written(self.folder):
+    def __enter__(self) -> BlockPacker:
+        with _report_write_errors(self.folder):
             self.temporary.mkdir(parents=True)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         for writer in self.writers.values():
-            with contextlib.suppress(OSError):  # of a full disk, which has been told
+            with contextlib.suppress(OSError):  # a full disk has been reported before
                 writer.file.close()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def add(
         self,
         documents: Iterable[Document],
-        part_of: Callable[[str], str],
+        choose_split: Callable[[str], str],
         *,
-        most: int | None = None,
+        max_tokens: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Tokenises and writes the documents, each into the part that `part_of` names for its first section.
+        """Tokenize and write documents; `choose_split` returns the split of a document from its first section.
 
-        Stops with the section that makes it `most` tokens. `on_progress` is told how many there are so far.
+        Writing stops after the section that reaches `max_tokens`; `on_progress` gets the number of tokens so far.
         """
         tokens = 0
-        for batch in _batches(_labelled(documents, part_of)):
-            for (part, _, last), ids in zip(batch, self._tokenised([text for _, text, _ in batch]), strict=True):
-                self._writer(part).add([*ids, self.eos] if last else ids, last)
-                tokens += len(ids) + last
-                if most is not None and tokens >= most:
+        for batch in _batch_sections(_iterate_sections(documents, choose_split)):
+            for section, ids in zip(batch, self._tokenize([section.text for section in batch]), strict=True):
+                self._writer(section.split).add([*ids, self.eos] if section.is_last else ids, section.is_last)
+                tokens += len(ids) + section.is_last
+                if max_tokens is not None and tokens >= max_tokens:
                     return
             if on_progress is not None:
                 on_progress(tokens)
 
-    def finish(self) -> dict[str, PackedBlocks]:
-        """What was packed, by part, once it stands in its folder."""
-        with _written(self.folder):
-            made = {name: PackedBlocks(**self.about, **writer.finish()) for name, writer in self.writers.items()}
-            for name, packed in made.items():
-                text = json.dumps(asdict(packed), indent=1) + "\n"
+    def finish(self) -> dict[str, BlocksMetadata]:
+        """Move the files to their folder and return the metadata by split."""
+        with _report_write_errors(self.folder):
+            notes = {name: BlocksMetadata(**self.metadata, **writer.finish()) for name, writer in self.writers.items()}
+            for name, note in notes.items():
+                text = json.dumps(asdict(note), indent=1) + "\n"
                 (self.temporary / f"{name}.json").write_text(text, encoding="utf-8")
-            if made and all(packed.rows for packed in made.values()):
-                self._move(made)
-        return made
+            if notes and all(note.rows for note in notes.values()):
+                self._move(notes)
+        return notes
 
-    def _move(self, parts: Iterable[str]) -> None:
-        """Puts what was written in place of older blocks; of processes that packed the same at once the first stays."""
-        if self.about["identity"] and is_packed(self.folder, parts, self.about):
+    def _move(self, splits: Iterable[str]) -> None:
+        """Replace older blocks; if several processes packed the same, the first one wins."""
+        if self.metadata["fingerprint"] and is_packed(self.folder, splits, self.metadata):
             return
-        _remove(self.folder)
+        _remove_blocks(self.folder)
         try:
             os.replace(self.temporary, self.folder)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
 
-    def _tokenised(self, texts: list[str]) -> list[list[int]]:
+    def _tokenize(self, texts: list[str]) -> list[list[int]]:
         ids: list[list[int]] = self.tokenizer(
             texts,
             add_special_tokens=False,
@@ -182,16 +197,16 @@ class Packing:
         )["input_ids"]
         return ids
 
-    def _writer(self, part: str) -> _Writer:
-        if part not in self.writers:
-            with _written(self.folder):
-                file = (self.temporary / f"{part}.bin").open("wb")
-            self.writers[part] = _Writer(file, self.folder, self.dtype, self.length)
-        return self.writers[part]
+    def _writer(self, split: str) -> _BlockWriter:
+        if split not in self.writers:
+            with _report_write_errors(self.folder):
+                file = (self.temporary / f"{split}.bin").open("wb")
+            self.writers[split] = _BlockWriter(file, self.folder, self.dtype, self.length)
+        return self.writers[split]
 
 
-class _Writer:
-    """Writes whole blocks of one part, and keeps count."""
+class _BlockWriter:
+    """Writes full blocks of one split."""
 
     def __init__(self, file: BinaryIO, folder: Path, dtype: str, length: int) -> None:
         self.file, self.folder, self.dtype, self.length = file, folder, dtype, length
@@ -199,19 +214,21 @@ class _Writer:
         self.rows = self.documents = 0
         self.digest = hashlib.sha256()
 
-    def add(self, ids: list[int], last: bool) -> None:
+    def add(self, ids: list[int], is_last: bool) -> None:
+        """Write the blocks that these tokens complete."""
         self.rest += ids
-        self.documents += last
+        self.documents += is_last
         rows = len(self.rest) // self.length
         if rows:
             raw = np.array(self.rest[: rows * self.length], dtype=self.dtype).tobytes()
-            with _written(self.folder):
+            with _report_write_errors(self.folder):
                 self.file.write(raw)
             self.digest.update(raw)
             self.rows += rows
             del self.rest[: rows * self.length]
 
     def finish(self) -> dict[str, Any]:
+        """Close the file and return its part of the metadata."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
@@ -223,8 +240,8 @@ class _Writer:
         }
 
 
-def _remove(folder: Path) -> None:
-    """Removes a folder of blocks; raises UserError for one that holds something else."""
+def _remove_blocks(folder: Path) -> None:
+    """Remove a folder of blocks. Raise UserError if it holds anything else."""
     if not folder.exists():
         return
     if not folder.is_dir() or {file.suffix for file in folder.iterdir()} - {".bin", ".json"}:
@@ -232,27 +249,27 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _labelled(documents: Iterable[Document], part_of: Callable[[str], str]) -> Iterator[tuple[str, str, bool]]:
-    """Part, text, and whether the document ends with it, for each section of each document that has text."""
+def _iterate_sections(documents: Iterable[Document], choose_split: Callable[[str], str]) -> Iterator[_Section]:
+    """Iterate over the sections of all documents that are not blank."""
     for document in documents:
-        part, held, text = "", "", False
-        for section in sections(document):
-            part = part or part_of(section)
-            if text:
-                yield part, held, False
-            held = section
-            text = text or bool(section.strip())
-        if text:
-            yield part, held, True
+        split, pending, has_text = "", "", False
+        for section in split_sections(document):
+            split = split or choose_split(section)
+            if has_text:
+                yield _Section(split, pending, False)
+            pending = section
+            has_text = has_text or bool(section.strip())
+        if has_text:
+            yield _Section(split, pending, True)
 
 
-def _batches(labelled: Iterable[tuple[str, str, bool]]) -> Iterator[list[tuple[str, str, bool]]]:
-    """Sections in lists of about a million characters, a thousand of them at most."""
+def _batch_sections(sections: Iterable[_Section]) -> Iterator[list[_Section]]:
+    """Collect batches of about a million characters and at most a thousand sections."""
     batch, size = [], 0
-    for entry in labelled:
-        batch.append(entry)
-        size += len(entry[1])
-        if size >= _CHARACTERS_AT_ONCE or len(batch) == _SECTIONS_AT_ONCE:
+    for section in sections:
+        batch.append(section)
+        size += len(section.text)
+        if size >= _BATCH_CHARACTERS or len(batch) == _BATCH_SECTIONS:
             yield batch
             batch, size = [], 0
     if batch:
@@ -260,8 +277,8 @@ def _batches(labelled: Iterable[tuple[str, str, bool]]) -> Iterator[list[tuple[s
 
 
 @contextlib.contextmanager
-def _written(folder: Path) -> Iterator[None]:
-    """Turns a failure to write, a full disk above all, into one line."""
+def _report_write_errors(folder: Path) -> Iterator[None]:
+    """Turn a failure to write into a UserError."""
     try:
         yield
     except OSError as error:

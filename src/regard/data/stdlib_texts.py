@@ -1,4 +1,4 @@
-"""What Python says of its own standard library: the documentation of functions and classes, by module."""
+"""Documentation of functions and classes of Python's standard library, by module, as a stream of tasks."""
 
 from __future__ import annotations
 
@@ -12,66 +12,77 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from regard.data.splits import key_of
+from regard.data.rows import LabeledRow, RawTask, hash_text
+from regard.data.splits import divide_rows
+from regard.data.stream_catalog import StreamSpec
 from regard.errors import UserError
 
-LEAST_WORDS = 6
-"""Documentation of fewer words is left out."""
-_PASSED_OVER = re.compile(r"(^|\.)(__main__|test|tests|_.*)(\.|$)")
+MIN_WORDS = 6
+"""Documentation of fewer words is dropped."""
+_DEV_AND_TEST_FRACTIONS = (0.15, 0.25)
+_SEED = 0
+"""Dev and test rows do not depend on the seed of a stream."""
+_SKIPPED_MODULES = re.compile(r"(^|\.)(__main__|test|tests|_.*)(\.|$)")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def source() -> str:
-    """What the texts are, with the version of the interpreter that they were read from."""
-    return f"documentation of the standard library of Python {platform.python_version()}"
+def read_stdlib_tasks(spec: StreamSpec) -> list[RawTask]:
+    """Read tasks whose classes are modules of the standard library."""
+    texts = read_documentation(tuple(label for task in spec.tasks for label in task.labels))
+    source = f"documentation of the standard library of Python {platform.python_version()}"
+    tasks = []
+    for task in spec.tasks:
+        rows = tuple(LabeledRow.of((text,), label) for label in task.labels for text in texts[label])
+        train, dev, test = divide_rows(rows, _DEV_AND_TEST_FRACTIONS, _SEED, task.name)
+        tasks.append(RawTask(name=task.name, labels=task.labels, train=train, dev=dev, test=test, source=source))
+    return tasks
 
 
-def documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """For each module the documentation of its functions, classes and methods, sorted by where they are.
+def read_documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Read the documentation of functions, classes and methods by module, sorted by their qualified names.
 
-    A text is the object's own name and what its docstring says. A package has that of its public submodules too,
-    those left out that this machine cannot import. Names that begin with the module's own, dotted, lose it
-    (email.message.Message becomes Message), so that the class does not stand in the text. What is said twice, in one
-    module or in two, is there once or not at all; so is what has less than six words or an address of this process.
+    A text is an object's own name and its docstring. A package includes its public submodules that can be imported.
+    Dotted names that begin with the module's own lose it (email.message.Message becomes Message), so that the class is
+    not in the text. Dropped are repeated docstrings within a module, docstrings that two modules share, those with
+    fewer than `MIN_WORDS` words, and those with a memory address.
 
-    Raises UserError for a module that cannot be imported, and for a Python without docstrings (-OO).
+    Raises:
+        UserError: A module cannot be imported, or Python runs without docstrings (-OO).
     """
-    found = {module: _texts_of(module) for module in modules}
-    ambiguous = _in_two(found)
-    texts = {module: tuple(text for key, text in of.items() if key not in ambiguous) for module, of in found.items()}
-    empty = [module for module, of in texts.items() if not of]
-    if empty:
-        raise UserError(f"stream: expected docstrings in Python's module {empty[0]}, found none (python -OO has none)")
-    return texts
-
-
-def _in_two(found: dict[str, dict[str, str]]) -> set[str]:
-    """The keys that two modules have."""
+    by_module = {module: _read_module(module) for module in modules}
     seen: set[str] = set()
-    twice: set[str] = set()
-    for of in found.values():
-        twice |= seen & of.keys()
-        seen |= of.keys()
-    return twice
+    shared: set[str] = set()
+    for texts in by_module.values():
+        shared |= seen & texts.keys()
+        seen |= texts.keys()
+    result = {
+        module: tuple(text for key, text in texts.items() if key not in shared) for module, texts in by_module.items()
+    }
+    for module, module_texts in result.items():
+        if not module_texts:
+            raise UserError(
+                f"stream: expected docstrings in Python's module {module}, found none (python -OO has none)"
+            )
+    return result
 
 
-def _texts_of(name: str) -> dict[str, str]:
-    """The texts of a module by the key of the documentation in them."""
+def _read_module(name: str) -> dict[str, str]:
+    """Read the texts of a module by the hash of their docstrings."""
     texts: dict[str, str] = {}
     own_name = re.compile(rf"\b{re.escape(name)}\.(?:\w+\.)*(?=\w)")
-    for module in _modules(name):
-        for called, thing in _objects(module, name):
-            said = getattr(thing, "__doc__", None)
-            if not isinstance(said, str) or _ADDRESS.search(said):
+    for module in _iterate_modules(name):
+        for object_name, value in _iterate_objects(module, name):
+            docstring = getattr(value, "__doc__", None)
+            if not isinstance(docstring, str) or _ADDRESS.search(docstring):
                 continue
-            said = own_name.sub("", inspect.cleandoc(said)).strip()
-            if len(re.findall(r"\w+", said)) >= LEAST_WORDS:
-                texts.setdefault(key_of((said,)), f"{called}: {said}")
+            docstring = own_name.sub("", inspect.cleandoc(docstring)).strip()
+            if len(re.findall(r"\w+", docstring)) >= MIN_WORDS:
+                texts.setdefault(hash_text((docstring,)), f"{object_name}: {docstring}")
     return texts
 
 
-def _modules(name: str) -> Iterator[ModuleType]:
-    """A module and its public submodules, by name."""
+def _iterate_modules(name: str) -> Iterator[ModuleType]:
+    """Iterate over a module and its public submodules, by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -80,29 +91,29 @@ def _modules(name: str) -> Iterator[ModuleType]:
             raise UserError(f"stream: expected the module {name} in this Python: {error}") from None
         yield module
         for below in sorted(info.name for info in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}.")):
-            if _PASSED_OVER.search(below):
+            if _SKIPPED_MODULES.search(below):
                 continue
             try:
                 importlib.import_module(below)
             except ImportError:
                 continue
-            yield from _modules(below)
+            yield from _iterate_modules(below)
 
 
-def _objects(module: ModuleType, owner: str) -> Iterator[tuple[str, Any]]:
-    """Names and objects of functions and classes that a module defines, and of the methods of the latter."""
-    for name, thing in sorted(vars(module).items()):
-        if not (inspect.isclass(thing) or inspect.isroutine(thing)) or not _is_own(thing, owner):
+def _iterate_objects(module: ModuleType, owner: str) -> Iterator[tuple[str, Any]]:
+    """Iterate over names and objects of functions and classes that a module defines, and of methods."""
+    for name, value in sorted(vars(module).items()):
+        if not (inspect.isclass(value) or inspect.isroutine(value)) or not _is_defined_in(value, owner):
             continue
-        yield name, thing
-        if inspect.isclass(thing):
-            for method, value in sorted(vars(thing).items()):
-                inner = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
-                if method != "__doc__" and (inspect.isroutine(inner) or isinstance(inner, property)):
-                    yield method, inner
+        yield name, value
+        if inspect.isclass(value):
+            for method, attribute in sorted(vars(value).items()):
+                function = attribute.__func__ if isinstance(attribute, (classmethod, staticmethod)) else attribute
+                if method != "__doc__" and (inspect.isroutine(function) or isinstance(function, property)):
+                    yield method, function
 
 
-def _is_own(thing: Any, owner: str) -> bool:
-    """Whether something was defined in a module, or in what is below it."""
-    place = getattr(thing, "__module__", None)
-    return isinstance(place, str) and f"{place.lstrip('_')}.".startswith(f"{owner}.")
+def _is_defined_in(value: Any, owner: str) -> bool:
+    """Whether an object is defined in a module, or below it."""
+    module = getattr(value, "__module__", None)
+    return isinstance(module, str) and f"{module.lstrip('_')}.".startswith(f"{owner}.")

@@ -1,409 +1,334 @@
-"""The streams of continual learning: those built in, and a user's own, with honest splits."""
+"""Streams for continual learning: the built-in ones, and a user's own."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from regard.data import stdlib_texts, task_files
-from regard.data.instruction_settings import Benchmark, SheetForm
-from regard.data.instructions import Info, SplitReader, check_labels, files_of, read_hub_task, read_task, roots
-from regard.data.splits import (
-    HELD_OUT,
-    CleanedSplits,
-    RawTask,
-    Sample,
-    Samples,
-    clean_splits,
-    divide_rows,
-    examples_of,
-    pairs_of,
-    sample_balanced,
-    sample_proportional,
-    sha256_of_rows,
+from regard.data.benchmarks import Benchmark, TaskType
+from regard.data.dataset_files import read_dataset
+from regard.data.instructions import (
+    candidate_folders,
+    check_labels,
+    find_task_files,
+    read_hub_task,
+    read_instruction_task,
 )
-from regard.data.stream import SPLITS, Protocol, Stream, Task
-from regard.data.stream_files import RowPool, read_data_set, read_own
-from regard.data.stream_settings import DATA_SETS, STREAMS, StreamSettings, SubsetTask
-from regard.data.text_task import Metric, TextTask
-from regard.errors import UserError, check_choice
+from regard.data.protocols import compare_splits
+from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
+from regard.data.splits import DEV_FRACTION, TaskSplits, clean_splits, sample_balanced, sample_proportional
+from regard.data.stdlib_texts import read_stdlib_tasks
+from regard.data.stream import Metric, Protocol, Stream, check_order
+from regard.data.stream_catalog import DATASETS, STREAMS, StreamSpec
+from regard.data.tables import is_table, list_suffixes
+from regard.data.user_tasks import read_user_tasks
+from regard.errors import UserError, check_choice, check_int
 
-Missing = Literal["refuse", "skip"]
+MissingTasks = Literal["refuse", "skip"]
 STDLIB = "stdlib-split"
-_STDLIB_SHARES = (0.15, 0.25)
-_STDLIB_SEED = 0
-"""The rows that test the embedded stream are the same whatever the seed."""
 
 
 def read_stream(
     name_or_path: str | Path,
     folder: str | Path | None = None,
     *,
-    rows: int | None = None,
-    eval_rows: int | None = None,
+    samples_per_class: int | None = None,
+    max_eval_samples: int | None = None,
     order: str | Sequence[int] = "paper",
     seed: int = 0,
     protocol: Protocol = "clean",
-    task_type: SheetForm | None = None,
-    missing_tasks: Missing = "refuse",
+    task_type: TaskType | None = None,
+    missing_tasks: MissingTasks = "refuse",
     instructions: bool = False,
 ) -> Stream:
-    """A stream by its name in `STREAMS`, or from a table or a folder of the user's own (`stream_files.read_own`).
+    """Read a built-in stream, or one of a user's own tasks.
 
-    `folder`: where published files lie, in the forms of `stream_settings.DATA_SETS`; without it the hub is read.
-    'stdlib-split' needs neither. `rows`: for training, at most so many a class (None: as published, 1245; all of a
-    user's own, and of the files of 'long-sequence'); `eval_rows`: at most so many test rows a task, and as many dev
-    rows, classes in the shares they have (None: all, or as published). Both are drawn by `seed`, fewer being a part of
-    more. `order`: 'paper', a published order by its name (`StreamSettings.orders`), 'random' (drawn by the seed), or
-    numbers of tasks as published, also as '2-0-1'.
+    Rows are sampled by the seed; fewer rows are a subset of more. `metadata["overlaps"]` counts what the splits have in
+    common, and for tasks with instructions `metadata["files"]` says what their files contain and
+    `metadata["protocols"]` what each protocol makes of them (see `regard.data.protocols`).
 
-    `protocol`: 'clean' drops rows of train that dev or test of any task has, rows of dev that a test has, and copies;
-    dev is held out of train where none is published: a tenth of each class. 'paper' drops nothing; dev is the split
-    that is evaluated on, as published. What the splits have in common is counted in `record["overlaps"]` either way.
+    Args:
+        name_or_path: A name in `STREAMS`, or a table or folder that `regard.data.user_tasks.read_user_tasks` reads.
+        folder: Folder of published files, see `regard.data.stream_catalog.DATASETS`; None for the hub. The stream
+            "stdlib-split" needs neither.
+        samples_per_class: Maximum number of training rows per class. None for the published number, and for all rows of
+            a user's own tasks and of the files of "long-sequence".
+        max_eval_samples: Maximum number of test rows per task, and of dev rows, with the class frequencies of all rows.
+            None for the published number.
+        order: "paper", the name of a published order, "random" (by the seed), or published task indices, also as
+            "2-0-1".
+        seed: Seed of sampled rows, and of a random order.
+        protocol: "clean" drops training rows that dev or test of any task has, dev rows that a test split has, and
+            repeated rows; a missing dev split is a tenth of each class of train. "paper" drops nothing; a missing dev
+            split of a published data set is its test split.
+        task_type: How to read tasks with instructions: "classification" or "generation". By default the first that
+            the stream has.
+        missing_tasks: "refuse" tasks without files, or "skip" them; `metadata["missing"]` names them.
+        instructions: Put the definition of a task before the texts of classification.
 
-    For tasks with instructions, 'long-sequence' and 'superni': `task_type` is 'classification' or 'generation'
-    (from text to text, with the published prompts), None for the first that the stream has; `instructions` puts the
-    definition of a task before the texts of classification. `missing_tasks`: 'refuse' tasks without any files, or
-    'skip' them, which `record["missing"]` then names; orders are the published ones without them. What the files held,
-    and what was divided for want of one, is in `record["files"]`; what the protocols make of each task, in
-    `record["protocols"]` (`text_streams.protocols_compared`), for which no file is read again.
-
-    Raises UserError for names, files, columns, classes, splits, orders and numbers that are not as they should be.
+    Raises:
+        UserError: An argument, file, column, class or split is not as expected.
     """
     check_seed(seed)
-    _check_rows("rows", rows)
-    _check_rows("eval rows", eval_rows)
+    for name, count in (("samples_per_class", samples_per_class), ("max_eval_samples", max_eval_samples)):
+        if count is not None:
+            check_int(name, count, least=1)
     check_choice("protocol", protocol, get_args(Protocol))
-    check_choice("missing-tasks", missing_tasks, get_args(Missing))
+    check_choice("missing-tasks", missing_tasks, get_args(MissingTasks))
     name = str(name_or_path)
-    settings = STREAMS.get(name)
-    if settings is not None and settings.benchmark is not None:
-        found = _with_instructions(settings, settings.benchmark, folder, task_type, missing_tasks, instructions)
+    spec = STREAMS.get(name)
+    benchmark = spec.benchmark if spec else None
+    metadata: dict[str, Any] = {"published": spec.paper if spec else None}
+    if spec is None:
+        _check_no_instructions(name, task_type, instructions)
+        raw = _read_user(name, folder, seed)
+    elif benchmark is None:
+        _check_no_instructions(name, task_type, instructions)
+        raw = _read_datasets(name, spec, folder)
     else:
-        _check_plain(name, task_type, instructions)
-        found = _Found(raw=_own(name, folder, seed) if settings is None else _built_in(name, settings, folder))
-    numbers = _numbers(order, settings, [task.name for task in found.raw], seed)
-    evaluated = eval_rows if eval_rows is not None or settings is None else settings.eval_rows
-    most = _published_rows(settings, found) if rows is None else [rows] * len(found.raw)
+        task_type = task_type or benchmark.task_types[0]
+        raw = _read_instruction_tasks(spec, benchmark, folder, task_type, missing_tasks, instructions)
+        available = {task.name for task in raw}
+        metadata |= {
+            "task_type": task_type,
+            "instructions": instructions or task_type == "generation",
+            "missing": tuple(task.name for task in spec.tasks if task.name not in available),
+        }
+    if samples_per_class is not None or spec is None:
+        samples = [samples_per_class] * len(raw)
+    elif benchmark is None:
+        samples = [None if task.all_rows else spec.samples_per_class for task in spec.tasks]
+    else:  # files have the published rows, except those with free answers
+        samples = [None if folder is not None and not task.has_free_answers else spec.samples_per_class for task in raw]
+    if max_eval_samples is None and spec is not None:
+        max_eval_samples = spec.max_eval_samples
+    indices = _resolve_order(order, spec, [task.name for task in raw], seed)
     stream = assemble_stream(
-        name if settings else Path(name).resolve().name,
-        found.raw,
-        infos=found.infos,
-        metric=settings.benchmark.metric if settings and settings.benchmark else None,
-        rows=most,
-        eval_rows=evaluated,
+        name if spec else Path(name).resolve().name,
+        raw,
+        metric=benchmark.metric if benchmark and task_type == "generation" else None,
+        samples_per_class=samples,
+        max_eval_samples=max_eval_samples,
         seed=seed,
         protocol=protocol,
-        dev_is_test=settings is not None and name != STDLIB,
-        record={"published": settings.paper if settings else None, **found.record},
+        dev_is_test=spec is not None and name != STDLIB,
+        metadata=metadata,
     )
-    return stream.ordered(numbers)
+    return stream.reorder(indices)
 
 
 def assemble_stream(
     name: str,
     raw: Sequence[RawTask],
     *,
-    infos: Mapping[str, Info] | None = None,
     metric: Metric | None = None,
-    rows: Sequence[int | None],
-    eval_rows: int | None,
+    samples_per_class: Sequence[int | None],
+    max_eval_samples: int | None,
     seed: int,
     protocol: Protocol,
     dev_is_test: bool = False,
-    record: Mapping[str, Any],
+    metadata: Mapping[str, Any],
 ) -> Stream:
-    """The stream of tasks as read: what splits have in common counted and dropped, rows drawn, in the order given.
+    """Make a stream of tasks as read: clean their splits and sample rows.
 
-    From text to text where there are `infos` of the tasks, which then have a `metric`; `rows` is one number a task.
-    `dev_is_test` as in `splits.settle`. Raises UserError as that does.
+    Tasks with a `metric` are text to text. `samples_per_class` has one number per task. `dev_is_test` and exceptions
+    are those of `regard.data.splits.clean_splits`.
     """
-    settled = clean_splits(raw, protocol, seed, dev_is_test=dev_is_test)
-    both = _protocols(raw, settled, record.get("files", {}), protocol, seed)
-    drawn = [_drawn(task, of, least, eval_rows, seed) for task, of, least in zip(settled, raw, rows, strict=True)]
-    made: Any
-    if infos is None:
-        made = tuple(_task(of, task) for of, task in zip(raw, drawn, strict=True))
-    else:
-        assert metric is not None, "tasks from text to text have a metric"
-        made = tuple(_text_task(of, task, infos[of.name], metric) for of, task in zip(raw, drawn, strict=True))
+    available = clean_splits(raw, protocol, seed, dev_is_test=dev_is_test)
+    sampled = [
+        _sample_splits(splits, task, count, max_eval_samples, seed)
+        for splits, task, count in zip(available, raw, samples_per_class, strict=True)
+    ]
+    comparison = compare_splits(raw, available, protocol, seed)
     return Stream(
         name=name,
-        tasks=made,
-        order=tuple(range(len(made))),
+        tasks=tuple(
+            make_classification_task(task.name, task.labels, splits.by_split(), task.source)
+            if metric is None
+            else make_text_task(task, splits.by_split(), metric)
+            for task, splits in zip(raw, sampled, strict=True)
+        ),
+        order=tuple(range(len(raw))),
         seed=seed,
         protocol=protocol,
-        record={
-            **record,
-            "rows": {task.name: least for task, least in zip(raw, rows, strict=True)},
-            "eval_rows": eval_rows,
-            "dev": _said_of_dev(raw, protocol, dev_is_test),
-            "available": {task.name: _sizes(task) for task in settled},
-            "drawn": {task.name: _sizes(task) for task in drawn},
-            "overlaps": {task.name: dict(task.common) for task in settled},
-            **({"protocols": both} if both else {}),
+        metadata={
+            **metadata,
+            **({"files": {task.name: task.files for task in raw}} if any(task.files for task in raw) else {}),
+            "rows": {task.name: count for task, count in zip(raw, samples_per_class, strict=True)},
+            "eval_rows": max_eval_samples,
+            "dev": _describe_dev(raw, protocol, dev_is_test),
+            "available": {splits.name: _count_classes(splits) for splits in available},
+            "drawn": {splits.name: _count_classes(splits) for splits in sampled},
+            "overlaps": {splits.name: dict(splits.overlaps) for splits in available},
+            **({"protocols": comparison} if comparison else {}),
         },
     )
 
 
-def parse_order(text: str, count: int, seed: int) -> tuple[int, ...]:
-    """The order of `count` tasks: 'paper' or '1' as published, 'random' drawn by the seed, or numbers as '2-0-1'.
-
-    Raises UserError for what is no order of all tasks.
-    """
-    if text == "paper" or (text == "1" and count > 1):
-        return tuple(range(count))
-    if text == "random":
-        check_seed(seed)
-        return tuple(sorted(range(count), key=lambda task: hashlib.sha256(f"order {seed} {task}".encode()).digest()))
-    parts = [part.strip() for part in text.replace(",", "-").split("-")]
-    if not all(part.isdecimal() for part in parts):
-        raise UserError(f"order: expected paper, random or numbers of tasks as 2-0-1, got {text!r}")
-    return _permutation([int(part) for part in parts], count)
-
-
-def _numbers(
-    order: str | Sequence[int], settings: StreamSettings | None, names: Sequence[str], seed: int
-) -> tuple[int, ...]:
-    """The order of the tasks by their numbers among `names`; a published order without the tasks that are not there."""
-    orders = settings.orders if settings is not None else {}
-    if isinstance(order, str) and (order in orders or (orders and order in ("paper", "1"))):
-        published = orders[order] if order in orders else next(iter(orders.values()))
-        return tuple(names.index(name) for name in published if name in names)
-    words = isinstance(order, str) and order != "random" and not re.fullmatch(r"[\d\s,-]+", order)
-    if orders and (words or (isinstance(order, str) and order.isdecimal())):
-        allowed = f"paper, {', '.join(orders)}, random or numbers of tasks as 2-0-1"
-        raise UserError(f"order: expected one of {allowed}, got {order!r}")
-    return parse_order(order, len(names), seed) if isinstance(order, str) else _permutation(order, len(names))
-
-
 def check_seed(seed: Any) -> int:
-    """The seed; raises UserError where it is no whole number."""
+    """Return the seed, or raise UserError if it is no integer."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise UserError(f"seed: expected a whole number, got {seed!r}")
     return seed
 
 
-def _permutation(order: Sequence[int], count: int) -> tuple[int, ...]:
-    """The order as it is, if each task is there once."""
-    if any(isinstance(number, bool) or not isinstance(number, int) for number in order):
+# -- order ----------------------------------------------------------------------------------------------
+
+
+def parse_order(text: str, count: int, seed: int) -> tuple[int, ...]:
+    """Parse the order of `count` tasks: "paper" or "1", "random" by the seed, or indices as "2-0-1"."""
+    if text == "paper" or (text == "1" and count > 1):
+        return tuple(range(count))
+    if text == "random":
+        check_seed(seed)
+        return tuple(sorted(range(count), key=lambda task: hash_rank("order", seed, task)))
+    parts = [part.strip() for part in text.replace(",", "-").split("-")]
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(f"order: expected paper, random or numbers of tasks as 2-0-1, got {text!r}")
+    return _check_permutation([int(part) for part in parts], count)
+
+
+def _resolve_order(
+    order: str | Sequence[int], spec: StreamSpec | None, names: Sequence[str], seed: int
+) -> tuple[int, ...]:
+    """Return indices among `names`; missing tasks are left out of a published order."""
+    if not isinstance(order, str):
+        return _check_permutation(order, len(names))
+    orders = spec.orders if spec is not None else {}
+    if orders and order in ("paper", "1", *orders):
+        published = orders[order] if order in orders else next(iter(orders.values()))
+        return tuple(names.index(name) for name in published if name in names)
+    is_name = order.isdecimal() or (order != "random" and not re.fullmatch(r"[\d\s,-]+", order))
+    if orders and is_name:
+        allowed = f"paper, {', '.join(orders)}, random or numbers of tasks as 2-0-1"
+        raise UserError(f"order: expected one of {allowed}, got {order!r}")
+    return parse_order(order, len(names), seed)
+
+
+def _check_permutation(order: Sequence[int], count: int) -> tuple[int, ...]:
+    if any(isinstance(index, bool) or not isinstance(index, int) for index in order):
         raise UserError(f"order: expected numbers of tasks, got {list(order)!r}")
-    if sorted(order) != list(range(count)):
-        told = "-".join(map(str, order)) or "none"
-        raise UserError(f"order: expected each number from 0 to {count - 1} once, got {told}")
+    check_order(order, count)
     return tuple(order)
 
 
-def _check_rows(name: str, rows: Any) -> None:
-    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
-        raise UserError(f"{name}: expected a whole number of at least 1, got {rows!r}")
+# -- reading --------------------------------------------------------------------------------------------
 
 
-def _own(name: str, folder: str | Path | None, seed: int) -> list[RawTask]:
-    """The tasks of a user's table or folder."""
+def _read_user(name: str, folder: str | Path | None, seed: int) -> list[RawTask]:
+    """Read a user's table or folder."""
     path = Path(name)
-    if not (path.exists() or task_files.is_table(name)):
-        allowed = f"{', '.join(STREAMS)}, a file ({task_files.suffixes()}) or a folder with a folder for each task"
+    if not (path.exists() or is_table(name)):
+        allowed = f"{', '.join(STREAMS)}, a file ({list_suffixes()}) or a folder with a folder for each task"
         raise UserError(f"stream: expected one of {allowed}; got {name!r}")
     if folder is not None:
         raise UserError(f"data: expected no folder of published files with tasks of your own ({name}), got {folder}")
-    return read_own(path, seed)
+    return read_user_tasks(path, seed)
 
 
-def _built_in(name: str, settings: StreamSettings, folder: str | Path | None) -> list[RawTask]:
-    """The tasks of a stream that is built in, each data set read once."""
+def _read_datasets(name: str, spec: StreamSpec, folder: str | Path | None) -> list[RawTask]:
+    """Read the tasks of a built-in stream, each data set once."""
     if name == STDLIB:
-        return _standard_library(settings)
+        return read_stdlib_tasks(spec)
     place = None if folder is None else Path(folder)
-    pools = {
-        data: read_data_set(data, DATA_SETS[data], place) for data in dict.fromkeys(of.data for of in settings.tasks)
-    }
-    return [_part(of, pools[of.data]) for of in settings.tasks]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """The tasks of a stream as read; `infos` of those from text to text, `all_rows` where all of train is published."""
-
-    raw: list[RawTask]
-    infos: Mapping[str, Info] | None = None
-    all_rows: bool = False
-    record: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _check_plain(name: str, task_type: SheetForm | None, instructions: bool) -> None:
-    """Nothing, or a UserError: something is asked of a stream without instructions that only others have."""
-    with_them = ", ".join(name for name, settings in STREAMS.items() if settings.benchmark is not None)
-    if task_type not in (None, "classification"):
-        raise UserError(
-            f"task-type: expected classification, or one of the streams {with_them}, got {task_type!r} with {name!r}"
-        )
-    if instructions:
-        raise UserError(f"instructions: expected none, or one of the streams {with_them}, got {name!r}")
-
-
-def _with_instructions(
-    settings: StreamSettings,
-    benchmark: Benchmark,
-    folder: str | Path | None,
-    task_type: SheetForm | None,
-    missing_tasks: Missing,
-    instructions: bool,
-) -> _Found:
-    """The tasks of a benchmark from its files, or those of classification from the hub."""
-    task_type = task_type or benchmark.task_types[0]
-    check_choice("task-type", task_type, benchmark.task_types)
-    if instructions and task_type == "generation":
-        raise UserError("instructions: expected none with the task type generation, whose prompts have them anyway")
-    names = [of.name for of in settings.tasks]
-    if folder is None:
-        if task_type == "generation" or instructions:
-            raise UserError("folder: expected one with the published files, the hub has no definitions of these tasks")
-        reads = [read_hub_task(benchmark.tasks[name]) for name in names]
-    else:
-        reads = _from_files(names, benchmark, Path(folder), task_type, missing_tasks, instructions)
-    for read in reads:
-        check_labels(read.raw.name, read.raw.labels)
-    there = {read.raw.name for read in reads}
-    record = {
-        "task_type": task_type,
-        "instructions": instructions or task_type == "generation",
-        "missing": tuple(name for name in names if name not in there),
-        "files": {read.raw.name: read.files for read in reads},
-    }
-    infos = {read.raw.name: read.info for read in reads} if task_type == "generation" else None
-    return _Found(raw=[read.raw for read in reads], infos=infos, all_rows=folder is not None, record=record)
-
-
-def _from_files(
-    names: Sequence[str],
-    benchmark: Benchmark,
-    folder: Path,
-    task_type: SheetForm,
-    missing_tasks: Missing,
-    instructions: bool,
-) -> list[SplitReader]:
-    """The tasks that have files. Raises UserError where one has none, unless those are to be skipped, or none has."""
-    files = {name: files_of(folder, benchmark, name) for name in names}
-    lacking = [name for name in names if not files[name]]
-    if len(lacking) == len(names):
-        looked = ", ".join(str(root) for root in roots(folder, benchmark))
-        raise UserError(f"stream: expected a folder of train.json and test.json for each task in one of {looked}")
-    if lacking and missing_tasks == "refuse":
-        raise UserError(
-            f"stream: expected files of every task in {folder}, got none of {', '.join(lacking)}; to leave them out, "
-            "skip what is missing (missing-tasks=skip)"
-        )
-    return [
-        read_task(name, files[name], benchmark, task_type=task_type, definitions=instructions)
-        for name in names
-        if files[name]
-    ]
-
-
-def _part(of: SubsetTask, pool: RowPool) -> RawTask:
-    """The rows of a data set that are of a task's classes."""
-    train, test = (tuple(row for row in rows if row.label in of.labels) for rows in (pool.train, pool.test))
-    return RawTask(name=of.name, labels=of.labels, train=train, dev=None, test=test, source=pool.source)
-
-
-def _standard_library(settings: StreamSettings) -> list[RawTask]:
-    """Modules of the standard library as classes, split by the hash of the text."""
-    texts = stdlib_texts.documentation(tuple(label for of in settings.tasks for label in of.labels))
+    datasets = {task.dataset: None for task in spec.tasks}
+    rows = {dataset: read_dataset(dataset, DATASETS[dataset], place) for dataset in datasets}
     raw = []
-    for of in settings.tasks:
-        rows = tuple(Sample.of((text,), label) for label in of.labels for text in texts[label])
-        train, dev, test = divide_rows(rows, _STDLIB_SHARES, _STDLIB_SEED, of.name)
-        raw.append(
-            RawTask(name=of.name, labels=of.labels, train=train, dev=dev, test=test, source=stdlib_texts.source())
+    for task in spec.tasks:
+        dataset = rows[task.dataset]
+        train, test = (
+            tuple(row for row in split if row.label in task.labels) for split in (dataset.train, dataset.test)
         )
+        raw.append(RawTask(name=task.name, labels=task.labels, train=train, dev=None, test=test, source=dataset.source))
     return raw
 
 
-def _published_rows(settings: StreamSettings | None, found: _Found) -> list[int | None]:
-    """For each task how many rows a class were trained on; None for all, as of a user's own."""
-    if settings is None:
-        return [None] * len(found.raw)
-    if settings.benchmark is not None:
-        return [None if found.all_rows and not task.free else settings.rows for task in found.raw]
-    return [None if of.all_rows else settings.rows for of in settings.tasks]
+def _check_no_instructions(name: str, task_type: TaskType | None, instructions: bool) -> None:
+    """Raise UserError for options that only streams with instructions have."""
+    streams = ", ".join(name for name, spec in STREAMS.items() if spec.benchmark is not None)
+    if task_type not in (None, "classification"):
+        raise UserError(
+            f"task-type: expected classification, or one of the streams {streams}, got {task_type!r} with {name!r}"
+        )
+    if instructions:
+        raise UserError(f"instructions: expected none, or one of the streams {streams}, got {name!r}")
 
 
-def _drawn(task: CleanedSplits, of: RawTask, rows: int | None, eval_rows: int | None, seed: int) -> CleanedSplits:
-    """The task with the rows that are drawn of it; dev that was held out of train has no more of them than test."""
-    test = sample_proportional(task.test, eval_rows, seed)
-    dev = sample_proportional(task.dev, len(test) if of.dev is None and eval_rows is None else eval_rows, seed)
-    return task._replace(train=sample_balanced(task.train, rows, seed), dev=dev, test=test)
+def _read_instruction_tasks(
+    spec: StreamSpec,
+    benchmark: Benchmark,
+    folder: str | Path | None,
+    task_type: TaskType,
+    missing_tasks: MissingTasks,
+    instructions: bool,
+) -> list[RawTask]:
+    """Read the tasks of a benchmark from its files, or those of classification from the hub."""
+    check_choice("task-type", task_type, benchmark.task_types)
+    if instructions and task_type == "generation":
+        raise UserError("instructions: expected none with the task type generation, whose prompts have them anyway")
+    names = [task.name for task in spec.tasks]
+    if folder is not None:
+        files = _find_benchmark_files(names, benchmark, Path(folder), missing_tasks)
+        raw = [
+            read_instruction_task(name, files[name], benchmark, task_type=task_type, definitions=instructions)
+            for name in files
+        ]
+    elif task_type == "generation" or instructions:
+        raise UserError("folder: expected one with the published files, the hub has no definitions of these tasks")
+    else:
+        raw = [read_hub_task(benchmark.tasks[name]) for name in names]
+    for task in raw:
+        check_labels(task.name, task.labels)
+    return raw
 
 
-def _task(raw: RawTask, drawn: CleanedSplits) -> Task:
-    """The task with numbers for classes."""
-    parts: dict[str, Samples] = {"train": drawn.train, "dev": drawn.dev, "test": drawn.test}
-    return Task(
-        name=raw.name,
-        labels=raw.labels,
-        source=raw.source,
-        sha256={split: sha256_of_rows(part) for split, part in parts.items()},
-        **{split: examples_of(part, raw.labels) for split, part in parts.items()},
+def _find_benchmark_files(
+    names: Sequence[str], benchmark: Benchmark, folder: Path, missing_tasks: MissingTasks
+) -> dict[str, dict[str, Path]]:
+    """Find the files of each task that has any."""
+    files = {name: paths for name in names if (paths := find_task_files(folder, benchmark, name))}
+    missing = [name for name in names if name not in files]
+    if not files:
+        folders = ", ".join(str(path) for path in candidate_folders(folder, benchmark))
+        raise UserError(f"stream: expected a folder of train.json and test.json for each task in one of {folders}")
+    if missing and missing_tasks == "refuse":
+        raise UserError(
+            f"stream: expected files of every task in {folder}, got none of {', '.join(missing)}; to leave them out, "
+            "skip what is missing (missing-tasks=skip)"
+        )
+    return files
+
+
+# -- sampling -------------------------------------------------------------------------------------------
+
+
+def _sample_splits(
+    splits: TaskSplits, raw: RawTask, samples_per_class: int | None, max_eval_samples: int | None, seed: int
+) -> TaskSplits:
+    """Sample rows; a dev split that was held out of train has at most as many as test."""
+    test = sample_proportional(splits.test, max_eval_samples, seed)
+    max_dev = len(test) if raw.dev is None and max_eval_samples is None else max_eval_samples
+    return splits._replace(
+        train=sample_balanced(splits.train, samples_per_class, seed),
+        dev=sample_proportional(splits.dev, max_dev, seed),
+        test=test,
     )
 
 
-def _text_task(raw: RawTask, drawn: CleanedSplits, info: Info, metric: Metric) -> TextTask:
-    """The task from text to text."""
-    parts: dict[str, Samples] = {"train": drawn.train, "dev": drawn.dev, "test": drawn.test}
-    return TextTask(
-        name=raw.name,
-        metric=metric,
-        definition=info.definition,
-        labels=() if raw.free else raw.labels,
-        kind=info.kind,
-        source=raw.source,
-        sha256={split: sha256_of_rows(part) for split, part in parts.items()},
-        **{split: pairs_of(part) for split, part in parts.items()},
-    )
+def _count_classes(splits: TaskSplits) -> dict[str, dict[str, int]]:
+    """Count the rows of each class by split."""
+    return {
+        split: dict(sorted(Counter(row.label for row in rows).items())) for split, rows in splits.by_split().items()
+    }
 
 
-def _sizes(task: CleanedSplits) -> dict[str, dict[str, int]]:
-    """How many rows of each class a task has, split by split."""
-    return {split: dict(sorted(Counter(row.label for row in getattr(task, split)).items())) for split in SPLITS}
-
-
-def _said_of_dev(raw: Sequence[RawTask], protocol: Protocol, published: bool) -> str:
-    """Where the dev split comes from."""
+def _describe_dev(raw: Sequence[RawTask], protocol: Protocol, dev_is_test: bool) -> str:
+    """Say where the dev split comes from."""
     if all(task.dev is not None for task in raw):
         return "a split of its own"
-    if protocol == "paper" and published:
+    if protocol == "paper" and dev_is_test:
         return "the rows that are evaluated on, as published"
-    return f"{HELD_OUT:.0%} of each class held out of train by the seed, where there is none"
-
-
-def _protocols(
-    raw: Sequence[RawTask], settled: Sequence[CleanedSplits], files: Mapping[str, Any], protocol: Protocol, seed: int
-) -> dict[str, Any]:
-    """By task the fields of `text_streams.Compared`, from rows that have been read; {} where files are not known."""
-    if any(set(files.get(task.name, {})) <= {"evaluated"} for task in raw):
-        return {}
-    clean: Sequence[CleanedSplits | None] = settled
-    if protocol == "paper":
-        try:
-            clean = clean_splits(raw, "clean", seed, dev_is_test=True)
-        except UserError:  # a split or a class would be left without rows, which is no mistake with 'paper'
-            clean = [None] * len(raw)
-    return {task.name: _compared(task, of, files[task.name]) for task, of in zip(raw, clean, strict=True)}
-
-
-def _compared(task: RawTask, clean: CleanedSplits | None, files: Mapping[str, Any]) -> dict[str, Any]:
-    dev = task.test if task.dev is None else task.dev
-    return {
-        "identical": files["identical_dev_test"],
-        **{name: files[name] for name in ("dev_in_test", "train_in_test", "train_in_dev", "evaluated")},
-        "published": files["rows"],
-        "paper": {"train": len(task.train), "dev": len(dev), "test": len(task.test)},
-        "clean": None if clean is None else {split: len(getattr(clean, split)) for split in SPLITS},
-        "dropped": None if clean is None else sum(clean.common[f"dropped_from_{split}"] for split in ("train", "dev")),
-    }
+    return f"{DEV_FRACTION:.0%} of each class held out of train by the seed, where there is none"

@@ -1,4 +1,4 @@
-"""Where an operator meets a model."""
+"""How attention meets a Hugging Face model: observed, averaged, replaced."""
 
 from regard.hooks.average import average_attention
 from regard.hooks.layers import find_attention_layers, model_fingerprint

@@ -5,33 +5,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class SampleAlignment:
-    """Which entries of a (batch, token) row make each sample: `index` (sample, longest) into the row `row` (sample)."""
+    """Which entries of (batch, token) rows make up each sample.
 
-    row: Tensor
-    index: Tensor
-    length: Tensor
+    Attributes:
+        row: Row of each sample.
+        index: Its tokens in that row; behind its last token any.
+        length: Its number of tokens.
+        identity: Samples are the rows as they are.
+    """
+
+    row: Int[Tensor, " sample"]
+    index: Int[Tensor, "sample longest"]
+    length: Int[Tensor, " sample"]
     identity: bool
 
     @classmethod
-    def of(
-        cls, batch: int, tokens: int, real: Tensor | None, segments: Tensor | None, device: torch.device
+    def from_masks(
+        cls,
+        batch: int,
+        tokens: int,
+        token_mask: Bool[Tensor, "batch known"] | None,
+        segments: Int[Tensor, "batch token"] | None,
+        device: torch.device,
     ) -> SampleAlignment:
-        """One sample per row, or per packed sequence; padding on any side, or inside, is left out."""
+        """Return one sample a row, or a packed sequence (`segments`), without padding on any side or inside."""
         if segments is not None:
             return cls._packed(segments)
         row = torch.arange(batch, device=device)
-        if real is None:
+        if token_mask is None:
             index = torch.arange(tokens, device=device).expand(batch, tokens)
             return cls(row, index, torch.full((batch,), tokens, device=device), identity=True)
-        real = torch.nn.functional.pad(real, (0, max(tokens - real.shape[-1], 0)))[:, :tokens].to(device)
-        index = torch.argsort(~real, dim=-1, stable=True)
-        length = real.sum(-1)
-        return cls(row, index, length, identity=bool((index.diff(dim=-1) == 1).all()))
+        missing = max(tokens - token_mask.shape[-1], 0)
+        mask = torch.nn.functional.pad(token_mask, (0, missing))[:, :tokens].to(device)
+        index = torch.argsort(~mask, dim=-1, stable=True)
+        return cls(row, index, mask.sum(-1), identity=bool((index.diff(dim=-1) == 1).all()))
 
     @classmethod
     def _packed(cls, segments: Tensor) -> SampleAlignment:
@@ -46,29 +59,28 @@ class SampleAlignment:
         index = (start[:, None] + steps).clamp(max=segments.shape[-1] - 1)
         return cls(torch.tensor(rows, device=segments.device), index, length, identity=False)
 
-    def tokens(self, values: Tensor) -> Tensor:
-        """(batch, token, …) as (sample, position, …)."""
+    def align_tokens(self, values: Shaped[Tensor, "batch token ..."]) -> Shaped[Tensor, "sample position ..."]:
+        """Return values by sample."""
         if self.identity:
             return values
         return values[self.row[:, None], self.index]
 
-    def last_axis(self, values: Tensor) -> Tensor:
-        """(batch, head, token) as (sample, head, position)."""
+    def align_keys(self, values: Shaped[Tensor, "batch head token"]) -> Shaped[Tensor, "sample head position"]:
+        """Return values by sample."""
         if self.identity:
             return values
-        chosen = values.index_select(0, self.row)
-        return chosen.gather(2, self.index[:, None, :].expand(-1, values.shape[1], -1))
+        rows = values.index_select(0, self.row)
+        return rows.gather(2, self.index[:, None, :].expand(-1, values.shape[1], -1))
 
-    def queries(self, values: Tensor) -> Tensor:
-        """(batch, head, token, …) as (sample, head, position, …)."""
+    def align_queries(
+        self, values: Shaped[Tensor, "batch head token ..."]
+    ) -> Shaped[Tensor, "sample head position ..."]:
+        """Return values by sample."""
         if self.identity:
             return values
-        return self.tokens(values.transpose(1, 2)).transpose(1, 2)
+        return self.align_tokens(values.transpose(1, 2)).transpose(1, 2)
 
-    def sums(self, values: Tensor, offset: int = 0) -> Tensor:
-        """Sum over each sample's tokens of (batch, token, width), of which the first stands at `offset` of its row."""
-        last = self.index.shape[1]
-        steps = torch.arange(last, device=values.device) < self.length[:, None]
-        inside = steps & (self.index >= offset) & (self.index < offset + values.shape[1])
-        at = (self.index - offset).clamp(0, values.shape[1] - 1)
-        return (values[self.row[:, None], at] * inside[..., None]).sum(1)
+    def sum_tokens(self, values: Shaped[Tensor, "batch token width"]) -> Shaped[Tensor, "sample width"]:
+        """Return the sum of values over each sample's tokens."""
+        valid = torch.arange(self.index.shape[1], device=values.device) < self.length[:, None]
+        return (self.align_tokens(values) * valid[..., None]).sum(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -10,38 +10,45 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from regard.attention.call import AttentionCall, ReductionRequest
+from regard.attention.call import AttentionCall
 from regard.attention.operator import attend
+from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
 from regard.hooks.constant_heads import NAME, ConstantHeadsByCall
 from regard.hooks.registration import hint
 
 
-class Observer(Protocol):
-    """Someone who watches attention calls."""
+class Observer:
+    """Told of every attention call of the modules it observes."""
 
-    def before(
+    def before_attention(
         self, module: nn.Module, call: AttentionCall, causal_site: bool
     ) -> tuple[AttentionCall, ReductionRequest] | None:
-        """The call with what is known of its queries, and what is wanted of it; None if it is not of interest."""
+        """Return the call with what is known of its queries, and the reductions to compute; None to skip it.
 
-    def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
-        """See the finished call."""
+        `causal_site` says that the layer is causal, also where this call needs no causal mask.
+        """
+        return None
 
-
-OBSERVERS: WeakKeyDictionary[nn.Module, list[Observer]] = WeakKeyDictionary()
-"""Who watches which module, the last to come last; empty but while someone watches."""
+    def after_attention(
+        self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]
+    ) -> None:
+        """See a call that was not skipped, its output (batch, head, query, width) and reductions by name."""
 
 
 class OperationOverride(Protocol):
-    """What an attention layer computes in the place of softmax."""
+    """What an attention layer computes instead of softmax."""
 
-    def swapped(self, call: AttentionCall) -> AttentionCall:
-        """The call with that operation in it."""
+    def apply_to(self, call: AttentionCall) -> AttentionCall:
+        """Return the call with that operation in it."""
 
 
+OBSERVERS: WeakKeyDictionary[nn.Module, list[Observer]] = WeakKeyDictionary()
+"""Observers by module, in the order in which they were added; empty outside of `observing`."""
 OVERRIDES: WeakKeyDictionary[nn.Module, OperationOverride] = WeakKeyDictionary()
-"""The modules that compute another operation; empty but inside of `replacing`."""
+"""Modules that compute another operation; empty outside of `replacing`."""
+EXCLUSIVE: ContextVar[Observer | None] = ContextVar("EXCLUSIVE", default=None)
+"""The only observer that is told of calls, if there is one."""
 
 
 def attention_function(
@@ -55,46 +62,48 @@ def attention_function(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The output (batch, query, head, width) and no weights, as `AttentionInterface` has it.
+    """Return the output (batch, query, head, width) and no weights, as `AttentionInterface` has it.
 
-    A module that can say what it computes hands over the whole `AttentionCall` as the option `described`.
+    A module that knows what it computes passes the whole `AttentionCall` as the option `described`.
     """
     causal_site = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
     call = options.get("described")
     if call is None:
-        call = _call(query, key, value, attention_mask, scaling, causal_site, options)
+        call = _read_call(query, key, value, attention_mask, scaling, causal_site, options)
     if dropout:
         call = replace(call, dropout=dropout)
     return dispatch(module, call, causal_site).transpose(1, 2).contiguous(), None
 
 
 def dispatch(module: nn.Module, call: AttentionCall, causal_site: bool) -> Tensor:
-    """The output of a call, (batch, head, query, width), shown to whoever watches it.
+    """Return the output of a call (batch, head, query, width), and show it to the observers of the module.
 
-    It is that of the module's constants and of its other operation, where such have been put in.
+    The module's constants and its other operation are put into the call first, if it has any.
     """
-    uses = module._modules.get(NAME)
-    if isinstance(uses, ConstantHeadsByCall):
-        call = uses.constant(call)
-    swap = OVERRIDES.get(module)
-    if swap is not None:
-        call = swap.swapped(call)
-    watching: list[Observer] = []
+    constants = module._modules.get(NAME)
+    if isinstance(constants, ConstantHeadsByCall):
+        call = constants.apply_to(call)
+    override = OVERRIDES.get(module)
+    if override is not None:
+        call = override.apply_to(call)
+    observers: list[Observer] = []
     names: frozenset[str] = frozenset()
-    first = 1
+    num_first_keys = 1
     for observer in OBSERVERS.get(module, ()):
-        answer = observer.before(module, call, causal_site)
+        if EXCLUSIVE.get() not in (None, observer):
+            continue
+        answer = observer.before_attention(module, call, causal_site)
         if answer is not None:
-            call, wanted = answer
-            names, first = names | wanted.names, max(first, wanted.first)
-            watching.append(observer)
-    output, reductions = attend(call, ReductionRequest(names=names, first=first))
-    for observer in watching:
-        observer.after(module, call, output, reductions)
+            call, request = answer
+            names, num_first_keys = names | request.names, max(num_first_keys, request.num_first_keys)
+            observers.append(observer)
+    output, reductions = attend(call, ReductionRequest(names=names, num_first_keys=num_first_keys))
+    for observer in observers:
+        observer.after_attention(module, call, output, reductions)
     return output
 
 
-def _call(
+def _read_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -103,20 +112,20 @@ def _call(
     causal_site: bool,
     options: dict[str, Any],
 ) -> AttentionCall:
-    """The host's arguments as a call."""
+    """Read the host's arguments into a call."""
     if options.get("cache") is not None:
-        raise UserError("cannot observe attention over a paged cache: generate without continuous batching")
+        raise UserError("cannot observe attention over a paged cache; generate without continuous batching")
     queries, keys = query.shape[2], key.shape[2]
     causal = mask is None and causal_site and queries > 1
     if causal and keys > queries:
         key, value = key[:, :, :queries], value[:, :, :queries]
         keys = queries
+    masks = _read_mask(mask, keys)
     bias = options.get("position_bias")
-    masks = _masks(mask, keys)
     if bias is not None:
         bias = bias[..., :keys]
-        additive = masks.pop("bias", None)
-        masks["bias"] = bias if additive is None else bias + additive
+        mask_bias = masks.pop("bias", None)
+        masks["bias"] = bias if mask_bias is None else bias + mask_bias
     return AttentionCall(
         query=query,
         key=key,
@@ -128,32 +137,16 @@ def _call(
     )
 
 
-def _masks(mask: Tensor | None, keys: int) -> dict[str, Any]:
-    """A mask in the words of a call: in short where our own mask function left a hint, else entry by entry."""
+def _read_mask(mask: Tensor | None, keys: int) -> dict[str, Any]:
+    """Return a mask as fields of a call: in short if our mask function left a hint, else entry by entry."""
     if mask is None:
         return {}
-    said = hint(mask)
-    if said is not None and mask.shape[-1] == keys:
-        return said
+    fields = hint(mask)
+    if fields is not None and mask.shape[-1] == keys:
+        return fields
     mask = mask[..., :keys]
     if mask.dtype == torch.bool:
         return {"keep": mask}
     keep = mask > torch.finfo(mask.dtype).min / 2
-    shift = mask.masked_fill(~keep, 0.0)
-    return {"keep": keep, "bias": shift} if bool(shift.any()) else {"keep": keep}
-
-
-def add_observer(modules: Sequence[nn.Module], observer: Observer) -> None:
-    """From now on the observer sees the calls of these modules."""
-    for module in modules:
-        OBSERVERS.setdefault(module, []).append(observer)
-
-
-def remove_observer(modules: Sequence[nn.Module], observer: Observer) -> None:
-    """The observer sees them no more."""
-    for module in modules:
-        left = [other for other in OBSERVERS.get(module, []) if other is not observer]
-        if left:
-            OBSERVERS[module] = left
-        else:
-            OBSERVERS.pop(module, None)
+    bias = mask.masked_fill(~keep, 0.0)
+    return {"keep": keep, "bias": bias} if bool(bias.any()) else {"keep": keep}

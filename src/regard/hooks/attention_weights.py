@@ -1,82 +1,74 @@
-"""The attention weights of a model's forward, with their gradient: for losses that are made of them."""
+"""The attention weights of a model's forward with their gradient, for losses that are made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention import reference
-from regard.attention.call import AttentionCall, ReductionRequest
-from regard.hooks import deberta
-from regard.hooks.attention_function import add_observer, attention_function, remove_observer
+from regard.attention.call import AttentionCall
+from regard.attention.reduction import ReductionRequest
+from regard.hooks.attention_function import Observer
 from regard.hooks.layers import AttentionLayer
-from regard.hooks.registration import attention_installed, register
-
-_OF_SAMPLES = ("query", "key", "value", "keep", "bias", "query_mask", "key_mask")
+from regard.hooks.routing import observing
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedWeights:
-    """What one attention layer was asked for in a forward, and its output (batch, head, query, width), in the graph."""
+    """The attention call of one layer in a forward, and its output, in the graph.
+
+    Attributes:
+        call: The call.
+        output: Its output.
+    """
 
     call: AttentionCall
-    output: Tensor
+    output: Float[Tensor, "batch head query width"]
 
-    def weights(self, samples: Tensor | None = None) -> Tensor:
-        """The weights (batch, head, query, key) of some samples, or all, before dropout; in the graph of the forward.
+    def weights(self, samples: Int[Tensor, " sample"] | None = None) -> Float[Tensor, "sample head query key"]:
+        """Return the weights before dropout, in the graph of the forward and its dtype.
 
-        Those of the model's dtype; a query that sees no key has none.
+        Args:
+            samples: Indices of samples; None: all.
         """
-        return reference.weights(self.call if samples is None else _of(self.call, samples))
+        return reference.weights(self.call if samples is None else self.call.select_samples(samples))
 
-    def slopes(self, gradient: Tensor) -> Tensor:
-        """The gradient in the weights, (batch, head, query, key), of what has this gradient in the output."""
-        return gradient @ self.call.value.detach().repeat_interleave(self.call.num_key_value_groups, dim=1).mT
+    def weights_grad(
+        self, output_grad: Float[Tensor, "batch head query width"]
+    ) -> Float[Tensor, "batch head query key"]:
+        """Return the gradient in the weights of what has this gradient in the output."""
+        values = self.call.value.detach().repeat_interleave(self.call.num_key_value_groups, dim=1)
+        return output_grad @ values.mT
 
 
 @contextmanager
-def capture_weights(model: nn.Module, here: Sequence[AttentionLayer]) -> Iterator[list[CapturedWeights]]:
-    """While it lasts one forward of the model may be computed; the list then has what each of its layers was asked for.
+def capture_weights(model: nn.Module, layers: Sequence[AttentionLayer]) -> Iterator[list[CapturedWeights]]:
+    """Capture the weights of one forward of the model inside the block.
 
-    `here` are the model's `places`, in whose order they come.
+    Yields:
+        A list that the forward fills with one entry a layer, in the order of `layers`, the model's attention layers.
     """
-    found: list[CapturedWeights] = []
-    reader, modules = _Reader(found), list(dict.fromkeys(place.module for place in here))
-    register(attention_function)
-    with ExitStack() as stack:
-        stack.enter_context(attention_installed(model))
-        stack.enter_context(deberta.patch_deberta(model))
-        stack.callback(remove_observer, modules, reader)
-        add_observer(modules, reader)
-        yield found
+    reader = _Reader()
+    with observing(model, reader, list(dict.fromkeys(layer.module for layer in layers))):
+        yield reader.captured
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Notes each call of a forward."""
+class _Reader(Observer):
+    """Captures each call of a forward."""
 
-    found: list[CapturedWeights]
+    def __init__(self) -> None:
+        self.captured: list[CapturedWeights] = []
 
-    def before(
+    def before_attention(
         self, module: nn.Module, call: AttentionCall, causal_site: bool
     ) -> tuple[AttentionCall, ReductionRequest]:
-        """The call as it is, of which nothing is to be reduced."""
         return call, ReductionRequest()
 
-    def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
-        """Note the call."""
-        self.found.append(CapturedWeights(call, output))
-
-
-def _of(call: AttentionCall, samples: Tensor) -> AttentionCall:
-    """The call of some samples, by their numbers."""
-    parts: dict[str, Any] = {}
-    for name in _OF_SAMPLES:
-        tensor = getattr(call, name)
-        if tensor is not None and (len(tensor) > 1 or name in ("query", "key", "value")):
-            parts[name] = tensor[samples]
-    return replace(call, **parts)
+    def after_attention(
+        self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]
+    ) -> None:
+        self.captured.append(CapturedWeights(call, output))

@@ -13,31 +13,48 @@ from regard.errors import UserError
 from regard.hooks.forward_pass import ForwardContext
 
 NAME = "constant_heads"
-"""The name of the submodule, in the attention layer it belongs to."""
+"""Name of the submodule in its attention layer."""
 
 
 @dataclass
-class Pass:
-    """What is known of the forward that a stack is in, shared by its layers."""
+class PassState:
+    """The forward that a stack is in, shared by its layers.
+
+    Attributes:
+        forward: What its arguments say.
+        shift: Column of each sample's first real token; None if all begin at 0.
+        encoder_shift: The same of the encoder's tokens.
+        hides_padding_alone: Whether a mask hides nothing but padding, of masks so far, by their address.
+    """
 
     forward: ForwardContext | None = None
     shift: Tensor | None = None
-    """At which column the first real token of each sample stands; None where all begin at 0."""
     encoder_shift: Tensor | None = None
-    """The same of the encoder's tokens."""
-    padding: dict[int, bool] = field(default_factory=dict)
-    """Of masks already seen in this forward, by their address: whether they say no more than which keys are real."""
+    hides_padding_alone: dict[int, bool] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, forward: ForwardContext) -> Pass:
-        """What follows from the arguments of a stack."""
-        return cls(forward, _shift(forward.real), _shift(forward.encoder_real))
+    def from_forward(cls, forward: ForwardContext) -> PassState:
+        """Return the state at the beginning of a forward."""
+        return cls(forward, _find_shift(forward.token_mask), _find_shift(forward.encoder_mask))
+
+
+def _find_shift(mask: Tensor | None) -> Tensor | None:
+    if mask is None or bool(mask[:, 0].all()):
+        return None
+    return mask.int().argmax(-1)
 
 
 class ConstantHeads(nn.Module):
-    """The constant heads of one attention layer: matrices (head, query, key) for one length or for several.
+    """The constant heads of one attention layer, for one length or for several. Saved with models.
 
-    `gate` holds a logit l by head where constants are mixed with attention, σ(l)·A + (1 − σ(l))·C. Saved with models.
+    Args:
+        matrices: Matrices (head, query, key) of each length, shorter ones first.
+        heads: Their query heads.
+        causal: A query sees no later key.
+        cross: Keys are of another sequence.
+        trained: The matrices are trained.
+        gated: Constants are mixed with attention, σ(l)·A + (1 − σ(l))·C, with a logit l a head that begins at 0.
+        signed: Entries may be negative; None: found out.
     """
 
     def __init__(
@@ -54,32 +71,32 @@ class ConstantHeads(nn.Module):
         super().__init__()
         self.heads = tuple(heads)
         self.causal, self.cross = causal, cross
-        ready = [_normalised(m.tril() if causal else m) for m in matrices]
-        self.matrices = nn.ParameterList(nn.Parameter(m, requires_grad=trained) for m in ready)
-        self.gate = nn.Parameter(ready[0].new_zeros(len(heads))) if gated else None
-        self.signed = trained or (any(bool((m < 0).any()) for m in ready) if signed is None else signed)
-        self.during = Pass()
+        normalised = [_normalize_rows(matrix.tril() if causal else matrix) for matrix in matrices]
+        self.matrices = nn.ParameterList(nn.Parameter(matrix, requires_grad=trained) for matrix in normalised)
+        self.gate = nn.Parameter(normalised[0].new_zeros(len(heads))) if gated else None
+        has_negative = signed if signed is not None else any(bool((matrix < 0).any()) for matrix in normalised)
+        self.signed = trained or has_negative
+        self.during = PassState()
 
-    def constant(self, call: AttentionCall) -> AttentionCall:
-        """The call with these constants in it. Raises UserError for more tokens than they serve."""
+    def apply_to(self, call: AttentionCall) -> AttentionCall:
+        """Return the call with these constants in it. Raise a UserError if it has more tokens than they serve."""
         forward = self.during.forward
         queries, keys = call.query.shape[2], call.key.shape[2]
         offset = forward.offset if forward is not None else 0
         first_key = 0 if self.cross else max(offset + queries - keys, 0)
-        real = forward.real if forward else None
+        token_mask = forward.token_mask if forward else None
         query_shift = key_shift = self.during.shift
         if self.cross:
-            real = forward.encoder_real if forward else None
+            token_mask = forward.encoder_mask if forward else None
             key_shift = self.during.encoder_shift
-        longest = max(offset + queries, keys if self.cross else 0)
-        matrix = self._serving(longest, query_shift)
+        matrix = self._matrix_for(max(offset + queries, keys if self.cross else 0), query_shift)
         if self.causal and matrix.requires_grad:
             matrix = matrix.tril()  # what training puts there would be seen
-        call = self._simplified(call, real)
+        call = self._simplify_mask(call, token_mask)
         if forward is not None and call.query_mask is None:
-            call = replace(call, query_mask=forward.real_queries(queries))
-        normalised = not first_key and self.gate is None and not matrix.requires_grad
-        normalised = normalised and (self.causal or matrix.shape[-1] <= keys)
+            call = replace(call, query_mask=forward.query_mask(queries))
+        is_normalised = not first_key and self.gate is None and not matrix.requires_grad
+        is_normalised = is_normalised and (self.causal or matrix.shape[-1] <= keys)
         constant = ConstantHeadsInput(
             matrices=matrix.to(call.value.dtype),
             heads=self.heads,
@@ -88,13 +105,13 @@ class ConstantHeads(nn.Module):
             query_shift=query_shift,
             key_shift=key_shift,
             gate=None if self.gate is None else self.gate.sigmoid(),
-            normalised=normalised,
+            normalised=is_normalised,
             signed=self.signed,
         )
         return replace(call, constant=constant)
 
-    def _serving(self, tokens: int, shift: Tensor | None) -> Tensor:
-        """The matrices of the smallest length that serves so many tokens."""
+    def _matrix_for(self, tokens: int, shift: Tensor | None) -> Tensor:
+        """Return the matrices of the smallest length that serves so many tokens."""
         for matrix in self.matrices:
             if tokens <= matrix.shape[-1]:
                 return matrix
@@ -106,41 +123,34 @@ class ConstantHeads(nn.Module):
             "inputs, or fit them with regard.constants.to_length"
         )
 
-    def _simplified(self, call: AttentionCall, real: Tensor | None) -> AttentionCall:
-        """The call with a mask that hides nothing but padding as a list of real keys, so that C·V stays one product."""
+    def _simplify_mask(self, call: AttentionCall, token_mask: Tensor | None) -> AttentionCall:
+        """Turn a mask that hides nothing but padding into a list of real keys, so that C·V stays one product."""
         if call.keep is None or self.causal or call.keep.shape[1] > 1:
             return call
-        keep, mask = call.keep, self.during.padding
+        keep, known = call.keep, self.during.hides_padding_alone
         address = keep.data_ptr()
         keys = keep.shape[-1]
-        seen = real if real is not None and real.shape[-1] == keys else keep.new_ones(len(call.query), keys)
-        if address not in mask:
-            rows = seen[:, None, None, :].expand(-1, 1, keep.shape[2], -1)
-            both = rows & seen[:, None, :, None] if keep.shape[2] == keys else rows
-            whole = keep.expand(len(seen), -1, -1, -1)
-            mask[address] = bool((whole == rows).all()) or bool((whole == both).all())
-        if not mask[address]:
+        has_mask = token_mask is not None and token_mask.shape[-1] == keys
+        mask = token_mask if has_mask and token_mask is not None else keep.new_ones(len(call.query), keys)
+        if address not in known:
+            by_key = mask[:, None, None, :].expand(-1, 1, keep.shape[2], -1)
+            by_pair = by_key & mask[:, None, :, None] if keep.shape[2] == keys else by_key
+            expanded = keep.expand(len(mask), -1, -1, -1)
+            known[address] = bool((expanded == by_key).all()) or bool((expanded == by_pair).all())
+        if not known[address]:
             return call
-        return replace(call, keep=None, key_mask=None if real is None else seen)
+        return replace(call, keep=None, key_mask=None if token_mask is None else mask)
 
 
-def _shift(real: Tensor | None) -> Tensor | None:
-    """At which column the first real token of each sample stands; None where all begin at 0."""
-    if real is None or bool(real[:, 0].all()):
-        return None
-    return real.int().argmax(-1)
-
-
-def _normalised(matrix: Tensor) -> Tensor:
+def _normalize_rows(matrix: Tensor) -> Tensor:
     total = matrix.abs().sum(-1, keepdim=True)
     return matrix / total.masked_fill(total == 0, 1)
 
 
 class ConstantHeadsByCall(nn.Module):
-    """The constants of an attention layer by the number of its call in a forward: layers may share their weights.
+    """The constants of an attention module by the index of its call in a forward: layers may share their weights.
 
-    A layer that is called `times` in a forward begins anew after them: what is called again, as gradient checkpointing
-    does, gets the same constants again. That of ordinary layers, called once, does not count.
+    After `times` calls the index begins again, so that gradient checkpointing gets the same constants.
     """
 
     def __init__(self, by_use: dict[int, ConstantHeads], times: int) -> None:
@@ -149,37 +159,37 @@ class ConstantHeadsByCall(nn.Module):
         self.times, self.count = times, 0
         self.last: ForwardContext | None = None
 
-    def begin(self, during: Pass) -> None:
-        """A forward begins."""
+    def begin(self, during: PassState) -> None:
+        """Begin a forward."""
         self.count, self.last = 0, during.forward
         for heads in self.by_use.values():
             heads.during = during  # type: ignore[assignment]
 
-    def constant(self, call: AttentionCall) -> AttentionCall:
-        """The next call of the forward, with the constants of that number in it, if it has any."""
-        number, self.count = self.count, (self.count + 1) % self.times
-        if str(number) not in self.by_use:
+    def apply_to(self, call: AttentionCall) -> AttentionCall:
+        """Return the next call of the forward with the constants of its index in it, if it has any."""
+        use, self.count = self.count, (self.count + 1) % self.times
+        if str(use) not in self.by_use:
             return call
-        heads: Any = self.by_use[str(number)]
-        found: AttentionCall = heads.constant(call)
-        return found
+        heads: Any = self.by_use[str(use)]
+        changed: AttentionCall = heads.apply_to(call)
+        return changed
 
 
 def begin_pass(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A hook before each forward of a stack: its layers learn what is real and what came before."""
-    uses = [module for module in stack.modules() if isinstance(module, ConstantHeadsByCall)]
-    if uses:
-        during = Pass.of(ForwardContext.from_arguments(stack, args, kwargs, uses[0].last))
-        for use in uses:
-            use.begin(during)
+    """Tell the constants of a stack what the arguments of its forward say; a hook before each forward."""
+    constants = [module for module in stack.modules() if isinstance(module, ConstantHeadsByCall)]
+    if constants:
+        during = PassState.from_forward(ForwardContext.from_arguments(stack, args, kwargs, constants[0].last))
+        for module in constants:
+            module.begin(during)
 
 
 def dynamic_heads(module: nn.Module, heads: int) -> list[int] | None:
-    """Those of an attention module's heads whose scores are needed; None if all are, as where constants are mixed."""
-    uses = module._modules.get(NAME)
-    if not isinstance(uses, ConstantHeadsByCall) or len(uses.by_use) != 1:
+    """Return the heads of an attention module whose scores are needed; None if all are, as with a gate."""
+    constants = module._modules.get(NAME)
+    if not isinstance(constants, ConstantHeadsByCall) or len(constants.by_use) != 1:
         return None
-    constant: Any = next(iter(uses.by_use.values()))
+    constant: Any = next(iter(constants.by_use.values()))
     if constant.gate is not None:
         return None
     return [head for head in range(heads) if head not in set(constant.heads)]

@@ -1,4 +1,4 @@
-"""What is known of one forward pass of a stack: tokens, padding, packing, and how much came before."""
+"""What the arguments of a forward say: tokens, padding, packing, and how much is in the cache."""
 
 from __future__ import annotations
 
@@ -8,58 +8,63 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 
 @dataclass
 class ForwardContext:
-    """One forward pass of a stack, from its arguments."""
+    """One forward of a stack.
+
+    Attributes:
+        offset: Tokens in the cache before it.
+        tokens: Token ids; None if it was not given ids.
+        token_mask: False at padding, of all tokens so far; None if none is padding.
+        segments: Number of the packed sequence of each token; None if a row is one sequence.
+        encoder_mask: False at padding, of the keys of cross-attention; None if none is padding.
+        calls: Attention calls so far, by kind.
+        embeddings: Input of the first layer, until the first attention call has told how tokens belong together.
+        blocks: Layers finished so far.
+    """
 
     offset: int
-    """Tokens already in the cache."""
-    tokens: Tensor | None
-    """Token ids (batch, query) of this pass, if it was given ids."""
-    real: Tensor | None
-    """Which tokens so far are not padding, (batch, all so far); None if all are."""
-    segments: Tensor | None
-    """Which packed sequence each token belongs to, (batch, query); None if there is one a row."""
-    encoder_real: Tensor | None
-    """Which keys of cross-attention are not padding."""
+    tokens: Int[Tensor, "batch query"] | None
+    token_mask: Bool[Tensor, "batch token"] | None
+    segments: Int[Tensor, "batch query"] | None
+    encoder_mask: Bool[Tensor, "batch key"] | None
     calls: Counter[str] = field(default_factory=Counter)
-    """Attention layers seen so far in this pass, by kind."""
-    embeddings: Tensor | None = None
-    """The input of the first layer, until the first attention has told how its tokens belong together."""
+    embeddings: Float[Tensor, "batch token width"] | None = None
     blocks: int = 0
-    """Layers finished so far."""
 
     @classmethod
     def from_arguments(
-        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], before: ForwardContext | None
+        cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], previous: ForwardContext | None
     ) -> ForwardContext:
-        """Read off the arguments of a stack's forward, which may go on where `before` ended."""
-        given = _named(module, args, kwargs)
-        offset = _cached(given.get("past_key_values"))
-        mask = given.get("attention_mask")
+        """Read the arguments of a stack's forward, which goes on where `previous` ended if it has a cache."""
+        arguments = _bind_arguments(module, args, kwargs)
+        offset = _cached_tokens(arguments.get("past_key_values"))
+        mask = arguments.get("attention_mask")
+        tokens = arguments.get("input_ids")
         segments = None
         if mask is None and offset == 0:
-            segments = _segments(given.get("position_ids"))
+            segments = _find_segments(arguments.get("position_ids"))
         return cls(
             offset=offset,
-            tokens=_tensor(given.get("input_ids")),
-            real=_real(mask, offset, before.real if before is not None and offset else None),
+            tokens=tokens if isinstance(tokens, Tensor) else None,
+            token_mask=_find_token_mask(mask, offset, previous.token_mask if previous and offset else None),
             segments=segments,
-            encoder_real=_padding(_seen(given.get("encoder_attention_mask"))),
+            encoder_mask=_drop_full(_key_mask(arguments.get("encoder_attention_mask"))),
         )
 
-    def real_queries(self, count: int) -> Tensor | None:
-        """Which of this pass's `count` queries are not padding; None if all are."""
-        if self.real is None:
+    def query_mask(self, count: int) -> Tensor | None:
+        """Return the mask of this forward's `count` queries; None if none is padding."""
+        if self.token_mask is None:
             return None
-        return self.real[:, self.offset : self.offset + count]
+        return self.token_mask[:, self.offset : self.offset + count]
 
 
-def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by name, those in **kwargs included."""
+def _bind_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a forward by name, those in **kwargs included."""
     bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
     for name, value in list(bound.items()):
         if isinstance(value, dict) and name in ("kwargs", "flash_attn_kwargs"):
@@ -67,47 +72,43 @@ def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return dict(bound)
 
 
-def _cached(cache: Any) -> int:
+def _cached_tokens(cache: Any) -> int:
     return int(cache.get_seq_length()) if cache is not None and hasattr(cache, "get_seq_length") else 0
 
 
-def _tensor(value: Any) -> Tensor | None:
-    return value if isinstance(value, Tensor) else None
-
-
-def _real(mask: Any, offset: int, before: Tensor | None) -> Tensor | None:
-    """Which tokens so far are not padding; None if all are. A full mask tells this of the new tokens alone."""
+def _find_token_mask(mask: Any, offset: int, previous: Tensor | None) -> Tensor | None:
+    """Return the mask of all tokens so far, None if none is padding. A mask of pairs tells it of new tokens alone."""
     if isinstance(mask, dict):
         mask = mask.get("full_attention", next(iter(mask.values()), None))
-    seen = _seen(mask)
-    if seen is None or mask.ndim == 2:
-        return _padding(seen)
+    key_mask = _key_mask(mask)
+    if key_mask is None or mask.ndim == 2:
+        return _drop_full(key_mask)
     new = mask.shape[-2]
-    first = offset - max(offset + new - seen.shape[-1], 0)
-    if before is None:
-        before = seen.new_ones(len(seen), offset)
-    return _padding(torch.cat([before, seen[:, first : first + new]], dim=1))
+    first = offset - max(offset + new - key_mask.shape[-1], 0)
+    if previous is None:
+        previous = key_mask.new_ones(len(key_mask), offset)
+    return _drop_full(torch.cat([previous, key_mask[:, first : first + new]], dim=1))
 
 
-def _seen(mask: Any) -> Tensor | None:
-    """The keys that some query may see: a two-dimensional mask as it is, a full one summed up; None without a mask."""
+def _key_mask(mask: Any) -> Tensor | None:
+    """Return the keys that some query may see, of a mask (batch, key) or of pairs; None without a mask."""
     if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
         return None
     if mask.ndim == 2:
         return mask.bool()
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return seen.any(dim=(1, 2))
+    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return visible.any(dim=(1, 2))
 
 
-def _padding(real: Tensor | None) -> Tensor | None:
-    return None if real is None or bool(real.all()) else real
+def _drop_full(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None or bool(mask.all()) else mask
 
 
-def _segments(positions: Any) -> Tensor | None:
-    """Number of the packed sequence that each token belongs to, where position ids start again within a row."""
+def _find_segments(positions: Any) -> Tensor | None:
+    """Return the number of the packed sequence of each token, if position ids start again within a row."""
     if not isinstance(positions, Tensor) or positions.ndim != 2:
         return None
-    breaks = positions.diff(dim=-1) != 1
-    if not bool(breaks.any()):
+    is_start = positions.diff(dim=-1) != 1
+    if not bool(is_start.any()):
         return None
-    return torch.nn.functional.pad(breaks, (1, 0)).cumsum(-1)
+    return torch.nn.functional.pad(is_start, (1, 0)).cumsum(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from regard.attention.call import AttentionCall
 
-if TYPE_CHECKING:
-    pass
-
-
-FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv_proj", "qkv", "in_proj")
-"""Names of layers that make queries, keys and values at once."""
-
-
+NAMES = ("c_attn", "query_key_value", "Wqkv", "qkv_proj", "qkv", "in_proj")
 FusedOrder = Literal["parts", "heads"]
 
 
@@ -34,8 +27,14 @@ class FusedProjection:
 def find_fused_projection(
     module: nn.Module, outputs: Mapping[nn.Module, Tensor], call: AttentionCall
 ) -> FusedProjection | None:
-    """The projection of a module that makes queries, keys and values at once, if its output shows the call's values."""
-    for name in FUSED:
+    """Return the fused projection of a module whose output holds the values of a call; None if there is none.
+
+    Args:
+        module: The attention module.
+        outputs: Output of each layer in the forward of the call.
+        call: The call.
+    """
+    for name in NAMES:
         layer = getattr(module, name, None)
         output = outputs.get(layer) if isinstance(layer, nn.Module) else None
         if output is None or type(layer) not in (nn.Linear, Conv1D):
@@ -43,12 +42,11 @@ def find_fused_projection(
         heads, groups, width = call.query.shape[1], call.value.shape[1], call.value.shape[-1]
         if output.shape[-1] != (heads + 2 * groups) * width:
             continue
-        flat = call.value.transpose(1, 2).flatten(2)
-        bias = getattr(module, "v_bias", 0)  # DeBERTa adds that of its values afterwards
-        if torch.allclose(output[..., -groups * width :] + bias, flat):
+        values = call.value.transpose(1, 2).flatten(2)
+        bias = getattr(module, "v_bias", 0)  # some models add that of the values afterwards
+        if torch.allclose(output[..., -groups * width :] + bias, values):
             return FusedProjection(name, "parts")
-        if heads == groups and torch.allclose(
-            output.unflatten(-1, (heads, 3, width))[..., 2, :].flatten(2) + bias, flat
-        ):
+        by_head = output.unflatten(-1, (heads, 3, width)) if heads == groups else None
+        if by_head is not None and torch.allclose(by_head[..., 2, :].flatten(2) + bias, values):
             return FusedProjection(name, "heads")
     return None

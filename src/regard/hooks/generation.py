@@ -1,10 +1,9 @@
-"""`generate` while someone watches: it may add tokens to the rows of a batch, but neither move nor take them back."""
+"""`generate` while it is observed: rows of a batch may grow, but neither move nor shrink."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -12,35 +11,29 @@ from torch import nn
 from transformers import GenerationMixin
 
 from regard.errors import UserError
+from regard.hooks.patches import can_patch, patched
 
 ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 
 
-@contextmanager
-def check_generation(model: nn.Module) -> Iterator[None]:
-    """While it lasts `generate` refuses what cannot be observed, before it begins."""
-    generating: list[Any] = [m for m in model.modules() if isinstance(m, GenerationMixin) and "generate" not in vars(m)]
-    try:
-        for module in generating:
-            module.generate = partial(_generate, module)
-        yield
-    finally:
-        for module in generating:
-            del module.generate
+def check_generation(model: nn.Module) -> AbstractContextManager[None]:
+    """Make `generate` refuse what cannot be observed, before it begins, inside the block."""
+    generators = [m for m in model.modules() if isinstance(m, GenerationMixin) and can_patch(m, "generate")]
+    return patched([(module, "generate", partial(_generate, module)) for module in generators])
 
 
 def _generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The model's own `generate`."""
+    """Call the model's `generate`, or raise a UserError."""
     generate = type(model).generate
-    given = inspect.signature(generate).bind_partial(model, *args, **kwargs).arguments
-    configs = (given.get("generation_config"), model.generation_config)
+    arguments = inspect.signature(generate).bind_partial(model, *args, **kwargs).arguments
+    configs = (arguments.get("generation_config"), model.generation_config)
 
     def setting(name: str) -> Any:
         values = [kwargs.get(name), *(getattr(config, name, None) for config in configs)]
         return next((value for value in values if value is not None), None)
 
     if (setting("num_beams") or 1) > 1:
-        raise UserError("cannot observe beam search: it moves the rows of a batch; expected num_beams=1")
-    if used := [name for name in ASSISTED if setting(name)]:
-        raise UserError(f"cannot observe assisted generation: it takes tokens back; leave out {', '.join(used)}")
+        raise UserError("cannot observe beam search, which moves the rows of a batch; set num_beams=1")
+    if names := [name for name in ASSISTED if setting(name)]:
+        raise UserError(f"cannot observe assisted generation, which takes tokens back; leave out {', '.join(names)}")
     return generate(model, *args, **kwargs)

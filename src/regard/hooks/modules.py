@@ -1,45 +1,51 @@
-"""Where in a model attention happens: stacks of layers, their kind, and the number of each layer."""
+"""Where in a model attention happens: stacks of layers, the kind of a layer, and its output projection."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_attention", re.IGNORECASE)
 PROJECTIONS = ("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj")
-
-LAYERS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
-"""Where the configuration of a model says how many layers it has."""
+LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
+"""Fields of a config that say how many layers a model has."""
 
 
 @dataclass
 class Stack:
-    """An innermost model of a model, whose layers follow each other: an encoder, a decoder, a vision tower."""
+    """An innermost model of a model, whose layers follow each other: an encoder, a decoder, a vision tower.
+
+    Attributes:
+        path: Its path in the model.
+        module: The stack.
+        blocks: Its layers, between which the hidden states are; one that is used again stands here once.
+    """
 
     path: str
     module: PreTrainedModel
     blocks: list[nn.Module]
-    """The layers, whose inputs and outputs are the hidden states; one that is used again stands here once."""
 
 
 def find_stacks(model: nn.Module) -> list[Stack]:
-    """The innermost models that hold layers, in the order of the model's modules."""
-    models = [(path, m) for path, m in model.named_modules() if isinstance(m, PreTrainedModel)]
-    found = []
-    for path, module in models:
-        inner = [m for p, m in module.named_modules() if p and isinstance(m, PreTrainedModel)]
-        blocks = _blocks(module)
-        if not inner and blocks:
-            found.append(Stack(path, module, blocks))
-    return found
+    """Return the innermost models that hold layers, in the order of the model's modules."""
+    stacks = []
+    for path, module in model.named_modules():
+        if not isinstance(module, PreTrainedModel):
+            continue
+        is_innermost = not any(p and isinstance(m, PreTrainedModel) for p, m in module.named_modules())
+        blocks = _find_blocks(module)
+        if is_innermost and blocks:
+            stacks.append(Stack(path, module, blocks))
+    return stacks
 
 
-def _blocks(module: nn.Module) -> list[nn.Module]:
-    """The entries of the largest outermost list of layers."""
+def _find_blocks(module: nn.Module) -> list[nn.Module]:
+    """Return the entries of the largest outermost list of layers with attention."""
     lists: list[nn.ModuleList] = []
     pending = list(module.children())
     while pending:
@@ -55,19 +61,25 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
 
 
 def num_blocks(stack: Stack) -> int:
-    """How many layers a stack has at the most: those that it holds, or as many as its configuration says."""
+    """Return how many layers a stack has at most: those it holds, or as many as its config says."""
     config = stack.module.config.get_text_config()
-    said = [getattr(config, name, None) for name in LAYERS]
-    return max([len(stack.blocks), *(count for count in said if isinstance(count, int))])
+    counts = [getattr(config, name, None) for name in LAYER_COUNT_FIELDS]
+    return max([len(stack.blocks), *(count for count in counts if isinstance(count, int))])
 
 
 def attention_kind(path: str) -> str:
-    """`cross` for attention from a decoder to an encoder, by the module's name, else `self`."""
+    """Return `cross` if a module's name is one of attention from a decoder to an encoder, else `self`."""
     return "cross" if CROSS.search(path) else "self"
 
 
-def output_projection(model: nn.Module, path: str, width: int) -> Tensor | None:
-    """The weight W_O (model width, heads × head width) behind an attention module, or None where none is recognised."""
+def output_projection(model: nn.Module, path: str, width: int) -> Float[Tensor, "model_width width"] | None:
+    """Return the weight W_O behind an attention module; None if it is not recognized.
+
+    Args:
+        model: The model.
+        path: Path of the attention module.
+        width: Heads × head width.
+    """
     module = model.get_submodule(path)
     parent = model.get_submodule(path.rpartition(".")[0])
     candidates = [getattr(module, name, None) for name in PROJECTIONS]
@@ -78,7 +90,7 @@ def output_projection(model: nn.Module, path: str, width: int) -> Tensor | None:
         elif type(layer) is Conv1D:
             weight = layer.weight.T
         else:
-            continue  # what an adapter or a quantised layer multiplies by is not its weight alone
+            continue  # what an adapter or a quantized layer multiplies by is not its weight alone
         if weight.shape[1] == width:
             return weight.detach()
     return None

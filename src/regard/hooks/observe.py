@@ -1,10 +1,10 @@
-"""`watching`: statistics of whatever a model does while a block of code runs."""
+"""`watching`: statistics of all that a model does inside a block."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,21 +13,23 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from regard.attention.call import REDUCTIONS, AttentionCall, ReductionRequest
+from regard.attention.call import AttentionCall
+from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
-from regard.hooks import deberta, generation
-from regard.hooks import hidden_reductions as hidden
-from regard.hooks import vector_reductions as vectors
-from regard.hooks.attention_function import add_observer, attention_function, remove_observer
+from regard.hooks.accumulate import REDUCTIONS
+from regard.hooks.attention_function import Observer
 from regard.hooks.forward_pass import ForwardContext
+from regard.hooks.generation import check_generation
+from regard.hooks.hidden_reductions import find_hidden_input, find_hidden_output
 from regard.hooks.modules import attention_kind, find_stacks, num_blocks, output_projection
-from regard.hooks.registration import attention_installed, check_observable, register
+from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 from regard.hooks.sequences import Sequences
+from regard.hooks.vector_reductions import AttentionIO, to_acc_dtype
 from regard.statistics import Statistic, StatisticRow, select_statistics
 from regard.statistics.table import make_table, select_rows
 
-EMBEDDINGS = -1
-"""The number of the layer whose output is the input of layer 0."""
+EMBEDDING_LAYER = -1
+"""Index of the layer whose output is the input of layer 0."""
 
 
 @contextmanager
@@ -37,57 +39,69 @@ def watching(
     *,
     layers: int | Sequence[int] | None = None,
 ) -> Iterator[Watch]:
-    """A `Watch` that measures every forward and `generate` of the model inside the block.
+    """Measure every forward and `generate` of a model inside the block.
 
-    The model computes what it would with SDPA, to rounding, and is restored exactly on exit, also after an exception.
-    Watches nest. `statistics` are names (see `regard.statistics.STATISTICS`), ready-made `Statistic`s, "default" or
-    "all"; `layers` limits them to some layers (−1: the embeddings). A forward without a cache, or with an empty one,
-    begins new samples; one with a cache goes on with those at hand. Raises `UserError` for a model whose attention
-    cannot be reached, and for beam search and assisted generation.
+    The model computes what it would with SDPA, to rounding, and is restored on exit, also after an exception. Blocks
+    may overlap. A forward without a cache, or with an empty one, begins new samples; one with a cache continues them.
+
+    Args:
+        model: A Hugging Face model, or a module around one.
+        statistics: Names (see `regard.statistics.STATISTICS`), `Statistic`s, "default" or "all".
+        layers: Layers to measure, −1 for the embeddings; None: all.
+
+    Yields:
+        The `Watch` that holds the statistics.
+
+    Raises:
+        UserError: The attention of the model cannot be reached, or a forward cannot be observed (beam search, assisted
+            generation); or another thread is inside a block on this model.
     """
     check_observable(model)
-    register(attention_function)
     watch = Watch(model, select_statistics(statistics), layers)
-    with ExitStack() as stack:
-        stack.enter_context(attention_installed(model))
-        stack.enter_context(deberta.patch_deberta(model))
-        stack.enter_context(generation.check_generation(model))
-        stack.enter_context(watch.attached())
+    with check_generation(model), observing(model, watch, watch.modules, hooks=watch.hooks()):
         yield watch
         watch.close()
 
 
-class Watch:
-    """What has been seen so far. Sequences count once finished: by the next ones, by `close`, or by the block's end."""
+class Watch(Observer):
+    """The statistics measured so far.
+
+    Sequences count once they are finished: by the next ones, by `close`, or at the end of the block.
+
+    Attributes:
+        statistics: Statistics by name.
+        samples: Number of samples so far.
+    """
 
     def __init__(self, model: nn.Module, statistics: Sequence[Statistic], layers: int | Sequence[int] | None) -> None:
         self.statistics = {statistic.name: statistic for statistic in statistics}
         self.samples = 0
-        needs: frozenset[str] = frozenset().union(*(s.needs for s in statistics))
-        first = max((getattr(s, "first", 1) for s in statistics), default=1)
-        self._wanted = ReductionRequest(names=needs & REDUCTIONS, first=first)
-        self._vectors = sorted(needs & vectors.VECTORS.keys())
-        self._hidden = sorted(needs & hidden.HIDDEN.keys())
+        names = _required_reductions(statistics)
+        by_source = {source: [name for name in names if REDUCTIONS[name].source == source] for source in _SOURCES}
+        num_first_keys = max((statistic.num_first_keys for statistic in statistics), default=1)
+        self._request = ReductionRequest(names=frozenset(by_source["weights"]), num_first_keys=num_first_keys)
+        self._vectors, self._hidden = by_source["vectors"], by_source["hidden"]
         self._stacks = [Sequences(stack) for stack in find_stacks(model)]
         if not self._stacks:
-            raise UserError(f"cannot observe {type(model).__name__}: found no stack of attention layers in it")
-        self._layers = None if layers is None else _layers(layers, max(num_blocks(one.stack) for one in self._stacks))
-        self._where = {
+            raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
+        count = max(num_blocks(sequences.stack) for sequences in self._stacks)
+        self._layers = None if layers is None else _check_layers(layers, count)
+        self._locations = {
             module: (sequences, path)
             for sequences in self._stacks
             for path, module in sequences.stack.module.named_modules()
         }
 
     def __getitem__(self, name: str) -> Statistic:
-        """The statistic of this name."""
+        """Return the statistic of this name."""
         return self.statistics[name]
 
     def rows(self) -> list[StatisticRow]:
-        """All results so far, as rows of the table."""
+        """Return all results so far, as rows of the table."""
         return [row for statistic in self.statistics.values() for row in statistic.result()]
 
     def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
-        """The results so far as a tidy table, or some of its rows: as `regard.MeasureResult.frame`."""
+        """Return the results so far as a tidy table, or some rows of it, as `regard.MeasureResult.frame` does."""
         return select_rows(make_table(self.rows()), statistic, equal)
 
     def close(self) -> None:
@@ -96,141 +110,138 @@ class Watch:
             self._finish(sequences)
 
     def _finish(self, sequences: Sequences) -> None:
-        layers = sequences.finish(self._site(sequences))
-        if not layers:
+        observations = sequences.finish(self._site(sequences))
+        if not observations:
             return
         if sequences is self._stacks[-1]:
-            self.samples += layers[0].length.shape[0]
+            self.samples += observations[0].length.shape[0]
         for statistic in self.statistics.values():
-            statistic.update(layers)
+            statistic.update(observations)
 
     def _site(self, sequences: Sequences) -> str:
-        """`decoder` or `encoder`; with the stack's path behind it where an earlier stack has that name."""
+        """Return `decoder` or `encoder`, with the path of the stack behind it if an earlier stack has that role."""
         role = sequences.role or "encoder"
         earlier = self._stacks[: self._stacks.index(sequences)]
         return f"{role}@{sequences.stack.path}" if any(s.role == role for s in earlier) else role
 
     # -- hooks on stacks and layers ----------------------------------------------------------------------------------
 
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """While it lasts this watch sees the model's stacks, layers and attention calls."""
-        handles = []
-        modules = list(self._where)
-        try:
-            add_observer(modules, self)
-            for sequences in self._stacks:
-                stack = sequences.stack
-                handles.append(
-                    stack.module.register_forward_pre_hook(partial(self._begin, sequences), with_kwargs=True)
-                )
-                handles.append(stack.module.register_forward_hook(partial(self._end, sequences)))
-                for block in stack.blocks if self._hidden else ():
-                    handles.append(block.register_forward_pre_hook(partial(self._enter, sequences), with_kwargs=True))
-                    handles.append(block.register_forward_hook(partial(self._leave, sequences)))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            remove_observer(modules, self)
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules whose attention calls are observed."""
+        return list(self._locations)
 
-    def _begin(self, sequences: Sequences, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def hooks(self) -> list[ModuleHook]:
+        """Return the hooks on stacks and, if hidden states are measured, on layers."""
+        hooks = []
+        for sequences in self._stacks:
+            stack = sequences.stack
+            hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
+            hooks.append(ModuleHook(stack.module, partial(self._end_forward, sequences), is_after=True))
+            for block in stack.blocks if self._hidden else ():
+                hooks.append(ModuleHook(block, partial(self._enter_block, sequences)))
+                hooks.append(ModuleHook(block, partial(self._leave_block, sequences), is_after=True))
+        return hooks
+
+    def _begin_forward(
+        self, sequences: Sequences, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         forward = ForwardContext.from_arguments(module, args, kwargs, sequences.last)
         if forward.offset == 0:
             self._finish(sequences)
-            sequences.encoder_tokens = self._offered(sequences)
+            sequences.encoder_tokens = self._take_offered_tokens(sequences)
         sequences.begin(forward)
 
-    def _offered(self, sequences: Sequences) -> Tensor | None:
-        """Token ids that another stack has just read, handed over once."""
+    def _take_offered_tokens(self, sequences: Sequences) -> Tensor | None:
+        """Return token ids that another stack has just read; each are taken once."""
         for other in self._stacks:
             if other is not sequences and other.offered is not None:
                 tokens, other.offered = other.offered, None
                 return tokens
         return None
 
-    def _end(self, sequences: Sequences, module: nn.Module, _args: Any, _output: Any) -> None:
+    def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, _output: Any) -> None:
         forward, sequences.forward = sequences.forward, None
         if forward is not None and not forward.calls:
-            raise UserError(
-                f"cannot observe {type(module).__name__}: it does not call its attention through Transformers' "
-                "AttentionInterface"
-            )
+            raise no_attention_interface(module)
 
-    def _enter(self, sequences: Sequences, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if sequences.forward is not None and sequences.forward.blocks == 0 and self._watched(EMBEDDINGS):
-            sequences.forward.embeddings = hidden.of_arguments(args, kwargs)
+    def _enter_block(
+        self, sequences: Sequences, _block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        forward = sequences.forward
+        if forward is not None and forward.blocks == 0 and self._is_observed(EMBEDDING_LAYER):
+            forward.embeddings = find_hidden_input(args, kwargs)
 
-    def _leave(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
+    def _leave_block(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
         if sequences.forward is not None:
-            number = sequences.forward.blocks
+            index = sequences.forward.blocks
             sequences.forward.blocks += 1
-            if self._watched(number):
-                self._keep_hidden(sequences, number, hidden.of_output(output))
+            if self._is_observed(index):
+                self._add_hidden(sequences, index, find_hidden_output(output))
 
     @torch.no_grad()
-    def _keep_hidden(self, sequences: Sequences, number: int, states: Tensor | None) -> None:
+    def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
         if not self._hidden:
             return
-        if states is None:
+        if hidden is None:
             raise UserError(
-                f"cannot observe the hidden states of {type(sequences.stack.module).__name__}: layer {number} neither "
-                f"takes nor returns (batch, token, width); leave out what needs {', '.join(self._hidden)}"
+                f"cannot observe the hidden states of {type(sequences.stack.module).__name__}: layer {index} neither "
+                f"takes nor returns (batch, token, width); leave out statistics of {', '.join(self._hidden)}"
             )
-        states = vectors.to_acc_dtype(states.detach())
-        kept = {name: hidden.HIDDEN[name](states) for name in self._hidden}
-        if "direction" in kept:
-            kept["direction"] = sequences.sums(kept["direction"])
-        sequences.layer("self", number).add_hidden(kept)
+        hidden = to_acc_dtype(hidden.detach())
+        tensors = {}
+        for reduction in (REDUCTIONS[name] for name in self._hidden):
+            tensor = reduction(hidden)
+            assert tensor is not None
+            tensors[reduction.name] = sequences.sum_tokens(tensor) if reduction.axis == "sample" else tensor
+        sequences.layer("self", index).add_hidden(tensors)
 
     # -- attention calls ---------------------------------------------------------------------------------------------
 
-    def before(
+    def before_attention(
         self, module: nn.Module, call: AttentionCall, causal_site: bool
     ) -> tuple[AttentionCall, ReductionRequest] | None:
-        """The call with the padding of its queries known, and what is wanted of it."""
-        sequences, path = self._where[module]
+        """Return the call with its padding and position, and the reductions of its weights."""
+        sequences, path = self._locations[module]
         forward = sequences.forward
         if forward is None:
             return None
-        what = attention_kind(path)
-        number = forward.calls[what]
-        forward.calls[what] += 1
-        if what == "self" and number == 0:
+        kind = attention_kind(path)
+        index = forward.calls[kind]
+        forward.calls[kind] += 1
+        if kind == "self" and index == 0:
             sequences.role = sequences.role or ("decoder" if causal_site else "encoder")
-            sequences.first_attention(call)
-            if self._watched(EMBEDDINGS):
-                self._keep_hidden(sequences, EMBEDDINGS, forward.embeddings)
+            sequences.read_first_attention(call)
+            if self._is_observed(EMBEDDING_LAYER):
+                self._add_hidden(sequences, EMBEDDING_LAYER, forward.embeddings)
             forward.embeddings = None
-        if not self._watched(number):
+        if not self._is_observed(index):
             return None
-        call = replace(call, query_mask=forward.real_queries(call.query.shape[2]))
-        if what == "cross":
-            return replace(call, starts=_starts(forward.encoder_real, call, 0)), self._wanted
+        call = replace(call, query_mask=forward.query_mask(call.query.shape[2]))
+        if kind == "cross":
+            return replace(call, starts=_find_starts(forward.encoder_mask, call, 0)), self._request
         dropped = sequences.first_key(call)
-        starts = _starts(forward.real, call, dropped)
-        return replace(call, offset=forward.offset - dropped, starts=starts), self._wanted
+        starts = _find_starts(forward.token_mask, call, dropped)
+        return replace(call, offset=forward.offset - dropped, starts=starts), self._request
 
     @torch.no_grad()
-    def after(self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]) -> None:
-        """Keep what is wanted of a finished call."""
-        sequences, path = self._where[module]
+    def after_attention(
+        self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]
+    ) -> None:
+        """Add the reductions of a call to its layer."""
+        sequences, path = self._locations[module]
         assert sequences.forward is not None
-        what = attention_kind(path)
-        number = sequences.forward.calls[what] - 1
-        projection = partial(self._projection, sequences, path, call)
-        seen = vectors.AttentionIO(call, output.detach(), projection)
-        tensors = {name: reductions[name] for name in self._wanted.names}
+        kind = attention_kind(path)
+        io = AttentionIO(call, output.detach(), partial(self._projection, sequences, path, call))
+        tensors = {name: reductions[name] for name in self._request.names}
         if "first_mass" in tensors:
-            tensors["first_mass"] = tensors["first_mass"][..., : self._wanted.first]
-        tensors |= {name: vectors.VECTORS[name](seen) for name in self._vectors}
-        if call.operation is not None and call.operation.prefix and self._wanted.names & {"column_mass", "first_mass"}:
-            tensors["early_count"] = vectors.early_count(call)
-        sequences.layer(what, number).add_attention(
-            tensors,
-            first_key=sequences.first_key(call) if what == "self" else 0,
-            keys=sequences.written(call) if what == "self" else call.key.shape[2],
-            virtual_key=call.operation is not None and call.operation.column,
+            tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]
+        vectors = {name: REDUCTIONS[name](io) for name in self._vectors}
+        sequences.layer(kind, sequences.forward.calls[kind] - 1).add_attention(
+            tensors | {name: tensor for name, tensor in vectors.items() if tensor is not None},
+            first_key=sequences.first_key(call) if kind == "self" else 0,
+            keys=sequences.num_keys(call) if kind == "self" else call.key.shape[2],
+            virtual_key=call.operation is not None and call.operation.has_extra_column,
         )
 
     def _projection(self, sequences: Sequences, path: str, call: AttentionCall) -> Tensor:
@@ -238,33 +249,47 @@ class Watch:
         weight = output_projection(sequences.stack.module, path, width)
         if weight is None:
             raise UserError(
-                f"cannot find the output projection of {path} in {type(sequences.stack.module).__name__}, which "
-                "value_weighted_mass and head_output_norm need; leave these two out"
+                f"cannot find the output projection of {path} in {type(sequences.stack.module).__name__}; leave out "
+                "value_weighted_mass and head_output_norm, which need it"
             )
         return weight
 
-    def _watched(self, layer: int) -> bool:
+    def _is_observed(self, layer: int) -> bool:
         return self._layers is None or layer in self._layers
 
 
-def _layers(wanted: Any, count: int) -> frozenset[int]:
-    """The numbers of layers. Raises UserError for what is none, and for layers that a model of so many has not."""
-    several = tuple(wanted) if isinstance(wanted, Iterable) else (wanted,)
+_SOURCES = ("weights", "vectors", "hidden")
+
+
+def _required_reductions(statistics: Sequence[Statistic]) -> list[str]:
+    """Return the reductions that statistics need, and those that these require, in order of their names."""
+    for statistic in statistics:
+        if unknown := sorted(statistic.needs - REDUCTIONS.keys()):
+            raise UserError(
+                f"statistic {statistic.name} needs unknown {unknown[0]!r}; choose from {', '.join(REDUCTIONS)}"
+            )
+    needs = frozenset[str]().union(*(statistic.needs for statistic in statistics))
+    return sorted(needs.union(*(REDUCTIONS[name].requires for name in needs)))
+
+
+def _check_layers(layers: Any, count: int) -> frozenset[int]:
+    """Return the indices of layers. Raise a UserError for what is no index of a model with so many layers."""
+    values = tuple(layers) if isinstance(layers, Iterable) else (layers,)
     try:
-        found = [operator.index(layer) for layer in several]
+        indices = [operator.index(layer) for layer in values]
     except TypeError:
-        raise UserError(f"layers: expected numbers of layers, counted from 0, got {wanted!r}") from None
-    if wrong := [layer for layer in found if not EMBEDDINGS <= layer < count]:
+        raise UserError(f"layers: expected indices of layers, counted from 0, got {layers!r}") from None
+    if unknown := [layer for layer in indices if not EMBEDDING_LAYER <= layer < count]:
         raise UserError(
-            f"layers: expected layers of this model, from 0 to {count - 1} ({EMBEDDINGS}: the embeddings); "
-            f"got {wrong[0]}"
+            f"layers: this model has no layer {unknown[0]}; choose from 0 to {count - 1}, or {EMBEDDING_LAYER} for the "
+            "embeddings"
         )
-    return frozenset(found)
+    return frozenset(indices)
 
 
-def _starts(real: Tensor | None, call: AttentionCall, dropped: int) -> tuple[int, ...] | None:
-    """Where each sample's first real key stands among the keys of a call, of whose rows the first keys were dropped."""
-    if real is None and not dropped:
+def _find_starts(mask: Tensor | None, call: AttentionCall, dropped: int) -> tuple[int, ...] | None:
+    """Return the index of each sample's first real key among the keys of a call, before which some were dropped."""
+    if mask is None and not dropped:
         return None
-    first = [0] * call.query.shape[0] if real is None else real.int().argmax(-1).tolist()
+    first = [0] * call.query.shape[0] if mask is None else mask.int().argmax(-1).tolist()
     return tuple(start - dropped for start in first)

@@ -1,8 +1,7 @@
-"""Projections that compute only what is used: constant heads have no use for queries and keys.
+"""Projections without the queries and keys that constant heads do not use.
 
-A layer is thinned by putting a `PartialLinear` in the place of its own: it holds the rows that are used and gives the
-width that the host expects, with zeros where nothing will look. Which layers those are is told by their names, and for
-one projection that makes queries, keys and values together by comparing its output with the values of a real call.
+A `PartialLinear` holds the rows that are used, and gives the width that the host expects, with zeros for the others.
+Layers are recognized by their names; one fused projection by its output in a real call.
 """
 
 from __future__ import annotations
@@ -31,32 +30,32 @@ class PartialLinear(nn.Module):
         super().__init__()
         weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
         self.outputs = weight.shape[0]
-        self.runs = _runs(rows)
+        self.runs = _find_runs(rows)
         self.bias: nn.Parameter | None = None
         with torch.no_grad():
-            kept = torch.tensor(list(rows), dtype=torch.long, device=weight.device)
-            self.weight = nn.Parameter(weight[kept].clone(), requires_grad=weight.requires_grad)
+            index = torch.tensor(list(rows), dtype=torch.long, device=weight.device)
+            self.weight = nn.Parameter(weight[index].clone(), requires_grad=weight.requires_grad)
             if layer.bias is not None:
-                self.bias = nn.Parameter(layer.bias[kept].clone(), requires_grad=layer.bias.requires_grad)
+                self.bias = nn.Parameter(layer.bias[index].clone(), requires_grad=layer.bias.requires_grad)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The rows that are held, in their places."""
+        """Compute the rows that are held."""
         shape = (*inputs.shape[:-1], self.outputs)
         if not self.runs:
             return inputs.new_zeros(()).expand(shape)
-        found = torch.nn.functional.linear(inputs, self.weight, self.bias)
-        if found.shape == shape:
-            return found
-        result = found.new_zeros(shape)
-        done = 0
+        rows = torch.nn.functional.linear(inputs, self.weight, self.bias)
+        if rows.shape == shape:
+            return rows
+        output = rows.new_zeros(shape)
+        offset = 0
         for start, stop in self.runs:
-            result[..., start:stop] = found[..., done : done + stop - start]
-            done += stop - start
-        return result
+            output[..., start:stop] = rows[..., offset : offset + stop - start]
+            offset += stop - start
+        return output
 
 
-def _runs(rows: Iterable[int]) -> list[tuple[int, int]]:
-    """Numbers in ascending order as (start, stop) of stretches without a gap."""
+def _find_runs(rows: Iterable[int]) -> list[tuple[int, int]]:
+    """Return ascending numbers as (start, stop) of stretches without a gap."""
     runs: list[tuple[int, int]] = []
     for row in rows:
         if runs and runs[-1][1] == row:
@@ -66,44 +65,45 @@ def _runs(rows: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def prune_projections(place: AttentionLayer, constant: Sequence[int]) -> dict[str, nn.Module]:
-    """What to put in the place of a module's projections, by name; empty if they were not recognised.
+def prune_projections(layer: AttentionLayer, constant_heads: Sequence[int]) -> dict[str, nn.Module]:
+    """Return projections to put into an attention module, by name; empty if its own are not recognized.
 
-    Queries of constant heads go, and the keys of groups whose heads are all constant.
+    Queries of constant heads go, and keys that constant heads alone read.
     """
-    fixed = set(constant)
-    shares = place.heads // place.groups
-    queries = [head for head in range(place.heads) if head not in fixed]
-    keys = sorted({head // shares for head in queries})
-    if queries and _normed_together(place):
+    constant = set(constant_heads)
+    queries = [head for head in range(layer.heads) if head not in constant]
+    keys = sorted({head * layer.groups // layer.heads for head in queries})
+    if queries and _has_joint_norm(layer):
         return {}
-    if place.fused is not None:
-        layer = getattr(place.module, place.fused.name)
-        return {place.fused.name: PartialLinear(layer, _fused_rows(place, place.fused.order, queries, keys))}
-    found: dict[str, nn.Module] = {}
+    if layer.fused is not None:
+        projection = getattr(layer.module, layer.fused.name)
+        return {layer.fused.name: PartialLinear(projection, _fused_rows(layer, layer.fused.order, queries, keys))}
+    outputs = (layer.heads * layer.width, layer.groups * layer.width)
     for names in SEPARATE:
-        layers: list[Any] = [getattr(place.module, name, None) for name in names]
-        wide = (place.heads * place.width, place.groups * place.width)
-        if all(type(layer) is nn.Linear and layer.out_features == out for layer, out in zip(layers, wide, strict=True)):
-            for name, layer, kept in zip(names, layers, (queries, keys), strict=True):
-                found[name] = PartialLinear(layer, _rows(kept, place.width))
-            break
-    return found
+        projections: list[Any] = [getattr(layer.module, name, None) for name in names]
+        pairs = list(zip(projections, outputs, strict=True))
+        if all(type(projection) is nn.Linear and projection.out_features == size for projection, size in pairs):
+            return {
+                name: PartialLinear(projection, _rows(heads, layer.width))
+                for name, projection, heads in zip(names, projections, (queries, keys), strict=True)
+            }
+    return {}
 
 
-def _normed_together(place: AttentionLayer) -> bool:
-    """Whether queries or keys of all heads are normalised as one vector, so that no head can be left out."""
-    norms = (getattr(place.module, name, None) for name in NORMS)
-    return any(getattr(norm, "weight", None) is not None and norm.weight.numel() > place.width for norm in norms)  # type: ignore[union-attr]
+def _has_joint_norm(layer: AttentionLayer) -> bool:
+    """Return whether queries or keys of all heads are normalized as one vector, so that no head can be left out."""
+    norms: list[Any] = [getattr(layer.module, name, None) for name in NORMS]
+    weights = [getattr(norm, "weight", None) for norm in norms]
+    return any(weight is not None and weight.numel() > layer.width for weight in weights)
 
 
 def _rows(heads: Iterable[int], width: int, first: int = 0, step: int = 0) -> list[int]:
     return [first + head * (step or width) + i for head in heads for i in range(width)]
 
 
-def _fused_rows(place: AttentionLayer, order: FusedOrder, queries: Sequence[int], keys: Sequence[int]) -> list[int]:
-    """The rows of a fused projection that are used: some queries, some keys, all values."""
-    width, heads, groups = place.width, place.heads, place.groups
+def _fused_rows(layer: AttentionLayer, order: FusedOrder, queries: Sequence[int], keys: Sequence[int]) -> list[int]:
+    """Return the rows of a fused projection that are used: some queries, some keys, all values."""
+    width, heads, groups = layer.width, layer.heads, layer.groups
     if order == "parts":
         return (
             _rows(queries, width)
@@ -111,4 +111,4 @@ def _fused_rows(place: AttentionLayer, order: FusedOrder, queries: Sequence[int]
             + _rows(range(groups), width, (heads + groups) * width)
         )
     parts = (queries, keys, range(heads))
-    return sorted(row for part, kept in enumerate(parts) for row in _rows(kept, width, part * width, 3 * width))
+    return sorted(row for i, part in enumerate(parts) for row in _rows(part, width, i * width, 3 * width))

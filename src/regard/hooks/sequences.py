@@ -1,7 +1,8 @@
-"""The sequences that a stack is working on, over as many forwards as a cache strings together."""
+"""The sequences that a stack works on, over as many forwards as a cache strings together."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -9,158 +10,166 @@ from torch import Tensor
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks.accumulate import LayerAccumulator
+from regard.hooks.accumulate import REDUCTIONS, LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.modules import Stack
 from regard.statistics import Observation
 
-MARKS = 4
-"""How many numbers of a key tell it from others."""
+KEY_ENTRIES = 4
+"""Entries of a key that tell it from others."""
 
 
 @dataclass
 class Sequences:
-    """The open sequences of one stack, one to a row of the batch (or several, packed)."""
+    """The open sequences of one stack, one to a row of the batch, or several that are packed.
+
+    Attributes:
+        stack: The stack.
+        role: `decoder` or `encoder`, once its first layer has been called.
+        forward: The forward under way.
+        last: The latest forward over the open sequences.
+        encoder_tokens: Token ids of the encoder, for cross-attention.
+        offered: Token ids of the latest forward, until a decoder takes them for its cross-attention.
+        batches: Batches finished so far.
+    """
 
     stack: Stack
     role: str | None = None
-    """`decoder` or `encoder`, once its first layer has been seen."""
     forward: ForwardContext | None = None
-    """The pass under way."""
     last: ForwardContext | None = None
-    """The latest pass over the open sequences."""
     encoder_tokens: Tensor | None = None
-    """Token ids of the encoder's side, for cross-attention."""
     offered: Tensor | None = None
-    """Token ids of the latest pass, until a decoder takes them for its cross-attention."""
     batches: int = 0
-    """Batches finished so far."""
     _layers: dict[tuple[str, int], LayerAccumulator] = field(default_factory=dict)
     _tokens: list[Tensor | None] = field(default_factory=list)
     _batch: int = 0
     _length: int = 0
-    _marks: tuple[Tensor, int] | None = None
+    _key_entries: tuple[Tensor, int] | None = None
+    """Some entries of every key of the latest forward, and the position of the first of these keys."""
 
     def begin(self, forward: ForwardContext) -> None:
-        """A forward begins, which goes on with these sequences if it has a cache, and else starts new ones."""
+        """Begin a forward, which goes on with these sequences if it has a cache, and else starts new ones.
+
+        Raises:
+            UserError: The cache does not hold what was observed.
+        """
         if forward.offset != self._length or self.forward is not None:
             raise UserError(
-                f"cannot observe this cache: it holds {forward.offset} tokens but {self._length} were seen; "
+                f"cannot observe this cache: it holds {forward.offset} tokens, of which {self._length} were observed; "
                 "start the sequence inside the block, and neither crop nor reorder its cache"
             )
         self.forward = self.last = forward
         self._tokens.append(forward.tokens)
         self.offered = forward.tokens
 
-    def first_attention(self, call: AttentionCall) -> None:
-        """Take in what the first self-attention of a forward tells of all: rows, length, and that the cache is ours."""
+    def read_first_attention(self, call: AttentionCall) -> None:
+        """Take the number of rows, the length and the packing from the first self-attention of a forward.
+
+        Raises:
+            UserError: The rows are not those of the forward before.
+        """
         assert self.forward is not None
         batch, _, queries, _ = call.query.shape
         if self._batch not in (0, batch):
             raise UserError(f"cannot observe a batch that changes from {self._batch} rows to {batch} over one cache")
         if self.forward.segments is not None and len(self.forward.segments) == 1:
             self.forward.segments = self.forward.segments.expand(batch, -1)
-        if self.forward.segments is not None and not _packs(call, self.forward.segments):
+        if self.forward.segments is not None and not _separates(call, self.forward.segments):
             self.forward.segments = None
         self._batch = batch
         self._length = self.forward.offset + queries
         self._check_rows(call)
 
     def _check_rows(self, call: AttentionCall) -> None:
-        """Nothing, if the keys of the pass before are still in their rows; `_marks` is a little of each key."""
+        """Raise a UserError if the keys of the forward before are no longer in their rows."""
         dropped = self.first_key(call)
-        marks = call.key[:, 0, : self._length - dropped, :MARKS].detach()
-        if self._marks is not None:
-            before, since = self._marks
+        entries = call.key[:, 0, : self._length - dropped, :KEY_ENTRIES].detach()
+        if self._key_entries is not None:
+            before, since = self._key_entries
             first, last = max(since, dropped), since + before.shape[1]
-            if not torch.equal(marks[:, first - dropped : last - dropped], before[:, first - since :]):
+            if not torch.equal(entries[:, first - dropped : last - dropped], before[:, first - since :]):
                 raise UserError("cannot observe beam search: the rows of its cache are reordered between steps")
-        self._marks = marks.clone(), dropped
+        self._key_entries = entries.clone(), dropped
 
     def first_key(self, call: AttentionCall) -> int:
-        """Where in its row a call's first key stands: after 0 once a sliding cache has dropped keys."""
+        """Return the position of a call's first key in its row: after 0 if a sliding cache has dropped keys."""
         return max(self._length - call.key.shape[2], 0)
 
-    def written(self, call: AttentionCall) -> int:
-        """How many keys of a call are those of tokens: a static cache has room for more behind them."""
+    def num_keys(self, call: AttentionCall) -> int:
+        """Return how many keys of a call hold tokens: a static cache has room for more behind them."""
         return min(call.key.shape[2], self._length)
 
     @property
     def tokens(self) -> Tensor | None:
-        """Token ids of the open sequences so far, (batch, token); None if some pass was not given ids."""
-        known = [tokens for tokens in self._tokens if tokens is not None]
-        return torch.cat(known, dim=1) if known and len(known) == len(self._tokens) else None
+        """Token ids of the open sequences so far, (batch, token); None if some forward was not given ids."""
+        tokens = [step for step in self._tokens if step is not None]
+        return torch.cat(tokens, dim=1) if tokens and len(tokens) == len(self._tokens) else None
 
-    def layer(self, kind: str, number: int) -> LayerAccumulator:
-        """The tensors of a layer so far."""
-        return self._layers.setdefault((kind, number), LayerAccumulator())
+    def layer(self, kind: str, index: int) -> LayerAccumulator:
+        """Return the reductions of a layer so far."""
+        return self._layers.setdefault((kind, index), LayerAccumulator())
 
-    def sums(self, values: Tensor) -> Tensor:
-        """Sum over each sample's real tokens of this forward's (batch, token, width)."""
+    def sum_tokens(self, values: Tensor) -> Tensor:
+        """Sum this forward's (batch, token, width) over the real tokens of each sample."""
         assert self.forward is not None
         batch, tokens = values.shape[:2]
         if self.forward.segments is not None:
-            return SampleAlignment.of(batch, tokens, None, self.forward.segments, values.device).sums(values)
-        real = self.forward.real_queries(tokens)
-        return values.sum(1) if real is None else (values * real[..., None]).sum(1)
+            alignment = SampleAlignment.from_masks(batch, tokens, None, self.forward.segments, values.device)
+            return alignment.sum_tokens(values)
+        mask = self.forward.query_mask(tokens)
+        return values.sum(1) if mask is None else (values * mask[..., None]).sum(1)
 
     def finish(self, site: str) -> list[Observation]:
-        """All layers of the sequences, now finished, by sample; the stack is then ready for new ones.
+        """Return all layers of the sequences by sample, and get ready for new ones.
 
-        Nothing of sequences whose last pass was broken off by an exception.
+        Sequences whose last forward failed give nothing.
         """
-        whole = self.forward is None and self._layers and self._length
-        found = self._observations(site) if whole else []
-        self._layers, self._tokens, self.last, self._marks = {}, [], None, None
+        is_complete = self.forward is None and self._layers and self._length
+        observations = list(self._observations(site)) if is_complete else []
+        for observation in observations:
+            self._check_finite(observation)
+        self._layers, self._tokens, self.last, self._key_entries = {}, [], None, None
         self._batch = self._length = 0
         self.forward = None
-        self.batches += bool(found)
-        return found
+        self.batches += bool(observations)
+        return observations
 
-    def _observations(self, site: str) -> list[Observation]:
+    def _observations(self, site: str) -> Iterable[Observation]:
         assert self.last is not None
         last, device = self.last, next(iter(self._layers.values())).device
-        queries = SampleAlignment.of(self._batch, self._length, last.real, last.segments, device)
-        tokens = self.tokens
-        found = []
-        for (kind, number), layer in self._layers.items():
-            keys, ids = queries, tokens
+        queries = SampleAlignment.from_masks(self._batch, self._length, last.token_mask, last.segments, device)
+        for (kind, index), layer in self._layers.items():
+            keys, tokens = queries, self.tokens
             if kind == "cross":
-                keys = SampleAlignment.of(self._batch, layer.keys, last.encoder_real, None, device)
-                ids = self.encoder_tokens
-                if ids is not None and ids.shape != (self._batch, layer.keys):
-                    ids = None
-            tensors = layer.aligned(queries, keys, packed=last.segments is not None)
-            found.append(
-                Observation(
-                    site="cross" + site.removeprefix("decoder") if kind == "cross" else site,
-                    layer=number,
-                    causal=kind == "self" and self.role == "decoder",
-                    length=queries.length,
-                    keys=keys.length,
-                    token_ids=None if ids is None else keys.tokens(ids.to(device)),
-                    virtual_key=layer.virtual_key,
-                    tensors=tensors,
-                )
+                keys = SampleAlignment.from_masks(self._batch, layer.keys, last.encoder_mask, None, device)
+                tokens = self.encoder_tokens
+                if tokens is not None and tokens.shape != (self._batch, layer.keys):
+                    tokens = None
+            yield Observation(
+                site="cross" + site.removeprefix("decoder") if kind == "cross" else site,
+                layer=index,
+                causal=kind == "self" and self.role == "decoder",
+                length=queries.length,
+                keys=keys.length,
+                token_ids=None if tokens is None else keys.align_tokens(tokens.to(device)),
+                virtual_key=layer.virtual_key,
+                tensors=layer.align(queries, keys, packed=last.segments is not None),
             )
-        for observation in found:
-            self._check(observation)
-        return found
 
-    def _check(self, observation: Observation) -> None:
+    def _check_finite(self, observation: Observation) -> None:
         for name, tensor in observation.tensors.items():
-            if tensor.is_floating_point() and name != "lse" and not bool(tensor.isfinite().all()):
+            if tensor.is_floating_point() and REDUCTIONS[name].finite and not bool(tensor.isfinite().all()):
                 raise UserError(
-                    f"non-finite activations: {name} of layer {observation.layer} ({observation.site}) "
-                    f"in batch {self.batches}; expected finite values"
+                    f"non-finite activations: {name} of layer {observation.layer} ({observation.site}) in batch "
+                    f"{self.batches}; check the model and its precision"
                 )
 
 
-def _packs(call: AttentionCall, segments: Tensor) -> bool:
-    """Whether the host keeps packed sequences apart: no first token of one sees the last of another."""
+def _separates(call: AttentionCall, segments: Tensor) -> bool:
+    """Return whether the host separates packed sequences: no first token of one sees the last of another."""
     if call.keep is None:
         return False
-    first = segments.diff(dim=-1) != 0
-    beside = call.keep.diagonal(offset=-1, dim1=-2, dim2=-1)
-    return not bool((beside & first[:, None]).any())
+    is_first = segments.diff(dim=-1) != 0
+    sees_previous = call.keep.diagonal(offset=-1, dim1=-2, dim2=-1)
+    return not bool((sees_previous & is_first[:, None]).any())

@@ -11,38 +11,49 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
 from regard.errors import UserError, check_choice
-from regard.models import labels
 from regard.models.configuration import RegardConfig
 from regard.models.heads import (
     HEADS,
     LABEL_SCALE,
-    READINGS,
+    POOLINGS,
     HeadName,
     LabelTextHead,
     LinearHead,
+    Pooling,
     PreScalingHead,
-    StatesReading,
     make_head,
 )
+from regard.models.label_texts import encode_labels, encode_texts, resolve_label_texts, sample_background_words
 from regard.models.loaded import Loaded
 
-_UNSTATED = "auto"
+_AUTO = "auto"
 
 
 class ClassifierConfig(PreTrainedConfig):
-    """What a `Classifier` is made of.
+    """Configuration of a `Classifier`.
 
-    `base`: the configuration of the model below, as a dictionary. `head`: one of `regard.models.heads.HEADS`.
-    `classes`: their names. `reading`: the token that a head reads, `first`, `last` or `mean`; `auto` is the last of a
-    causal model, the mean of an encoder–decoder's encoder and for the head `labels`, and the first else. `common`: ids
-    of common tokens, for the head `sink`. `label_scale`, `label_texts`: what the head `labels` multiplies cosines by,
-    and the words of each class. `lora`: rank, alpha and targets of low-rank adapters beside frozen weights, or None.
-    `lineage`: the model that this one began as, and the tasks that it has learnt since, in order. `part_of`: the method
-    whose network this is a part of, which does not answer by itself; None where it does.
+    Args:
+        base: Configuration of the encoder, as a dictionary.
+        head: One of `regard.models.heads.HEADS`.
+        classes: Class names.
+        pooling: Token that the head reads, "first" or "last", or "mean". "auto" is "last" for causal models, "mean" for
+            the encoder of an encoder–decoder and for the head "labels", else "first".
+        head_dropout: Dropout of the head.
+        common: Ids of common tokens, for the head "sink".
+        lora: Rank, alpha and targets of LoRA adapters beside frozen weights, or None.
+        lineage: The model that this one started from, and the tasks it has learned, in order.
+        part_of: Method of whose network this is a part that cannot answer alone; None for a complete classifier.
+        label_scale: Factor of the cosines of the head "labels".
+        label_texts: Words of each class, for the head "labels".
+        label_words: Number of other words that the head "labels" contrasts in training.
+        **others: Passed to `PreTrainedConfig`.
 
-    Raises UserError where a choice is unknown.
+    Raises:
+        UserError: A choice is unknown.
     """
 
     model_type = "regard-classifier"
@@ -53,7 +64,7 @@ class ClassifierConfig(PreTrainedConfig):
         base: Mapping[str, Any] | None = None,
         head: HeadName = "linear",
         classes: Sequence[str] = (),
-        reading: str = _UNSTATED,
+        pooling: str = _AUTO,
         head_dropout: float = 0.1,
         common: Sequence[int] = (),
         lora: Mapping[str, Any] | None = None,
@@ -65,14 +76,14 @@ class ClassifierConfig(PreTrainedConfig):
         **others: Any,
     ) -> None:
         check_choice("head", head, HEADS)
-        if reading not in (_UNSTATED, *READINGS):
-            raise UserError(f"reading: expected one of {_UNSTATED}, {', '.join(READINGS)}, got {reading!r}")
+        if pooling not in (_AUTO, *POOLINGS):
+            raise UserError(f"pooling: expected one of {_AUTO}, {', '.join(POOLINGS)}, got {pooling!r}")
         if not isinstance(label_scale, (int, float)) or not 0 < label_scale < float("inf"):
             raise UserError(f"label_scale: expected a number over 0, got {label_scale!r}")
         self.base = dict(base or {})
         self.head = head
         self.classes = list(classes)
-        self.reading = reading
+        self.pooling = pooling
         self.head_dropout = head_dropout
         self.common = sorted(common)
         self.lora = dict(lora) if lora else None
@@ -82,21 +93,21 @@ class ClassifierConfig(PreTrainedConfig):
         self.label_texts = dict(label_texts or {})
         self.label_words = int(label_words)
         others.setdefault("id2label", dict(enumerate(self.classes)))
-        others.setdefault("label2id", {name: number for number, name in enumerate(self.classes)})
+        others.setdefault("label2id", {name: index for index, name in enumerate(self.classes)})
         super().__init__(**others)
 
     def base_config(self) -> PreTrainedConfig:
-        """The configuration of the model below."""
+        """Return the configuration of the encoder."""
         fields = dict(self.base)
         config: PreTrainedConfig = AutoConfig.for_model(fields.pop("model_type"), **fields)
         return config
 
 
 class Classifier(PreTrainedModel):
-    """An encoder, causal model or T5's encoder, whose last hidden states a head reads classes from.
+    """An encoder, causal model or T5's encoder with a classification head on its last hidden states.
 
-    `encoder` is the Transformers model itself, so that measuring and replacing work on it as ever. One head has the
-    classes of all tasks: which of them a text may be of is for the caller to say, by leaving out the others' logits.
+    `encoder` is the Transformers model itself, so that measuring and replacing work on it. One head has the classes of
+    all tasks; the caller leaves out the logits of classes that a text cannot have.
     """
 
     config: ClassifierConfig
@@ -107,54 +118,55 @@ class Classifier(PreTrainedModel):
 
     def __init__(self, config: ClassifierConfig, encoder: PreTrainedModel | None = None) -> None:
         super().__init__(config)
-        below = config.base_config()
-        self.encoder = encoder_part(AutoModel.from_config(below)) if encoder is None else encoder
+        base_config = config.base_config()
+        self.encoder = extract_encoder(AutoModel.from_config(base_config)) if encoder is None else encoder
         self.head = make_head(
             config.head,
-            _width(below),
+            _hidden_size(base_config),
             len(config.classes),
-            reading=_reading(config, below),
+            pooling=_resolve_pooling(config, base_config),
             dropout=config.head_dropout,
             label_scale=config.label_scale,
             label_words=config.label_words,
         )
         self.post_init()
-        if config.lora:  # after the initial weights, which are drawn for layers that are there by then
+        if config.lora:  # after the initial weights, which are drawn for the layers that exist by then
             add_lora(self.encoder, **config.lora)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Only heads are drawn: what is below has its own initial weights."""
+        """Initialize heads only; the encoder has initialized itself."""
         if isinstance(module, (LinearHead, PreScalingHead, LabelTextHead)):
             module.reset()
 
     @classmethod
-    def from_pretrained(cls, *given: Any, **options: Any) -> Any:
-        """As of every model; below adapters it is frozen again.
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a classifier as any model of Transformers; an encoder with adapters is frozen again.
 
-        Raises UserError for a part of a network, and where the states of the labels' words are not there.
+        Raises:
+            UserError: The folder has a part of a network, or lacks the states of the labels' words.
         """
-        config = options.get("config")
+        config = kwargs.get("config")
         if isinstance(config, ClassifierConfig) and config.part_of is not None:
             raise UserError(
-                f"model: expected a classifier, {given[0]} is the network of {config.part_of}; "
+                f"model: expected a classifier, {args[0]} is the network of {config.part_of}; "
                 "regard.continual.models.load_network reads it"
             )
-        found = super().from_pretrained(*given, **options)
-        model = found[0] if isinstance(found, tuple) else found
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
         for name, parameter in model.encoder.named_parameters() if model.config.lora else ():
             parameter.requires_grad_("lora_" in name)
         if isinstance(model.head, LabelTextHead) and not bool(model.head.vectors.isfinite().all()):
-            raise UserError(f"model: expected the states of the labels' words, head.vectors, in {given[0]}")
-        return found
+            raise UserError(f"model: expected the states of the labels' words, head.vectors, in {args[0]}")
+        return loaded
 
     def get_input_embeddings(self) -> nn.Module:
-        """The encoder's."""
-        found: nn.Module = self.encoder.get_input_embeddings()
-        return found
+        """Return the input embeddings of the encoder."""
+        embeddings: nn.Module = self.encoder.get_input_embeddings()
+        return embeddings
 
     @classmethod
-    def over(
+    def from_loaded(
         cls,
         loaded: Loaded,
         classes: Sequence[str],
@@ -164,59 +176,64 @@ class Classifier(PreTrainedModel):
         common: Sequence[int] = (),
         lora: Mapping[str, Any] | None = None,
         seed: int = 0,
-        reading: str = _UNSTATED,
+        pooling: str = _AUTO,
         label_scale: float = LABEL_SCALE,
         label_texts: Mapping[str, str] | None = None,
         label_words: int = 0,
     ) -> Classifier:
-        """A classifier over a copy of a pretrained model, with a new head drawn from the seed.
+        """Make a classifier over a copy of a pretrained model, with a new head initialized from the seed.
 
-        `lora`: `rank`, and `alpha` and `targets` (names of layers, None for the choice of `add_lora`), which freezes
-        the model below. `label_texts`: the words of classes for the head `labels`, where they are not those of their
-        names; `label_words`: so many other words of the vocabulary its classes are held against in training.
+        Args:
+            loaded: Model and tokenizer.
+            classes: Class names.
+            head: See `ClassifierConfig`.
+            head_dropout: See `ClassifierConfig`.
+            common: See `ClassifierConfig`.
+            lora: `rank`, `alpha` and `targets` of `add_lora`, which freezes the encoder.
+            seed: Seed of the new weights.
+            pooling: See `ClassifierConfig`.
+            label_scale: See `ClassifierConfig`.
+            label_texts: Words of classes for the head "labels", if not those of their names.
+            label_words: Number of other words of the vocabulary that the head "labels" contrasts in training.
 
-        Raises UserError where the model has no hidden states, or peft is not there, and for labels that collide: that
-        are the same to the model's tokenizer.
+        Raises:
+            UserError: The model has no hidden states, peft is missing, or two labels are the same tokens.
         """
         if (label_texts or label_words) and head != "labels":
             raise UserError(f"label_texts: expected none with the head {head}, which does not read them")
-        texts = labels.label_texts(classes, label_texts or {}) if head == "labels" else {}
-        words = labels.background(loaded.tokenizer, list(texts.values()), label_words)
+        texts = resolve_label_texts(classes, label_texts or {}) if head == "labels" else {}
+        words = sample_background_words(loaded.tokenizer, list(texts.values()), label_words)
         config = ClassifierConfig(
-            base=_told(loaded.model.config),
+            base=_base_fields(loaded.model.config),
             head=head,
             classes=classes,
             head_dropout=head_dropout,
             common=common,
             lora=lora,
             lineage={"base": loaded.name, "sha256": loaded.sha256, "tasks": []},
-            reading=reading,
+            pooling=pooling,
             label_scale=label_scale,
             label_texts=texts,
             label_words=len(words),
         )
-        encoder = encoder_part(deepcopy(loaded.model))
+        encoder = extract_encoder(deepcopy(loaded.model))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = cls(config, encoder)
             model._init_weights(model.head)
         if isinstance(model.head, LabelTextHead):
-            reading = model.head.reading
-            model.head.vectors = labels.label_states(loaded, encoder, texts, reading)
+            model.head.vectors = encode_labels(loaded, encoder, texts, model.head.pooling)
             if words:
-                model.head.others = labels.states_of(loaded.tokenizer, encoder, words, reading)
+                model.head.others = encode_texts(loaded.tokenizer, encoder, words, model.head.pooling)
         else:
             model.head.to(encoder.dtype)
         return model
 
-    def learnt_encoder(self) -> PreTrainedModel:
-        """The encoder as a model of its own, adapters added to its weights, which can all be trained.
-
-        It is taken out of this classifier, which is not to be used any more.
-        """
+    def take_encoder(self) -> PreTrainedModel:
+        """Return the trained encoder with adapters merged and weights trainable; the classifier becomes unusable."""
         if self.config.lora:
             merge_lora(self.encoder)
-        return encoder_only(self.encoder.requires_grad_(True))
+        return mark_encoder_only(self.encoder.requires_grad_(True))
 
     def forward(
         self,
@@ -226,85 +243,95 @@ class Classifier(PreTrainedModel):
         labels: Tensor | None = None,
         **others: Any,
     ) -> SequenceClassifierOutput:
-        """The logits (row, class) over all classes, and the mean cross-entropy where labels are given."""
-        real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-        states = self.states(input_ids, real, token_type_ids, **others)
-        logits: Tensor = self.head(states, real, self.common(input_ids))
+        """Return the logits (row, class) over all classes, and the mean cross-entropy if labels are given."""
+        mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+        states = self.states(input_ids, mask, token_type_ids, **others)
+        logits: Tensor = self.head(states, mask, self.common(input_ids))
         loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
-    def states(self, input_ids: Tensor, real: Tensor, token_type_ids: Tensor | None = None, **others: Any) -> Tensor:
-        """The last hidden states (row, token, width)."""
-        given = {"input_ids": input_ids, "attention_mask": real.long(), **others}
+    def states(self, input_ids: Tensor, mask: Tensor, token_type_ids: Tensor | None = None, **others: Any) -> Tensor:
+        """Return the last hidden states (row, token, width)."""
+        inputs = {"input_ids": input_ids, "attention_mask": mask.long(), **others}
         if token_type_ids is not None:
-            given["token_type_ids"] = token_type_ids
-        found: Tensor = self.encoder(**given, return_dict=True).last_hidden_state
-        return found
+            inputs["token_type_ids"] = token_type_ids
+        states: Tensor = self.encoder(**inputs, return_dict=True).last_hidden_state
+        return states
 
     def common(self, input_ids: Tensor) -> Tensor | None:
-        """(row, token): which tokens are common; None where the head need not know."""
+        """Return the mask (row, token) of common tokens, or None if the head does not need it."""
         if self.config.head != "sink":
             return None
         return torch.isin(input_ids, torch.tensor(self.config.common, device=input_ids.device))
 
     def scales(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """How a pre-scaling head weighs the tokens of each row for each class: (row, class, token)."""
+        """Return how a pre-scaling head weights the tokens of each row for each class, (row, class, token)."""
         if not isinstance(self.head, PreScalingHead):
             raise UserError(f"head: expected one that scales, got {self.config.head}")
-        real = attention_mask.bool()
-        return self.head.scales(self.states(input_ids, real, token_type_ids), real, self.common(input_ids))
+        mask = attention_mask.bool()
+        return self.head.scales(self.states(input_ids, mask, token_type_ids), mask, self.common(input_ids))
 
 
-def encoder_part(model: PreTrainedModel) -> PreTrainedModel:
-    """What hidden states are read from: the encoder of an encoder–decoder, else the model; without a pooler."""
+def extract_encoder(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the part of a model whose hidden states are read: its encoder or base model, without a pooler."""
     encoder: Any = model.get_encoder() if model.config.is_encoder_decoder else model.base_model
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
     return cast(PreTrainedModel, encoder)
 
 
-def encoder_only(encoder: PreTrainedModel) -> PreTrainedModel:
-    """The same encoder, whose configuration no longer says that it is an encoder–decoder, of which it was a part."""
+def mark_encoder_only(encoder: PreTrainedModel) -> PreTrainedModel:
+    """Change the configuration of an encoder that was a part of an encoder–decoder."""
     encoder.config.is_encoder_decoder = False
     return encoder
 
 
-def _told(config: PreTrainedConfig) -> dict[str, Any]:
-    """The configuration of a model below: of an encoder alone, that of the encoder–decoder that it is a part of."""
-    told: dict[str, Any] = config.to_diff_dict() | {"model_type": config.model_type}
+def _base_fields(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the fields of an encoder's configuration, or of the encoder–decoder that it is a part of."""
+    fields: dict[str, Any] = config.to_diff_dict() | {"model_type": config.model_type}
     if getattr(type(config), "is_encoder_decoder", False) and not getattr(config, "is_decoder", False):
-        told["is_encoder_decoder"] = True
-    return told
+        fields["is_encoder_decoder"] = True
+    return fields
 
 
 ADAPTED: Mapping[str, Sequence[str]] = {RegardConfig.model_type: ("q_proj", "v_proj")}
-"""The layers that low-rank adapters are put into, of architectures that peft does not know."""
+"""LoRA targets of architectures that peft does not know."""
 
 
 def add_lora(
     model: PreTrainedModel, rank: int = 8, alpha: int | None = None, targets: Sequence[str] | None = None
 ) -> None:
-    """Put low-rank adapters (arXiv 2106.09685, peft's) into a model, of which they alone are trained from then on.
+    """Add LoRA adapters of peft to a model and freeze its other weights.
 
-    `alpha` is twice the rank unless it is given; `targets` are peft's choice for the architecture, of our own decoder
-    what makes queries and values. Raises UserError where peft is not there or knows no layers to adapt.
+    Args:
+        model: The model.
+        rank: Rank of the adapters.
+        alpha: Scaling; twice the rank by default.
+        targets: Names of layers. By default peft's choice for the architecture; for our own decoder the projections of
+            queries and values.
+
+    Raises:
+        UserError: peft is not installed, or knows no layers to adapt.
+
+    Source:
+        LoRA (arXiv 2106.09685).
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
-    wanted = targets or ADAPTED.get(model.config.model_type)
-    chosen = LoraConfig(r=rank, lora_alpha=alpha or 2 * rank, target_modules=list(wanted) if wanted else None)
+    targets = targets or ADAPTED.get(model.config.model_type)
+    config = LoraConfig(r=rank, lora_alpha=alpha or 2 * rank, target_modules=list(targets) if targets else None)
     try:
-        with warnings.catch_warnings():  # of GPT-2's layers, which it then takes as they are
+        with warnings.catch_warnings():  # of GPT-2's layers, which peft then takes as they are
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)
-            inject_adapter_in_model(chosen, model)
+            inject_adapter_in_model(config, model)
     except ValueError as error:
         raise UserError(f"lora: {' '.join(str(error).split())[:300]}") from error
 
 
 def merge_lora(model: PreTrainedModel) -> None:
-    """Add the adapters of `add_lora` to the weights that they stand beside, and take them out."""
+    """Merge the adapters of `add_lora` into the weights and remove them."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in list(model.named_modules()):
@@ -316,33 +343,30 @@ def merge_lora(model: PreTrainedModel) -> None:
         del model.peft_config
 
 
-def _width(config: Any) -> int:
-    width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
-    if not isinstance(width, int):
+def _hidden_size(config: Any) -> int:
+    size = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+    if not isinstance(size, int):
         raise UserError(
             f"model: expected one with hidden states, the configuration of {config.model_type} has no width"
         )
-    return width
+    return size
 
 
-def _reading(config: ClassifierConfig, below: Any) -> StatesReading:
-    """The token that the head reads of a model of this kind."""
-    if config.reading != _UNSTATED:
-        return cast(StatesReading, config.reading)
-    if below.is_encoder_decoder:
+def _resolve_pooling(config: ClassifierConfig, base_config: Any) -> Pooling:
+    """Return the pooling of the head, "auto" resolved by the type of the encoder."""
+    if config.pooling != _AUTO:
+        return cast(Pooling, config.pooling)
+    if base_config.is_encoder_decoder:
         return "mean"
-    if _is_causal(below):
+    if _is_causal(base_config):
         return "last"
     return "mean" if config.head == "labels" else "first"
 
 
 def _is_causal(config: Any) -> bool:
-    """Whether a model of this kind reads from left to right: whether Transformers makes a language model of it."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
-
-    kind = config.model_type
-    return kind == "regard" or bool(getattr(config, "is_decoder", False)) or (kind in CAUSAL and kind not in MASKED)
+    """Whether a model of this type reads from left to right."""
+    name = config.model_type
+    return name == "regard" or bool(getattr(config, "is_decoder", False)) or (name in CAUSAL and name not in MASKED)
 
 
 AutoConfig.register(ClassifierConfig.model_type, ClassifierConfig)

@@ -1,27 +1,38 @@
-"""The description of a decoder: its sizes, its attention by names, and what stands around the attention."""
+"""The configuration of our decoder: its sizes, its attention, feed-forward layers and norms."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+from torch.nn.functional import gelu, relu, silu
 from transformers import PreTrainedConfig
 
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.errors import UserError, check_choice
-from regard.models.feed_forward import FEED_FORWARDS
 
 NORMS = ("pre", "post")
+FEED_FORWARDS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "swiglu": (silu, True),
+    "reglu": (relu, True),
+    "geglu": (gelu, True),
+    "swish": (silu, False),
+    "relu": (relu, False),
+    "gelu": (gelu, False),
+}
+"""Activation of a feed-forward layer, and whether its result gates a second projection."""
 
 
 class RegardConfig(PreTrainedConfig):
-    """A decoder in the manner of Llama, of which every part that Gu et al. 2025 vary is a choice.
+    """Configuration of a decoder like Llama, with the choices that Gu et al. 2025 compare.
 
-    `attention` is an `AttentionSpec`, its choices as a dictionary, or a name out of `ATTENTIONS`; it is kept as the
-    dictionary of all choices. `ffn`: a name out of `FEED_FORWARDS`. `norm`: `pre`, x + f(LN(x)) with a last norm, or
-    `post`, LN(x + f(x)) without one. Rotary positions may go beyond `max_position_embeddings`, tables may not.
+    `attention` is an `AttentionSpec`, a dictionary of its fields, or a name in `ATTENTIONS`; it is stored as the
+    dictionary. `ffn` is a name in `FEED_FORWARDS`. `norm` is "pre", x + f(LN(x)) with a final norm, or "post",
+    LN(x + f(x)) without one. Rotary positions may exceed `max_position_embeddings`, position tables may not.
 
-    Raises UserError where a choice is unknown or sizes do not fit.
+    Raises:
+        UserError: A choice is unknown, or sizes do not fit.
     """
 
     model_type = "regard"
@@ -62,22 +73,22 @@ class RegardConfig(PreTrainedConfig):
         self.rms_norm_eps = rms_norm_eps
         self.ffn = ffn
         self.norm = norm
-        self.attention = _spec(attention).to_dict()
+        self.attention = _to_spec(attention).to_dict()
         self.use_cache = use_cache
-        self._check(head_dim is None)
+        self._check_fields(head_dim is None)
         tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
         super().__init__(**others | tokens | {"tie_word_embeddings": tie_word_embeddings})
 
     @property
     def spec(self) -> AttentionSpec:
-        """The attention by its choices."""
-        return _spec(self.attention)
+        """The attention as an `AttentionSpec`."""
+        return _to_spec(self.attention)
 
-    def _check(self, divided: bool) -> None:
-        for name, known in (("ffn", tuple(FEED_FORWARDS)), ("norm", NORMS)):
-            check_choice(name, getattr(self, name), known)
+    def _check_fields(self, splits_hidden_size: bool) -> None:
+        for name, choices in (("ffn", tuple(FEED_FORWARDS)), ("norm", NORMS)):
+            check_choice(name, getattr(self, name), choices)
         heads, groups = self.num_attention_heads, self.num_key_value_heads
-        if divided and self.hidden_size % heads:
+        if splits_hidden_size and self.hidden_size % heads:
             raise UserError(f"hidden_size: expected a multiple of the {heads} heads, got {self.hidden_size}")
         if heads % groups:
             raise UserError(f"num_key_value_heads: expected a divisor of the {heads} heads, got {groups}")
@@ -85,14 +96,14 @@ class RegardConfig(PreTrainedConfig):
             raise UserError(f"head_dim: expected an even number for rotary positions, got {self.head_dim}")
 
 
-def _spec(attention: AttentionSpec | Mapping[str, Any] | str) -> AttentionSpec:
-    """The choices behind a name, a dictionary of them, or themselves."""
+def _to_spec(attention: AttentionSpec | Mapping[str, Any] | str) -> AttentionSpec:
+    """Return the spec of a name, a dictionary of fields, or a spec."""
     if isinstance(attention, AttentionSpec):
         return attention
     if isinstance(attention, str):
         check_choice("attention", attention, ATTENTIONS)
         return ATTENTIONS[attention]
-    known = AttentionSpec.__dataclass_fields__
-    if unknown := [name for name in attention if name not in known]:
-        raise UserError(f"attention: expected choices out of {', '.join(known)}, got {', '.join(map(str, unknown))}")
+    fields = AttentionSpec.__dataclass_fields__
+    if unknown := [name for name in attention if name not in fields]:
+        raise UserError(f"attention: expected choices out of {', '.join(fields)}, got {', '.join(map(str, unknown))}")
     return AttentionSpec(**attention)

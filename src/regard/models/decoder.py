@@ -21,11 +21,12 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from regard.attention.positions import BUCKETS, alibi_slopes, rotary_angles, sinusoidal, t5_buckets
+from regard.attention.positions import NUM_BUCKETS, alibi_slopes, rotary_angles, sinusoidal_table, t5_buckets
+from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.models.configuration import RegardConfig
-from regard.models.layers import DownProjection, RegardAttention, RegardDecoderLayer, RMSNorm, Surroundings
-from regard.models.loss import IGNORE_INDEX, linear_cross_entropy, logits_cross_entropy
+from regard.models.layers import DownProjection, LayerContext, RegardAttention, RegardDecoderLayer, RMSNorm
+from regard.models.loss import linear_cross_entropy, logits_cross_entropy
 
 
 class RegardPreTrainedModel(PreTrainedModel):
@@ -67,7 +68,7 @@ class RegardPreTrainedModel(PreTrainedModel):
         if module.distance_table is not None:
             initialization.normal_(module.distance_table, std=width**-0.5)
         if module.waves is not None:
-            initialization.copy_(module.waves, sinusoidal(*module.waves.shape))
+            initialization.copy_(module.waves, sinusoidal_table(*module.waves.shape))
 
 
 class RegardModel(RegardPreTrainedModel):
@@ -84,12 +85,12 @@ class RegardModel(RegardPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.embed_positions = nn.Embedding(longest, width) if self.spec.positions == "learned" else None
         self.waves: Tensor | None
-        waves = sinusoidal(longest, width) if self.spec.positions == "sinusoidal" else None
+        waves = sinusoidal_table(longest, width) if self.spec.positions == "sinusoidal" else None
         self.register_buffer("waves", waves, persistent=False)
         self.sink_token = nn.Parameter(torch.empty(width)) if self.spec.sink_token else None
         learned_distance = self.spec.positions == "t5"
         self.distance_table = (
-            nn.Parameter(torch.empty(BUCKETS, config.num_attention_heads)) if learned_distance else None
+            nn.Parameter(torch.empty(NUM_BUCKETS, config.num_attention_heads)) if learned_distance else None
         )
         self.layers = nn.ModuleList(RegardDecoderLayer(config, number) for number in range(config.num_hidden_layers))
         self.norm = RMSNorm(width, config.rms_norm_eps) if config.norm == "pre" else None
@@ -196,7 +197,7 @@ class RegardModel(RegardPreTrainedModel):
         attention_mask: Tensor | None,
         real: Tensor | None,
         attentions: list[Tensor] | None,
-    ) -> Surroundings:
+    ) -> LayerContext:
         """What all layers share."""
         config, positions, device = self.config, self.spec.positions, stream.device
         shared: dict[str, Any] = {"key_mask": real}
@@ -210,8 +211,8 @@ class RegardModel(RegardPreTrainedModel):
         elif positions in ("t5", "t5-bucket-number"):
             buckets = t5_buckets(torch.arange(offset + stream.shape[1], device=device))
             own = {"table": self.distance_table, "buckets": buckets}
-            shared |= own if positions == "t5" else {"by_distance": buckets[None].to(stream.dtype)}
-        return Surroundings(offset=offset, attentions=attentions, **shared)
+            shared |= own if positions == "t5" else {"distance_bias": buckets[None].to(stream.dtype)}
+        return LayerContext(offset=offset, attentions=attentions, **shared)
 
 
 def _padding(mask: Tensor | None, keys: int) -> Tensor | None:

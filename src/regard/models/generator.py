@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from regard.errors import UserError
+from regard.models.architectures import is_bidirectional, select_language_model_class
 from regard.models.classifier import add_lora, merge_lora
-from regard.models.kinds import is_bidirectional, language_model_class
 from regard.models.loaded import Loaded
 from regard.models.pretrained import load
 from regard.runs.quiet import suppress_logging
@@ -43,14 +43,14 @@ class GeneratorConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class Answering:
+class AnswerLogits:
     """What a generator gives for answers that are known: `logits` (row, token, word), those at t predict answer t."""
 
     logits: Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedPairs:
+class DecoderInputs:
     """Prompts and answers as a decoder-only model reads them, all answers beginning in the same column.
 
     All (row, token): `input_ids`, with padding before the prompt and behind the answer; `attention_mask`, which of them
@@ -92,7 +92,7 @@ class Generator(nn.Module):
         self.encoder, self.config = encoder, config
 
     @classmethod
-    def over(cls, loaded: Loaded, *, lora: Mapping[str, Any] | None = None, seed: int = 0) -> Generator:
+    def from_loaded(cls, loaded: Loaded, *, lora: Mapping[str, Any] | None = None, seed: int = 0) -> Generator:
         """A generator over a copy of a pretrained language model.
 
         `lora`: `rank`, and `alpha` and `targets` (names of layers, None for the choice of `add_lora`), which freezes
@@ -136,7 +136,7 @@ class Generator(nn.Module):
 
     # -- answers that are known ---------------------------------------------------------------------------
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Answering:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> AnswerLogits:
         """The logits of answers, `labels` (row, token), of which −100 is padding, given prompts (row, token).
 
         Each token of an answer is predicted from the prompt and the tokens before it, as they should be.
@@ -148,24 +148,24 @@ class Generator(nn.Module):
                 decoder_input_ids=self._shifted(labels),
                 use_cache=False,
             ).logits
-            return Answering(logits)
+            return AnswerLogits(logits)
         joined, many = self.joined(input_ids, attention_mask, labels), labels.shape[1]
         given: dict[str, Any] = {"input_ids": joined.input_ids, "attention_mask": joined.attention_mask.long()}
         if "position_ids" in self._takes:
             given["position_ids"] = joined.position_ids
         if "logits_to_keep" in self._takes:
             given["logits_to_keep"] = many + 1
-        return Answering(self.encoder(**given, use_cache=False).logits[:, -many - 1 : -1])
+        return AnswerLogits(self.encoder(**given, use_cache=False).logits[:, -many - 1 : -1])
 
-    def joined(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> JoinedPairs:
+    def joined(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> DecoderInputs:
         """Prompts, and behind them the answers if there are any, as a decoder-only model reads them."""
         real = attention_mask.bool()
         order = real.int().argsort(dim=1, stable=True)
         ids, prompt = input_ids.gather(1, order), real.gather(1, order)
         if labels is None:
-            return JoinedPairs(ids, prompt, prompt)
+            return DecoderInputs(ids, prompt, prompt)
         answered = labels != IGNORE_INDEX
-        return JoinedPairs(
+        return DecoderInputs(
             torch.cat([ids, labels.masked_fill(~answered, self.pad)], 1),
             torch.cat([prompt, answered], 1),
             torch.cat([prompt, torch.zeros_like(answered)], 1),
@@ -225,7 +225,7 @@ class Generator(nn.Module):
                 f"model: expected a language model, {folder} is the network of {config.part_of}; "
                 "regard.continual.models.load_network reads it"
             )
-        kind = language_model_class(config)
+        kind = select_language_model_class(config)
         model = kind.from_pretrained(folder, config=config, use_safetensors=True, dtype="auto")
         return cls(model.eval(), GeneratorConfig(lineage=dict(getattr(config, "lineage", None) or {})))
 
@@ -233,7 +233,7 @@ class Generator(nn.Module):
     def empty(cls, folder: str | Path, *, lora: Mapping[str, Any] | None) -> Generator:
         """A generator as the folder's configuration says, with weights that are to be given."""
         config = AutoConfig.from_pretrained(folder)
-        model = language_model_class(config).from_config(config)
+        model = select_language_model_class(config).from_config(config)
         model.generation_config = GenerationConfig.from_pretrained(folder)
         if lora:
             add_lora(model, **lora)

@@ -1,4 +1,4 @@
-"""Heads that read classes from hidden states: a linear layer; pre-scaling, which weighs tokens; the labels' words."""
+"""Classification heads on hidden states: linear, pre-scaling (which weights tokens), and by the labels' words."""
 
 from __future__ import annotations
 
@@ -12,46 +12,45 @@ from regard.errors import UserError, check_choice
 
 HeadName = Literal["linear", "full", "uniform", "sink", "labels"]
 HEADS: tuple[HeadName, ...] = get_args(HeadName)
-StatesReading = Literal["first", "last", "mean"]
-READINGS: tuple[StatesReading, ...] = get_args(StatesReading)
+Pooling = Literal["first", "last", "mean"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 LABEL_SCALE = 20.0
-"""What cosines are multiplied by: the inverse temperature with which sentence models are usually trained."""
-_HIDDEN = -1e30
+"""Factor of cosines: the inverse temperature with which sentence models are usually trained."""
+_MASKED = -1e30
 
 
 class LinearHead(nn.Module):
-    """One vector and a bias a class, read against the state of one token, or the mean of all.
+    """A linear layer on the state of the first token ([CLS]) or the last (causal models), or on their mean."""
 
-    `reading`: "first" ([CLS]), "last" (causal models), or "mean", of the real tokens.
-    """
-
-    def __init__(self, width: int, classes: int, *, reading: StatesReading = "first", dropout: float = 0.1) -> None:
+    def __init__(self, width: int, classes: int, *, pooling: Pooling = "first", dropout: float = 0.1) -> None:
         super().__init__()
-        self.reading, self.dropout = reading, nn.Dropout(dropout)
+        self.pooling, self.dropout = pooling, nn.Dropout(dropout)
         self.vectors = nn.Parameter(torch.empty(classes, width))
         self.bias = nn.Parameter(torch.zeros(classes))
         self.reset()
 
     def reset(self) -> None:
-        """Draw the class vectors, as BERT does: N(0, 0.02)."""
+        """Initialize the class vectors with N(0, 0.02), like BERT."""
         nn.init.normal_(self.vectors, std=0.02)
         nn.init.zeros_(self.bias)
 
-    def forward(self, states: Tensor, real: Tensor, common: Tensor | None = None) -> Tensor:
-        """The logits (row, class) of states (row, token, width), of which `real` (row, token) are no padding."""
-        return self.dropout(pool_states(states, real, self.reading)) @ self.vectors.T + self.bias
+    def forward(self, states: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
+        """Return the logits (row, class) of states (row, token, width); `mask` (row, token) is False at padding."""
+        return self.dropout(pool_states(states, mask, self.pooling)) @ self.vectors.T + self.bias
 
 
 class PreScalingHead(nn.Module):
-    """Class vectors that weigh the tokens of a text before they read it (pre-scaling, arXiv 2410.05648, section 4).
+    """Class vectors that weight the tokens of a text before they read it.
 
-    A = softmax over tokens of V f(H)ᵀ / √d and s_c = ⟨V_c, (A H)_c⟩ + b_c, V being both query and read-out, and f a
-    linear map that begins at zero, so that all tokens weigh the same. `kind`: "full" as above, "uniform" with A = 1/n
-    for good, "sink" with the softmax over common tokens alone (a text without any uses all its tokens). `dropout` is of
-    A.
+    A = softmax over tokens of V f(H)ᵀ / √d and s_c = ⟨V_c, (A H)_c⟩ + b_c. V is both query and read-out; f is a linear
+    map initialized to zero, so that all tokens start with the same weight. `kind`: "full" as above, "uniform" with
+    A = 1/n, "sink" with the softmax over common tokens only (over all tokens of a text without any). Dropout is on A.
 
-    Since f(h) = W h + b, V f(H)ᵀ = (V W) Hᵀ + V b, and V b, the same for all tokens, leaves the softmax as it is. So
-    no token is ever mapped, and the head costs two products of classes × width × tokens.
+    Since f(h) = W h + b, V f(H)ᵀ = (V W) Hᵀ + V b, and V b is the same for all tokens and cancels in the softmax. So no
+    token is mapped, and the head costs two products of classes × width × tokens.
+
+    Source:
+        Pre-scaling (arXiv 2410.05648, section 4).
     """
 
     def __init__(
@@ -65,108 +64,108 @@ class PreScalingHead(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Draw the class vectors, N(0, 0.02), and set the key map to zero."""
+        """Initialize the class vectors with N(0, 0.02) and the key map with zero."""
         nn.init.normal_(self.vectors, std=0.02)
         nn.init.zeros_(self.bias)
         if self.key is not None:
             nn.init.zeros_(self.key)
 
-    def forward(self, states: Tensor, real: Tensor, common: Tensor | None = None) -> Tensor:
-        """The logits (row, class) of states (row, token, width).
+    def forward(self, states: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
+        """Return the logits (row, class) of states (row, token, width).
 
-        `real` (row, token): which tokens are no padding; `common`: which are common, needed for the kind "sink".
+        `mask` (row, token) is False at padding; `common` (row, token) marks common tokens, for the kind "sink".
         """
-        read = self.vectors @ states.transpose(1, 2)
-        return (self.dropout(self.scales(states, real, common)) * read).sum(-1) + self.bias
+        scores = self.vectors @ states.transpose(1, 2)
+        return (self.dropout(self.scales(states, mask, common)) * scores).sum(-1) + self.bias
 
-    def scales(self, states: Tensor, real: Tensor, common: Tensor | None = None) -> Tensor:
-        """A: the weights (row, class, token), which are 0 at padding and sum to 1 over the tokens."""
-        allowed = self._allowed(real, common)
+    def scales(self, states: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
+        """Return A, the weights (row, class, token), which sum to 1 over the tokens and are 0 at padding."""
+        allowed = self._allowed_tokens(mask, common)
         if self.key is None:
-            share = allowed.to(states.dtype) / allowed.sum(-1, keepdim=True)
-            return share[:, None].expand(-1, len(self.vectors), -1)
+            uniform = allowed.to(states.dtype) / allowed.sum(-1, keepdim=True)
+            return uniform[:, None].expand(-1, len(self.vectors), -1)
         scores = (self.vectors @ self.key) @ states.transpose(1, 2) / math.sqrt(states.shape[-1])
-        exact = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        return exact.masked_fill(~allowed[:, None], _HIDDEN).softmax(-1).to(states.dtype)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return scores.masked_fill(~allowed[:, None], _MASKED).softmax(-1).to(states.dtype)
 
-    def _allowed(self, real: Tensor, common: Tensor | None) -> Tensor:
-        """(row, token): the tokens that are weighed."""
+    def _allowed_tokens(self, mask: Tensor, common: Tensor | None) -> Tensor:
+        """Return the mask (row, token) of tokens that are weighted."""
         if self.kind != "sink":
-            return real
+            return mask
         if common is None:
             raise UserError("head: sink scaling needs to know which tokens are common, got none")
-        among = real & common
-        return torch.where(among.any(-1, keepdim=True), among, real)
+        common = mask & common
+        return torch.where(common.any(-1, keepdim=True), common, mask)
 
 
 class LabelTextHead(nn.Module):
-    """Classes by what their labels say: scale · cos(h, E_c) for a text's pooled state h, E_c that of the label's words.
+    """Classes by their labels' words: scale · cos(h, E_c) for a text's pooled state h and the label's state E_c.
 
-    `vectors` (class, width) are the states E of a model that nothing changes: a buffer, for no weight of this head is
-    trained. They are not a number until they are given. All is computed in float32 at least.
+    `vectors` (class, width) are the states E of the untrained model: buffers, since this head has no weights. They are
+    NaN until they are set. Everything is computed in float32 or wider.
 
-    `others` (word, width) are the states of words that are no label. In training they are one more class, the last:
-    that a text says any of them, as a model that generates its answer is trained against all that it could say. So a
-    text comes to be near its label, and not only nearer than to the labels that are known by then.
+    `others` (word, width) are the states of words that are no labels. In training they form one more class, the last,
+    as a model that generates its answer is trained against all other answers. So a text comes to be near its label,
+    not only nearer to it than to the labels seen so far.
     """
 
     vectors: Tensor
     others: Tensor
 
     def __init__(
-        self, width: int, classes: int, *, reading: StatesReading = "mean", scale: float = LABEL_SCALE, words: int = 0
+        self, width: int, classes: int, *, pooling: Pooling = "mean", scale: float = LABEL_SCALE, words: int = 0
     ) -> None:
         super().__init__()
-        self.reading, self.scale = reading, scale
-        exact = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.register_buffer("vectors", torch.empty(classes, width, dtype=exact))
-        self.register_buffer("others", torch.empty(words, width, dtype=exact))
+        self.pooling, self.scale = pooling, scale
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.register_buffer("vectors", torch.empty(classes, width, dtype=dtype))
+        self.register_buffer("others", torch.empty(words, width, dtype=dtype))
         self.reset()
 
     def reset(self) -> None:
-        """Forget the vectors: they become what is no number."""
+        """Set the states to NaN."""
         nn.init.constant_(self.vectors, math.nan)
         nn.init.constant_(self.others, math.nan)
 
-    def forward(self, states: Tensor, real: Tensor, common: Tensor | None = None) -> Tensor:
-        """The logits (row, class), from −scale to scale, of states (row, token, width); `real` as of `LinearHead`.
+    def forward(self, states: Tensor, mask: Tensor, common: Tensor | None = None) -> Tensor:
+        """Return the logits (row, class), from −scale to scale, of states (row, token, width).
 
-        In training that of all other words follows, log Σ exp of theirs, where there are any.
+        In training the logit of all other words follows, log Σ exp of theirs, if there are any.
         """
         with torch.autocast(states.device.type, enabled=False):
-            exact = states.to(torch.promote_types(states.dtype, torch.float32))
-            read = nn.functional.normalize(pool_states(exact, real, self.reading), dim=-1)
-            logits = self._against(read, self.vectors)
+            states = states.to(torch.promote_types(states.dtype, torch.float32))
+            pooled = nn.functional.normalize(pool_states(states, mask, self.pooling), dim=-1)
+            logits = self._scaled_cosines(pooled, self.vectors)
             if not self.training or not len(self.others):
                 return logits
-            return torch.cat([logits, self._against(read, self.others).logsumexp(-1, keepdim=True)], dim=-1)
+            return torch.cat([logits, self._scaled_cosines(pooled, self.others).logsumexp(-1, keepdim=True)], dim=-1)
 
-    def _against(self, read: Tensor, vectors: Tensor) -> Tensor:
-        return self.scale * read @ nn.functional.normalize(vectors.to(read.dtype), dim=-1).T
+    def _scaled_cosines(self, pooled: Tensor, vectors: Tensor) -> Tensor:
+        return self.scale * pooled @ nn.functional.normalize(vectors.to(pooled.dtype), dim=-1).T
 
 
-def words_of(label: str) -> str:
-    """The words of a label: underscores, and capitals within a word, are where one ends.
+def split_label(label: str) -> str:
+    """Split a label into words at underscores and at capitals within a word.
 
-    "EducationalInstitution" is "Educational Institution", "not_entailment" is "not entailment".
+    "EducationalInstitution" becomes "Educational Institution", "not_entailment" becomes "not entailment".
     """
-    parts = []
-    for number, sign in enumerate(label):
-        before, behind = label[number - 1 : number], label[number + 1 : number + 2]
-        begins = before.islower() or before.isdigit() or (before.isupper() and behind.islower())
-        parts.append(f" {sign}" if sign.isupper() and begins else sign)
-    return " ".join("".join(parts).replace("_", " ").split())
+    signs = []
+    for index, sign in enumerate(label):
+        previous, following = label[index - 1 : index], label[index + 1 : index + 2]
+        begins = previous.islower() or previous.isdigit() or (previous.isupper() and following.islower())
+        signs.append(f" {sign}" if sign.isupper() and begins else sign)
+    return " ".join("".join(signs).replace("_", " ").split())
 
 
-def pool_states(states: Tensor, real: Tensor, reading: StatesReading) -> Tensor:
-    """One state a row, (row, width), out of (row, token, width): of its first or last real token, or their mean."""
-    if reading == "mean":
-        share = real.to(states.dtype) / real.sum(-1, keepdim=True)
-        return (share[:, None] @ states).squeeze(1)
-    position = torch.arange(real.shape[1], device=real.device)
-    far = real.shape[1]
-    ends = (position - far * ~real).argmax(-1) if reading == "last" else (position + far * ~real).argmin(-1)
-    return states[torch.arange(len(states), device=states.device), ends]
+def pool_states(states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """Pool states (row, token, width) to (row, width): those of the first or last real token, or their mean."""
+    if pooling == "mean":
+        weights = mask.to(states.dtype) / mask.sum(-1, keepdim=True)
+        return (weights[:, None] @ states).squeeze(1)
+    position = torch.arange(mask.shape[1], device=mask.device)
+    length = mask.shape[1]
+    index = (position - length * ~mask).argmax(-1) if pooling == "last" else (position + length * ~mask).argmin(-1)
+    return states[torch.arange(len(states), device=states.device), index]
 
 
 def make_head(
@@ -174,15 +173,15 @@ def make_head(
     width: int,
     classes: int,
     *,
-    reading: StatesReading,
+    pooling: Pooling,
     dropout: float,
     label_scale: float = LABEL_SCALE,
     label_words: int = 0,
 ) -> nn.Module:
-    """The head of that name; `label_scale` and `label_words` are of the head "labels". Raises UserError."""
+    """Make a head by name; `label_scale` and `label_words` are of the head "labels"."""
     check_choice("head", name, HEADS)
     if name == "linear":
-        return LinearHead(width, classes, reading=reading, dropout=dropout)
+        return LinearHead(width, classes, pooling=pooling, dropout=dropout)
     if name == "labels":
-        return LabelTextHead(width, classes, reading=reading, scale=label_scale, words=label_words)
+        return LabelTextHead(width, classes, pooling=pooling, scale=label_scale, words=label_words)
     return PreScalingHead(width, classes, kind=name, dropout=dropout)

@@ -1,27 +1,26 @@
-"""How long a text a model takes."""
+"""The maximum sequence length of a model."""
 
 from typing import Any
 
 from torch import nn
 
-# The last part of the name under which Transformers keeps a learned table of absolute positions.
-_TABLES = {"position_embeddings", "position_embedding", "embed_positions", "wpe", "positions_embed"}
-# Tokenizers without a limit state 10**30.
+_POSITION_TABLES = {"position_embeddings", "position_embedding", "embed_positions", "wpe", "positions_embed"}
+"""Last part of the names of learned absolute position embeddings in Transformers."""
 _UNLIMITED = 10**9
+"""Tokenizers without a limit state 10**30."""
 
 
 def maximum_length(model: nn.Module, tokenizer: Any) -> int | None:
-    """The most tokens the model was made for in one sequence, special tokens included; None where nothing says.
+    """Return the maximum number of tokens of one sequence, with special tokens; None if nothing says.
 
-    With learned absolute positions this is what the tables hold, as built and not as configured: RoBERTa and OPT keep
-    rows for padding before position 0, so that a table of 514 rows takes 512 tokens. With rotary or relative positions
-    nothing breaks beyond the limit, yet no such position was ever trained; `max_position_embeddings` is the limit then,
-    and where the configuration has none (T5), the length the tokenizer was made for.
+    For learned absolute positions this is the size of the tables: RoBERTa and OPT keep rows for padding before position
+    0, so a table of 514 rows takes 512 tokens. For rotary or relative positions it is `max_position_embeddings`:
+    nothing breaks beyond it, but no such position was trained. Without that field (T5) it is the tokenizer's length.
     """
     tables = [
-        _rows(module)
+        _count_positions(module)
         for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in _TABLES
+        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in _POSITION_TABLES
     ]
     if tables:
         return min(tables)
@@ -32,10 +31,10 @@ def maximum_length(model: nn.Module, tokenizer: Any) -> int | None:
     return stated if stated < _UNLIMITED else None
 
 
-def _rows(table: nn.Embedding) -> int:
-    """The positions a table holds: its rows, without those before position 0.
+def _count_positions(table: nn.Embedding) -> int:
+    """Return the rows of a table without those before position 0.
 
-    BART and OPT keep their offset beside the table; RoBERTa and its kin count on from the row of padding.
+    BART and OPT keep their offset in the table; models like RoBERTa start after the row of padding.
     """
     offset: int | None = getattr(table, "offset", None)
     if offset is not None:

@@ -8,9 +8,11 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in evaluation mode on its device, its tokenizer, the name it was asked for by, and what its weights were.
+    """A model in evaluation mode on its device, with its tokenizer.
 
-    `sha256` is over the weight files, sorted by name, one after another; None where the weights are random.
+    Attributes:
+        name: Name by which the model was requested.
+        sha256: Hash of the weight files, sorted by name and joined; None for random weights.
     """
 
     model: PreTrainedModel

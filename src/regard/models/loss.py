@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear layer's output, of which never more than a few rows stand in memory."""
+"""Cross-entropy of a linear layer's output, computed a few rows at a time."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
-IGNORE_INDEX = -100
-CHUNK = {"cpu": 2**22, "cuda": 2**27}
-"""The most logits at a time, by kind of device."""
-PARTS = 4
-"""So many parts at least: half the logits in float32 is the most that stands in memory at once, products included."""
+from regard.data.examples import IGNORE_INDEX
+
+MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}
+"""Maximum number of logits at a time, by type of device."""
+MIN_CHUNKS = 4
+"""Minimum number of chunks: at most half the logits in float32 are in memory at once, products included."""
 
 
 def linear_cross_entropy(
     hidden: Float[Tensor, "token width"], weight: Float[Tensor, "vocabulary width"], labels: Int[Tensor, " token"]
 ) -> Float[Tensor, ""]:
-    """Σ −log softmax(W h)_label over the tokens whose label is not −100: float32, float64 for float64 inputs.
+    """Return Σ −log softmax(W h)_label over the tokens whose label is not `IGNORE_INDEX`.
 
-    Logits are made a few rows at a time, and both gradients on the way, so that no row is made twice. Under autocast
-    products are taken in its dtype, the exponentials and the sum over chunks in float32.
+    The result is float32, or float64 for float64 inputs. Logits are computed a few rows at a time together with both
+    gradients, so that no row is computed twice. Under autocast products are in its dtype, exponentials and the sum over
+    chunks in float32.
     """
-    kind = hidden.device.type
-    product = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    learns = [torch.is_grad_enabled() and one.requires_grad for one in (hidden, weight)]
-    return _ChunkedCrossEntropy.apply(hidden, weight, labels, product, *learns)
+    device = hidden.device.type
+    product_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    needs_grad = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden, weight)]
+    return _ChunkedCrossEntropy.apply(hidden, weight, labels, product_dtype, *needs_grad)
 
 
 def logits_cross_entropy(
     logits: Float[Tensor, "batch token vocabulary"], labels: Int[Tensor, "batch token"]
 ) -> Float[Tensor, ""]:
-    """The same sum from logits that are there: without gradients no more than `CHUNK` of them are copied at a time."""
-    exact = torch.promote_types(logits.dtype, torch.float32)
-    rows = max(CHUNK.get(logits.device.type, 2**22) // logits.shape[-1], 1)
-    total = logits.new_zeros((), dtype=exact)
-    for row, targets in zip(logits, labels, strict=True):
-        for some, wanted in zip(row.split(rows), targets.split(rows), strict=True):
-            chances = some.log_softmax(-1, dtype=exact)
-            total = total + nll_loss(chances, wanted, ignore_index=IGNORE_INDEX, reduction="sum")
+    """Return the same sum from logits; without gradients at most `MAX_LOGITS` of them are copied at a time."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    rows = max(MAX_LOGITS.get(logits.device.type, 2**22) // logits.shape[-1], 1)
+    total = logits.new_zeros((), dtype=dtype)
+    for sequence, sequence_labels in zip(logits, labels, strict=True):
+        for chunk, targets in zip(sequence.split(rows), sequence_labels.split(rows), strict=True):
+            log_probs = chunk.log_softmax(-1, dtype=dtype)
+            total = total + nll_loss(log_probs, targets, ignore_index=IGNORE_INDEX, reduction="sum")
     return total
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """The loss, with its gradients taken in the forward pass."""
+    """The loss, with its gradients computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -53,53 +55,54 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         labels: Tensor,
-        product: torch.dtype,
-        for_hidden: bool,
-        for_weight: bool,
+        product_dtype: torch.dtype,
+        hidden_grad: bool,
+        weight_grad: bool,
     ) -> Tensor:
-        """The sum of the losses."""
-        exact = torch.promote_types(hidden.dtype, torch.float32)
-        rows = max(min(CHUNK.get(hidden.device.type, 2**22) // weight.shape[0], -(-len(hidden) // PARTS)), 1)
-        h, w = hidden.to(product), weight.to(product)
-        counted = (labels != IGNORE_INDEX)[:, None]
-        counted_h = h * counted if for_weight else h
-        d_hidden = torch.empty_like(h) if for_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=exact) if for_weight else None
-        total = hidden.new_zeros((), dtype=exact)
+        """Return the sum of the losses."""
+        acc_dtype = torch.promote_types(hidden.dtype, torch.float32)
+        max_logits = MAX_LOGITS.get(hidden.device.type, 2**22)
+        rows = max(min(max_logits // weight.shape[0], -(-len(hidden) // MIN_CHUNKS)), 1)
+        h, w = hidden.to(product_dtype), weight.to(product_dtype)
+        has_label = (labels != IGNORE_INDEX)[:, None]
+        labeled_h = h * has_label if weight_grad else h
+        d_hidden = torch.empty_like(h) if hidden_grad else None
+        d_weight = torch.zeros_like(weight, dtype=acc_dtype) if weight_grad else None
+        total = hidden.new_zeros((), dtype=acc_dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(h), rows):
-                part = slice(start, start + rows)
-                found, d_logits = _losses(h[part] @ w.T, labels[part], exact)
-                total += found
-                d_logits = d_logits.to(product)
+                chunk = slice(start, start + rows)
+                loss, d_logits = _loss_and_gradient(h[chunk] @ w.T, labels[chunk], acc_dtype)
+                total += loss
+                d_logits = d_logits.to(product_dtype)
                 if d_hidden is not None:
-                    torch.mm(d_logits, w, out=d_hidden[part])
-                if d_weight is not None and product == exact:
-                    d_weight.addmm_(d_logits.T, counted_h[part])
+                    torch.mm(d_logits, w, out=d_hidden[chunk])
+                if d_weight is not None and product_dtype == acc_dtype:
+                    d_weight.addmm_(d_logits.T, labeled_h[chunk])
                 elif d_weight is not None:
-                    d_weight += d_logits.T @ counted_h[part]
+                    d_weight += d_logits.T @ labeled_h[chunk]
             if d_hidden is not None:
-                d_hidden *= counted
+                d_hidden *= has_label
         ctx.save_for_backward(d_hidden, d_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of the forward pass, times that of the sum."""
-        found = (
+        """Scale the gradients of the forward pass."""
+        gradients = (
             None if gradient is None else (gradient * outer[0]).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
-        return (*found, None, None, None, None)
+        return (*gradients, None, None, None, None)
 
 
-def _losses(logits: Tensor, labels: Tensor, exact: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The sum of some rows' losses, and its gradient by their logits, of rows that are not counted as well."""
-    at = labels.clamp(min=0)[:, None]
-    shares = logits.log_softmax(-1, dtype=exact)
-    loss = -shares.gather(1, at)[:, 0].masked_fill(labels == IGNORE_INDEX, 0.0).sum()
-    shares = shares.exp_()
-    if torch.compiler.is_compiling():  # it makes loops of one pass of a comparison, and more passes of a scatter
-        return loss, shares - (torch.arange(shares.shape[1], device=at.device) == at).to(exact)
-    return loss, shares.scatter_add_(1, at, shares.new_full(at.shape, -1.0))
+def _loss_and_gradient(logits: Tensor, labels: Tensor, acc_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the sum of some rows' losses, and its gradient in the logits (also of rows without label)."""
+    index = labels.clamp(min=0)[:, None]
+    log_probs = logits.log_softmax(-1, dtype=acc_dtype)
+    loss = -log_probs.gather(1, index)[:, 0].masked_fill(labels == IGNORE_INDEX, 0.0).sum()
+    probs = log_probs.exp_()
+    if torch.compiler.is_compiling():  # compiled, a comparison takes one pass over memory and a scatter more
+        return loss, probs - (torch.arange(probs.shape[1], device=index.device) == index).to(acc_dtype)
+    return loss, probs.scatter_add_(1, index, probs.new_full(index.shape, -1.0))

@@ -10,10 +10,15 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from regard.errors import UserError
-from regard.models.classifier import Classifier, ClassifierConfig, encoder_only, encoder_part
-from regard.models.kinds import check_generates_text, check_loaded_whole, language_model_class, model_class
+from regard.models.architectures import (
+    check_complete_model,
+    check_generates_text,
+    select_auto_class,
+    select_language_model_class,
+)
+from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
 from regard.models.loaded import Loaded as Loaded
-from regard.models.sources import check_tokenizer_files, folder_of, sha256_of, weight_files
+from regard.models.model_files import check_tokenizer_files, find_model_folder, find_weight_files, hash_files
 from regard.runs.quiet import suppress_logging
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -73,19 +78,19 @@ def load(
     """
     place = _device(device)
     numbers = _dtype(dtype, place)
-    folder = folder_of(name, code=trust_remote_code, weights=not random_weights)
+    folder = find_model_folder(name, code=trust_remote_code, weights=not random_weights)
     with suppress_logging():
         options = {"trust_remote_code": trust_remote_code, "attn_implementation": attn_implementation}
         with _as_user_error(f"model: the configuration of '{name}' is not understood"):
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        check_loaded_whole(config, name)
+        check_complete_model(config, name)
         if language_model:
             check_generates_text(config, name)
-        files = [] if random_weights else weight_files(folder, name)
+        files = [] if random_weights else find_weight_files(folder, name)
         check_tokenizer_files(folder, name)
         with _as_user_error(f"model: the tokenizer of '{name}' cannot be read"):
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        kind = language_model_class(config) if language_model else model_class(config)
+        kind = select_language_model_class(config) if language_model else select_auto_class(config)
         with _as_user_error(f"model: '{name}' cannot be built"):
             if isinstance(config, ClassifierConfig):
                 model = _encoder(folder, config, numbers, name, attn_implementation, seed if random_weights else None)
@@ -96,7 +101,7 @@ def load(
     check_vocabulary(model, tokenizer, name)
     model.to(place)  # type: ignore[arg-type]  # its wrapper hides the signature
     model.eval()
-    return Loaded(model, tokenizer, name, sha256_of(files) if files else None)
+    return Loaded(model, tokenizer, name, hash_files(files) if files else None)
 
 
 def _random(kind: Any, config: Any, numbers: torch.dtype | str, seed: int, options: dict[str, Any]) -> PreTrainedModel:
@@ -159,9 +164,9 @@ def _encoder(
         config.base["dtype"] = numbers
     if seed is None:
         classifier: Any = _trained(Classifier, folder, config, numbers, name, {})
-        model: PreTrainedModel = classifier.learnt_encoder()
+        model: PreTrainedModel = classifier.take_encoder()
     else:
-        model = encoder_only(encoder_part(_random(AutoModel, config.base_config(), numbers, seed, {})))
+        model = mark_encoder_only(extract_encoder(_random(AutoModel, config.base_config(), numbers, seed, {})))
     model.config._name_or_path = str(folder)
     return model
 

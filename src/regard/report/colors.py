@@ -1,4 +1,4 @@
-"""The house colours: one hue in steps of lightness that look equally far apart (made in OKLCH), and inks for series."""
+"""The house colors: one hue in steps of lightness that look equally far apart (made in OKLCH), and inks for series."""
 
 RAMP_LIGHT = ["#f1f7fa", "#c5ddee", "#97c3e6", "#6ea8dc", "#4d8ccb", "#3870b2", "#2d5690", "#263e69", "#1d2841"]
 RAMP_DARK = ["#1c2433", "#263a57", "#2c517e", "#316ba2", "#3e86c0", "#58a2d6", "#7fbde5", "#acd6ef", "#d8f0fc"]

@@ -82,6 +82,18 @@ def samples(record: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
+def model_name(record: Mapping[str, Any]) -> str:
+    """The model's name in the record, or "A model"."""
+    return str(section(record, "model").get("name") or "A model")
+
+
+def model_size(record: Mapping[str, Any]) -> str:
+    """The model's layers and heads, as in "12 layers × 12 heads"; "" where the record does not say."""
+    model = section(record, "model")
+    known = model.get("layers") is not None and model.get("heads") is not None
+    return f"{model['layers']} layers × {model['heads']} heads" if known else ""
+
+
 def section(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The part of the record under `key`; empty where there is none."""
     found = record.get(key)

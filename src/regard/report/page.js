@@ -1,305 +1,285 @@
 "use strict";
-(() => {
+// What every page draws: figures with their numbers as a table, Vega-Lite charts in the page's colors. It fills the
+// boxes of `data.panels` and `data.maps`; the script of a page with other parts follows it and takes what it needs from `regard`.
+const regard = (() => {
   const data = JSON.parse(document.getElementById("regard-data").textContent);
-  const { runs, sites, measures, charts } = data;
+  const { colors, panels = {}, maps = [] } = data;
   const $ = (id) => document.getElementById(id);
-  const { show, make, copy, order, draw, figure, tableOf, asTable, legend, table, redraw } = drawing(data.colours);
-  const severalSites = Object.keys(sites).length > 1;
-  const chosen = { measure: null, step: 0, profile: null, layer: null, head: null };
-  let mapViews = [];
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const palette = (name) => colors[name][dark.matches ? "dark" : "light"];
+  const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const drawn = new Map();
 
-  // ---- words ----
-  const withError = (value, error, unit) =>
-    show(value) + (error === null || error === undefined ? "" : ` ± ${show(error)}`) + (unit === "%" ? " %" : "");
-  const nameOf = (m) => m.title + (m.epsilon === null ? "" : `, ε = ${m.epsilon}`);
-  const fullName = (m) => nameOf(m) + (severalSites ? `, ${sites[m.site]}` : "");
-  const inUnit = (m) => (m.unit ? ` (${m.unit})` : "");
-
-  // ---- reading blocks ----
-  const first = (m) => m.runs.find((run) => run !== null);
-  const kind = (m) => {
-    const run = first(m);
-    if (run.lh || run.lhp) return "head";
-    return run.lp ? "position" : null;
+  const show = (value) => {
+    if (value === null || value === undefined) return "–";
+    if (value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e7)) return value.toExponential(3);
+    return value.toLocaleString("en", { maximumSignificantDigits: 5 });
   };
-  const known = (run, name) => (run && run[name]) || null;
-  const mean = (values) => {
-    const there = values.filter((value) => value !== null);
-    return there.length ? there.reduce((sum, value) => sum + value, 0) / there.length : null;
-  };
-  const union = (lists) => [...new Set(lists.flat())].sort((a, b) => a - b);
-  const axis = (m, name, key) => union(m.runs.map((run) => (known(run, name) ? run[name][key] : [])));
-
-  // The choices of the position slider: null is the whole sequence.
-  const steps = (m) => {
-    if (kind(m) !== "head") return [null];
-    const whole = m.runs.some((run) => known(run, "lh"));
-    return [...(whole ? [null] : []), ...axis(m, "lhp", "p")];
-  };
-  // [value, error] of one head, or of one layer and position; null where not measured.
-  const at = (run, layer, x, step, columns) => {
-    const name = columns === "position" ? "lp" : step === null ? "lh" : "lhp";
-    const block = known(run, name);
-    if (!block) return null;
-    const places = [block.l.indexOf(layer), block[columns === "position" ? "p" : "h"].indexOf(x)];
-    if (name === "lhp") places.push(block.p.indexOf(step));
-    if (places.includes(-1)) return null;
-    const pick = (nested) => places.reduce((inner, place) => inner[place], nested);
-    return [pick(block.v), block.e ? pick(block.e) : null];
-  };
-  const grid = (m) => {
-    const columns = kind(m);
-    const names = columns === "position" ? ["lp"] : ["lh", "lhp"];
-    const over = (key) => union(names.map((name) => axis(m, name, key)));
-    return { columns, layers: over("l"), xs: over(columns === "position" ? "p" : "h") };
-  };
-  const cells = (m, run, step) => {
-    const { columns, layers, xs } = grid(m);
-    const rows = [];
-    for (const layer of layers)
-      for (const x of xs) {
-        const found = at(run, layer, x, step, columns);
-        if (found && found[0] !== null)
-          rows.push({ layer, x, value: found[0], error: found[1], shown: withError(found[0], found[1], m.unit) });
-      }
-    return rows;
+  const make = (tag, text, attributes = {}) => {
+    const element = document.createElement(tag);
+    if (text !== null) element.textContent = text;
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    return element;
   };
 
-  // ---- layers × heads ----
-  const stepWords = (step) => (step === null ? "whole sequence" : `position ${step}`);
-  const picked = () => ({ layer: chosen.layer, x: chosen.head });
-
-  // The colour scale: from zero where the values start near it, to 100 for large percentages.
-  const domain = (values, unit) => {
-    const low = values.reduce((a, b) => Math.min(a, b), Infinity);
-    const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
-    if (low === high) return [Math.min(0, low), Math.max(0, high) || 1];
-    return [low >= 0 && low < high / 2 ? 0 : low, unit === "%" && high > 60 ? 100 : high];
+  const config = () => {
+    const words = { labelColor: ink("--quiet"), titleColor: ink("--quiet"), labelFontSize: 11, titleFontSize: 11, titleFontWeight: "normal" };
+    return {
+      background: "transparent",
+      font: ink("--font"),
+      view: { stroke: null },
+      axis: { ...words, domainColor: ink("--line"), tickColor: ink("--line"), gridColor: ink("--line"), gridOpacity: 0.6, tickSize: 4 },
+      legend: { ...words, symbolStrokeWidth: 2 },
+      range: { category: palette("series"), heatmap: palette("ramp"), ramp: palette("ramp") },
+    };
   };
-
-  const drawMaps = () => {
-    const m = chosen.measure;
-    const { columns, layers, xs } = grid(m);
-    const step = steps(m)[chosen.step];
-    const each = m.runs.map((run) => (run ? cells(m, run, step) : []));
-    const values = each.flat().map((row) => row.value);
-    const parent = $("maps");
-    parent.replaceChildren();
-    mapViews = [];
-    runs.forEach((name, r) => {
-      const where = columns === "head" ? `, ${stepWords(step)}` : "";
-      const caption = runs.length > 1 ? `${name}: ${fullName(m)}${where}${inUnit(m)}` : `${fullName(m)}${where}${inUnit(m)}`;
-      const { element, box } = figure(parent, caption, each[r].length ? "" : "not measured");
-      if (!each[r].length) return;
-      const spec = copy(charts.map);
-      const room = Math.max(200, parent.clientWidth / (runs.length > 1 && parent.clientWidth > 700 ? 2 : 1) - 64);
-      const wide = Math.min(40, Math.max(columns === "head" ? 14 : 6, Math.floor(room / xs.length)));
-      spec.width = { step: wide };
-      spec.height = { step: Math.min(32, Math.max(14, wide)) };
-      const [fill, outline] = spec.layer;
-      const title = columns === "head" ? "Head" : "Position";
-      fill.encoding.color.scale = { domain: domain(values, m.unit) };
-      for (const part of [fill, outline]) {
-        Object.assign(part.encoding.x, { title, scale: { domain: xs, paddingInner: wide > 12 ? 0.06 : 0, paddingOuter: 0 } });
-        part.encoding.y.scale = { domain: layers, paddingInner: wide > 12 ? 0.06 : 0, paddingOuter: 0 };
-      }
-      fill.encoding.tooltip[1].title = title.toLowerCase();
-      outline.mark.stroke = getComputedStyle(document.documentElement).getPropertyValue("--mark").trim();
-      draw(box, spec, { cells: each[r], picked: [picked()] }, `${caption}: layers by ${title.toLowerCase()}s`).then((view) => {
-        mapViews.push(view);
-        view.addEventListener("click", (_, item) => { if (item && item.datum && "x" in item.datum) pick(item.datum.layer, item.datum.x); });
-      });
-      asTable(element, caption, () => [
-        ["Layer", ...xs.map((x) => `${columns === "head" ? "Head" : "Pos."} ${x}`)],
-        layers.map((layer) => [String(layer), ...xs.map((x) => { const v = at(m.runs[r], layer, x, step, columns); return v ? show(v[0]) : "–"; })]),
-      ]);
+  // Draws after whatever is still being drawn in this box; resolves to the Vega view.
+  const draw = (box, spec, datasets, description) => {
+    const full = { ...spec, description, datasets, config: config() };
+    const options = { mode: "vega-lite", actions: false, renderer: "svg", ast: true, tooltip: { theme: dark.matches ? "dark" : "light" } };
+    const before = drawn.get(box) || Promise.resolve(null);
+    const now = before.then(async (old) => {
+      if (old) old.finalize();
+      return window.vegaEmbed(box, full, options);
     });
+    drawn.set(box, now);
+    return now.then((result) => result.view);
   };
 
-  // ---- one head, over positions ----
-  const profiles = () => measures.filter((m) => m.site === chosen.measure.site && kind(m) === kind(chosen.measure) && (first(m).lhp || first(m).lp));
-  const drawProfile = () => {
-    const columns = kind(chosen.measure);
-    const parent = $("profile");
-    const m = chosen.profile;
-    const where = `Layer ${chosen.layer}` + (columns === "head" ? `, head ${chosen.head}` : "");
-    $("picked-title").textContent = where + (severalSites ? `, ${sites[chosen.measure.site]}` : "");
-    parent.replaceChildren();
-    if (m) {
-      const points = [];
-      m.runs.forEach((run, r) => {
-        const block = known(run, columns === "head" ? "lhp" : "lp");
-        if (!block) return;
-        block.p.forEach((position) => {
-          const found = at(run, chosen.layer, columns === "head" ? chosen.head : position, position, columns);
-          if (found) points.push(point({ position }, found[0], found[1], runs[r], "", m.unit));
-        });
-      });
-      const { element, box } = figure(parent, `${nameOf(m)} by position${inUnit(m)}`, points.some((p) => p.low !== p.value) ? "band: ± standard error" : "");
-      legend(element, points);
-      draw(box, lines(charts.profile, points), { points }, `${nameOf(m)} by position, ${where}`);
-      asTable(element, nameOf(m), () => table(points, "position", "Position"));
-    }
-    drawNumbers(columns);
+  const figure = (parent, caption, note) => {
+    const element = make("figure", null);
+    const words = make("figcaption", caption);
+    if (note) words.append(" ", make("span", note, { class: "note" }));
+    const box = make("div", null, { class: "chart", tabindex: "0", role: "region", "aria-label": caption });
+    element.append(words, box);
+    parent.append(element);
+    return { element, box };
   };
-  const drawNumbers = (columns) => {
-    const now = steps(chosen.measure)[chosen.step];
-    const rows = [];
-    for (const m of columns === "head" ? measures : []) {
-      if (m.site !== chosen.measure.site || kind(m) !== "head") continue;
-      const choices = steps(m);
-      const step = choices.includes(now) && m === chosen.measure ? now : choices[0];
-      const found = m.runs.map((run) => at(run, chosen.layer, chosen.head, step, "head"));
-      const label = nameOf(m) + (step === null ? "" : `, position ${step}`);
-      rows.push([label, ...found.map((v) => (v ? withError(v[0], v[1], m.unit) : "–"))]);
-    }
-    $("head-numbers").replaceChildren(...(rows.length ? [tableOf(["Statistic", ...(runs.length > 1 ? runs : ["Value"])], rows)] : []));
+  const tableOf = (head, rows) => {
+    const table = make("table", null);
+    const top = make("tr", null);
+    head.forEach((text) => top.append(make("th", text, { scope: "col" })));
+    table.append(make("thead", null), make("tbody", null));
+    table.tHead.append(top);
+    rows.forEach((row) => {
+      const line = make("tr", null);
+      row.forEach((text, i) => line.append(i ? make("td", text) : make("th", text, { scope: "row" })));
+      table.tBodies[0].append(line);
+    });
+    return table;
+  };
+  // The figure's numbers as a table, written when it is first opened.
+  const asTable = (parent, caption, write) => {
+    const details = make("details", null, { class: "numbers" });
+    const box = make("div", null, { class: "scroll", tabindex: "0", role: "region", "aria-label": `Table: ${caption}` });
+    details.append(make("summary", "Numbers"), box);
+    details.addEventListener("toggle", () => { if (details.open) box.replaceChildren(tableOf(...write())); });
+    parent.append(details);
+  };
+
+  const order = (points, key) => [...new Set(points.map((p) => p[key]))];
+  // A legend, as text that wraps: a stroke before each name.
+  const keys = (element, entries) => {
+    if (!entries.length) return;
+    const line = make("p", null, { class: "legend" });
+    entries.forEach(([name, look]) => line.append(make("span", name, { class: "key", style: look })));
+    const caption = element.querySelector("figcaption");
+    if (caption) caption.after(line);
+    else element.append(line);
+  };
+  const INKS = colors.series.light.length;
+  const STROKES = ["solid", "dashed", "dotted"];
+  const DASHES = [[1, 0], [5, 3], [1.5, 2.5]];
+  // The legend of points by series and part; nothing where one line needs no name.
+  const legend = (element, points) => {
+    const [series, parts] = [order(points, "series"), order(points, "part")];
+    const inks = series.map((name, i) => [name, `--key: var(--series-${i % INKS}); --stroke: solid`]);
+    const strokes = parts.map((name, i) => [name, `--key: var(--quiet); --stroke: ${i ? "dashed" : "solid"}`]);
+    keys(element, [...(series.length > 1 ? inks : []), ...(parts.length > 1 ? strokes : [])]);
+  };
+  const table = (points, key, title) => {
+    const line = (p) => [p.series, p.part].filter(Boolean).join(", ") || "Value";
+    const names = [...new Set(points.map(line))];
+    const rows = new Map();
+    points.forEach((p) => rows.set(p[key], { ...rows.get(p[key]), [line(p)]: p.shown }));
+    return [[title, ...names], [...rows].map(([place, row]) => [String(place), ...names.map((name) => row[name] || "–")])];
   };
 
   // ---- lines ----
-  const point = (place, value, error, series, part, unit) => ({
-    ...place, value, series, part,
-    low: error === null || error === undefined || value === null ? value : value - error,
-    high: error === null || error === undefined || value === null ? value : value + error,
-    shown: withError(value, error, unit),
-  });
-  const lines = (template, points) => {
-    const spec = copy(template);
-    for (const layer of spec.layer) {
-      const { color, strokeDash } = layer.encoding;
-      color.scale = { domain: order(points, "series") };
-      if (strokeDash) strokeDash.scale = { domain: order(points, "part"), range: [[1, 0], [4, 3]] };
-    }
-    return { ...spec, width: "container", height: 150, autosize: { type: "fit-x", contains: "padding" } };
+  const nominal = (field, more = {}) => ({ field, type: "nominal", ...more });
+  const tooltip = (titles) => Object.entries(titles).map(([field, title]) => ({ ...nominal(field), title, ...(field === "step" ? { type: "quantitative" } : {}) }));
+  const fitted = (height) => ({ width: "container", height, autosize: { type: "fit-x", contains: "padding" } });
+  // Lines over `x` with an interval from low to high, and dots that tell `titles` by field; `dash` is what sets the strokes.
+  const lineSpec = (x, titles, { color, dash, interval, size, height }) => {
+    const ink = nominal("series", { sort: null, legend: null, scale: color });
+    const y = { field: "value", type: "quantitative", title: null, axis: { tickCount: 4 }, scale: { zero: false } };
+    const low = { y: { field: "low", type: "quantitative", title: null }, y2: { field: "high" } };
+    return {
+      data: { name: "points" },
+      layer: [
+        { mark: { ...interval, aria: false }, encoding: { x, color: ink, detail: nominal("part"), ...low } },
+        { mark: { type: "line", strokeWidth: 1.75, aria: false }, encoding: { x, y, color: ink, strokeDash: { sort: null, legend: null, ...dash } } },
+        { mark: { type: "point", filled: true, opacity: 1, size, aria: false }, encoding: { x, y, color: ink, detail: nominal("part"), tooltip: tooltip(titles) } },
+      ],
+      ...fitted(height),
+    };
   };
-  const seriesName = (r, site) => [runs.length > 1 ? runs[r] : "", severalSites ? sites[site] : ""].filter(Boolean).join(", ") || runs[r];
+  const AREA = { type: "area", opacity: 0.16 };
+  const RULE = { type: "rule", strokeWidth: 1.25, opacity: 0.55 };
 
-  // The curve of one measure in one run, and what its band shows.
-  const curve = (m, run, r) => {
-    const series = seriesName(r, m.site);
-    const write = (block, values, part, errors) => block.l.map((layer, i) => point({ layer }, values[i], errors ? errors[i] : null, series, part, m.unit));
-    if (run.l) return { points: write(run.l, run.l.v, "", run.l.e), note: run.l.e ? "band: ± standard error" : "" };
-    if (run.lh) {
-      const points = write(run.lh, run.lh.v.map(mean), "", null);
-      if (runs.length > 1 || severalSites) return { points, note: "mean over heads" };
-      points.forEach((p, i) => {
-        const there = run.lh.v[i].filter((value) => value !== null);
-        if (there.length) Object.assign(p, { low: Math.min(...there), high: Math.max(...there) });
-      });
-      return { points, note: "mean over heads; band: lowest to highest head" };
-    }
-    const block = run.lhp || run.lp;
-    if (!block) return null;
-    const values = run.lhp ? block.v.map((heads) => mean(heads.map((head) => head[0]))) : block.v.map((row) => row[0]);
-    const points = write(block, values, `position ${block.p[0]}`, null);
-    if (run.rest) points.push(...write(run.rest, run.rest.v, "mean of the others", null));
-    return { points, note: run.lhp ? "mean over heads" : "" };
+  // ---- panels: figures of lines that share a section ----
+  const TITLES = { step: "Step", layer: "Layer", position: "Position", tasks: "Tasks learnt", after: "Tasks learnt", task_index: "Task", fraction: "Dynamic heads" };
+  // There is no half task and no half layer: a tick at each place, or at every second, third and so on.
+  const WHOLE = ["layer", "tasks", "after", "task_index"];
+  const TICKS = 7;
+  const wholeTicks = (panel) => {
+    const places = [...new Set(panel.points.map((point) => point[panel.axis]))].sort((a, b) => a - b);
+    const every = Math.ceil(places.length / TICKS);
+    return { values: places.filter((_, i) => i % every === 0), format: "d" };
   };
-  const together = (wanted) => {
-    const groups = new Map();
-    measures.filter(wanted).forEach((m) => {
-      const key = `${m.statistic} ${m.epsilon}`;
-      groups.set(key, [...(groups.get(key) || []), m]);
+  // The x axis of a panel; `ticks` puts names at places.
+  const across = ({ axis, ticks, ...panel }) => {
+    const named = ticks && `${JSON.stringify(ticks.names)}[indexof(${JSON.stringify(ticks.places)}, datum.value)]`;
+    const look = ticks ? { labelOverlap: true, values: ticks.places, labelExpr: named } : { tickMinStep: 1, tickCount: 6 };
+    return {
+      field: ticks ? "place" : axis,
+      type: "quantitative",
+      title: TITLES[axis],
+      axis: { grid: false, labelFlush: false, ...look, ...(WHOLE.includes(axis) ? wholeTicks({ axis, ...panel }) : {}) },
+      scale: { nice: false, zero: false, ...(ticks ? { padding: 10 } : {}) },
+    };
+  };
+  // The name, ink and stroke of each line: told by the panel, else one ink after the other, then with other strokes.
+  const styles = (panel) => panel.lines || order(panel.points, "series").map((name, i) => [name, i % INKS, Math.floor(i / INKS) % STROKES.length]);
+  const panelLegend = (element, panel) => {
+    const found = styles(panel);
+    keys(element, found.length > 1 ? found.map(([name, ink, stroke]) => [name, `--key: var(--series-${ink}); --stroke: ${STROKES[stroke]}`]) : []);
+  };
+  // The chart of a panel: no intervals where it has none, no dots where they would run together.
+  const DOTTED = 48;
+  const panelSpec = (panel) => {
+    const found = styles(panel);
+    const domain = found.map(([name]) => name);
+    const spec = lineSpec(across(panel), { [panel.axis]: TITLES[panel.axis].toLowerCase(), series: "line", shown: "value" }, {
+      color: { domain, range: found.map(([, ink]) => palette("series")[ink]) },
+      dash: nominal("series", { scale: { domain, range: found.map(([, , stroke]) => DASHES[stroke]) } }),
+      interval: panel.ticks ? RULE : AREA,
+      size: panel.ticks ? 26 : 20,
+      height: 190,
     });
-    return [...groups.values()];
+    const most = Math.max(...domain.map((name) => panel.points.filter((point) => point.series === name).length));
+    if (most > DOTTED) spec.layer[2].mark.opacity = 0;
+    if (panel.points.every((point) => point.low === null)) spec.layer.shift();
+    return spec;
   };
-  const drawLines = (id, template, key, title, wanted, read) => {
-    const parent = $(id);
-    if (!parent) return;
+  // Draws panels of lines into a box; panels with the same lines share one legend above them.
+  const drawLines = (parent, panels) => {
     parent.replaceChildren();
-    for (const group of together(wanted)) {
-      const found = group.flatMap((m) => m.runs.map((run, r) => (run ? read(m, run, r) : null))).filter(Boolean);
-      const points = found.flatMap((one) => one.points);
-      if (!points.length) continue;
-      const { element, box } = figure(parent, nameOf(group[0]) + inUnit(group[0]), found[0].note);
-      legend(element, points);
-      draw(box, lines(template, points), { points }, `${nameOf(group[0])} by ${key}`);
-      asTable(element, nameOf(group[0]), () => table(points, key, title));
+    const shared = panels.length > 1 && new Set(panels.map((panel) => JSON.stringify(styles(panel)))).size === 1;
+    if (shared) panelLegend(parent, panels[0]);
+    for (const panel of panels) {
+      const title = TITLES[panel.axis];
+      const { element, box } = figure(parent, panel.caption, panel.note);
+      if (!shared) panelLegend(element, panel);
+      draw(box, panelSpec(panel), { points: panel.points }, [panel.caption, panel.note, `by ${title.toLowerCase()}`].filter(Boolean).join(", "));
+      asTable(element, panel.caption, () => table(panel.points, panel.axis, title));
     }
   };
-  const drawCurves = () => {
-    drawLines("curves", charts.curve, "layer", "Layer", (m) => m.runs.some((run) => run && (run.l || run.lh || run.lhp || run.lp)), curve);
-    drawLines("models", charts.profile, "position", "Position", (m) => m.runs.some((run) => known(run, "p")), (m, run, r) => known(run, "p") && {
-      points: run.p.p.map((position, i) => point({ position }, run.p.v[i], run.p.e ? run.p.e[i] : null, seriesName(r, m.site), "", m.unit)),
-      note: run.p.e ? "band: ± standard error" : "",
+
+  // ---- dots: an ink and a shape for each series ----
+  const SHAPES = ["circle", "triangle-up", "square"];
+  const GLYPHS = ["●", "▲", "■"];
+  const dotSpec = ({ axis, lines }) => {
+    const domain = lines.map(([name]) => name);
+    const by = (range) => nominal("series", { sort: null, legend: null, scale: { domain, range } });
+    const side = { type: "quantitative", scale: { zero: false, padding: 8 } };
+    return {
+      data: { name: "points" },
+      mark: { type: "point", filled: true, opacity: 0.75, size: 48, aria: false },
+      encoding: {
+        x: { ...side, field: "x", title: axis, axis: { tickCount: 5, grid: false, labelFlush: false } },
+        y: { ...side, field: "value", title: null, axis: { tickCount: 5 } },
+        color: by(lines.map(([, ink]) => palette("series")[ink])),
+        shape: by(lines.map(([, , shape]) => SHAPES[shape])),
+        tooltip: tooltip({ series: "method", what: "run", shown: "value" }),
+      },
+      ...fitted(230),
+    };
+  };
+  const drawDots = (parent, panels) => {
+    const there = new Set(panels.flatMap((panel) => order(panel.points, "series")));
+    const legend = make("p", null, { class: "legend" });
+    panels[0].lines.filter(([name]) => there.has(name)).forEach(([name, ink, shape]) => {
+      const entry = make("span", null);
+      entry.append(make("span", GLYPHS[shape], { style: `color: var(--series-${ink})`, "aria-hidden": "true" }), ` ${name}`);
+      legend.append(entry);
     });
+    parent.replaceChildren(legend);
+    for (const panel of panels) {
+      const { element, box } = figure(parent, panel.caption, panel.note);
+      draw(box, dotSpec(panel), { points: panel.points }, `${panel.caption}: ${panel.note} over ${panel.axis}`);
+      asTable(element, panel.caption, () => [["Method", "Run", "Values"], panel.points.map((p) => [p.series, p.what, p.shown])]);
+    }
   };
 
-  // ---- choosing ----
-  const fill = (select, options, now) => {
-    const groups = new Map();
-    options.forEach((m) => {
-      if (!groups.has(m.site)) groups.set(m.site, make("optgroup", null, { label: sites[m.site] || "model" }));
-      groups.get(m.site).append(make("option", nameOf(m), { value: measures.indexOf(m) }));
-    });
-    select.replaceChildren(...(groups.size > 1 ? groups.values() : [...groups.values()].flatMap((group) => [...group.children])));
-    if (now) select.value = String(measures.indexOf(now));
+  // ---- layers × heads ----
+  // A map of `cells`: `xs` are heads, or what `title` says; `wide` and `high` the cells' sides.
+  const mapSpec = ({ title = "Head", xs, layers, scale, cursor = "default" }, wide, high) => {
+    const side = (field, title, domain, axis) => ({ field, type: "ordinal", title, axis: { labelOverlap: true, ticks: false, ...axis }, scale: { domain, paddingInner: wide > 12 ? 0.06 : 0, paddingOuter: 0 } });
+    const x = side("x", title, xs, { labelAngle: 0, labelSeparation: 6 });
+    const y = side("layer", "Layer", layers);
+    const legend = { orient: "top", gradientLength: 160, gradientThickness: 8, tickCount: 3 };
+    const color = { field: "value", type: "quantitative", title: null, legend, scale };
+    const encoding = { x, y, color, tooltip: tooltip({ layer: "layer", x: title.toLowerCase(), shown: "value" }) };
+    return { width: { step: wide }, height: { step: high }, layer: [{ data: { name: "cells" }, mark: { type: "rect", aria: false, cursor }, encoding }] };
   };
-  const pick = (layer, x) => {
-    Object.assign(chosen, { layer, head: x });
-    $("layer").value = layer;
-    $("head").value = x;
-    mapViews.forEach((view) => view.data("picked", [picked()]).runAsync());
-    drawProfile();
+  const drawMap = (parent, map) => {
+    const { element, box } = figure(parent, map.caption, "");
+    const room = Math.max(200, element.clientWidth - 64);
+    const wide = Math.min(36, Math.max(10, Math.floor(room / map.heads.length)));
+    const spec = mapSpec({ ...map, xs: map.heads }, wide, Math.min(30, Math.max(12, wide)));
+    draw(box, spec, { cells: map.cells }, `${map.caption} of each head: layers by heads`);
+    const shown = new Map(map.cells.map((cell) => [`${cell.layer} ${cell.x}`, cell.shown]));
+    asTable(element, map.caption, () => [
+      ["Layer", ...map.heads.map((head) => `Head ${head}`)],
+      map.layers.map((layer) => [String(layer), ...map.heads.map((head) => shown.get(`${layer} ${head}`) || "–")]),
+    ]);
   };
-  const showStep = () => {
-    const step = steps(chosen.measure)[chosen.step];
-    $("step-shown").textContent = step === null ? "whole sequence" : step;
-    $("step").setAttribute("aria-valuetext", stepWords(step));
+  // The map at the step that the slider is at.
+  const atStep = (map) => {
+    const at = Math.min(Number(slider.value), map.steps.length - 1);
+    const cells = map.layers.flatMap((layer, i) => map.heads.map((x, j) => ({ layer, x, value: map.values[at][i][j] })));
+    const known = cells.filter((cell) => cell.value !== null).map((cell) => ({ ...cell, shown: show(cell.value) }));
+    const step = map.steps[at].toLocaleString("en");
+    $(`${slider.id}-shown`).textContent = step;
+    slider.setAttribute("aria-valuetext", `step ${step}`);
+    return { ...map, caption: `${map.caption}, step ${step}`, cells: known, scale: { domain: [0, map.top] } };
   };
-  const choose = (m) => {
-    const { columns, layers, xs } = grid(m);
-    const choices = steps(m);
-    const before = chosen.measure && kind(chosen.measure) === columns;
-    chosen.measure = m;
-    chosen.step = 0;
-    $("step").max = choices.length - 1;
-    $("step").value = 0;
-    $("step-box").hidden = choices.length < 2;
-    showStep();
-    $("about").textContent = m.description;
-    const possible = profiles();
-    chosen.profile = possible.includes(m) ? m : possible.find((other) => chosen.profile && other.statistic === chosen.profile.statistic) || possible[0] || null;
-    fill($("profile-measure"), possible, chosen.profile);
-    $("profile-box").hidden = possible.length < 2;
-    $("head-box").hidden = columns !== "head";
-    for (const [id, range] of [["layer", layers], ["head", xs]]) Object.assign($(id), { min: range[0], max: range[range.length - 1] });
-    if (!before || !layers.includes(chosen.layer) || !xs.includes(chosen.head)) Object.assign(chosen, strongest(m));
-    drawMaps();
-    pick(chosen.layer, chosen.head);
-  };
-  const strongest = (m) => {
-    const rows = m.runs.flatMap((run) => (run ? cells(m, run, steps(m)[0]) : []));
-    const best = rows.reduce((a, b) => (b.value > a.value ? b : a), rows[0] || { layer: grid(m).layers[0], x: grid(m).xs[0] });
-    return { layer: best.layer, head: best.x };
-  };
-  const typed = () => {
-    const { layers, xs } = grid(chosen.measure);
-    const [layer, x] = [Number($("layer").value), Number($("head").value)];
-    if (layers.includes(layer) && xs.includes(x)) pick(layer, x);
+  const [mapBox, slider] = maps.length ? ["maps", "step"].map($) : [];
+  const drawMaps = () => {
+    if (mapBox) mapBox.replaceChildren();
+    for (const map of maps) drawMap(mapBox, map.steps ? atStep(map) : { ...map, scale: { domain: [0, map.last || 1], reverse: true } });
   };
 
+  // Calls `all` when the page's colors change, `wide` when its width has.
+  const redraw = (all, wide) => {
+    dark.addEventListener("change", all);
+    let width = window.innerWidth;
+    let waiting = 0;
+    window.addEventListener("resize", () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => {
+        if (window.innerWidth !== width) { width = window.innerWidth; wide(); }
+      }, 200);
+    });
+  };
   const start = () => {
-    drawCurves();
-    const mapped = measures.filter((m) => kind(m) !== null);
-    if (!mapped.length || !$("maps")) return;
-    fill($("measure"), mapped, mapped[0]);
-    $("measure").addEventListener("change", (event) => choose(measures[Number(event.target.value)]));
-    $("step").addEventListener("input", (event) => {
-      chosen.step = Number(event.target.value);
-      showStep();
-      drawMaps();
-      drawNumbers(kind(chosen.measure));
-    });
-    $("profile-measure").addEventListener("change", (event) => { chosen.profile = measures[Number(event.target.value)]; drawProfile(); });
-    $("layer").addEventListener("change", typed);
-    $("head").addEventListener("change", typed);
-    choose(mapped.find((m) => m.statistic === "sink_rate") || mapped[0]);
+    for (const [id, group] of Object.entries(panels)) (group[0].kind === "dots" ? drawDots : drawLines)($(id), group);
+    drawMaps();
   };
-  const again = () => {
-    drawCurves();
-    if (chosen.measure) { drawMaps(); drawProfile(); }
-  };
-  redraw(again, () => { if (chosen.measure) drawMaps(); });
+  if (slider) slider.addEventListener("input", drawMaps);
+  redraw(start, drawMaps);
   start();
+
+  return { data, $, palette, ink, show, make, order, draw, figure, tableOf, asTable, legend, table, nominal, tooltip, lineSpec, AREA, drawLines, mapSpec, redraw };
 })();

@@ -1,73 +1,245 @@
-"""One measurement as one HTML file that needs nothing else."""
+"""A report page as values, and its HTML: one file that fetches nothing.
+
+A command builds a `Page` of `Section`s. A section holds parts: texts, tables, records, command lines, and boxes that a
+script fills with Vega-Lite charts. `Page.html` renders them all with `base.html.jinja`, which escapes every text.
+
+What is empty is left out: a part is false if its first field is, a section if all its parts are. So a command builds
+every part that it knows of and asks nowhere what there is to show.
+
+The page carries its charts' data as JSON. `page.js` draws the `Panels` and `Maps` of any page. A command with other
+charts adds data and a script of its own, which finds the boxes by their keys.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
-from regard.report import charts, colors, labels
-from regard.report import html as markup
-from regard.report.arrays import Measure
-from regard.report.payload import script_safe, thinned_length
+from regard.report import colors
+from regard.report.key_figure import KeyFigure
+from regard.report.libraries import libraries
+from regard.report.words import format_value
+
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+"""The page may run its own scripts and styles and fetch nothing; browsers enforce this."""
+
+Row = tuple[str, str, Sequence[str]]
+"""A row of a table: its heading, a note under the heading, and its cells."""
 
 
-def charted(every: Sequence[Measure], *, several: bool, note: str = "") -> list[str]:
-    """The sections that the page's script fills, those only for which there are values."""
-    axes = {key for measure in every for key in measure.blocks}
-    has_map = any("layer" in key and len(key) > 1 for key in axes)
-    has_lines = any("layer" in key for key in axes)
-    empty = '<div class="lines" id="{}"></div>'
-    click = "Click a cell, or type its layer and head, to see that head over positions."
-    embeddings = "Layer \u22121 is the input of the first layer." if _embeds(every) else ""
-    return [
-        markup.section("heads", "Layers and heads", markup.maps(several) if has_map else "", f"{click} {note}".strip()),
-        markup.section("layers", "By layer", empty.format("curves") if has_lines else "", embeddings),
-        markup.section("model", "Whole model, by position", empty.format("models") if ("position",) in axes else ""),
-    ]
+@dataclass(frozen=True)
+class Part:
+    """Something in a section; false where its first field is empty."""
+
+    def __bool__(self) -> bool:
+        return bool(getattr(self, fields(self)[0].name))
+
+    @property
+    def macro(self) -> str:
+        """The macro of the template that renders it."""
+        return type(self).__name__.lower()
 
 
-def assemble(
-    title: str,
-    body: str,
-    data: dict[str, Any],
-    *,
-    specifications: dict[str, Any] | None = None,
-    script: str | None = None,
-) -> str:
-    """The HTML file of a body and the data of its charts, which `script` draws (None: those of measurements)."""
-    made = charts.specifications() if specifications is None else specifications
-    data = {**data, "charts": made, "colours": {"ramp": colors.RAMPS, "series": colors.SERIES}}
-    scripts = [charts.libraries(), markup.asset("drawing.js") + (script or markup.asset("page.js"))]
-    return markup.document(title, body, script_safe(data), scripts)
+@dataclass(frozen=True)
+class Text(Part):
+    """A paragraph."""
+
+    text: str
 
 
-def thinning(every: Sequence[Measure]) -> str:
-    """A sentence on positions left away, "" where the page holds all."""
-    kept = thinned_length(every)
-    if kept is None:
-        return ""
-    return (
-        f"To keep the page small it holds {len(kept)} positions, the first ones and then ever fewer; the table has all."
+@dataclass(frozen=True)
+class Heading(Part):
+    """A heading within a section."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table(Part):
+    """A table of texts. `bars` adds a bar to each row, in percent of the width; `code` shows row headings as code."""
+
+    rows: Sequence[Row]
+    head: Sequence[str]
+    label: str
+    caption: str = ""
+    bars: Sequence[float] = ()
+    code: bool = False
+
+
+@dataclass(frozen=True)
+class Tables(Part):
+    """Tables under their captions, side by side where there is room; folded under `summary` if there is one."""
+
+    tables: Sequence[Table]
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class Record(Part):
+    """Nested fields and their values."""
+
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Glossary(Part):
+    """Terms, each with the name it has in the tables and its description."""
+
+    entries: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Command(Part):
+    """A command line, to copy."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class Select:
+    """A field to choose from, names by the values that the script reads; hidden where there is nothing to choose."""
+
+    key: str
+    title: str
+    options: Mapping[str, str]
+    selected: str = ""
+
+
+@dataclass(frozen=True)
+class Panels(Part):
+    """Charts of lines or dots, drawn by `page.js` (see `report.panels`); `fit` lets few of them fill the width."""
+
+    panels: Sequence[Mapping[str, Any]]
+    key: str
+    fit: bool = False
+
+
+@dataclass(frozen=True)
+class Maps(Part):
+    """Maps of layers × heads, drawn by `page.js`; with a slider where they have several steps."""
+
+    maps: Sequence[Mapping[str, Any]]
+
+    @property
+    def last(self) -> int:
+        """The slider's last position; -1 where the maps have no steps."""
+        return max(len(one.get("steps", ())) for one in self.maps) - 1
+
+
+@dataclass(frozen=True)
+class Box(Part):
+    """Boxes by their keys that the command's script fills, under the fields that choose what is drawn.
+
+    `shown` is what it is drawn from: nothing, no box.
+    """
+
+    shown: Any
+    keys: Sequence[str]
+    controls: Sequence[Select] = ()
+    css: str = "lines"
+
+
+@dataclass(frozen=True)
+class Explorer(Part):
+    """The map of one statistic with a head's profile beside it; `several` is set where runs are compared."""
+
+    shown: bool
+    several: bool
+
+
+@dataclass(frozen=True)
+class Group(Part):
+    """Parts in a box of their own, laid out by `css`."""
+
+    parts: Sequence[Part]
+    css: str
+
+    def __bool__(self) -> bool:
+        return any(self.parts)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a page under its heading; `about` says what it shows."""
+
+    key: str
+    title: str
+    parts: Sequence[Part]
+    about: str = ""
+
+    def __bool__(self) -> bool:
+        return any(self.parts)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report page. `data` and `script` are what its charts need beside `Panels` and `Maps`.
+
+    The footer tells the version and the date in `record`; without one there is no footer.
+    """
+
+    eyebrow: str
+    title: str
+    ledes: Sequence[str]
+    sections: Sequence[Section]
+    key_figures: Sequence[KeyFigure] = ()
+    warnings: Sequence[str] = ()
+    record: Mapping[str, Any] | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    script: str = ""
+
+    @property
+    def cards(self) -> dict[str, list[KeyFigure]]:
+        """The key figures by label."""
+        cards: dict[str, list[KeyFigure]] = {}
+        for figure in self.key_figures:
+            cards.setdefault(figure.label, []).append(figure)
+        return cards
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What the page's scripts read."""
+        parts = [part for section in self.sections for one in section.parts for part in getattr(one, "parts", [one])]
+        panels = {part.key: part.panels for part in parts if isinstance(part, Panels) and part}
+        maps = [one for part in parts if isinstance(part, Maps) for one in part.maps]
+        return {**self.data, "panels": panels, "maps": maps, "colors": {"ramp": colors.RAMPS, "series": colors.SERIES}}
+
+    def html(self) -> str:
+        """Render the page as one HTML file."""
+        return _template().render(
+            page=self,
+            policy=POLICY,
+            css=read_asset("page.css"),
+            series=colors.SERIES,
+            data=script_safe(self.payload),
+            libraries=libraries(),
+            script=read_asset("page.js") + self.script,
+        )
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("regard", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    environment.filters["value"] = format_value
+    return environment.get_template("base.html.jinja")
 
 
-def model_name(record: Mapping[str, Any]) -> str:
-    """The model's name in the record, or "A model"."""
-    return str(labels.section(record, "model").get("name") or "A model")
+def read_asset(name: str, package: str = "regard.report") -> str:
+    """Read a text file of a package."""
+    return (files(package) / name).read_text(encoding="utf-8")
 
 
-def lede(record: Mapping[str, Any]) -> str:
-    """What was measured, in one line."""
-    model, cost = labels.section(record, "model"), labels.section(record, "cost")
-    parts = []
-    if model.get("layers") is not None and model.get("heads") is not None:
-        parts.append(f"{model['layers']} layers × {model['heads']} heads")
-    parts.append(labels.samples(record))
-    if isinstance(cost.get("seconds"), (int, float)):
-        parts.append(f"measured in {labels.number(float(cost['seconds']), 3)} s")
-    return " · ".join(part for part in parts if part)
-
-
-def _embeds(every: Sequence[Measure]) -> bool:
-    blocks = [block for measure in every for block in measure.blocks.values() if "layer" in block.axes]
-    return any(-1 in block.coordinates["layer"] for block in blocks)
+def script_safe(data: Any) -> str:
+    """Return compact JSON without a character that could end or open anything in HTML."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regard.report import charts, labels
+from regard.report import labels
 from regard.report.arrays import Floats
 
 MOST = 500
@@ -99,23 +99,6 @@ def panel(
         return []
     told = {"lines": [list(style) for style in lines]} if lines is not None else {}
     return [{"caption": caption, "note": note, "axis": axis, "points": list(points), **told}]
-
-
-def specifications() -> dict[str, Any]:
-    """The charts by name: lines over each of `_AXES`, and `map`. The script adds data, inks and size."""
-    drawn = {axis: _over(axis, title) for axis, title in _AXES.items()}
-    return {**drawn, "map": charts.specifications()["map"]}
-
-
-_AXES = {"step": "Step", "layer": "Layer", "position": "Position", "tasks": "Tasks learnt"}
-
-
-def _over(axis: str, title: str) -> dict[str, Any]:
-    import altair as alt
-
-    across = alt.X(f"{axis}:Q", title=title).axis(tickMinStep=1, tickCount=6, grid=False, labelFlush=False)
-    tips = {axis: title.lower(), "series": "line", "shown": "value"}
-    return charts.lines(across.scale(nice=False, zero=False), tips, dash="series", interval="area", size=20)
 
 
 Panel = dict[str, Any]

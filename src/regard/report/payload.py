@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,14 +58,6 @@ def thinned_length(every: Sequence[Measure]) -> NDArray[np.int64] | None:
     steps = np.geomspace(FIRST, len(positions) - 1, wanted - FIRST).round().astype(np.int64)
     kept = np.unique(np.concatenate([np.arange(FIRST), steps]))
     return np.asarray(positions[kept])
-
-
-def script_safe(data: Any) -> str:
-    """Compact JSON without a character that could end or open anything in HTML."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
 
 
 def rounded(values: Floats, digits: int) -> Any:

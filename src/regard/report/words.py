@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,3 +36,33 @@ def metadata_number(record: Mapping[str, Any], part: str, key: str) -> float | N
     """The number in a part of the record, None where there is none."""
     found = labels.section(record, part).get(key)
     return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+
+
+def format_signed(value: float, places: int | None = None) -> str:
+    """Write a number with its sign, as in "−0.012"; to three digits where no decimals are given."""
+    rounded = places is not None and math.isfinite(value)
+    text = f"{abs(value):,.{places}f}" if rounded else labels.number(abs(value), 3)
+    zero = math.isnan(value) or not any(digit in "123456789∞" for digit in text)
+    return text if zero else f"{'−' if value < 0 else '+'}{text}"
+
+
+def verdict(difference: float, overlaps: bool | None) -> str:
+    """Say what an interval around a difference says; `overlaps` tells whether it holds 0, None that there is none."""
+    if overlaps is None:
+        return "no interval"
+    return "overlaps 0" if overlaps else "higher" if difference > 0 else "lower"
+
+
+def format_value(value: Any) -> str:
+    """Write a field's value as text: "–" for None, yes or no, lists with commas."""
+    if value is None:
+        return "–"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key.replace('_', ' ')} {format_value(part)}" for key, part in value.items()) or "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(format_value(part) for part in value) or "–"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

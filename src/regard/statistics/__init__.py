@@ -1,4 +1,4 @@
-"""What is measured: pure functions, and one mergeable accumulator each."""
+"""Statistics: pure functions, and a mergeable accumulator for each."""
 
 from __future__ import annotations
 
@@ -62,49 +62,59 @@ DEFAULT = (
 )
 
 
-def statistic_names(wanted: str | Iterable[str]) -> tuple[str, ...]:
-    """Names of statistics: "default", "all", or as given (separated by commas in a string), each checked, each once."""
-    if isinstance(wanted, str):
-        wanted = {"default": DEFAULT, "all": tuple(STATISTICS)}.get(wanted.strip(), tuple(wanted.split(",")))
-    found = tuple(dict.fromkeys(name.strip() for name in wanted))
-    unknown = [name for name in found if name not in STATISTICS]
-    if unknown or not found:
+def statistic_names(selection: str | Iterable[str]) -> tuple[str, ...]:
+    """Return names of statistics without duplicates.
+
+    Args:
+        selection: "default", "all", or names, in a string separated by commas.
+
+    Raises:
+        UserError: A name is unknown, or there is none.
+    """
+    if isinstance(selection, str):
+        selection = {"default": DEFAULT, "all": tuple(STATISTICS)}.get(selection.strip(), selection.split(","))
+    names = tuple(dict.fromkeys(name.strip() for name in selection))
+    unknown = [name for name in names if name not in STATISTICS]
+    if unknown or not names:
         raise UserError(
             f"unknown statistic {', '.join(map(repr, unknown)) or '(none given)'}; "
             f"expected default, all, or some of: {', '.join(STATISTICS)}"
         )
-    return found
+    return names
 
 
-def by_name(wanted: Any) -> dict[str, Callable[[], Statistic]]:
-    """By name, how to make each statistic that is wanted; one that is given ready-made is itself.
+def statistic_factories(selection: Any) -> dict[str, Callable[[], Statistic]]:
+    """Return what makes each selected statistic, by name; a `Statistic` is returned as it is.
 
-    `wanted`: a string as in `statistic_names`, or several names and `Statistic`s. Raises UserError for anything else.
+    Args:
+        selection: As in `statistic_names`, or several names and `Statistic`s.
+
+    Raises:
+        UserError: A name is unknown, a statistic is selected twice, or there is none.
     """
-    if isinstance(wanted, str):
-        wanted = statistic_names(wanted)
-    if not isinstance(wanted, Iterable):
-        raise UserError(f"statistics: expected default, all, or names and statistics in a list; got {wanted!r}")
-    wanted = list(wanted)
-    if wrong := [one for one in wanted if not isinstance(one, (str, Statistic))]:
-        raise UserError(
-            f"statistics: expected names, or statistics that are set up such as SinkRate(); got {wrong[0]!r}"
-        )
-    given = [s if isinstance(s, Statistic) else statistic_names([s])[0] for s in wanted]
-    found = {s if isinstance(s, str) else s.name: STATISTICS[s] if isinstance(s, str) else _same(s) for s in given}
-    if len(found) < len(given) or not found:
-        listed = [s if isinstance(s, str) else s.name for s in given]
-        raise UserError(f"expected at least one statistic and none twice, got: {listed}")
-    return found
+    if isinstance(selection, str):
+        selection = statistic_names(selection)
+    if not isinstance(selection, Iterable):
+        raise UserError(f"statistics: expected default, all, or names and statistics in a list; got {selection!r}")
+    factories = [_find_factory(item) for item in selection]
+    names = [name for name, _ in factories]
+    if len(set(names)) < len(names) or not names:
+        raise UserError(f"expected at least one statistic and none twice, got: {names}")
+    return dict(factories)
 
 
-def _same(statistic: Statistic) -> Callable[[], Statistic]:
-    return lambda: statistic
+def _find_factory(item: Any) -> tuple[str, Callable[[], Statistic]]:
+    if isinstance(item, Statistic):
+        return item.name, lambda: item
+    if not isinstance(item, str):
+        raise UserError(f"statistics: expected names, or statistics that are set up such as SinkRate(); got {item!r}")
+    (name,) = statistic_names([item])
+    return name, STATISTICS[name]
 
 
-def select_statistics(wanted: Any) -> list[Statistic]:
-    """Fresh statistics for names, ready-made ones as they are."""
-    return [make() for make in by_name(wanted).values()]
+def select_statistics(selection: Any) -> list[Statistic]:
+    """Return new statistics for names, and `Statistic`s as they are; see `statistic_factories`."""
+    return [make() for make in statistic_factories(selection).values()]
 
 
 __all__ = [
@@ -125,7 +135,7 @@ __all__ = [
     "StatisticInfo",
     "StatisticKey",
     "StatisticRow",
-    "by_name",
     "select_statistics",
+    "statistic_factories",
     "statistic_names",
 ]

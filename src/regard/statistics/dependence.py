@@ -1,4 +1,4 @@
-"""How much a head's attention depends on what it reads."""
+"""The input dependence of attention heads."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from regard.statistics.statistic import Statistic, StatisticInfo, StatisticRow
 def input_dependence(
     weights: Float[Tensor, "head query key"], squares: Float[Tensor, " head"], samples: int
 ) -> Float[Tensor, " head"]:
-    """The unbiased variance of the matrix over its mean square, Σ‖A − Ā‖²/(S − 1) : Σ‖A‖²/S, from ΣA and Σ‖A‖².
+    """Return the unbiased variance of matrices over their mean square, (Σ‖A − Ā‖² / (S − 1)) / (Σ‖A‖² / S).
 
-    0 if the matrix is always the same, 1 if no two samples look at the same pairs; at least two samples are needed.
+    It is 0 if the matrix is always the same, and 1 if no two samples attend to the same pairs.
+
+    Args:
+        weights: ΣA.
+        squares: Σ‖A‖².
+        samples: S, at least 2.
     """
     assert samples > 1
     explained = weights.double().square().sum((-1, -2)) / samples / squares.double()
@@ -25,9 +30,12 @@ def input_dependence(
 
 
 class InputDependence(Statistic):
-    """The distance of each head's matrix from its own average over samples, and that average.
+    """The distance of each head's matrix from its average over samples, and that average.
 
-    Only samples of one length count, in batches without padding: `length`, or that of the first such sample of a site.
+    Only samples without padding and of one length count.
+
+    Args:
+        length: Their length; None: that of the first sample of a layer.
     """
 
     name = "input_dependence"
@@ -50,59 +58,58 @@ class InputDependence(Statistic):
             if "weights" not in layer.tensors or layer.site.startswith("cross"):
                 continue
             weights, squares = layer.tensors["weights"], layer.tensors["column_square"]
-            place, length = (layer.site, layer.layer), weights.shape[-1]
-            whole = (layer.length == length) & (layer.keys == length)
-            if length == (self.length or self._length(place) or length):
-                self._add(place, weights, squares[whole].sum((0, 2)), int(whole.sum()))
+            key, length = (layer.site, layer.layer), weights.shape[-1]
+            is_unpadded = (layer.length == length) & (layer.keys == length)
+            if length == (self.length or self._length(key) or length):
+                self._add(key, weights, squares[is_unpadded].sum((0, 2)), int(is_unpadded.sum()))
 
-    def _length(self, place: tuple[str, int]) -> int | None:
-        return self.sums[place].shape[-1] if place in self.sums else None
+    def _length(self, key: tuple[str, int]) -> int | None:
+        return self.sums[key].shape[-1] if key in self.sums else None
 
-    def _add(self, place: tuple[str, int], weights: Tensor, squares: Tensor, samples: int) -> None:
+    def _add(self, key: tuple[str, int], weights: Tensor, squares: Tensor, samples: int) -> None:
         if not samples:
             return
         weights, squares = weights.detach().to("cpu", torch.float64), squares.detach().to("cpu", torch.float64)
-        self.sums[place] = self.sums.get(place, torch.zeros(weights.shape, dtype=torch.float64)) + weights
-        self.squares[place] = self.squares.get(place, torch.zeros(squares.shape, dtype=torch.float64)) + squares
-        self.samples[place] = self.samples.get(place, 0) + samples
+        self.sums[key] = self.sums.get(key, torch.zeros(weights.shape, dtype=torch.float64)) + weights
+        self.squares[key] = self.squares.get(key, torch.zeros(squares.shape, dtype=torch.float64)) + squares
+        self.samples[key] = self.samples.get(key, 0) + samples
 
     def merge(self, other: InputDependence) -> None:
-        for place, weights in other.sums.items():
-            assert self._length(place) in (None, weights.shape[-1]), "averages of different lengths cannot be merged"
-            self._add(place, weights, other.squares[place], other.samples[place])
+        for key, weights in other.sums.items():
+            assert self._length(key) in (None, weights.shape[-1]), "averages of different lengths cannot be merged"
+            self._add(key, weights, other.squares[key], other.samples[key])
 
     def mean_attention(self) -> dict[tuple[str, int], Float[Tensor, "head query key"]]:
-        """The average matrices by (site, layer), for replacing."""
-        return {place: weights / self.samples[place] for place, weights in self.sums.items()}
+        """Return the average matrices by site and layer."""
+        return {key: weights / self.samples[key] for key, weights in self.sums.items()}
 
     def result(self) -> list[StatisticRow]:
         rows = []
-        for place in sorted(self.sums):
-            site, layer = place
-            n = self.samples[place]
+        for site, layer in sorted(self.sums):
+            n = self.samples[site, layer]
             if n < 2:
                 continue
-            for head, value in enumerate(input_dependence(self.sums[place], self.squares[place], n).tolist()):
+            values = input_dependence(self.sums[site, layer], self.squares[site, layer], n).tolist()
+            for head, value in enumerate(values):
                 rows.append(StatisticRow(self.name, layer, head, None, None, value, None, n, site))
         return rows
 
     def state(self) -> dict[str, Tensor]:
         state = {}
         for (site, layer), weights in self.sums.items():
-            place = (site, layer)
             state[f"{site}|{layer}|sum"] = weights
-            state[f"{site}|{layer}|square"] = self.squares[place]
-            state[f"{site}|{layer}|samples"] = torch.tensor(self.samples[place])
+            state[f"{site}|{layer}|square"] = self.squares[site, layer]
+            state[f"{site}|{layer}|samples"] = torch.tensor(self.samples[site, layer])
         return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.sums, self.squares, self.samples = {}, {}, {}
         for name, tensor in state.items():
-            site, layer, what = name.split("|")
-            place = (site, int(layer))
-            if what == "sum":
-                self.sums[place] = tensor.clone()
-            elif what == "square":
-                self.squares[place] = tensor.clone()
+            site, layer, kind = name.split("|")
+            key = (site, int(layer))
+            if kind == "sum":
+                self.sums[key] = tensor.clone()
+            elif kind == "square":
+                self.squares[key] = tensor.clone()
             else:
-                self.samples[place] = int(tensor)
+                self.samples[key] = int(tensor)

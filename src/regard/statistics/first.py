@@ -1,4 +1,4 @@
-"""The first token, and the sink beside the tokens, of sequences whose length is known."""
+"""Statistics of the first token, and of the sink beside the tokens, of sequences of known length."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ from regard.statistics.sinks import GU, mean_received_attention, sink_rate
 from regard.statistics.statistic import Average, PerLayer, SampleValues, StatisticInfo
 
 
-def visible_before(layer: Observation, tokens: int) -> int:
-    """How many tokens a model has put in front of sequences of `tokens` tokens: one if it has a sink token."""
+def num_prepended_tokens(layer: Observation, tokens: int) -> int:
+    """Return how many tokens a model prepends to sequences of `tokens` tokens: one if it has a sink token."""
     return int(layer.length.max()) - tokens
 
 
 class TokenFirst(Average):
-    """A statistic of the given tokens alone, `tokens` a sequence, at position 0 the first that was given."""
+    """A statistic without prepended tokens: position 0 is the first of the `tokens` tokens of each sequence."""
 
     def __init__(self, statistic: Average, tokens: int) -> None:
         super().__init__()
         self.statistic, self.tokens = statistic, tokens
         self.name, self.info, self.needs = statistic.name, statistic.info, statistic.needs
 
-    def sampled(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
-        """What is known of each sample, without what stands in front."""
-        return self.statistic.sampled([self._given(layer) for layer in layers])
+    def sample_values(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
+        return self.statistic.sample_values([self._without_prepended(layer) for layer in layers])
 
-    def _given(self, layer: Observation) -> Observation:
-        front = visible_before(layer, self.tokens)
+    def _without_prepended(self, layer: Observation) -> Observation:
+        front = num_prepended_tokens(layer, self.tokens)
         if not front:
             return layer
-        cut = {"hidden_norm": lambda tensor: tensor[:, front:]}
-        cut |= dict.fromkeys(("column_mass", "early_count"), lambda tensor: tensor[..., front:])
-        tensors = {name: cut[name](tensor) for name, tensor in layer.tensors.items() if name in cut}
+        slices = {"hidden_norm": lambda tensor: tensor[:, front:]}
+        slices |= dict.fromkeys(("column_mass", "prefix_query_count"), lambda tensor: tensor[..., front:])
+        tensors = {name: slices[name](tensor) for name, tensor in layer.tensors.items() if name in slices}
         return replace(layer, length=layer.length - front, keys=layer.keys - front, token_ids=None, tensors=tensors)
 
 
 class FirstAlpha(PerLayer):
-    """α_1 of each head, from the column that the sink rate needs anyway."""
+    """α_1 of each head, from the column mass that the sink rate needs as well."""
 
     name = "alpha"
     info = StatisticInfo(
@@ -53,20 +52,19 @@ class FirstAlpha(PerLayer):
     )
     needs = frozenset({"column_mass"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
-        """α_1 by head."""
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         mass = layer.tensors["column_mass"]
-        alpha = mean_received_attention(mass, layer.seen_by(mass.shape[-1]))
-        yield SampleValues(self.key(layer, "head"), alpha[..., 0], layer.attended(1)[:, 0])
+        alpha = mean_received_attention(mass, layer.num_visible_queries(mass.shape[-1]))
+        yield SampleValues(self.key(layer, "head"), alpha[..., 0], layer.attended_keys(1)[:, 0])
 
 
 class VirtualSink(PerLayer):
-    """What goes to no given token, by head, and the share of samples in which that is more than ε (Sink_*).
+    """Attention of each head to no given token, and the share of samples in which it is more than ε (Sink_*).
 
-    Attention to a learned logit, or to the zero of off-by-one softmax, is its mean over the T queries. That to a
-    learned key is of the (T+1)×(T+1) matrix whose column 0 it is: its own query sees itself alone, and so it is
-    (1 + Σ_i A_i*) / (T + 1) (Gu et al. 2025, K/V biases). That to a sink token is the column of this token, whose own
-    query counts as one of them in the same way.
+    * To a learned logit, or to the zero of off-by-one softmax: the mean over the T queries.
+    * To a learned key: (1 + Σ_i A_i*) / (T + 1). It is column 0 of a (T+1)×(T+1) matrix, and its own query sees
+      itself alone (Gu et al. 2025, K/V biases).
+    * To a sink token: the column of this token, whose own query counts in the same way.
     """
 
     name = "virtual_alpha"
@@ -82,8 +80,7 @@ class VirtualSink(PerLayer):
         super().__init__()
         self.epsilon, self.tokens = epsilon, tokens
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
-        """The mass by head, and its rate."""
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         alpha, present = self._alpha(layer), layer.length > 0
         yield SampleValues(self.key(layer, "head"), alpha, present)
         rate = sink_rate(alpha[..., None], self.epsilon)[..., 0]
@@ -91,8 +88,8 @@ class VirtualSink(PerLayer):
 
     def _alpha(self, layer: Observation) -> Float[Tensor, "sample head"]:
         missing = layer.tensors["virtual_sink_mass"]
-        mean = mean_over_queries(missing, layer.real_queries(missing.shape[-1]))
-        front = layer.tensors["column_mass"][..., : visible_before(layer, self.tokens)].double().sum(-1)
+        mean = mean_over_queries(missing, layer.query_mask(missing.shape[-1]))
+        front = layer.tensors["column_mass"][..., : num_prepended_tokens(layer, self.tokens)].double().sum(-1)
         length = layer.length[:, None]
         alpha = mean + front / length
         return (1 + alpha * length) / (length + 1) if layer.virtual_key else alpha

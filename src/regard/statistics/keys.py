@@ -1,4 +1,4 @@
-"""What is special about the keys and values that draw attention."""
+"""Statistics of keys, values and hidden states by position."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from regard.statistics.statistic import PerLayer, SampleValues, StatisticInfo, S
 GU = "Gu et al. 2025 (arXiv 2410.10781)"
 
 
-def first_against_rest(
+def first_to_rest_ratio(
     norms: Float[Tensor, "sample ... token"], real: Bool[Tensor, "sample token"]
 ) -> Float[Tensor, "sample ..."]:
-    """The value at position 0 over the mean of the sample's others; not finite if there are none or all are zero."""
-    here = real.reshape(real.shape[0], *[1] * (norms.ndim - 2), real.shape[1])
-    others = norms.double().masked_fill(~here, 0.0)[..., 1:].sum(-1) / (here.sum(-1) - 1).clamp(min=1)
+    """Return the norm at position 0 over the mean of the others; not finite if there are none, or all are zero."""
+    mask = real.reshape(real.shape[0], *[1] * (norms.ndim - 2), real.shape[1])
+    others = norms.double().masked_fill(~mask, 0.0)[..., 1:].sum(-1) / (mask.sum(-1) - 1).clamp(min=1)
     return norms[..., 0].double() / others
 
 
 class Norm(PerLayer):
-    """A norm at every position, and the first position's over the mean of the others."""
+    """A norm at each position, and the ratio of the first to the mean of the others."""
 
     reduction: str
     axes: tuple[str, ...] = ("head", "position")
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         norms = layer.tensors[self.reduction]
-        real = layer.real_keys(norms.shape[-1])
+        real = layer.key_mask(norms.shape[-1])
         yield SampleValues(self.key(layer, *self.axes), norms, real)
-        ratio = first_against_rest(norms, real)
+        ratio = first_to_rest_ratio(norms, real)
         key = StatisticKey(f"{self.name}_sink_ratio", layer.site, layer.layer, None, self.axes[:-1])
         yield SampleValues(key, ratio, ratio.isfinite())
 
 
 class KeyNorm(Norm):
-    """‖k‖ after positions are applied; one row per key/value head."""
+    """‖k‖ of each key/value head, with positions applied."""
 
     name = reduction = "key_norm"
     info = StatisticInfo(
@@ -52,7 +52,7 @@ class KeyNorm(Norm):
 
 
 class ValueNorm(Norm):
-    """‖v‖; one row per key/value head."""
+    """‖v‖ of each key/value head."""
 
     name = reduction = "value_norm"
     info = StatisticInfo(
@@ -65,7 +65,7 @@ class ValueNorm(Norm):
 
 
 class HiddenNorm(Norm):
-    """‖h‖ of the hidden states; layer −1 is the embeddings."""
+    """‖h‖ of the hidden states; layer −1 are the embeddings."""
 
     name = reduction = "hidden_norm"
     axes = ("position",)
@@ -79,19 +79,19 @@ class HiddenNorm(Norm):
 
 
 class PerPair(PerLayer):
-    """The mean, over the queries that may see each key (those within a window), of something known of the pair."""
+    """The mean of a value of pairs over the queries that see each key."""
 
     reduction: str
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         sums = layer.tensors[self.reduction]
         pairs = layer.tensors["pair_count"]
-        present = layer.attended(sums.shape[-1])[:, None] & (pairs > 0)
+        present = layer.attended_keys(sums.shape[-1])[:, None] & (pairs > 0)
         yield SampleValues(self.key(layer, "head", "position"), sums / pairs.clamp(min=1), present)
 
 
 class QKCosine(PerPair):
-    """The angle between queries and a key: one half of what makes a sink."""
+    """The angle between queries and a key."""
 
     name = "qk_cosine"
     reduction = "cosine_sum"
@@ -105,7 +105,7 @@ class QKCosine(PerPair):
 
 
 class QKNorm(PerPair):
-    """The size of queries and a key: the other half."""
+    """The norms of queries and a key."""
 
     name = "qk_norm"
     reduction = "norm_sum"
@@ -119,7 +119,7 @@ class QKNorm(PerPair):
 
 
 class ValueWeightedMass(PerLayer):
-    """Attention times what it carries: a sink with empty values weighs nothing here."""
+    """Attention times the norm of the value; near zero for a sink with empty values."""
 
     name = "value_weighted_mass"
     info = StatisticInfo(
@@ -130,7 +130,7 @@ class ValueWeightedMass(PerLayer):
     )
     needs = frozenset({"column_mass", "value_output_norm"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         mass = layer.tensors["column_mass"] * layer.tensors["value_output_norm"]
         degree = mass / layer.length[:, None, None].clamp(min=1)
-        yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended(mass.shape[-1]))
+        yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended_keys(mass.shape[-1]))

@@ -1,4 +1,4 @@
-"""What layers do to hidden states as a whole."""
+"""Statistics of the hidden states of a layer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TOP = 3
 def over_smoothing(
     direction: Float[Tensor, "sample width"], length: Int[Tensor, " sample"]
 ) -> Float[Tensor, " sample"]:
-    """Mean of cos(h_i, h_j) over i ≠ j, from the sum of the unit vectors: (‖Σu‖² − n) / (n(n − 1))."""
+    """Return the mean of cos(h_i, h_j) over i ≠ j, from the sum of unit vectors: (‖Σu‖² − n) / (n(n − 1))."""
     n = length.double()
     return (direction.double().square().sum(-1) - n) / (n * (n - 1)).clamp(min=1)
 
 
 def matrix_entropy(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
-    """−Σ λ log λ over the eigenvalues of the Gram matrix of unit hidden states, scaled to trace 1; in nats."""
+    """Return −Σ λ log λ in nats, over the eigenvalues of the Gram matrix of unit hidden states, scaled to trace 1."""
     unit = torch.nn.functional.normalize(hidden.double(), dim=-1)
     values = torch.linalg.svdvals(unit).square()
     values = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
@@ -31,7 +31,7 @@ def matrix_entropy(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
 
 
 class OverSmoothing(PerLayer):
-    """How alike the tokens of a sample have become."""
+    """The similarity of the tokens of a sample."""
 
     name = "over_smoothing"
     info = StatisticInfo(
@@ -42,12 +42,12 @@ class OverSmoothing(PerLayer):
     )
     needs = frozenset({"direction"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         yield SampleValues(self.key(layer), over_smoothing(layer.tensors["direction"], layer.length), layer.length > 1)
 
 
 class MatrixEntropy(PerLayer):
-    """How many directions the tokens of a sample spread over."""
+    """The spread of the tokens of a sample over directions."""
 
     name = "matrix_entropy"
     info = StatisticInfo(
@@ -58,14 +58,14 @@ class MatrixEntropy(PerLayer):
     )
     needs = frozenset({"hidden"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         hidden = layer.tensors["hidden"]
         values = [matrix_entropy(states[:n]) for states, n in zip(hidden, layer.length.tolist(), strict=True)]
         yield SampleValues(self.key(layer), torch.stack(values), layer.length > 0)
 
 
 class MassiveActivations(PerLayer):
-    """The largest magnitudes among a layer's activations against the usual one."""
+    """The largest magnitudes of a layer's activations, and their median."""
 
     name = "massive_activations"
     info = StatisticInfo(
@@ -76,21 +76,21 @@ class MassiveActivations(PerLayer):
     )
     needs = frozenset({"hidden"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         hidden = layer.tensors["hidden"].abs()
         flat = [states[:n].flatten() for states, n in zip(hidden, layer.length.tolist(), strict=True)]
-        kept = [i for i, values in enumerate(flat) if len(values) >= TOP]
-        if not kept:
+        samples = [values for values in flat if len(values) >= TOP]
+        if not samples:
             return
-        tops = torch.stack([flat[i].topk(TOP).values for i in kept])
-        medians = torch.stack([flat[i].median() for i in kept])
+        tops = torch.stack([values.topk(TOP).values for values in samples])
+        medians = torch.stack([values.median() for values in samples])
         for rank in range(TOP):
             yield SampleValues(self.key(layer, suffix=f"_top{rank + 1}"), tops[:, rank])
         yield SampleValues(self.key(layer, suffix="_median"), medians)
 
 
 class SpectralBound(PerLayer):
-    """How much of the differences between tokens a head can let through."""
+    """A bound of how much of the differences between tokens a head preserves."""
 
     name = "spectral_bound"
     info = StatisticInfo(
@@ -101,5 +101,5 @@ class SpectralBound(PerLayer):
     )
     needs = frozenset({"spectral_bound"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         yield SampleValues(self.key(layer, "head"), layer.tensors["spectral_bound"], layer.length > 0)

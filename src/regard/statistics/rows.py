@@ -1,4 +1,4 @@
-"""What a query's weights look like."""
+"""Statistics of the weights of each query."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from regard.statistics.statistic import PerLayer, SampleValues, StatisticInfo
 def mean_over_queries(
     values: Float[Tensor, "sample head query"], real: Bool[Tensor, "sample query"]
 ) -> Float[Tensor, "sample head"]:
-    """Mean over the real queries of each sample."""
+    """Return the mean over the real queries of each sample."""
     return values.double().masked_fill(~real[:, None], 0.0).sum(-1) / real.sum(-1)[:, None].clamp(min=1)
 
 
 class PerQuery(PerLayer):
-    """The mean over a sample's queries of something known of each, and its profile over query positions."""
+    """The mean of a reduction over the queries of a sample, and its profile over query positions."""
 
     reduction: str
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         values = layer.tensors[self.reduction]
-        real = layer.real_queries(values.shape[-1])
+        real = layer.query_mask(values.shape[-1])
         yield SampleValues(self.key(layer, "head"), mean_over_queries(values, real), layer.length > 0)
         yield SampleValues(self.key(layer, "head", "position"), values, real)
 
 
 class Entropy(PerQuery):
-    """How many keys a query divides its attention among, in nats."""
+    """The entropy of a query's weights, in nats."""
 
     name = reduction = "entropy"
     info = StatisticInfo(
@@ -45,7 +45,7 @@ class Entropy(PerQuery):
 
 
 class Distance(PerQuery):
-    """How far away a query looks, in tokens."""
+    """The mean distance between a query and the keys it attends to, in tokens."""
 
     name = reduction = "distance"
     info = StatisticInfo(
@@ -56,13 +56,13 @@ class Distance(PerQuery):
     )
     needs = frozenset({"distance"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         if not layer.site.startswith("cross"):
-            yield from super().of_layer(layer)
+            yield from super().layer_values(layer)
 
 
 class RowSum(PerQuery):
-    """How much attention a query gives to tokens at all."""
+    """The attention of a query to all tokens."""
 
     name = reduction = "row_sum"
     info = StatisticInfo(
@@ -75,7 +75,7 @@ class RowSum(PerQuery):
 
 
 class VirtualSinkMass(PerQuery):
-    """How much attention goes to no token."""
+    """The attention of a query to no token."""
 
     name = reduction = "virtual_sink_mass"
     info = StatisticInfo(
@@ -88,7 +88,7 @@ class VirtualSinkMass(PerQuery):
 
 
 class HeadOutputNorm(PerQuery):
-    """What a head adds to the residual stream: near zero for a dormant head."""
+    """The norm of what a head adds to the residual stream; near zero for a dormant head."""
 
     name = "head_output_norm"
     reduction = "output_norm"

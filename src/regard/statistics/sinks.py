@@ -1,4 +1,4 @@
-"""Which tokens draw attention whatever they mean."""
+"""Statistics of attention sinks: keys that receive attention whatever they mean."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ PERCENT = 100.0
 def mean_received_attention(
     column_mass: Float[Tensor, "sample head key"], queries: Int[Tensor, "sample key"]
 ) -> Float[Tensor, "sample head key"]:
-    """α_k: attention to key k, averaged over the queries that may see it (Gu et al. 2025, eq. of Sink_k^ε)."""
+    """Return α_k, the attention to key k averaged over the queries that may see it (Gu et al. 2025, Sink_k^ε)."""
     return column_mass / queries[:, None].clamp(min=1)
 
 
 def sink_rate(alpha: Float[Tensor, "sample head key"], epsilon: float) -> Float[Tensor, "sample head key"]:
-    """100 where α_k > ε (strictly), else 0."""
+    """Return 100 if α_k > ε, else 0."""
     return (alpha > epsilon).to(alpha.dtype) * PERCENT
 
 
 def sink_deviation(
     mass: Float[Tensor, "sample head key"], square: Float[Tensor, "sample head key"], queries: Int[Tensor, " sample"]
 ) -> Float[Tensor, "sample head key"]:
-    """Δ_i = √(Σ_k (a_ki − d_i)²) / (n d_i), d_i = Σ_k a_ki / n, from the sums of a_ki and a_ki² (Bai et al. 2024)."""
+    """Return Δ_i = √(Σ_k (a_ki − d_i)²) / (n d_i), d_i = Σ_k a_ki / n, from Σ a_ki and Σ a_ki² (Bai et al. 2024)."""
     mass, square = mass.double(), square.double()
     n = queries[:, None, None].clamp(min=1)
     scatter = (square - mass.square() / n).clamp(min=0)
@@ -52,9 +52,9 @@ def sink_deviation(
 def topk_keys(
     column_mass: Float[Tensor, "sample head key"], real: Bool[Tensor, "sample key"], top: int
 ) -> Int[Tensor, "sample head top"]:
-    """The `top` keys of greatest average outer degree per sample and head, the greatest first, of equals the earlier.
+    """Return the `top` keys of greatest mass of each sample and head, the greatest first, of equal ones the earlier.
 
-    A sample of fewer real keys has others at the end: see `topk_valid`.
+    A sample with fewer real keys has padding at the end: see `topk_valid`.
     """
     mass = column_mass.masked_fill(~real[:, None], -torch.inf)
     if top == 1:
@@ -62,13 +62,20 @@ def topk_keys(
     return mass.sort(dim=-1, descending=True, stable=True).indices[..., :top]
 
 
-def topk_valid(at: Int[Tensor, "sample head top"], real: Bool[Tensor, "sample key"]) -> Bool[Tensor, "sample head top"]:
-    """Which of the `topk_keys` are real keys."""
-    return real[:, None].expand(-1, at.shape[1], -1).gather(-1, at)
+def topk_valid(
+    index: Int[Tensor, "sample head top"], real: Bool[Tensor, "sample key"]
+) -> Bool[Tensor, "sample head top"]:
+    """Return which of the `topk_keys` are real tokens."""
+    return real[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
 
 
 class SinkRate(Average):
-    """Sink_k^ε of every position k and several ε: per head, and over all layers and heads of a sample."""
+    """Sink_k^ε of each position k: by head, and over all layers and heads of a sample.
+
+    Args:
+        epsilons: The thresholds ε.
+        minimum_queries: Positions that fewer queries see do not count.
+    """
 
     name = "sink_rate"
     info = StatisticInfo(
@@ -89,17 +96,17 @@ class SinkRate(Average):
         self.epsilons = tuple(dict.fromkeys(map(float, epsilons)))
         self.minimum_queries = minimum_queries
 
-    def sampled(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
+    def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         sums: dict[tuple[str, float], list[Tensor]] = {}
-        presences: dict[str, Tensor] = {}
+        presence: dict[str, Tensor] = {}
         for layer in layers:
             if "column_mass" not in layer.tensors:
                 continue
             mass = layer.tensors["column_mass"]
-            queries = layer.seen_by(mass.shape[-1])
-            present = layer.real_keys(mass.shape[-1]) & (queries >= self.minimum_queries)
+            queries = layer.num_visible_queries(mass.shape[-1])
+            present = layer.key_mask(mass.shape[-1]) & (queries >= self.minimum_queries)
             alpha = mean_received_attention(mass, queries)
-            presences[layer.site] = present
+            presence[layer.site] = present
             for epsilon in self.epsilons:
                 rates = sink_rate(alpha, epsilon)
                 yield SampleValues(
@@ -108,11 +115,11 @@ class SinkRate(Average):
                 sums.setdefault((layer.site, epsilon), []).append(rates.double())
         for (site, epsilon), rates_by_layer in sums.items():
             overall = torch.cat(rates_by_layer, dim=1).mean(1)
-            yield SampleValues(StatisticKey(self.name, site, None, epsilon, ("position",)), overall, presences[site])
+            yield SampleValues(StatisticKey(self.name, site, None, epsilon, ("position",)), overall, presence[site])
 
 
 class ColumnMass(PerLayer):
-    """d_i, the average outer degree of every key."""
+    """d_i, the average outer degree of each key."""
 
     name = "column_mass"
     info = StatisticInfo(
@@ -123,14 +130,14 @@ class ColumnMass(PerLayer):
     )
     needs = frozenset({"column_mass"})
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         mass = layer.tensors["column_mass"]
         degree = mass / layer.length[:, None, None].clamp(min=1)
-        yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended(mass.shape[-1]))
+        yield SampleValues(self.key(layer, "head", "position"), degree, layer.attended_keys(mass.shape[-1]))
 
 
 class FirstMass(PerLayer):
-    """α_k of the first few keys alone, which costs as many products a query as there are keys asked for."""
+    """α_k of the first `num_first_keys` keys alone, at the cost of one product a query and key."""
 
     name = "first_mass"
     info = StatisticInfo(
@@ -141,21 +148,21 @@ class FirstMass(PerLayer):
     )
     needs = frozenset({"first_mass"})
 
-    def __init__(self, first: int = 4) -> None:
+    def __init__(self, num_first_keys: int = 4) -> None:
         super().__init__()
-        self.first = first
+        self.num_first_keys = num_first_keys
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         mass = layer.tensors["first_mass"]
-        real = layer.real_queries(mass.shape[2])
+        real = layer.query_mask(mass.shape[2])
         sums = mass.masked_fill(~real[:, None, :, None], 0.0).sum(2)
         width = sums.shape[-1]
-        alpha = mean_received_attention(sums, layer.seen_by(width))
-        yield SampleValues(self.key(layer, "head", "position"), alpha, layer.attended(width))
+        alpha = mean_received_attention(sums, layer.num_visible_queries(width))
+        yield SampleValues(self.key(layer, "head", "position"), alpha, layer.attended_keys(width))
 
 
 class SinkDeviation(PerLayer):
-    """How unevenly queries attend to the sinks of a head."""
+    """The deviation of attention to the `top` strongest keys of a head over queries."""
 
     name = "sink_deviation"
     info = StatisticInfo(
@@ -170,20 +177,23 @@ class SinkDeviation(PerLayer):
         super().__init__()
         self.top = top
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         mass, square = layer.tensors["column_mass"], layer.tensors["column_square"]
-        real = layer.attended(mass.shape[-1])
-        at = topk_keys(mass, real, self.top)
-        counted = topk_valid(at, real)
-        deviation = sink_deviation(mass, square, layer.length).gather(-1, at).masked_fill(~counted, 0.0)
-        yield SampleValues(self.key(layer, "head"), deviation.sum(-1) / counted.sum(-1).clamp(min=1), real.any(-1))
+        real = layer.attended_keys(mass.shape[-1])
+        index = topk_keys(mass, real, self.top)
+        valid = topk_valid(index, real)
+        deviation = sink_deviation(mass, square, layer.length).gather(-1, index).masked_fill(~valid, 0.0)
+        yield SampleValues(self.key(layer, "head"), deviation.sum(-1) / valid.sum(-1).clamp(min=1), real.any(-1))
 
 
 class CommonSinkRatio(Statistic):
-    """Share of each layer's sink tokens that are common tokens.
+    """The share of a layer's sink tokens that are common tokens.
 
-    `common` is a set of token ids (special tokens and punctuation, say); None finds them as the tokens that stand in
-    more than `frequent` of the samples, which gives no standard error.
+    Args:
+        common: Ids of common tokens, such as special tokens and punctuation. None: the tokens in more than `frequent`
+            of the samples, which gives no standard error.
+        top: Number of sinks of a head.
+        frequent: A share of samples.
     """
 
     name = "common_sink_ratio"
@@ -207,17 +217,17 @@ class CommonSinkRatio(Statistic):
         if self._known is not None:
             self._known.update(layers)
             return
-        counted = set()
+        sites = set()
         for layer in layers:
             if layer.token_ids is None or "column_mass" not in layer.tensors:
                 continue
             mass = layer.tensors["column_mass"]
-            real = layer.attended(mass.shape[-1])
-            at = topk_keys(mass, real, self.top)
-            tokens = _token_of(layer, at)[topk_valid(at, real)]
+            real = layer.attended_keys(mass.shape[-1])
+            index = topk_keys(mass, real, self.top)
+            tokens = _tokens_at(layer, index)[topk_valid(index, real)]
             self._sinks.setdefault((layer.site, layer.layer), Counter()).update(tokens.tolist())
-            if layer.site not in counted:
-                counted.add(layer.site)
+            if layer.site not in sites:
+                sites.add(layer.site)
                 self._samples[layer.site] += int(real.any(-1).sum())
                 for ids, mask in zip(layer.token_ids, real, strict=True):
                     self._documents.setdefault(layer.site, Counter()).update(set(ids[: len(mask)][mask].tolist()))
@@ -226,18 +236,18 @@ class CommonSinkRatio(Statistic):
         if self._known is not None and other._known is not None:
             self._known.merge(other._known)
             return
-        for place, counts in other._sinks.items():
-            self._sinks.setdefault(place, Counter()).update(counts)
+        for key, counts in other._sinks.items():
+            self._sinks.setdefault(key, Counter()).update(counts)
         for site, documents in other._documents.items():
             self._documents.setdefault(site, Counter()).update(documents)
         self._samples.update(other._samples)
 
-    def found(self, site: str) -> frozenset[int]:
-        """The common tokens of a site: those given, or those frequent across samples so far."""
+    def common_tokens(self, site: str) -> frozenset[int]:
+        """Return the common tokens of a site: `common`, or those that are frequent so far."""
         if self.common is not None:
             return self.common
-        needed = self.frequent * self._samples[site]
-        return frozenset(token for token, count in self._documents.get(site, Counter()).items() if count > needed)
+        threshold = self.frequent * self._samples[site]
+        return frozenset(token for token, count in self._documents.get(site, Counter()).items() if count > threshold)
 
     def result(self) -> list[StatisticRow]:
         if self._known is not None:
@@ -246,7 +256,7 @@ class CommonSinkRatio(Statistic):
         for (site, layer), sinks in sorted(self._sinks.items()):
             if not sinks:
                 continue
-            common = self.found(site)
+            common = self.common_tokens(site)
             share = PERCENT * sum(n for token, n in sinks.items() if token in common) / sinks.total()
             rows.append(StatisticRow(self.name, layer, None, None, None, share, None, self._samples[site], site))
         return rows
@@ -254,8 +264,8 @@ class CommonSinkRatio(Statistic):
     def state(self) -> dict[str, Tensor]:
         if self._known is not None:
             return self._known.state()
-        state = {f"sinks|{site}|{layer}": _pairs(counts) for (site, layer), counts in self._sinks.items()}
-        state |= {f"documents|{site}|": _pairs(counts) for site, counts in self._documents.items()}
+        state = {f"sinks|{site}|{layer}": _count_table(counts) for (site, layer), counts in self._sinks.items()}
+        state |= {f"documents|{site}|": _count_table(counts) for site, counts in self._documents.items()}
         return state | {f"samples|{site}|": torch.tensor([[0, n]]) for site, n in self._samples.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -265,18 +275,18 @@ class CommonSinkRatio(Statistic):
             return
         self._sinks, self._documents, self._samples = {}, {}, Counter()
         for name, tensor in state.items():
-            what, site, layer = name.split("|")
+            kind, site, layer = name.split("|")
             counts = Counter(dict(tensor.tolist()))
-            if what == "sinks":
+            if kind == "sinks":
                 self._sinks[site, int(layer)] = counts
-            elif what == "documents":
+            elif kind == "documents":
                 self._documents[site] = counts
             else:
                 self._samples[site] = counts[0]
 
 
 class KnownCommonSinkRatio(PerLayer):
-    """The common-sink ratio for a known set of common tokens."""
+    """The common-sink ratio of a fixed set of common tokens."""
 
     name = CommonSinkRatio.name
     info = CommonSinkRatio.info
@@ -286,20 +296,26 @@ class KnownCommonSinkRatio(PerLayer):
         super().__init__()
         self.common, self.top = torch.tensor(sorted(common), dtype=torch.long), top
 
-    def of_layer(self, layer: Observation) -> Iterator[SampleValues]:
+    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         if layer.token_ids is None:
             return
         mass = layer.tensors["column_mass"]
-        real = layer.attended(mass.shape[-1])
-        at = topk_keys(mass, real, self.top)
-        counted = topk_valid(at, real)
-        common = torch.isin(_token_of(layer, at), self.common.to(at.device)) & counted
-        share = common.sum((1, 2)) / counted.sum((1, 2)).clamp(min=1) * PERCENT
+        real = layer.attended_keys(mass.shape[-1])
+        index = topk_keys(mass, real, self.top)
+        valid = topk_valid(index, real)
+        common = torch.isin(_tokens_at(layer, index), self.common.to(index.device)) & valid
+        share = common.sum((1, 2)) / valid.sum((1, 2)).clamp(min=1) * PERCENT
         yield SampleValues(self.key(layer), share, real.any(-1))
 
 
 class SinkTokens(Statistic):
-    """Where the strongest column of each head stands, on which token, and how often."""
+    """Positions and tokens of the strongest column of each head.
+
+    Attributes:
+        counts: Samples by head, position and token id (−1: unknown), for each site and layer.
+        samples: Samples by site and layer.
+        shape: Heads, and keys of the longest sample, by site and layer.
+    """
 
     name = "sink_tokens"
     info = StatisticInfo(
@@ -314,35 +330,34 @@ class SinkTokens(Statistic):
         self.counts: dict[tuple[str, int], Counter[tuple[int, int, int]]] = {}
         self.samples: Counter[tuple[str, int]] = Counter()
         self.shape: dict[tuple[str, int], tuple[int, int]] = {}
-        """Heads, and keys of the longest sample, by site and layer."""
 
     def update(self, layers: Sequence[Observation]) -> None:
         for layer in layers:
             if "column_mass" not in layer.tensors:
                 continue
             mass = layer.tensors["column_mass"]
-            real = layer.attended(mass.shape[-1])
-            at = topk_keys(mass, real, 1)
-            token = _token_of(layer, at) if layer.token_ids is not None else torch.full_like(at, -1)
-            heads = torch.arange(at.shape[1], device=at.device)[None, :, None].expand_as(at)
-            triples = torch.stack([heads, at, token], -1)[real.any(-1)].flatten(0, -2)
-            place = (layer.site, layer.layer)
-            self.counts.setdefault(place, Counter()).update(map(tuple, triples.tolist()))
-            self.samples[place] += int(real.any(-1).sum())
-            self._grow(place, mass.shape[1], int(layer.keys.max()))
+            real = layer.attended_keys(mass.shape[-1])
+            index = topk_keys(mass, real, 1)
+            token = _tokens_at(layer, index) if layer.token_ids is not None else torch.full_like(index, -1)
+            heads = torch.arange(index.shape[1], device=index.device)[None, :, None].expand_as(index)
+            triples = torch.stack([heads, index, token], -1)[real.any(-1)].flatten(0, -2)
+            key = (layer.site, layer.layer)
+            self.counts.setdefault(key, Counter()).update(map(tuple, triples.tolist()))
+            self.samples[key] += int(real.any(-1).sum())
+            self._grow(key, mass.shape[1], int(layer.keys.max()))
 
-    def _grow(self, place: tuple[str, int], heads: int, keys: int) -> None:
-        self.shape[place] = (heads, max(keys, self.shape.get(place, (0, 0))[1]))
+    def _grow(self, key: tuple[str, int], heads: int, keys: int) -> None:
+        self.shape[key] = (heads, max(keys, self.shape.get(key, (0, 0))[1]))
 
     def merge(self, other: SinkTokens) -> None:
-        for place, counts in other.counts.items():
-            self.counts.setdefault(place, Counter()).update(counts)
+        for key, counts in other.counts.items():
+            self.counts.setdefault(key, Counter()).update(counts)
         self.samples.update(other.samples)
-        for place, shape in other.shape.items():
-            self._grow(place, *shape)
+        for key, shape in other.shape.items():
+            self._grow(key, *shape)
 
     def result(self) -> list[StatisticRow]:
-        """A row for every head and position, so that means over them are right: 0 where no sink ever stood."""
+        """Return a row for each head and position, 0 at positions without a sink, so that means over them are right."""
         rows = []
         for (site, layer), counts in sorted(self.counts.items()):
             n = self.samples[site, layer]
@@ -357,7 +372,7 @@ class SinkTokens(Statistic):
         return rows
 
     def tokens(self) -> list[tuple[str, int, int, int, int, int, float]]:
-        """(site, layer, head, position, token id or −1, count, share of the samples), in this order."""
+        """Return rows of site, layer, head, position, token id or −1, count, and share of the samples."""
         return [
             (site, layer, head, position, token, count, count / self.samples[site, layer])
             for (site, layer), counts in sorted(self.counts.items())
@@ -366,8 +381,8 @@ class SinkTokens(Statistic):
 
     def state(self) -> dict[str, Tensor]:
         return {
-            "|".join(map(str, (site, layer, self.samples[site, layer], *self.shape[site, layer]))): _table(
-                [[*key, n] for key, n in counts.items()], 4
+            "|".join(map(str, (site, layer, self.samples[site, layer], *self.shape[site, layer]))): _to_tensor(
+                [[*triple, n] for triple, n in counts.items()], 4
             )
             for (site, layer), counts in self.counts.items()
         }
@@ -376,21 +391,21 @@ class SinkTokens(Statistic):
         self.counts, self.samples, self.shape = {}, Counter(), {}
         for name, tensor in state.items():
             site, layer, samples, heads, keys = name.split("|")
-            place = (site, int(layer))
-            self.shape[place] = (int(heads), int(keys))
-            self.counts[place] = Counter({(h, p, t): n for h, p, t, n in tensor.tolist()})
-            self.samples[place] = int(samples)
+            key = (site, int(layer))
+            self.shape[key] = (int(heads), int(keys))
+            self.counts[key] = Counter({(h, p, t): n for h, p, t, n in tensor.tolist()})
+            self.samples[key] = int(samples)
 
 
-def _token_of(layer: Observation, at: Tensor) -> Tensor:
-    """Token ids at key positions (sample, head, top)."""
+def _tokens_at(layer: Observation, index: Tensor) -> Tensor:
+    """Return the token ids at key positions (sample, head, top)."""
     assert layer.token_ids is not None
-    return layer.token_ids[:, None].expand(-1, at.shape[1], -1).gather(-1, at)
+    return layer.token_ids[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
 
 
-def _pairs(counts: Counter[int]) -> Tensor:
-    return _table([[key, n] for key, n in counts.items()], 2)
+def _count_table(counts: Counter[int]) -> Tensor:
+    return _to_tensor([[token, n] for token, n in counts.items()], 2)
 
 
-def _table(rows: list[list[int]], width: int) -> Tensor:
+def _to_tensor(rows: list[list[int]], width: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.long).reshape(-1, width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from regard.statistics.observation import Observation
 
 @dataclass(frozen=True, kw_only=True)
 class StatisticInfo:
-    """What a reader needs to know of a statistic."""
+    """The description of a statistic, as reports and documentation show it."""
 
     title: str
     unit: str
@@ -25,7 +26,7 @@ class StatisticInfo:
 
 
 class StatisticRow(NamedTuple):
-    """One number of a result, as it stands in the table."""
+    """One row of the table of results."""
 
     statistic: str
     layer: int | None
@@ -39,7 +40,7 @@ class StatisticRow(NamedTuple):
 
 
 class StatisticKey(NamedTuple):
-    """What a group of numbers is about. `axes` names the axes of its tensor, among head and position."""
+    """The key of a group of numbers, whose tensor has the axes `axes`: some of "head" and "position"."""
 
     statistic: str
     site: str
@@ -49,7 +50,7 @@ class StatisticKey(NamedTuple):
 
 
 class SampleValues(NamedTuple):
-    """A value per sample: (sample, *axes), counted where `present`."""
+    """Values (sample, *axes), which count where `present`."""
 
     key: StatisticKey
     values: Tensor
@@ -60,48 +61,53 @@ Self = TypeVar("Self", bound="Statistic")
 
 
 class Statistic(ABC):
-    """Something measured over samples: stepwise = at once = merged in any order.
+    """A quantity over samples. Updates and merges give the same result in any order.
 
-    `needs` names the reductions that the slot must supply. `update` is given all observed layers of the same samples.
+    Attributes:
+        name: Its name in the table.
+        info: Its description.
+        needs: Names of the reductions that observations must hold.
+        num_first_keys: Number of keys that `first_mass` covers, if it is needed.
     """
 
     name: str
     info: StatisticInfo
     needs: frozenset[str]
+    num_first_keys: int = 1
 
     @abstractmethod
     def update(self, layers: Sequence[Observation]) -> None:
-        """Count in some samples, by all their observed layers."""
+        """Add some samples, by all their observed layers."""
 
     @abstractmethod
     def merge(self: Self, other: Self) -> None:
-        """Count in all that another of the same kind has seen."""
+        """Add the samples of another statistic of the same kind."""
 
     @abstractmethod
     def result(self) -> list[StatisticRow]:
-        """The rows of the table."""
+        """Return the rows of the table."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """All that has been seen, as named tensors: what another process needs to merge it."""
+        """Return named tensors from which another process can merge it."""
 
     @abstractmethod
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a state."""
+        """Replace what was added by a state."""
 
 
 class Average(Statistic):
-    """A statistic that is the mean over samples of something known of each sample."""
+    """The mean over samples of a value of each sample."""
 
     def __init__(self) -> None:
         self.moments: dict[StatisticKey, RunningMoments] = {}
 
     @abstractmethod
-    def sampled(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
-        """What is known of each sample."""
+    def sample_values(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
+        """Return the values of each sample, from all its layers."""
 
     def update(self, layers: Sequence[Observation]) -> None:
-        for key, values, present in self.sampled(layers):
+        for key, values, present in self.sample_values(layers):
             self.moments.setdefault(key, RunningMoments()).add(values, present)
 
     def merge(self, other: Average) -> None:
@@ -119,32 +125,34 @@ class Average(Statistic):
 
 
 class PerLayer(Average):
-    """An average to which every layer contributes on its own."""
+    """An average of which each group of numbers comes from one layer."""
 
-    def sampled(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
+    def sample_values(self, layers: Sequence[Observation]) -> Iterator[SampleValues]:
         for layer in layers:
             if self.needs <= layer.tensors.keys():
-                yield from self.of_layer(layer)
+                yield from self.layer_values(layer)
 
     @abstractmethod
-    def of_layer(self, layer: Observation) -> Iterable[SampleValues]:
-        """What one layer says of each sample."""
+    def layer_values(self, layer: Observation) -> Iterable[SampleValues]:
+        """Return the values of each sample, from one layer."""
 
     def key(self, layer: Observation, *axes: str, epsilon: float | None = None, suffix: str = "") -> StatisticKey:
-        """The key of a group of numbers of this layer."""
+        """Return the key of a group of numbers of a layer."""
         return StatisticKey(self.name + suffix, layer.site, layer.layer, epsilon, axes)
 
 
 def _rows(key: StatisticKey, moments: RunningMoments) -> Iterator[StatisticRow]:
-    """One row per entry that has been seen."""
-    seen = moments.count > 0
-    index = dict(zip(key.axes, torch.nonzero(seen).T.tolist(), strict=True))
-    numbers = (moments.mean[seen].tolist(), moments.standard_error()[seen].tolist(), moments.count[seen].tolist())
+    """Return one row for each entry that has samples."""
+    mask = moments.count > 0
+    index = dict(zip(key.axes, torch.nonzero(mask).T.tolist(), strict=True))
+    numbers = (moments.mean[mask].tolist(), moments.standard_error()[mask].tolist(), moments.count[mask].tolist())
     absent = [None] * len(numbers[0])
-    places = (index.get("head", absent), index.get("position", absent))
-    for head, position, mean, error, count in zip(*places, *numbers, strict=True):
-        known = error if error == error else None
-        yield StatisticRow(key.statistic, key.layer, head, position, key.epsilon, mean, known, int(count), key.site)
+    axes = (index.get("head", absent), index.get("position", absent))
+    for head, position, mean, error, count in zip(*axes, *numbers, strict=True):
+        standard_error = None if math.isnan(error) else error
+        yield StatisticRow(
+            key.statistic, key.layer, head, position, key.epsilon, mean, standard_error, int(count), key.site
+        )
 
 
 def _order(key: StatisticKey) -> tuple[Any, ...]:

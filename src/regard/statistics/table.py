@@ -1,4 +1,4 @@
-"""The tidy table of all results: its columns, and how to pick rows."""
+"""The tidy table of all results: its columns, and the selection of rows."""
 
 from __future__ import annotations
 
@@ -16,22 +16,29 @@ FRACTIONS = ("epsilon", "value", "standard_error", "share")
 
 
 def make_table(rows: Sequence[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
-    """Rows as a table, whole numbers as nullable integers and absent numbers as null."""
+    """Return rows as a table, with nullable integers and null for absent numbers."""
     table = pd.DataFrame(rows, columns=list(columns))
-    kinds = {c: "Int64" for c in WHOLE_NUMBERS if c in columns}
-    kinds |= {c: "float64" for c in FRACTIONS if c in columns}
-    return table.astype(kinds)
+    dtypes = {c: "Int64" for c in WHOLE_NUMBERS if c in columns}
+    dtypes |= {c: "float64" for c in FRACTIONS if c in columns}
+    return table.astype(dtypes)
 
 
 def filter_statistic(table: pd.DataFrame, statistic: str) -> pd.Series:
-    """Which rows a statistic made; it may tell several numbers, such as massive_activations_top1."""
+    """Return which rows are of a statistic, also if it has several numbers, such as massive_activations_top1."""
     return (table["statistic"] == statistic) | table["statistic"].str.startswith(f"{statistic}_")
 
 
 def select_rows(table: pd.DataFrame, statistic: str | None, equal: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows of a name (None: all), and of these those where each column is its value, or one of them; None is null.
+    """Return some rows of a table.
 
-    A name that no row bears stands for all that begin with it: massive_activations for its _top1, …, _median.
+    Args:
+        table: The table.
+        statistic: Name of the statistic; None: all. A name that no row has stands for its numbers, as
+            massive_activations for massive_activations_top1.
+        equal: The value of each of some columns, or several values; None is null.
+
+    Raises:
+        UserError: The statistic or a column is not in the table.
     """
     if statistic is not None:
         check_statistic(table, statistic)
@@ -50,7 +57,7 @@ def select_rows(table: pd.DataFrame, statistic: str | None, equal: Mapping[str, 
 
 
 def check_statistic(table: pd.DataFrame, statistic: str) -> None:
-    """Nothing, or a UserError that names the statistics there are."""
+    """Raise a UserError if a statistic is not in the table."""
     if not filter_statistic(table, statistic).any():
-        known = ", ".join(dict.fromkeys(table["statistic"])) or "none"
-        raise UserError(f"unknown statistic {statistic!r}; the table has: {known}")
+        names = ", ".join(dict.fromkeys(table["statistic"])) or "none"
+        raise UserError(f"unknown statistic {statistic!r}; the table has: {names}")

@@ -1,4 +1,4 @@
-"""The training loop: for pre-training and for continual learning, on one device or many, resumed where it stopped."""
+"""Training loop of pretraining and continual learning, on one device or several processes, resumable."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from regard.training.schedule import learning_rate, set_rate
 Row = dict[str, float]
 OnProgress = Callable[[int, int, Mapping[str, float]], None]
 TransformGradients = Callable[[nn.Module, int], None]
-_KEPT = ("step", "items", "seconds", "history", "numbers")
+_STATE_FIELDS = ("step", "items", "seconds", "history", "numbers")
 RECENT = 20
-"""Steps over which the present speed is taken."""
+"""Number of steps over which speed is averaged."""
 
 
 class Monitor(Protocol):
-    """Looks at the model between steps."""
+    """Measures a model between steps."""
 
     def due(self, step: int, last: bool) -> bool:
-        """Whether it looks after this many steps; `last`: there are no more."""
+        """Return whether it measures after this step; `last` if there are no more."""
 
     def __call__(self, model: nn.Module, step: int) -> Mapping[str, float]:
-        """The numbers found: for the row of this step in the history."""
+        """Return metrics for the row of this step in the history."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run has become: a row of numbers every so many steps, seconds spent in steps, and how many there were."""
+    """Result of a run: rows of metrics, seconds spent in steps, and number of steps."""
 
     history: list[Row]
     seconds: float
@@ -63,7 +63,7 @@ class TrainResult:
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """What stays as it is while a model is trained."""
+    """Constants of a run."""
 
     plan: TrainingConfig
     placed: Placement
@@ -79,11 +79,7 @@ class _Run:
 
 @dataclass(eq=False)
 class _Progress:
-    """All that a run knows besides its weights: steps finished, losses counted in them, seconds, rows.
-
-    `numbers`: those of the last step; `saved`: the step of the last checkpoint; `recent`: count and seconds
-    of the last few steps.
-    """
+    """State of a run besides its weights; `items` counts losses, `recent` has count and seconds of recent steps."""
 
     step: int = 0
     items: int = 0
@@ -95,22 +91,22 @@ class _Progress:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What is kept with the weights."""
-        return {name: getattr(self, name) for name in _KEPT}
+        """State that is saved with the weights."""
+        return {name: getattr(self, name) for name in _STATE_FIELDS}
 
     @property
     def recorded(self) -> bool:
-        """Whether the last row of the history is of this step."""
+        """Whether the history has a row of this step."""
         return bool(self.history) and self.history[-1]["step"] == self.step
 
     @property
     def items_per_second(self) -> float:
-        """Over the last few steps, without what stood between them."""
+        """Speed of recent steps, without time between them."""
         items, seconds = (sum(column) for column in zip(*self.recent, strict=True)) if self.recent else (0, 0.0)
         return items / seconds if seconds else 0.0
 
     def seconds_left(self, steps: int) -> float:
-        """As long as the steps to come take, if each takes what the last few took."""
+        """Return the estimated time of the remaining steps."""
         return (steps - self.step) * sum(seconds for _, seconds in self.recent) / max(len(self.recent), 1)
 
 
@@ -129,51 +125,54 @@ def train(
     times: Mapping[str, float] | None = None,
     device: str | None = None,
 ) -> TrainResult:
-    """The history of the run, having trained the model in place.
+    """Train a model in place.
 
-    `batch(step)`, counted from 0, gives the whole batch of a step, `plan.batch_size` rows along the first axis of each
-    tensor; it is a function of the step alone, so that the place in the data is the step. `loss(model, rows)` is the
-    sum of the losses of some rows, `count(rows)` of how many; the gradient of a step is Σ loss / Σ count over the whole
-    batch, however it is split into micro-batches and processes. With dropout the split matters: a mask is drawn for
-    each micro-batch, from a seed of (plan.seed, step, process).
+    The gradient of a step is Σ loss / Σ count over the batch, however it is split; only dropout depends on the split.
+    On one CPU process, a run that was killed and resumed is bit for bit the run that was not.
 
-    `watchers` are called before the first step, as step 0, and after step n, as n, with the module in evaluation; every
-    process calls them, and the first one's numbers count. History: rows of `step` (finished), `items` (count so far),
-    `loss` (mean over the batch of that step, before its update), `learning_rate`, `gradient_norm` (before clipping),
-    `items_per_second`, `seconds` (in steps, so far) and what watchers found; every `log_every` steps, after the last,
-    and whenever a watcher was due. `on_progress(step, steps, numbers)` follows each step, in the first process; its
-    numbers have `seconds_left` as well. `correct(model, step)` may change the gradient of a step in place, that of the
-    whole batch, before it is clipped; every process calls it with the same gradient and must leave the same.
-    `times`: by how much a parameter's rate is multiplied, by name; all others have the plan's.
+    Args:
+        model: The model.
+        plan: Configuration.
+        batch: Returns the `plan.batch_size` rows of a step, counted from 0. It must depend on the step alone.
+        loss: Returns the sum of the losses of some rows.
+        count: Returns the number of losses of some rows.
+        folder: Folder of checkpoints that all processes see, or None.
+        resume: Continue from the last checkpoint, if there is one.
+        watchers: Monitors, called in evaluation mode in all processes before the first step (0) and after steps.
+        on_progress: Called in the main process after each step with step, all steps and metrics, also `seconds_left`.
+        correct: Changes the gradient of the batch in place before clipping, in all processes alike.
+        times: Multipliers of the learning rates of parameters, by name.
+        device: "cpu", or None for the machine's accelerator.
 
-    `folder`: where checkpoints go, seen by every process; None keeps none. `resume`: go on from the last one, or start
-    where there is none. On one CPU process a run that was killed and resumed is bit for bit the run that was not.
-    `device`: "cpu", or None for the machine's accelerator.
+    Returns:
+        Result with a history: a row every `plan.logging_steps` steps, after the last, and if a monitor was due, of
+        `step`, `items` (losses), `loss` (before the update), `learning_rate`, `gradient_norm` (before clipping),
+        `items_per_second`, `seconds` (in steps), and metrics of monitors.
     """
-    place_of_checkpoints = None if folder is None else Path(folder)
+    checkpoint_folder = None if folder is None else Path(folder)
     with make_accelerator(plan, device, folder=None if folder is None else str(folder)) as accelerator:
         placed = prepare_model(model, plan, accelerator, times)
-        run = _Run(plan, placed, batch, loss, count, place_of_checkpoints, watchers, on_progress, correct, accelerator)
-        progress = _started(run, resume)
-        with isolated_rng(placed.device), _tracked(run):
+        run = _Run(plan, placed, batch, loss, count, checkpoint_folder, watchers, on_progress, correct, accelerator)
+        progress = _restore_progress(run, resume)
+        with isolated_rng(placed.device), _run_trackers(run):
             _take_steps(run, progress)
     return TrainResult(progress.history, progress.seconds, progress.step)
 
 
 def _take_steps(run: _Run, progress: _Progress) -> None:
-    """Every step that is left: an update, then its row, then a checkpoint."""
+    """Take the remaining steps: an update, its row, and a checkpoint."""
     run.placed.called.train()
     run.placed.optimizer.zero_grad(set_to_none=True)
     try:
-        _record(run, progress)
+        _record_row(run, progress)
         while progress.step < run.plan.max_steps:
             _take_step(run, progress)
             _report(run, progress)
-            _record(run, progress)
+            _record_row(run, progress)
             if _checkpoint_due(run, progress):
                 _save(run, progress)
     except KeyboardInterrupt:
-        # Processes are interrupted at different steps: those that hold parts of the weights cannot gather them.
+        # Processes are interrupted at different steps, so sharded weights cannot be gathered.
         if progress.step > progress.saved and run.placed.first and not run.placed.sharded:
             _save(run, progress, alone=True)
         raise
@@ -183,48 +182,44 @@ def _take_steps(run: _Run, progress: _Progress) -> None:
 
 
 def _take_step(run: _Run, progress: _Progress) -> None:
-    """One update: batch → share → micro-batches → loss and gradient → clipping → AdamW."""
+    """Take one step: micro-batches → loss and gradient → clipping → AdamW."""
     started, placed = time.perf_counter(), run.placed
     rows = run.batch(progress.step)
-    counted = _checked_count(run, rows, progress.step)
+    count = _count_losses(run, rows, progress.step)
     rate = learning_rate(run.plan, progress.step + 1)
     set_rate(placed.optimizer, rate)
-    summed = _add_gradients(run, rows, counted, progress.step)
+    summed = _add_gradients(run, rows, count, progress.step)
     if run.correct is not None:
         run.correct(placed.bare, progress.step)
-    norm = torch.nn.utils.get_total_norm([one.grad for one in placed.trained if one.grad is not None])
-    mean = float(placed.total(summed)) / counted
-    length = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-    _check_finite(run, rows, progress.step, mean, length)
-    with _interrupts_held():
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in placed.trained if parameter.grad is not None])
+    mean = float(placed.total(summed)) / count
+    gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    _check_finite(run, rows, progress.step, mean, gradient_norm)
+    with _delay_interrupts():
         if run.plan.max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(placed.trained, run.plan.max_grad_norm, norm)
         placed.optimizer.step()
         placed.optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - started
-        progress.recent.append((counted, seconds))
-        progress.step, progress.items = progress.step + 1, progress.items + counted
+        progress.recent.append((count, seconds))
+        progress.step, progress.items = progress.step + 1, progress.items + count
         progress.seconds += seconds
-        progress.numbers = {"loss": mean, "learning_rate": rate, "gradient_norm": length}
+        progress.numbers = {"loss": mean, "learning_rate": rate, "gradient_norm": gradient_norm}
 
 
-def _checked_count(run: _Run, rows: Rows, step: int) -> int:
-    """How many losses the whole batch has; a UserError if it is not a batch of the plan, or has none."""
+def _count_losses(run: _Run, rows: Rows, step: int) -> int:
+    """Return the number of losses of a batch, after checking its size."""
     lengths = {name: len(value) for name, value in rows.items()}
     if set(lengths.values()) != {run.plan.batch_size}:
         raise UserError(f"batch of step {step}: expected {run.plan.batch_size} rows in each tensor, got {lengths}")
-    counted = run.count(rows)
-    if counted < 1:
-        raise UserError(f"batch of step {step}: expected at least one loss, got {counted}")
-    return counted
+    count = run.count(rows)
+    if count < 1:
+        raise UserError(f"batch of step {step}: expected at least one loss, got {count}")
+    return count
 
 
-def _add_gradients(run: _Run, rows: Rows, counted: int, step: int) -> Tensor:
-    """The sum of this process's losses, their gradients added up in the parameters.
-
-    Each loss is divided by the count of the whole batch; several processes average their gradients where a sum is
-    meant, hence the factor.
-    """
+def _add_gradients(run: _Run, rows: Rows, count: int, step: int) -> Tensor:
+    """Accumulate the gradients of Σ loss / count, and return the sum of this process's losses."""
     placed = run.placed
     summed = torch.zeros((), device=placed.device)
     pieces = micro_batches(placed.share(rows), run.plan.micro_batch_size)
@@ -233,25 +228,25 @@ def _add_gradients(run: _Run, rows: Rows, counted: int, step: int) -> Tensor:
         with placed.accumulating(last=piece == pieces[-1]):
             with placed.autocast():
                 value = run.loss(placed.called, to_device(placed.device, slice_batch(rows, piece)))
-            (value * (placed.processes / counted)).backward()
+            (value * (placed.processes / count)).backward()  # processes average gradients
         summed = summed + value.detach()
     return summed
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """While it lasts Ctrl-C waits: what is half done would be of no step."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
+def _delay_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C, so that no step is left incomplete."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:
         yield
         return
-    held: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-    if held:
+        signal.signal(signal.SIGINT, handler)
+    if signals:
         signal.raise_signal(signal.SIGINT)
 
 
@@ -259,22 +254,22 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _check_finite(run: _Run, rows: Rows, step: int, mean: float, norm: float) -> None:
-    """Nothing, or a UserError that names the step, the rows and the last good checkpoint."""
+    """Raise UserError for a loss or gradient that is not finite, with step, rows and the last checkpoint."""
     if torch.tensor([mean, norm]).isfinite().all():
         return
-    last = checkpoint.told_last(None if run.folder is None else checkpoint.latest(run.folder))
+    last = checkpoint.describe_latest(None if run.folder is None else checkpoint.latest(run.folder))
     if torch.tensor(mean).isfinite():
         raise UserError(f"gradient: expected finite numbers, its norm is {norm} at step {step} (loss {mean:g}); {last}")
-    wrong = _rows_without_finite_loss(run, rows, step)
-    told = "; ".join(_told_row(rows, row) for row in wrong[:3]) or "no single row alone"
-    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    rows_at_fault = _rows_without_finite_loss(run, rows, step)
+    description = "; ".join(_describe_row(rows, row) for row in rows_at_fault[:3]) or "no single row alone"
+    more = f" and {len(rows_at_fault) - 3} more" if len(rows_at_fault) > 3 else ""
     raise UserError(
-        f"loss: expected a finite number, got {mean} at step {step}; rows of its batch: {told}{more}; {last}"
+        f"loss: expected a finite number, got {mean} at step {step}; rows of its batch: {description}{more}; {last}"
     )
 
 
 def _rows_without_finite_loss(run: _Run, rows: Rows, step: int) -> list[int]:
-    """Which rows of the batch have no finite loss by themselves; every process looks at its share."""
+    """Return the rows of the batch whose loss alone is not finite; each process checks its own."""
     flags = torch.zeros(run.plan.batch_size, dtype=torch.bool)
     share = run.placed.share(rows)
     seed_step(run.placed.device, run.plan.seed, step, run.placed.rank)
@@ -285,7 +280,7 @@ def _rows_without_finite_loss(run: _Run, rows: Rows, step: int) -> list[int]:
     return run.placed.any(flags).nonzero().flatten().tolist()
 
 
-def _told_row(rows: Rows, row: int) -> str:
+def _describe_row(rows: Rows, row: int) -> str:
     if "input_ids" not in rows:
         return str(row)
     tokens = rows["input_ids"][row].flatten().tolist()
@@ -295,8 +290,8 @@ def _told_row(rows: Rows, row: int) -> str:
 # -- rows of the history --------------------------------------------------------------------------------
 
 
-def _record(run: _Run, progress: _Progress) -> None:
-    """The row of this step, if one is due and it is not there yet, as it is after a run was resumed."""
+def _record_row(run: _Run, progress: _Progress) -> None:
+    """Add the row of this step if one is due, unless a resumed run has it."""
     last = progress.step == run.plan.max_steps
     due = [watcher for watcher in run.watchers if watcher.due(progress.step, last)]
     logged = progress.step > 0 and (last or progress.step % run.plan.logging_steps == 0)
@@ -306,13 +301,13 @@ def _record(run: _Run, progress: _Progress) -> None:
     if progress.recent:
         row["items_per_second"] = progress.items_per_second
     for watcher in due:
-        row |= _watched(run, watcher, progress.step)
+        row |= _run_monitor(run, watcher, progress.step)
     progress.history.append(row)
     run.accelerator.log(row, step=progress.step)
 
 
-def _watched(run: _Run, watcher: Monitor, step: int) -> dict[str, float]:
-    """What a watcher finds in the module itself, in evaluation, with the same random numbers at the same step."""
+def _run_monitor(run: _Run, watcher: Monitor, step: int) -> dict[str, float]:
+    """Run a monitor in evaluation mode, with random numbers that depend on the step alone."""
     seed_step(run.placed.device, run.plan.seed, step, 0)
     run.placed.bare.eval()
     try:
@@ -332,8 +327,8 @@ def _report(run: _Run, progress: _Progress) -> None:
 
 
 @contextlib.contextmanager
-def _tracked(run: _Run) -> Iterator[None]:
-    """While it lasts the plan's trackers get each row of the history."""
+def _run_trackers(run: _Run) -> Iterator[None]:
+    """Send rows of the history to the plan's trackers."""
     fields = {
         name: value if isinstance(value, (int, float, str)) else str(value) for name, value in vars(run.plan).items()
     }
@@ -350,12 +345,12 @@ def _tracked(run: _Run) -> Iterator[None]:
 
 
 def _checkpoint_due(run: _Run, progress: _Progress) -> bool:
-    every = run.plan.save_steps
-    return progress.step == run.plan.max_steps or (every is not None and progress.step % every == 0)
+    interval = run.plan.save_steps
+    return progress.step == run.plan.max_steps or (interval is not None and progress.step % interval == 0)
 
 
 def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
-    """Write a checkpoint from the first process; where it cannot, every process stops, unless that one is `alone`."""
+    """Write a checkpoint from the main process; if that fails all processes stop, unless it is `alone`."""
     if run.folder is None:
         return
     placed, error = run.placed, None
@@ -363,7 +358,7 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
     if placed.first:
         state = {**progress.state, "plan": run.plan.to_dict(), "processes": placed.processes}
         try:
-            with _interrupts_held():
+            with _delay_interrupts():
                 checkpoint.save(run.folder, weights, state, keep=run.plan.save_total_limit)
                 progress.saved = progress.step
         except UserError as caught:
@@ -373,31 +368,33 @@ def _save(run: _Run, progress: _Progress, *, alone: bool = False) -> None:
         raise error or UserError(f"the first process cannot write the checkpoint of step {progress.step}")
 
 
-def _started(run: _Run, resume: bool) -> _Progress:
-    """Where the run begins: at its start, or where the last checkpoint was made, with model and optimiser as then."""
+def _restore_progress(run: _Run, resume: bool) -> _Progress:
+    """Restore the last checkpoint, or begin."""
     if run.folder is None:
         return _Progress()
-    read, refused = None, None
+    latest, refusal = None, None
     try:
-        read = _read(run, run.folder, resume)
+        latest = _read_checkpoint(run, run.folder, resume)
     except UserError as error:
-        refused = error
-    check_same_start(run.placed, run.folder, 0 if read is None else read[1]["step"], refused)
-    if read is None:
+        refusal = error
+    check_same_start(run.placed, run.folder, 0 if latest is None else latest[1]["step"], refusal)
+    if latest is None:
         return _Progress()
-    path, state = read
+    path, state = latest
     checkpoint.restore(path, run.placed.bare, run.placed.optimizer)
-    return _Progress(**{name: state[name] for name in _KEPT}, saved=state["step"])
+    return _Progress(**{name: state[name] for name in _STATE_FIELDS}, saved=state["step"])
 
 
-def _read(run: _Run, folder: Path, resume: bool) -> tuple[Path, dict[str, Any]] | None:
-    """The last good checkpoint of a run to resume, as this process sees the folder."""
-    found = checkpoint.checkpoints(folder)
-    if found and not resume:
-        raise UserError(f"{folder}: expected no checkpoints, got {found[-1].name}; resume, or name another folder")
+def _read_checkpoint(run: _Run, folder: Path, resume: bool) -> tuple[Path, dict[str, Any]] | None:
+    """Read the last good checkpoint of a run to resume."""
+    checkpoints = checkpoint.checkpoints(folder)
+    if checkpoints and not resume:
+        raise UserError(
+            f"{folder}: expected no checkpoints, got {checkpoints[-1].name}; resume, or name another folder"
+        )
     if run.placed.first:
         checkpoint.clear_unfinished(folder)
-    read = checkpoint.read(folder)
-    if read is not None:
-        run.plan.check_resumes(read[1]["plan"], read[1]["step"])
-    return read
+    latest = checkpoint.read(folder)
+    if latest is not None:
+        run.plan.check_resumes(latest[1]["plan"], latest[1]["step"])
+    return latest

@@ -1,4 +1,4 @@
-"""The metrics of the tasks, by name: each takes labels, predictions and the names of the classes."""
+"""Metrics of tasks by name. All take labels, predictions and class names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Metric = Callable[[Tensor, Tensor, Sequence[str]], float]
 
 
 def score(metric: str, labels: Tensor, predictions: Tensor, label_names: Sequence[str] = ()) -> float:
-    """The metric of that name. `predictions` are as `predict` gives them; what is labelled −100 does not count."""
+    """Return a metric by name; entries with the label −100 do not count, and `predictions` are those of `predict`."""
     check_metric(metric)
     assert labels.shape == predictions.shape, f"{tuple(labels.shape)} labels, {tuple(predictions.shape)} predictions"
     if not bool((labels != IGNORE_INDEX).any()):
@@ -24,59 +24,62 @@ def score(metric: str, labels: Tensor, predictions: Tensor, label_names: Sequenc
 
 
 def check_metric(metric: str) -> None:
-    """Nothing, or a UserError: the metric is not known, or the package that it is taken from is not there."""
+    """Check that a metric exists and its package is installed."""
     check_choice("metric", metric, METRICS)
     if metric in PACKAGES:
         _package(PACKAGES[metric], metric)
 
 
 def accuracy(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
-    """The share of labels that are predicted, 0 to 1."""
-    counted = labels != IGNORE_INDEX
-    return float((labels == predictions)[counted].double().mean())
+    """Return the accuracy, 0 to 1."""
+    mask = labels != IGNORE_INDEX
+    return float((labels == predictions)[mask].double().mean())
 
 
 def token_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
-    """The F1 over tokens with all classes counted together, 0 to 1, for tagging such as part of speech.
+    """Return the micro-averaged F1 over tokens, 0 to 1.
 
-    Every token has one label and one prediction, so that each wrong one is a false positive of one class and a false
-    negative of another: precision, recall, F1 and accuracy are the same number.
+    With one label and one prediction for each token it equals the accuracy.
     """
     return accuracy(labels, predictions, label_names)
 
 
 def mcc(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
-    """Matthews' correlation of labels and predictions, −1 to 1; 0 where all predictions are the same class."""
-    counted = labels != IGNORE_INDEX
-    if len(labels[counted].unique()) < 2:
+    """Return Matthews' correlation coefficient, −1 to 1; 0 if all predictions are one class."""
+    mask = labels != IGNORE_INDEX
+    if len(labels[mask].unique()) < 2:
         raise UserError("mcc: expected labels of at least two classes, got one")
     coefficient = _package(PACKAGES["mcc"], "mcc").matthews_corrcoef
-    return float(coefficient(labels[counted].numpy(), predictions[counted].numpy()))
+    return float(coefficient(labels[mask].numpy(), predictions[mask].numpy()))
 
 
 def f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
-    """The F1 of class 1 against class 0, 0 to 1."""
-    counted = labels != IGNORE_INDEX
-    truth, told = labels[counted], predictions[counted]
+    """Return the F1 of class 1, 0 to 1."""
+    mask = labels != IGNORE_INDEX
+    truth, predicted = labels[mask], predictions[mask]
     if int(truth.max()) > 1 or not bool((truth == 1).any()):
         raise UserError(f"f1: expected labels 0 and 1 with at least one 1, got {sorted(set(truth.tolist()))}")
-    return float(_package(PACKAGES["f1"], "f1").f1_score(truth.numpy(), told.numpy(), zero_division=0.0))
+    return float(_package(PACKAGES["f1"], "f1").f1_score(truth.numpy(), predicted.numpy(), zero_division=0.0))
 
 
 def entity_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
-    """The F1 over entities, 0 to 1: one counts as found where its type and both its ends are right (CoNLL-2003).
+    """Return the F1 over entities, 0 to 1; type and both ends must be right (CoNLL-2003).
 
-    `labels` and `predictions`: (sample, position), numbers of `label_names`, which are O, B-type and I-type. An entity
-    begins at B, or at I behind O or behind another type.
+    An entity begins at B, or at I after O or after another type.
+
+    Args:
+        labels: Indices of `label_names`, (sample, position).
+        predictions: Indices of `label_names`, (sample, position).
+        label_names: O, B-type and I-type.
     """
-    wrong = [name for name in label_names if name != "O" and name[:2] not in ("B-", "I-")]
-    if wrong or not label_names:
-        raise UserError(f"entity_f1: expected labels O, B-type and I-type, got {', '.join(wrong) or 'none'}")
-    known = labels != IGNORE_INDEX
+    invalid = [name for name in label_names if name != "O" and name[:2] not in ("B-", "I-")]
+    if invalid or not label_names:
+        raise UserError(f"entity_f1: expected labels O, B-type and I-type, got {', '.join(invalid) or 'none'}")
+    mask = labels != IGNORE_INDEX
     tags = [
         [
-            [label_names[number] for number in numbers[counted].tolist()]
-            for numbers, counted in zip(rows, known, strict=True)
+            [label_names[index] for index in indices[row_mask].tolist()]
+            for indices, row_mask in zip(rows, mask, strict=True)
         ]
         for rows in (labels, predictions)
     ]
@@ -88,7 +91,7 @@ def entity_f1(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -
 
 
 def negative_log_perplexity(labels: Tensor, predictions: Tensor, label_names: Sequence[str]) -> float:
-    """The mean log-likelihood of the labels, in nats: at most 0. `predictions` are log-likelihoods of the labels."""
+    """Return the mean of `predictions`, log-likelihoods of the labels in nats."""
     assert predictions.is_floating_point(), "of an MLM probe the likelihoods are scored"
     return float(predictions[labels != IGNORE_INDEX].double().mean())
 
@@ -104,11 +107,11 @@ METRICS: Mapping[str, Metric] = {
 
 
 PACKAGES = {"mcc": "sklearn.metrics", "f1": "sklearn.metrics", "entity_f1": "nervaluate"}
-"""What metrics are taken from where they are not our own."""
+"""Packages of metrics that Regard does not compute itself."""
 
 
 def _package(name: str, metric: str) -> ModuleType:
-    """The package that a metric is taken from."""
+    """Import the package of a metric."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What a training run is to do: every number that its result depends on, and how it is kept."""
+"""Configuration of a training run: all that its result depends on, and how it is saved."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Decay = Literal["all", "matrices"]
 Precision = Literal["float32", "bfloat16"]
 
 FREE = ("micro_batch_size", "save_steps", "save_total_limit", "logging_steps", "trackers")
-"""Fields that may differ when a run is resumed: what they change is not what is computed, but for rounding."""
+"""Fields that may differ when a run is resumed: they do not change results, except for rounding."""
 
 _CHOICES = {"lr_scheduler_type": get_args(ScheduleName), "decay": get_args(Decay), "precision": get_args(Precision)}
-_WHOLE = {
+_INTEGERS = {
     "max_steps": 1,
     "batch_size": 1,
     "micro_batch_size": 1,
@@ -27,20 +27,34 @@ _WHOLE = {
     "save_total_limit": 1,
     "logging_steps": 1,
 }
-"""Whole numbers, and the least that each may be."""
+"""Integer fields and their minimum."""
 _OPTIONAL = ("micro_batch_size", "save_steps", "max_grad_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How a model is trained: AdamW (arXiv 1711.05101) over `max_steps` batches of `batch_size` rows.
+    """Configuration of training with AdamW (arXiv 1711.05101).
 
-    `batch_size`: rows of a step, over all processes; `micro_batch_size`: rows of one forward, None for the whole share
-    of a process. `learning_rate`: the peak; `lr_scheduler_type`, `warmup_steps`, `final_lr_ratio`: see
-    `regard.training.schedule.learning_rate`. `decay`: which parameters `weight_decay` is for, all of them or those of
-    two dimensions and more. `max_grad_norm`: largest norm of the gradient, None for any. `precision`: bfloat16 computes
-    under autocast, with weights and optimiser in float32. `save_steps`: between checkpoints, None for the end alone;
-    `save_total_limit`: how many checkpoints stay. `trackers`: names that Accelerate knows.
+    Args:
+        max_steps: Number of updates.
+        batch_size: Rows of an update, over all processes.
+        micro_batch_size: Maximum rows of a forward pass; None for all rows of a process.
+        learning_rate: Peak learning rate.
+        lr_scheduler_type: See `regard.training.schedule.learning_rate`.
+        warmup_steps: Steps of linear warm-up.
+        final_lr_ratio: Learning rate of the last update over the peak.
+        weight_decay: Decoupled weight decay.
+        decay: Parameters with weight decay: "all", or "matrices" for those of two dimensions or more.
+        betas: Betas of AdamW.
+        adam_epsilon: Epsilon of AdamW.
+        max_grad_norm: Norm to which gradients are clipped; None for no clipping.
+        precision: "bfloat16" computes under autocast; weights and optimizer stay in float32.
+        compile: Compile the model.
+        seed: Seed of dropout.
+        save_steps: Steps between checkpoints; None for one at the end.
+        save_total_limit: Number of checkpoints that are kept.
+        logging_steps: Steps between rows of the history.
+        trackers: Trackers of Accelerate.
     """
 
     max_steps: int
@@ -64,10 +78,10 @@ class TrainingConfig:
     trackers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check each field: a plan that exists can be carried out."""
-        for name, least in _WHOLE.items():
+        """Check all fields."""
+        for name, min_value in _INTEGERS.items():
             if getattr(self, name) is not None or name not in _OPTIONAL:
-                check_int(name, getattr(self, name), least=least)
+                check_int(name, getattr(self, name), least=min_value)
         for name, allowed in _CHOICES.items():
             check_choice(name, getattr(self, name), allowed)
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
@@ -100,41 +114,41 @@ class TrainingConfig:
         below: float | None = None,
     ) -> None:
         bounds = {"at least": least, "above": above, "at most": most, "below": below}
-        told = " and ".join(f"{kind} {bound:g}" for kind, bound in bounds.items() if bound is not None)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        inside = number and (
+        description = " and ".join(f"{kind} {bound:g}" for kind, bound in bounds.items() if bound is not None)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_inside = is_number and (
             (least is None or value >= least)
             and (above is None or value > above)
             and (most is None or value <= most)
             and (below is None or value < below)
             and abs(value) != float("inf")
         )
-        if not inside:
-            raise UserError(f"{name}: expected a number {told}, got {value!r}")
+        if not is_inside:
+            raise UserError(f"{name}: expected a number {description}, got {value!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name, as JSON has them."""
+        """Return the fields by name, as JSON has them."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TrainingConfig:
-        """The plan with these fields."""
+        """Make a configuration from the fields of `to_dict`."""
         unknown = sorted(fields.keys() - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise UserError(f"plan: expected the fields of a TrainingConfig, got {', '.join(unknown)} as well")
         return cls(**fields)
 
     def check_resumes(self, saved: Mapping[str, Any], step: int) -> None:
-        """Nothing, or a UserError: a run of the saved plan, now at this step, cannot go on with this plan.
+        """Check that a run with a saved configuration, now at `step`, can be resumed with this one.
 
-        The fields of `FREE` may differ. More steps are allowed where the schedule is constant: under any other they
-        would change the rates of the steps that were taken.
+        The fields of `FREE` may differ. `max_steps` may grow with a constant learning rate; with other schedules it
+        would change the rates of past steps.
         """
-        for name, now in self.to_dict().items():
-            then = saved.get(name)
-            grows = name == "max_steps" and self.lr_scheduler_type == "constant" and self.max_steps >= step
-            if now != then and name not in FREE and not grows:
+        for name, current in self.to_dict().items():
+            previous = saved.get(name)
+            is_extended = name == "max_steps" and self.lr_scheduler_type == "constant" and self.max_steps >= step
+            if current != previous and name not in FREE and not is_extended:
                 raise UserError(
-                    f"{name}: the run in this folder has {then!r}, got {now!r}; to resume, expected the same "
+                    f"{name}: the run in this folder has {previous!r}, got {current!r}; to resume, expected the same "
                     f"(only {', '.join(FREE)} may differ, and max_steps if the rate is constant and they are not past)"
                 )

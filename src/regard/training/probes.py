@@ -1,4 +1,4 @@
-"""The probes: small trained heads that read all hidden states of a frozen encoder (arXiv 2211.03495, section 3)."""
+"""Probes: small trained heads that read all hidden states of a frozen encoder (arXiv 2211.03495, section 3)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from regard.errors import UserError
 
 ProbeKind = Literal["sequence", "token", "mlm"]
 KINDS: tuple[ProbeKind, ...] = ("sequence", "token", "mlm")
-IGNORE_INDEX = -100  # the label of what has none
+IGNORE_INDEX = -100
 
 
 @dataclass(frozen=True, eq=False)
 class TokenStates:
-    """All layers' states of chosen tokens, and where each token stands.
+    """Hidden states of selected tokens in all layers.
 
-    `states`: (token, layer, width); `row` and `position` (token,): its sample within the batch, and its place there;
-    `rows`: samples of the batch.
+    Args:
+        states: States (token, layer, width).
+        row: Row of each token in the batch, (token,).
+        position: Position of each token in its row, (token,).
+        rows: Number of rows of the batch.
     """
 
     states: Tensor
@@ -30,17 +33,17 @@ class TokenStates:
     rows: int
 
     @classmethod
-    def chosen(cls, states: Tensor, mask: Tensor) -> TokenStates:
-        """Those of the tokens that the mask (row, position) names, from states (row, layer, position, width)."""
+    def select(cls, states: Tensor, mask: Tensor) -> TokenStates:
+        """Select tokens by a mask (row, position) from states (row, layer, position, width)."""
         row, position = mask.nonzero(as_tuple=True)
         return cls(states.transpose(1, 2)[row, position], row, position, len(mask))
 
 
 class SequenceProbe(nn.Module):
-    """One label a sample: each layer's tokens are added with learned weights of their positions.
+    """Probe with one label for each sample.
 
-    `pooled[l] = Σ_t w[l, t] m[t] h[l, t]`; all layers joined; Linear → tanh → dropout → Linear. `position_weights` are
-    (layer, position), 1/T at the start.
+    Tokens are pooled in each layer with learned weights of positions, Σ_t w[l, t] m[t] h[l, t], and layers are
+    concatenated; then Linear → tanh → dropout → Linear. `position_weights` (layer, position) begin at 1/T.
     """
 
     def __init__(self, layers: int, length: int, width: int, classes: int, dropout: float = 0.1) -> None:
@@ -51,18 +54,18 @@ class SequenceProbe(nn.Module):
         self.out = nn.Linear(width, classes)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Logits (row, class) from states (row, layer, position, width) and the mask (row, position) of real tokens."""
-        return self.of_tokens(TokenStates.chosen(states, mask))
+        """Return logits (row, class) of states (row, layer, position, width) under a mask (row, position)."""
+        return self.of_tokens(TokenStates.select(states, mask))
 
     def of_tokens(self, tokens: TokenStates) -> Tensor:
-        """The same from the real tokens alone, so that padding costs nothing."""
+        """Return logits (row, class) of the tokens of a batch, without padding."""
         weighted = tokens.states * self.position_weights[:, tokens.position].T[:, :, None]
         pooled = weighted.new_zeros(tokens.rows, *weighted.shape[1:]).index_add(0, tokens.row, weighted)
         return self.out(self.dropout(self.hidden(pooled.flatten(1)).tanh()))
 
 
 class TokenProbe(nn.Module):
-    """One label a token: its states of all layers joined; Linear → tanh → Linear."""
+    """Probe with one label for each token: its states of all layers; Linear → tanh → Linear."""
 
     def __init__(self, layers: int, width: int, classes: int) -> None:
         super().__init__()
@@ -71,17 +74,17 @@ class TokenProbe(nn.Module):
         self.out = nn.Linear(width, classes)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """Logits (row, position, class), 0 at padding, from states (row, layer, position, width) and the mask."""
-        logits = self.of_tokens(TokenStates.chosen(states, mask))
+        """Return logits (row, position, class), 0 at padding, of states (row, layer, position, width)."""
+        logits = self.of_tokens(TokenStates.select(states, mask))
         return logits.new_zeros(*mask.shape, logits.shape[-1]).index_put(mask.nonzero(as_tuple=True), logits)
 
     def of_tokens(self, tokens: TokenStates) -> Tensor:
-        """Logits (token, class) of the chosen tokens alone: what is not chosen costs nothing."""
+        """Return logits (token, class) of selected tokens."""
         return self.out(self.activation(self.hidden(tokens.states.flatten(1))))
 
 
 class MaskedProbe(TokenProbe):
-    """One word of the vocabulary a masked token: as `TokenProbe`, with the model's own activation."""
+    """Probe that predicts masked tokens: a `TokenProbe` over the vocabulary, with the activation of the model."""
 
     def __init__(self, layers: int, width: int, vocabulary: int, activation: str) -> None:
         super().__init__(layers, width, vocabulary)
@@ -104,10 +107,20 @@ def make_probe(
     activation: str | None = None,
     seed: int = 0,
 ) -> Probe:
-    """A fresh probe, the same for the same seed; PyTorch's global generator is left as it was.
+    """Make a probe, initialized with the seed; the global generator is not changed.
 
-    `layers` counts the embeddings, `width` is the model's and also the probe's. `classes` of an MLM probe is the
-    vocabulary, and its `activation` the model's `config.hidden_act`.
+    Args:
+        kind: Kind of probe.
+        layers: Number of states of a token, with the embeddings.
+        length: Number of positions of a sample.
+        width: Hidden size of the model and of the probe.
+        classes: Number of classes; of an MLM probe the size of the vocabulary.
+        dropout: Dropout of a sequence probe.
+        activation: Activation of an MLM probe, the model's `config.hidden_act`.
+        seed: Seed of the initial weights.
+
+    Raises:
+        UserError: The kind or the activation is unknown.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

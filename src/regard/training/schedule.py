@@ -1,4 +1,4 @@
-"""The learning rate of each step, and the optimiser that it is for."""
+"""Learning rate schedule and optimizer."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ _FUSED = ("cpu", "cuda", "mps", "xpu")
 
 
 def learning_rate(plan: TrainingConfig, step: int) -> float:
-    """The rate of update number `step`, counted from 1: a function of the plan and the step alone.
+    """Return the learning rate of update `step`, counted from 1.
 
-    It grows linearly to the peak over the first `warmup_steps` updates; then it is constant, or falls to
-    `final_lr_ratio` times the peak, which it has with the last update: along half a cosine (arXiv 1608.03983, without
-    restarts), or in a straight line.
+    The rate rises linearly to the peak over `warmup_steps` updates. Then it is constant, or falls to `final_lr_ratio`
+    times the peak at the last update: linearly, or along half a cosine (arXiv 1608.03983, without restarts).
     """
     if step <= plan.warmup_steps:
         return plan.learning_rate * step / plan.warmup_steps
     if plan.lr_scheduler_type == "constant":
         return plan.learning_rate
-    passed = (step - plan.warmup_steps) / (plan.max_steps - plan.warmup_steps)
-    passed = min(passed, 1.0)
-    share = 1 - passed if plan.lr_scheduler_type == "linear" else (1 + math.cos(math.pi * passed)) / 2
-    return plan.learning_rate * (plan.final_lr_ratio + (1 - plan.final_lr_ratio) * share)
+    progress = (step - plan.warmup_steps) / (plan.max_steps - plan.warmup_steps)
+    progress = min(progress, 1.0)
+    factor = 1 - progress if plan.lr_scheduler_type == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return plan.learning_rate * (plan.final_lr_ratio + (1 - plan.final_lr_ratio) * factor)
 
 
 def adamw(model: nn.Module, plan: TrainingConfig, times: Mapping[str, float] | None = None) -> torch.optim.AdamW:
-    """AdamW over the parameters that require gradients, fused where PyTorch has that for their devices.
+    """Make AdamW over the parameters that require gradients, fused if all devices support it.
 
-    `times`: by how much the rate of a parameter of that name is multiplied; 1 for all others.
+    `times` multiplies the learning rates of parameters by name; others have 1.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -43,12 +42,17 @@ def adamw(model: nn.Module, plan: TrainingConfig, times: Mapping[str, float] | N
             if (plan.decay == "all" or parameter.ndim >= 2) is decays:
                 key = (plan.weight_decay if decays else 0.0, (times or {}).get(name, 1.0))
                 groups.setdefault(key, []).append(parameter)
-    made = [{"params": those, "weight_decay": decay, "times": each} for (decay, each), those in groups.items()]
+    parameter_groups = [
+        {"params": parameters, "weight_decay": decay, "times": multiplier}
+        for (decay, multiplier), parameters in groups.items()
+    ]
     fused = all(parameter.device.type in _FUSED for parameter in trained.values())
-    return torch.optim.AdamW(made, lr=plan.learning_rate, betas=plan.betas, eps=plan.adam_epsilon, fused=fused)
+    return torch.optim.AdamW(
+        parameter_groups, lr=plan.learning_rate, betas=plan.betas, eps=plan.adam_epsilon, fused=fused
+    )
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group of the optimiser this learning rate, multiplied by what its group says."""
+    """Set the learning rate of all groups, times the multiplier of each."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["times"]

@@ -1,4 +1,4 @@
-"""Hidden states of a frozen encoder, computed once and kept in a memory-mapped file."""
+"""Hidden states of a frozen encoder, computed once and stored in a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -21,56 +21,57 @@ from regard.errors import UserError
 from regard.training.probes import TokenStates
 
 FORMAT = 1
-LARGEST = 60_000.0  # float16 ends at 65,504
-NAMES = {torch.float16: "float16", torch.float32: "float32"}
+MAX_FLOAT16 = 60_000.0  # float16 ends at 65,504
+DTYPE_NAMES = {torch.float16: "float16", torch.float32: "float32"}
 
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """The states of every real token of some samples: all layers, embeddings first.
+    """Hidden states of the tokens of some samples, in all layers, embeddings first.
 
-    `values`: (token, layer, width), the samples' real tokens one behind the other, on disk or in memory. `mask`:
-    (sample, position), which tokens are real. `about`: what was noted when they were computed: `dtype` as stored,
-    `dtype_asked`, and `largest`, the largest absolute value.
+    Args:
+        values: States (token, layer, width) of all tokens that are no padding, on disk or in memory.
+        mask: Mask (sample, position) of these tokens.
+        metadata: `dtype` as stored, `dtype_asked`, and `largest`, the largest absolute value.
     """
 
     values: np.ndarray
     mask: Tensor
-    about: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
     def __len__(self) -> int:
         return len(self.mask)
 
     @property
     def layers(self) -> int:
-        """How many states each token has: the embeddings and each layer's."""
+        """Number of states of a token: embeddings and layers."""
         return int(self.values.shape[1])
 
     @property
     def length(self) -> int:
-        """Positions of a sample, padding included."""
+        """Number of positions of a sample, with padding."""
         return self.mask.shape[1]
 
     @property
     def width(self) -> int:
-        """The model's width."""
+        """Hidden size of the model."""
         return int(self.values.shape[2])
 
     @cached_property
-    def _place(self) -> Tensor:
-        """(sample, position) → token; what stands at padding means nothing."""
+    def _index_of(self) -> Tensor:
+        """Index of the token at (sample, position), undefined at padding."""
         return self.mask.flatten().cumsum(0).reshape(self.mask.shape) - 1
 
-    def tokens(self, rows: Tensor, chosen: Tensor | None = None) -> TokenStates:
-        """The states, in float32, of the rows' real tokens, or of the `chosen` (row, position) among them."""
-        wanted = self.mask[rows] if chosen is None else chosen
-        assert chosen is None or not bool((chosen & ~self.mask[rows]).any()), "padding has no states"
-        row, position = wanted.nonzero(as_tuple=True)
-        found = torch.from_numpy(np.ascontiguousarray(self.values[self._place[rows][row, position].numpy()]))
-        return TokenStates(found.float(), row, position, len(wanted))
+    def tokens(self, rows: Tensor, token_mask: Tensor | None = None) -> TokenStates:
+        """Return states, in float32, of the tokens of rows, or of those in `token_mask` (row, position)."""
+        selected = self.mask[rows] if token_mask is None else token_mask
+        assert token_mask is None or not bool((token_mask & ~self.mask[rows]).any()), "padding has no states"
+        row, position = selected.nonzero(as_tuple=True)
+        values = torch.from_numpy(np.ascontiguousarray(self.values[self._index_of[rows][row, position].numpy()]))
+        return TokenStates(values.float(), row, position, len(selected))
 
     def rows(self, rows: Tensor) -> Tensor:
-        """The states (row, layer, position, width) of whole rows in float32, 0 at padding."""
+        """Return states (row, layer, position, width) of rows in float32, 0 at padding."""
         tokens = self.tokens(rows)
         dense = tokens.states.new_zeros(len(rows), self.length, self.layers, self.width)
         dense[tokens.row, tokens.position] = tokens.states
@@ -78,33 +79,33 @@ class States:
 
     @classmethod
     def of(cls, states: Tensor, mask: Tensor) -> States:
-        """Those in memory: states (sample, layer, position, width) and the mask (sample, position)."""
+        """Make them from states (sample, layer, position, width) in memory and a mask (sample, position)."""
         mask = mask.bool().cpu()
-        kept = TokenStates.chosen(states.detach().cpu(), mask).states
-        return cls(kept.numpy(), mask, {"dtype": str(kept.dtype).removeprefix("torch.")})
+        values = TokenStates.select(states.detach().cpu(), mask).states
+        return cls(values.numpy(), mask, {"dtype": str(values.dtype).removeprefix("torch.")})
 
     @classmethod
     def open(cls, folder: str | Path, key: str) -> States | None:
-        """Those kept under the key, or None where there are none, or not whole."""
-        path, note = _paths(folder, key)
+        """Open the states stored under a key; None if there are none or they are incomplete."""
+        path, metadata_file = _paths(folder, key)
         try:
-            about = json.loads(note.read_text(encoding="utf-8"))
-            if about["format"] != FORMAT or about["key"] != key:
+            metadata = json.loads(metadata_file.read_text(encoding="utf-8"))
+            if metadata["format"] != FORMAT or metadata["key"] != key:
                 return None
-            shape, mask_shape = tuple(about["shape"]), (about["samples"], about["length"])
-            of_states = int(np.prod(shape)) * np.dtype(about["dtype"]).itemsize
-            mask = np.fromfile(path, dtype=np.uint8, offset=of_states).reshape(mask_shape)
-            values = np.memmap(path, dtype=about["dtype"], mode="r", shape=shape)
+            shape, mask_shape = tuple(metadata["shape"]), (metadata["samples"], metadata["length"])
+            offset = int(np.prod(shape)) * np.dtype(metadata["dtype"]).itemsize
+            mask = np.fromfile(path, dtype=np.uint8, offset=offset).reshape(mask_shape)
+            values = np.memmap(path, dtype=metadata["dtype"], mode="r", shape=shape)
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return cls(values, torch.from_numpy(mask).bool(), about)
+        return cls(values, torch.from_numpy(mask).bool(), metadata)
 
     @staticmethod
     def remove(folder: str | Path, key: str) -> None:
-        """Delete what is kept under the key, if anything."""
-        path, note = _paths(folder, key)
-        for each in (note, path, path.with_suffix(".part")):
-            each.unlink(missing_ok=True)
+        """Delete the states stored under a key, if any."""
+        path, metadata_file = _paths(folder, key)
+        for file in (metadata_file, path, path.with_suffix(".part")):
+            file.unlink(missing_ok=True)
 
 
 def encode_states(
@@ -117,36 +118,50 @@ def encode_states(
     dtype: torch.dtype = torch.float16,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> States:
-    """The states of one pass of the model, or of its encoder where it has a decoder, kept in the folder under the key.
+    """Run a model, or its encoder if it has a decoder, and store the hidden states under a key.
 
-    `batches` are the model's inputs, in order, at one length; `mask` (sample, position) names the real tokens of all of
-    them, the only ones whose states are kept. float16 is stored as float32 if any value exceeds 60,000, which the
-    record tells. `on_batch(done, all)` is called after each batch. Raises UserError where the disk has too little room
-    and where states are not finite. Until the pass is over, `States.open` does not find it.
+    `States.open` finds them when the pass is over.
+
+    Args:
+        model: The model.
+        batches: Inputs of the model, in order and at one length.
+        folder: Folder of the files.
+        mask: Mask (sample, position) of the tokens whose states are stored.
+        key: Part of the names of the files.
+        dtype: Type in which states are stored; float16 becomes float32 if a value exceeds 60,000.
+        on_batch: Called with samples done and all samples after each batch.
+
+    Raises:
+        UserError: The disk is too small, or a state is not finite.
     """
-    assert dtype in NAMES, f"states are kept in {' or '.join(NAMES.values())}"
+    assert dtype in DTYPE_NAMES, f"states are kept in {' or '.join(DTYPE_NAMES.values())}"
     mask = mask.bool().cpu()
-    part = _paths(folder, key)[0].with_suffix(".part")
-    with _written_to(folder):
+    partial = _paths(folder, key)[0].with_suffix(".part")
+    with _disk_errors(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
         States.remove(folder, key)
         try:
-            with part.open("w+b") as file:
+            with partial.open("w+b") as file:
                 writer = _Writer(file, Path(folder), mask, dtype)
                 _encode(model, batches, writer, on_batch)
                 file.seek(0, 2)
                 file.write(mask.numpy().astype(np.uint8).tobytes())
-            _keep(part, folder, key, {**writer.about(), "model": type(model).__name__, "dtype_asked": NAMES[dtype]})
+            _finalize(
+                partial,
+                folder,
+                key,
+                {**writer.metadata(), "model": type(model).__name__, "dtype_asked": DTYPE_NAMES[dtype]},
+            )
         finally:
-            part.unlink(missing_ok=True)
-    found = States.open(folder, key)
-    assert found is not None
-    return found
+            partial.unlink(missing_ok=True)
+    states = States.open(folder, key)
+    assert states is not None
+    return states
 
 
 @contextlib.contextmanager
-def _written_to(folder: str | Path) -> Iterator[None]:
-    """Turns what the system raises over a folder into one line for the user."""
+def _disk_errors(folder: str | Path) -> Iterator[None]:
+    """Turn errors of the file system into UserError."""
     try:
         yield
     except OSError as error:
@@ -159,27 +174,27 @@ def _encode(
     writer: _Writer,
     on_batch: Callable[[int, int], None] | None,
 ) -> None:
-    """Every batch once through the encoder, its real tokens' states to the writer."""
-    encoder, done, samples = get_encoder(model), 0, len(writer.mask)
+    """Run all batches through the encoder and write the states of their tokens."""
+    encoder, num_done, samples = get_encoder(model), 0, len(writer.mask)
     with eval_mode(model), torch.no_grad():
         for batch in batches:
             states = hidden_states(encoder, {name: value.to(model.device) for name, value in batch.items()})
-            real = writer.mask[done : done + len(states)]
-            if real.shape != (len(states), states.shape[2]):
+            token_mask = writer.mask[num_done : num_done + len(states)]
+            if token_mask.shape != (len(states), states.shape[2]):
                 raise UserError(
                     f"batches: expected {samples} samples of {writer.mask.shape[1]} tokens, "
-                    f"got {tuple(states.shape[::2])} behind {done}"
+                    f"got {tuple(states.shape[::2])} behind {num_done}"
                 )
-            writer.add(TokenStates.chosen(states, real.to(states.device)).states.float().cpu())
-            done += len(states)
+            writer.add(TokenStates.select(states, token_mask.to(states.device)).states.float().cpu())
+            num_done += len(states)
             if on_batch is not None:
-                on_batch(done, samples)
-    if done != samples:
-        raise UserError(f"batches: expected {samples} samples, got {done}")
+                on_batch(num_done, samples)
+    if num_done != samples:
+        raise UserError(f"batches: expected {samples} samples, got {num_done}")
 
 
 class _Writer:
-    """Appends tokens' states to a file in the narrower type, and goes over to the wider where values need it."""
+    """Appends states to a file, and widens float16 to float32 if values need it."""
 
     def __init__(self, file: BinaryIO, folder: Path, mask: Tensor, dtype: torch.dtype) -> None:
         self.file, self.folder, self.mask, self.dtype = file, folder, mask, dtype
@@ -187,27 +202,27 @@ class _Writer:
         self.shape: tuple[int, ...] = ()
 
     def add(self, states: Tensor) -> None:
-        """Write (token, layer, width), which must be finite."""
+        """Write finite states (token, layer, width)."""
         if not self.shape:
             self.shape = (int(self.mask.sum()), *states.shape[1:])
-            self._check_room()
+            self._check_disk_space()
         if not bool(states.isfinite().all()):
             layer = int((~states.isfinite()).any(0).any(-1).nonzero()[0])
             raise UserError(f"non-finite hidden states after {layer} layers; expected finite values")
         if states.numel():
             self.largest = max(self.largest, float(states.abs().max()))
-        if self.largest > LARGEST and self.dtype == torch.float16:
+        if self.largest > MAX_FLOAT16 and self.dtype == torch.float16:
             self._widen()
         self.file.write(states.to(self.dtype).numpy().tobytes())
         self.written += len(states)
 
-    def about(self) -> dict[str, Any]:
-        """What a reader must know."""
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata of the file."""
         samples, length = self.mask.shape
-        known = {"samples": samples, "length": length, "shape": list(self.shape), "dtype": NAMES[self.dtype]}
-        return {**known, "largest": self.largest}
+        metadata = {"samples": samples, "length": length, "shape": list(self.shape), "dtype": DTYPE_NAMES[self.dtype]}
+        return {**metadata, "largest": self.largest}
 
-    def _check_room(self) -> None:
+    def _check_disk_space(self) -> None:
         size = self.dtype.itemsize
         needed = int(np.prod(self.shape)) * size + self.mask.numel()
         free = shutil.disk_usage(self.folder).free + self.file.tell()
@@ -218,50 +233,50 @@ class _Writer:
             )
 
     def _widen(self) -> None:
-        """What is written so far as float32, from the end, so that no token is written over before it is read."""
+        """Convert the file to float32, from its end, so that no token is overwritten before it is read."""
         self.dtype = torch.float32
-        self._check_room()
-        each = int(np.prod(self.shape[1:]))
+        self._check_disk_space()
+        size = int(np.prod(self.shape[1:]))
         for token in reversed(range(self.written)):
-            self.file.seek(token * each * 2)
-            narrow = np.frombuffer(self.file.read(each * 2), dtype=np.float16)
-            self.file.seek(token * each * 4)
+            self.file.seek(token * size * 2)
+            narrow = np.frombuffer(self.file.read(size * 2), dtype=np.float16)
+            self.file.seek(token * size * 4)
             self.file.write(narrow.astype(np.float32).tobytes())
-        self.file.seek(self.written * each * 4)
+        self.file.seek(self.written * size * 4)
 
 
-def _keep(part: Path, folder: str | Path, key: str, about: Mapping[str, Any]) -> None:
-    """Give the file its name, and write the note that makes it count last and at once."""
-    path, note = _paths(folder, key)
-    part.replace(path)
-    draft = note.with_suffix(".json.part")
+def _finalize(partial: Path, folder: str | Path, key: str, metadata: Mapping[str, Any]) -> None:
+    """Rename the file, then write its metadata, without which it does not count."""
+    path, metadata_file = _paths(folder, key)
+    partial.replace(path)
+    draft = metadata_file.with_suffix(".json.part")
     try:
-        draft.write_text(json.dumps({"format": FORMAT, "key": key, **about}) + "\n", encoding="utf-8")
-        draft.replace(note)
+        draft.write_text(json.dumps({"format": FORMAT, "key": key, **metadata}) + "\n", encoding="utf-8")
+        draft.replace(metadata_file)
     finally:
         draft.unlink(missing_ok=True)
 
 
 def _paths(folder: str | Path, key: str) -> tuple[Path, Path]:
-    """The file of states and the note beside it."""
+    """Return the paths of the states and of their metadata."""
     assert re.fullmatch(r"[A-Za-z0-9_-]+", key), "a key is part of a file's name"
     return Path(folder) / f"states-{key}.bin", Path(folder) / f"states-{key}.json"
 
 
 def get_encoder(model: Any) -> Any:
-    """The part of a model whose hidden states are probed: without its head, and without its decoder if it has both."""
+    """Return the base model, or the encoder of an encoder–decoder."""
     base = model.base_model
     return base.get_encoder() if base.config.is_encoder_decoder else base
 
 
 def hidden_states(encoder: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-    """The states (row, layer, position, width) of one forward, embeddings first."""
+    """Return the hidden states (row, layer, position, width) of a forward pass, embeddings first."""
     return torch.stack(encoder(**inputs, output_hidden_states=True).hidden_states, dim=1)
 
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """While it lasts the model drops nothing out; afterwards its modes are as they were."""
+    """Set a model to evaluation mode for a while, then restore the modes of all modules."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()

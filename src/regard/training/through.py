@@ -1,4 +1,4 @@
-"""Training through a frozen encoder: gates and constants inside it, together with the probe behind it."""
+"""Training through a frozen encoder: gates and constants inside it, together with a probe."""
 
 from __future__ import annotations
 
@@ -26,29 +26,43 @@ def train_through_encoder(
     parameters_rate: float | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> list[float]:
-    """The mean loss of each epoch, having trained the probe and the given parameters inside the model together.
+    """Train a probe and parameters inside the model together.
 
-    `batches_of(seed, epoch)` gives batches: the model's inputs, the mask (row, position) of real tokens, and the labels
-    as `fit_probe` has them. `parameters_rate` is the learning rate of the parameters, None for the probe's. The model's
-    other weights stay as they are, and nothing in it is dropped out; which weights require gradients is afterwards as
-    it was. With no parameters this is `fit_probe` with the states computed anew in each epoch.
+    The model runs in evaluation mode, and its other weights are frozen meanwhile. Without parameters this is
+    `fit_probe` with states computed again in each epoch.
+
+    Args:
+        model: The model.
+        probe: Probe of its hidden states, trained in place.
+        batches_of: Returns, for a seed and an epoch, batches of model inputs, mask (row, position) of tokens that are
+            no padding, and labels as in `fit_probe`.
+        parameters: Parameters in the model.
+        settings: Hyperparameters of the probe.
+        seed: Seed of batches and dropout.
+        parameters_rate: Learning rate of the parameters; by default that of the probe.
+        on_epoch: Called with epochs done, all epochs and mean loss.
+
+    Returns:
+        Mean loss of each epoch.
     """
-    trained = list({id(one): one for one in parameters}.values())
+    trained_parameters = list({id(parameter): parameter for parameter in parameters}.values())
     encoder = get_encoder(model)
     probe.to(model.device).train()
 
     def losses(epoch: int) -> Iterator[Tensor]:
         for inputs, mask, labels in batches_of(seed, epoch):
-            chosen = (mask.bool() if isinstance(probe, SequenceProbe) else labels != IGNORE_INDEX).to(model.device)
-            if bool(chosen.any()):
+            token_mask = (mask.bool() if isinstance(probe, SequenceProbe) else labels != IGNORE_INDEX).to(model.device)
+            if bool(token_mask.any()):
                 states = hidden_states(encoder, {name: value.to(model.device) for name, value in inputs.items()})
-                yield loss_of(probe, TokenStates.chosen(states, chosen), labels)
+                yield loss_of(probe, TokenStates.select(states, token_mask), labels)
 
     groups: list[dict[str, object]] = [{"params": list(probe.parameters())}]
-    if trained:
-        groups.append({"params": trained, "lr": parameters_rate or settings.learning_rate, "weight_decay": 0.0})
+    if trained_parameters:
+        groups.append(
+            {"params": trained_parameters, "lr": parameters_rate or settings.learning_rate, "weight_decay": 0.0}
+        )
     optimizer = make_adam(groups, settings)
-    with eval_mode(model), only_trainable(model, trained):
+    with eval_mode(model), only_trainable(model, trained_parameters):
         history = optimize(optimizer, losses, settings.epochs, seed, model.device, on_epoch)
         optimizer.zero_grad(set_to_none=True)
     probe.eval()
@@ -57,15 +71,15 @@ def train_through_encoder(
 
 @contextlib.contextmanager
 def only_trainable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """While it lasts only the given parameters require gradients; afterwards each is as it was."""
+    """Let only these parameters require gradients for a while."""
     trained = list(parameters)
-    before = [(one, one.requires_grad) for one in (*model.parameters(), *trained)]
+    previous = [(parameter, parameter.requires_grad) for parameter in (*model.parameters(), *trained)]
     try:
-        for one, _ in before:
-            one.requires_grad_(False)
-        for one in trained:
-            one.requires_grad_(True)
+        for parameter, _ in previous:
+            parameter.requires_grad_(False)
+        for parameter in trained:
+            parameter.requires_grad_(True)
         yield
     finally:
-        for one, required in before:
-            one.requires_grad_(required)
+        for parameter, required in previous:
+            parameter.requires_grad_(required)

@@ -22,7 +22,7 @@ from regard.commands.learn.result import LearnResult
 from regard.commands.learn.run import Progress, learn
 from regard.errors import UserError
 from regard.models import classifier
-from tests.continual.small import loaded, stream
+from tests.continual.small_tasks import loaded, stream
 
 METHODS = ["finetune", "prescale"]
 FIELDS: dict[str, Any] = {
@@ -33,7 +33,7 @@ FIELDS: dict[str, Any] = {
     "length": 10,
     "diagnostic_samples": 3,
 }
-SAPT: dict[str, Any] = {"method": "sapt", "set": ("rank=2", "ahead=20")}
+SAPT: dict[str, Any] = {"method": "sapt", "set": ("r=2", "router_warmup_steps=20")}
 """Of which most is to be restored: blocks, keys, the maps that all tasks train, and what stands for earlier tasks."""
 COMPARED: dict[str, dict[str, Any]] = {"two": {"method": METHODS}, "sapt": SAPT}
 

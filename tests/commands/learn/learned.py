@@ -167,8 +167,8 @@ def gate(scores: pd.DataFrame, methods: Sequence[str] = ("prescale",), given: Se
                 others = [block for block in reversed(blocks[:after]) if block != mine]
                 told += [("last_adapter_score", block, 60.0 if after == last else 55.0) for block in others[:1]]
             rows += [(*key, after, place, names[place], *one) for one in told]
-    columns = ["stream", *_INDEX, "after_task", "task_index", "task", "statistic", "block", "value"]
-    return pd.DataFrame(rows, columns=columns).astype({"block": "Int64"})
+    columns = ["stream", *_INDEX, "after_task", "task_index", "task", "statistic", "adapter", "value"]
+    return pd.DataFrame(rows, columns=columns).astype({"adapter": "Int64"})
 
 
 def pseudo(scores: pd.DataFrame, methods: Sequence[str] = ("prescale",)) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from regard.commands.learn.config import SCALES
 from regard.commands.learn.one_run import PROTOCOLS
 from regard.commands.learn.run import TASK_END, Progress
 from regard.continual.run_state import ProgressEvent
-from tests.data.test_text_streams import DIFFERENCE, published
+from tests.data.test_derived_streams import DIFFERENCE, published
 
 MODULE = importlib.import_module("regard.commands.learn.run")
 """The module: as an attribute of the package that name is its function."""
@@ -142,7 +142,7 @@ def test_a_resumed_run_records_the_same_difference(
 
 
 def test_a_comparison_that_is_refused_is_refused_in_one_line(regard: Regard, leaking: tuple[Any, ...]) -> None:
-    assert "mixing" in regard(*leaking, "--set", "mixing=merge", "--out", "run").complaint
+    assert "replay_mode" in regard(*leaking, "--set", "replay_mode=merge", "--out", "run").complaint
     assert "from text to text" in regard(*leaking, "--method", "lfpt5", "--out", "run").complaint
 
 

@@ -18,7 +18,7 @@ from regard.commands.learn.config import (
     split_methods,
 )
 from regard.continual.methods import METHODS
-from regard.continual.stage import TrainingBudget
+from regard.continual.training_phase import TrainingBudget
 from regard.errors import UserError
 
 
@@ -141,7 +141,7 @@ def test_several_methods_with_one_budget() -> None:
     assert (first.method, first.set, first.label) == ("finetune", (), "finetune")
     assert (second.method, second.set, second.label) == ("prescale", ("scaling=uniform",), "prescale scaling=uniform")
     assert first.budget() == second.budget() == course.budget()
-    assert second.make_method().settings.scaling == "uniform"
+    assert second.make_method().config.scaling == "uniform"
     assert second.make_method().head == "uniform"
 
 
@@ -156,19 +156,31 @@ def test_several_methods_with_one_budget() -> None:
             {"method": "prescale", "set": ("scalings=full",)},
             "set: there is no setting scalings, did you mean 'scaling'? Allowed are scaling, common, share",
         ),
-        ({"method": "finetune", "set": ("rank=2",)}, "set: finetune has no settings, got rank"),
+        ({"method": "finetune", "set": ("r=2",)}, "set: finetune has no settings, got r"),
         ({"method": "finetune,probe", "set": ("scaling=full",)}, "set: none of finetune, probe has a setting scaling"),
         (
-            {"method": "finetune,sapt", "set": ("rnk=2",)},
-            "set: none of finetune, sapt has a setting rnk, did you mean 'rank'?",
+            {"method": "finetune,sapt", "set": ("lora_alpa=2",)},
+            "set: none of finetune, sapt has a setting lora_alpa, did you mean 'lora_alpha'?",
         ),
-        ({"method": "sapt", "set": ("alpha=0",)}, "alpha: expected a number above 0, got 0, with which blocks add"),
-        ({"method": "o-lora", "set": ("alpha=0.0",)}, "alpha: expected a number above 0, got 0, with which blocks add"),
+        (
+            {"method": "sapt", "set": ("lora_alpha=0",)},
+            "lora_alpha: expected a number above 0, got 0, with which blocks add",
+        ),
+        (
+            {"method": "o-lora", "set": ("lora_alpha=0.0",)},
+            "lora_alpha: expected a number above 0, got 0, with which blocks add",
+        ),
         ({"method": "stap"}, "method: there is no 'stap', did you mean 'sapt'? `regard learn --help` names all"),
         ({"method": "SAPT"}, "method: there is no 'SAPT', did you mean 'sapt'? `regard learn --help` names all"),
         ({"method": "prescale", "set": ("scaling=half",)}, "scaling: expected one of full, uniform, sink, got 'half'"),
-        ({"method": "prescale", "set": ("share=2",)}, "share: expected a number of at least 0 and at most 1, got 2.0"),
-        ({"method": "prescale", "set": ("share=much",)}, "share: expected a number, got 'much'"),
+        (
+            {"method": "prescale", "set": ("min_document_frequency=2",)},
+            "min_document_frequency: expected a number of at least 0 and at most 1, got 2.0",
+        ),
+        (
+            {"method": "prescale", "set": ("min_document_frequency=much",)},
+            "min_document_frequency: expected a number, got 'much'",
+        ),
         ({"method": "prescale", "set": ("scaling",)}, "set: expected NAME=VALUE, got 'scaling'"),
         (
             {"method": "finetune,prescale", "head": "labels"},
@@ -226,7 +238,11 @@ def test_values_that_cannot_be(said: dict[str, Any], told: str) -> None:
 
 def test_to_a_file_and_back(tmp_path: Path) -> None:
     course = LearnConfig(
-        method="prescale", set=("share=0.2",), lora_rank=4, search_learning_rates="1e-4,1e-3", scale="paper"
+        method="prescale",
+        set=("min_document_frequency=0.2",),
+        lora_rank=4,
+        search_learning_rates="1e-4,1e-3",
+        scale="paper",
     )
     course = course.replace(head="labels", task_type="classification", missing_tasks="skip", instructions=True)
     path = tmp_path / "course.json"
@@ -275,7 +291,7 @@ def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "read_stream", lambda *_, **options: told.append(options))
     LearnConfig(order="3").read()
     LearnConfig(task_type="generation", missing_tasks="skip", instructions=True).read()
-    shared = {"rows": 60, "eval_rows": 100, "seed": 508, "protocol": "clean"}
+    shared = {"samples_per_class": 60, "max_eval_samples": 100, "seed": 508, "protocol": "clean"}
     assert told == [
         {**shared, "order": "3", "task_type": None, "missing_tasks": "refuse", "instructions": False},
         {**shared, "order": "random", "task_type": "generation", "missing_tasks": "skip", "instructions": True},

@@ -20,18 +20,18 @@ from regard.commands.learn.result import COLUMNS, LearnResult
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import TASK_END, Progress, learn
 from regard.continual import run as running
-from regard.continual.methods.sapt import Sapt, Settings
+from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.models import load_network
 from regard.continual.run import make_learner
-from regard.continual.stage import TrainingBudget, probing_rate, rate_from_setting
-from regard.data.instruction_settings import SUPER_NI_ORDERS
+from regard.continual.training_phase import TrainingBudget, probing_rate, rate_from_setting
+from regard.data.benchmarks import SUPER_NI_ORDERS
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
-from tests.continual import small_text
-from tests.continual.pseudo.test_reading import published
-from tests.continual.small import loaded, stream
+from tests.continual import small_text_tasks
+from tests.continual.pseudo.test_files import published
+from tests.continual.small_tasks import loaded, stream
 
-SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("rank=2", "ahead=20"), "head": "labels"}
+SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("r=2", "router_warmup_steps=20"), "head": "labels"}
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +55,10 @@ def test_the_table_of_gates(gated: LearnResult) -> None:
     table = gated.gate
     assert gated.pseudo.empty
     assert tuple(table) == COLUMNS["gate"]
-    assert {*table["method"]} == {"sapt rank=2 ahead=20"}
-    assert str(table["block"].dtype) == "Int64"
+    assert {*table["method"]} == {"sapt r=2 router_warmup_steps=20"}
+    assert str(table["adapter"].dtype) == "Int64"
     weights = table[table["statistic"] == "weight"]
-    places = [*zip(weights["after_task"], weights["task_index"], weights["block"], strict=True)]
+    places = [*zip(weights["after_task"], weights["task_index"], weights["adapter"], strict=True)]
     assert places == [(n, t, b) for n in (1, 2, 3) for t in range(1, n + 1) for b in range(1, n + 1)]
     assert weights.groupby(["after_task", "task_index"])["value"].sum().tolist() == pytest.approx([1.0] * 6)
     scored = table[table["statistic"] == "routed_score"]
@@ -69,7 +69,8 @@ def test_what_the_gate_routes_is_what_the_matrix_has(gated: LearnResult) -> None
     keys = ["after_task", "task_index", "task"]
     routed = gated.gate[gated.gate["statistic"] == "routed_score"].set_index(keys)["value"]
     scores = gated.accuracy_matrix[
-        (gated.accuracy_matrix["method"] == "sapt rank=2 ahead=20") & (gated.accuracy_matrix["scenario"] == "til")
+        (gated.accuracy_matrix["method"] == "sapt r=2 router_warmup_steps=20")
+        & (gated.accuracy_matrix["scenario"] == "til")
     ]
     assert routed.to_dict() == {key: scores.set_index(keys)["score"][key] for key in routed.index}
 
@@ -127,7 +128,7 @@ def test_pseudo_samples_that_stand_for_tasks_are_looked_at(tmp_path: Path) -> No
     """Of every task, beside its rows; a run without any has none, and what was found is read again."""
     for task in stream().tasks:
         published(tmp_path / "written", task.name, *(" ".join(one) for one in task.train.texts[::2]))
-    settings = (*SAPT["set"], "reflects=generated", "stored=4", f"pseudo={tmp_path / 'written'}")
+    settings = (*SAPT["set"], "reflection=generated", "memory_size=4", f"pseudo_samples_dir={tmp_path / 'written'}")
     found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": settings})
     assert tuple(found.pseudo) == COLUMNS["pseudo"]
     kept = found.pseudo[found.pseudo["statistic"] == "kept"]
@@ -146,7 +147,7 @@ def row(after: int, position: int, weight: float) -> dict[str, Any]:
         "task_index": position,
         "task": f"t{position}",
         "statistic": "own_adapter_weight",
-        "block": position,
+        "adapter": position,
         "value": weight,
     }
 
@@ -155,13 +156,13 @@ def row(after: int, position: int, weight: float) -> dict[str, Any]:
     "settings, remedy",
     [
         ({"gate": "published"}, "--set gate=open"),
-        ({"ahead": 50}, "more than --set ahead=50, --set held=true"),
+        ({"router_warmup_steps": 50}, "more than --set router_warmup_steps=50, --set freeze_router=true"),
     ],
 )
 def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
     """Less than half of an equal share when it was learnt: of 1/2 for the second task, of 1/3 for the third."""
     gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.24), row(3, 1, 0.001), row(3, 2, 0.01), row(3, 3, 0.17)]
-    found = warnings_of(gate, Sapt(Settings(**settings)))
+    found = warnings_of(gate, Sapt(SaptConfig(**settings)))
     told = "gate: the block of t2 got 0.24 of its rows' weight; it was not learnt. Open it: "
     assert found[0] == told + remedy
     assert [one.partition(" got ")[0] for one in found[1:-1]] == ["gate: the block of t1"]  # t2 has been told of
@@ -171,15 +172,15 @@ def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str)
 @pytest.mark.parametrize(
     "settings, remedy",
     [
-        ({"reflects": "none"}, "--set reflects=real"),
-        ({"gate": "published", "strength": 0.2}, "more than --set strength=0.2, or gate=open"),
-        ({"stored": 4}, "more vectors with --set stored=N"),
+        ({"reflection": "none"}, "--set reflection=real"),
+        ({"gate": "published", "reflection_weight": 0.2}, "more than --set reflection_weight=0.2, or gate=open"),
+        ({"memory_size": 4}, "more vectors with --set memory_size=N"),
     ],
 )
 def test_a_gate_that_shuts_later_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
     """By what is there in the end: less than half of 1/3. What it was in between is not told."""
     gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.9), row(3, 1, 0.5), row(3, 2, 0.16), row(3, 3, 0.17)]
-    found = warnings_of(gate, Sapt(Settings(**settings)))
+    found = warnings_of(gate, Sapt(SaptConfig(**settings)))
     told = "gate: the block of t2 got 0.16 of its rows' weight in the end; it is lost. Hold it: "
     assert found[:-1] == [told + remedy]
     assert found[-1].startswith("gate: tasks give their own blocks 0.28 of their rows' weight on average in the end;")
@@ -187,8 +188,8 @@ def test_a_gate_that_shuts_later_is_warned_of(settings: dict[str, Any], remedy: 
 
 def test_blocks_that_have_their_weight_on_average_are_not_said_to_be_shared() -> None:
     gate = [row(1, 1, 1.0), row(2, 1, 0.4), row(2, 2, 0.61)]
-    assert warnings_of(gate, Sapt(Settings())) == []
-    (told,) = warnings_of([*gate[:2], row(2, 2, 0.59)], Sapt(Settings()))
+    assert warnings_of(gate, Sapt(SaptConfig())) == []
+    (told,) = warnings_of([*gate[:2], row(2, 2, 0.59)], Sapt(SaptConfig()))
     assert told.endswith("either the gate is shut, or their texts are alike and share blocks")
 
 
@@ -213,13 +214,13 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, probing_rate(TrainingBudget()))
     assert told == f"{worse}epochs or another --probing-learning-rate"
     (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_from_setting(0.3))
-    assert told == f"{worse}epochs or another --set rate"
+    assert told == f"{worse}epochs or another --set learning_rate"
 
 
 def test_the_blocks_of_tasks_are_in_the_record(gated: LearnResult) -> None:
     names = [task.name for task in stream().tasks]
     of_run = {run["method"]: run.get("blocks") for run in gated.metadata["runs"]}
-    assert of_run == {"sapt rank=2 ahead=20": dict(zip(names, (1, 2, 3), strict=True)), "finetune": None}
+    assert of_run == {"sapt r=2 router_warmup_steps=20": dict(zip(names, (1, 2, 3), strict=True)), "finetune": None}
 
 
 def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +234,7 @@ def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) 
         return torch.cat([found[:, :-1], found[:, -1:] - 50], -1)
 
     monkeypatch.setattr(SharedAttention, "scores", scores)
-    found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": ("rank=2", "gate=published")})
+    found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": ("r=2", "gate=published")})
     warnings = [one for one in found.metadata["runs"][0]["warnings"] if one.startswith("gate:")]
     assert [one.split(" got ")[0] for one in warnings[:-1]] == [
         "gate: the block of red-blue-green",
@@ -262,7 +263,11 @@ def test_a_head_of_the_labels_words_is_not_trained(gated: LearnResult) -> None:
         ("probe", {}, "head: expected one that can be trained, stage probing trains the head alone, and labels has no"),
         ("ctr", {}, "head: expected linear with ctr, got labels"),
         ("idbr", {}, "head: expected linear with idbr, whose own it becomes, got labels"),
-        ("mbpa++", {"set": ("adapt=head",)}, "head: expected linear with adapt=head of mbpa++, got labels"),
+        (
+            "mbpa++",
+            {"set": ("adaptation_scope=head",)},
+            "head: expected linear with adaptation_scope=head of mbpa++, got labels",
+        ),
         ("prescale", {}, "head: expected none with prescale, whose own head is full, got 'labels'"),
     ],
 )
@@ -275,7 +280,10 @@ def test_methods_that_need_a_head_to_train(method: str, said: dict[str, Any], to
 
 @pytest.mark.parametrize("method", ["l2p", "mbpa++"])
 def test_others_learn_with_the_words_of_labels(method: str) -> None:
-    small = {"l2p": ("pool=3", "length=1", "chosen=2"), "mbpa++": ("memory=6", "neighbours=2", "steps=1")}[method]
+    small = {
+        "l2p": ("pool_size=3", "prompt_length=1", "top_k=2"),
+        "mbpa++": ("memory_size=6", "num_neighbors=2", "adaptation_steps=1"),
+    }[method]
     found = learn(stream(4), method, loaded(), **{**FIELDS, "head": "labels", "diagnostic_samples": 0, "set": small})
     assert len(found.accuracy_matrix) > 0
 
@@ -307,13 +315,13 @@ def instructed(tmp_path: Path) -> Path:
         place = tmp_path / "data" / "SuperNI" / name
         place.mkdir(parents=True)
         for split, rows in (("train", 6), ("dev", 3), ("test", 4)):
-            inputs = small_text.pairs(topic, rows, drawn)
+            inputs = small_text_tasks.pairs(topic, rows, drawn)
             both = zip(inputs.inputs, inputs.targets, strict=True)
             told = [
                 {"input": f"{split[:2]} {number} {text}", "output": list(of)} for number, (text, of) in enumerate(both)
             ]
             (place / f"{split}.json").write_text(json.dumps({"Definition": ["say it"], "Instances": told}))
-    model = small_text.loaded("t5")
+    model = small_text_tasks.loaded("t5")
     model.model.save_pretrained(tmp_path / "t5")
     model.tokenizer.save_pretrained(tmp_path / "t5")
     return tmp_path
@@ -327,7 +335,7 @@ def line(folder: Path, *more: Any) -> list[str]:
 
 
 def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
-    assert main(line(instructed, "--method", "sapt,separate", "--set", "rank=2", "ahead=20")) == 0
+    assert main(line(instructed, "--method", "sapt,separate", "--set", "r=2", "router_warmup_steps=20")) == 0
     found = LearnResult.load(instructed / "run")
     assert {*found.accuracy_matrix["scenario"]} == {"til"}
     assert [one["metric"] for one in found.metadata["stream"]["tasks"]] == ["rouge-l"] * 2
@@ -344,10 +352,12 @@ def test_answers_are_learnt_from_the_command_line(instructed: Path) -> None:
 
 
 def test_models_that_answer_in_texts_are_put_together_again(instructed: Path) -> None:
-    assert main(line(instructed, "--method", "sapt,finetune", "--set", "rank=2", "ahead=20")) == 0
+    assert main(line(instructed, "--method", "sapt,finetune", "--set", "r=2", "router_warmup_steps=20")) == 0
     plain = rollback(instructed / "run", 1, instructed / "plain", method="finetune")
     assert AutoModelForSeq2SeqLM.from_pretrained(plain).config.lineage["tasks"][0]["name"] == SUPER_NI_ORDERS["1"][0]
-    network = load_network(rollback(instructed / "run", 2, instructed / "pool", method="sapt rank=2 ahead=20"))
+    network = load_network(
+        rollback(instructed / "run", 2, instructed / "pool", method="sapt r=2 router_warmup_steps=20")
+    )
     ids = torch.tensor([[5, 6, 2]])
     said = network.generate({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 4)
     assert said.shape[0] == 1
@@ -364,7 +374,7 @@ def test_a_stream_that_is_given_has_its_form(said: dict[str, Any]) -> None:
     with pytest.raises(
         UserError, match=f"{next(iter(said)).replace('_', '-')}: expected none with a stream that is given"
     ):
-        learn(small_text.stream(), "sapt", small_text.loaded(), **said)
+        learn(small_text_tasks.stream(), "sapt", small_text_tasks.loaded(), **said)
 
 
 def test_a_given_model_learns_a_given_stream_of_answers() -> None:
@@ -375,5 +385,5 @@ def test_a_given_model_learns_a_given_stream_of_answers() -> None:
         "target_length": 5,
         "diagnostic_samples": 0,
     }
-    found = learn(small_text.stream(4, 2), "separate", small_text.loaded(), **given)
+    found = learn(small_text_tasks.stream(4, 2), "separate", small_text_tasks.loaded(), **given)
     assert len(found.accuracy_matrix) == 3

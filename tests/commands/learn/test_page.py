@@ -19,7 +19,7 @@ from regard.commands.learn.terminal import learn_summary
 from regard.commands.learn.words import WARNED, listed, warnings
 from regard.continual.metrics import metrics_table
 from regard.errors import UserError
-from regard.report import charts
+from regard.report.libraries import libraries
 from tests.commands.learn import learned
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
@@ -84,7 +84,7 @@ def test_every_part_is_there(parsed: Parsed) -> None:
 
 
 def test_size_is_that_of_the_libraries_and_little_more(parsed: Parsed) -> None:
-    own = len(learn_page(TABLES, learned.record())) - len(charts.libraries())
+    own = len(learn_page(TABLES, learned.record())) - len(libraries())
     assert own < 150_000
 
 
@@ -241,7 +241,7 @@ def test_without_a_gate_there_is_no_such_section() -> None:
 def test_pseudo_samples_are_a_table_and_dots_beside_forgetting(parsed: Parsed) -> None:
     """`prescale` loses a point with each later task: most of the first, whose samples are told apart the least."""
     assert "Politics 100 60.0 – – – – 0.010 – – 0.75 – 3.0" in parsed.text
-    panels = parsed.data["pseudo"]
+    panels = parsed.data["panels"]["pseudo-dots"]
     assert [panel["caption"] for panel in panels] == ["Told apart from real texts", "Fréchet distance of query vectors"]
     points = [(round(point["x"], 2), point["value"]) for point in panels[0]["points"]]
     assert points == [(0.6, 3.0), (0.7, 2.0), (0.8, 1.0)] * 3
@@ -256,7 +256,7 @@ def test_without_pseudo_samples_there_is_no_such_section(tmp_path: Path) -> None
         page = Parsed(learn_page({**TABLES, "pseudo": table}, learned.record()))
         assert not {"pseudo-title", "pseudo-dots"} & ids(page)
         assert "seudo samples" not in page.text
-        assert page.data["pseudo"] == []
+        assert "pseudo-dots" not in page.data["panels"]
 
 
 def test_what_runs_warn_of_is_on_the_page_and_the_terminal() -> None:
@@ -410,7 +410,7 @@ def test_one_run_has_no_intervals() -> None:
 
 
 def test_runs_are_dots_of_ap_over_fgt(parsed: Parsed) -> None:
-    panel = parsed.data["metrics"][0]
+    panel = parsed.data["panels"]["metrics-dots"][0]
     found = {(point["series"], point["what"]): (point["x"], point["value"]) for point in panel["points"]}
     assert found["prescale", "seed 508"] == (2.0, pytest.approx(94.7))
     assert len(found) == 6
@@ -423,7 +423,7 @@ def test_cost_stands_beside_the_score(parsed: Parsed) -> None:
     assert found.loc["finetune"].tolist() == [40, 8, 8e12, 840, 0, 0, 64, 48]
     assert "1 min 36 s 16.0 s 8.00 840 4.00 MiB 0 32.0" in parsed.text
     assert "48.0 s 8.00 s 8.00 840 0 B 0 64.0" in parsed.text
-    times, kept = parsed.data["cost"]
+    times, kept = parsed.data["panels"]["cost-dots"]
     assert {point["series"]: point["x"] for point in times["points"]} == {"finetune": 48, "prescale": 96, "joint": 48}
     assert {point["series"]: point["x"] for point in kept["points"]}["prescale"] == 4
 
@@ -472,7 +472,7 @@ def test_diagnostics_are_means_before_and_after(parsed: Parsed) -> None:
 
 
 def test_forgetting_stands_over_what_was_measured_when_learnt(parsed: Parsed) -> None:
-    smooth = parsed.data["beside"][1]
+    smooth = parsed.data["panels"]["beside-dots"][1]
     found = {(point["series"], point["what"]): (point["x"], point["value"]) for point in smooth["points"]}
     assert found["finetune", "Politics, seed 39"] == (25, 24)
     assert found["prescale", "Sports, seed 508"] == (2, 1)
@@ -584,7 +584,7 @@ def test_one_task_forgets_nothing() -> None:
     scores = learned.matrix(tasks=("only",), settings=("til",))
     page = Parsed(learn_page(learned.tables(scores), {}))
     assert [panel["caption"] for panel in page.data["curves"]["til"]] == ["Mean over the tasks seen"]
-    assert page.data["beside"] == []
+    assert "beside-dots" not in page.data["panels"]
     assert "forgets" not in page.text
     assert "1 task ·" in page.text
 

@@ -12,7 +12,7 @@ from regard.commands.learn.result import COLUMNS, LATER, TABLES, LearnResult, ma
 from regard.commands.learn.run import learn
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
-from tests.continual.small import loaded, stream
+from tests.continual.small_tasks import loaded, stream
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import learn
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
-from tests.continual.small import loaded, stream
+from tests.continual.small_tasks import loaded, stream
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_it_scores_what_the_matrix_says(method: str, task: Any, run: Path, tmp_p
     assert model.config.classes == list(stream().classes)
     matrix = LearnResult.load(run).accuracy_matrix
     for place in range(learnt):
-        test, own = stream().tasks[place].test, list(stream().class_numbers(place))
+        test, own = stream().tasks[place].test, list(stream().class_indices(place))
         texts = [text for (text,) in test.texts]
         rows = tokenizer(texts, padding=True, truncation=True, max_length=10, return_tensors="pt")
         rows.pop("token_type_ids", None)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from regard import LearnResult, learn
-from tests.continual.small import stream
+from tests.continual.small_tasks import stream
 
 Regard = Callable[..., Any]
 OPTIONS: dict[str, Any] = {

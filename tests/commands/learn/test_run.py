@@ -25,14 +25,14 @@ from regard.data.stream import Stream
 from regard.data.streams import parse_order
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import COMPARED, FIELDS, METHODS, compared, exact
-from tests.continual.small import loaded, stream
+from tests.continual.small_tasks import loaded, stream
 from tests.training.test_loop_processes import free_port
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("learn_runs.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 CLOCK = ["seconds", "hook_seconds", "examples_per_second", "peak_memory_mib"]
-SAPT = "sapt rank=2 ahead=20"
+SAPT = "sapt r=2 router_warmup_steps=20"
 KILLS = {
     "in a task and between two": (
         "two",
@@ -166,11 +166,11 @@ def test_the_learning_rate_is_searched_on_dev_rows_of_the_first_task() -> None:
 
 def test_a_learning_rate_that_is_given_to_a_method_with_its_own() -> None:
     """It is trained as without, and says so; that of the scale is not spoken of."""
-    fields = {**FIELDS, "diagnostic_samples": 0, "set": ("length=1", "rate=0.01")}
+    fields = {**FIELDS, "diagnostic_samples": 0, "set": ("num_virtual_tokens=1", "learning_rate=0.01")}
     found = learn(stream(), "progprompt", loaded(), **fields)
     (run,) = found.metadata["runs"]
     assert run["learning_rate"] == 0.01
-    told = "learning-rate: 0.005 was not used, progprompt is trained at a rate of its own: --set rate=0.01"
+    told = "learning-rate: 0.005 was not used, progprompt is trained at a rate of its own: --set learning_rate=0.01"
     assert told in run["warnings"]
     plain = learn(stream(), "progprompt", loaded(), **{**fields, "learning_rate": 1e-4})
     assert plain.accuracy_matrix["score"].tolist() == found.accuracy_matrix["score"].tolist()
@@ -182,7 +182,7 @@ def test_a_given_stream_comes_in_its_own_order_unless_another_is_said() -> None:
     fields = {**FIELDS, "diagnostic_samples": 0, "save_models": False}
     drawn = {seed: "-".join(map(str, parse_order("random", 3, seed))) for seed in (1, 3)}
     assert len({*drawn.values(), "2-0-1"}) == 3, "other seeds are to be taken"
-    turned = stream().ordered((2, 0, 1))
+    turned = stream().reorder((2, 0, 1))
     for said, orders in (
         ({}, {1: "2-0-1", 3: "2-0-1"}),
         ({"order": None}, {1: "2-0-1", 3: "2-0-1"}),

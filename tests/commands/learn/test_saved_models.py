@@ -24,7 +24,7 @@ from regard.models.classifier import Classifier
 from regard.models.generator import Generator, load_generator
 from regard.models.pretrained import Loaded
 from tests.commands.learn import learn_runs
-from tests.continual import small, small_text
+from tests.continual import small_tasks, small_text_tasks
 
 FIELDS: dict[str, Any] = {**learn_runs.FIELDS, "diagnostic_samples": 0, "seeds": [1]}
 TEXTS = {
@@ -44,11 +44,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("learnt")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "flops_a_token", lambda *_: 0.0)
-        plain = learn(small.stream(), ["finetune", "mbpa++", "idbr"], small.loaded(), work_dir=place / "a", **FIELDS)
-        adapted = learn(small.stream(), "finetune", small.loaded(), work_dir=place / "b", lora_rank=2, **FIELDS)
-        blocks = {**FIELDS, "head": "labels", "set": ("rank=2", "ahead=5")}
-        pool = learn(small.stream(), "sapt", small.loaded(), work_dir=place / "c", **blocks)
-        texts = learn(small_text.stream(), ["finetune", "osf"], small_text.loaded(), work_dir=place / "d", **TEXTS)
+        plain = learn(
+            small_tasks.stream(), ["finetune", "mbpa++", "idbr"], small_tasks.loaded(), work_dir=place / "a", **FIELDS
+        )
+        adapted = learn(
+            small_tasks.stream(), "finetune", small_tasks.loaded(), work_dir=place / "b", lora_rank=2, **FIELDS
+        )
+        blocks = {**FIELDS, "head": "labels", "set": ("r=2", "router_warmup_steps=5")}
+        pool = learn(small_tasks.stream(), "sapt", small_tasks.loaded(), work_dir=place / "c", **blocks)
+        texts = learn(
+            small_text_tasks.stream(), ["finetune", "osf"], small_text_tasks.loaded(), work_dir=place / "d", **TEXTS
+        )
     runs = {"plain": plain, "adapted": adapted, "pool": pool, "texts": texts}
     for name, found in runs.items():
         found.save(place / name)
@@ -61,7 +67,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("answers", "texts", "finetune"),
         ("osf", "texts", "osf"),
     ):
-        model = small_text.loaded() if run == "texts" else small.loaded()
+        model = small_text_tasks.loaded() if run == "texts" else small_tasks.loaded()
         rollback(place / run, 2, place / "m" / out, method=method, model=model)
     return place / "m"
 
@@ -69,7 +75,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def documents() -> list[str]:
     drawn = random.Random(0)
-    return [" ".join(drawn.choices(small.WORDS[5:], k=60)) for _ in range(6)]
+    return [" ".join(drawn.choices(small_tasks.WORDS[5:], k=60)) for _ in range(6)]
 
 
 def encoder_of(folder: Path) -> Any:
@@ -88,8 +94,8 @@ def test_it_is_measured_as_the_encoder_in_memory(name: str, written: Path, docum
     found, encoder = models.load(str(folder), device="cpu"), encoder_of(folder)
     assert type(found.model) is type(encoder)
     assert found.sha256 == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    assert found.tokenizer("cat red")["input_ids"] == small.tokenizer()("cat red")["input_ids"]
-    own = Loaded(encoder, small.tokenizer(), "in memory", None)
+    assert found.tokenizer("cat red")["input_ids"] == small_tasks.tokenizer()("cat red")["input_ids"]
+    own = Loaded(encoder, small_tasks.tokenizer(), "in memory", None)
     if name == "lora":
         assert not any("lora" in key for key in found.model.state_dict())
     else:
@@ -99,7 +105,7 @@ def test_it_is_measured_as_the_encoder_in_memory(name: str, written: Path, docum
     exact = 1e-4 if name == "lora" else 1e-12  # of weights to which the adapters are added in single precision
     table = measured(str(folder), documents)
     pd.testing.assert_frame_equal(table, measured(own, documents), rtol=exact, atol=exact)
-    before = measured(small.loaded(), documents)
+    before = measured(small_tasks.loaded(), documents)
     assert not table["value"].equals(before["value"])
 
 
@@ -121,7 +127,7 @@ def test_learning_begins_from_it(
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
     folder = written / name
     options = {**FIELDS, **({"lora_rank": lora} if lora else {})}
-    found = learn(small.stream(), "finetune", str(folder), work_dir=tmp_path / "work", **options)
+    found = learn(small_tasks.stream(), "finetune", str(folder), work_dir=tmp_path / "work", **options)
     assert found.metadata["model"]["name"] == str(folder)
     found.save(tmp_path / "run")
     out = rollback(tmp_path / "run", 1, tmp_path / "again")
@@ -144,7 +150,7 @@ def test_a_part_of_a_network_is_refused(name: str, written: Path) -> None:
         line = str(raised.value)
         assert line.startswith(started)
         assert "regard.continual.models.load_network reads it" in line
-        assert ("regard.continual.blocks.load_adapters" in line) == (name == "sapt")
+        assert ("regard.continual.saved_adapters.load_adapters" in line) == (name == "sapt")
         assert "\n" not in line
     assert load_network(folder)
 
@@ -167,7 +173,7 @@ def test_one_that_answers_in_texts_is_the_language_model(written: Path) -> None:
     found = load_generator(folder, device="cpu")
     told = Generator.from_pretrained(folder)
     real = torch.ones_like(prompt)
-    answer: Tensor = Generator.over(found).generate(prompt, real, 4)
+    answer: Tensor = Generator.from_loaded(found).generate(prompt, real, 4)
     assert torch.equal(answer, told.generate(prompt, real, 4))
     weights = told.encoder.state_dict()
     assert all(torch.equal(weights[key], value) for key, value in models.load(folder).model.state_dict().items())
@@ -177,7 +183,7 @@ def test_one_that_answers_in_texts_is_the_language_model(written: Path) -> None:
 
 def test_teaching_one_that_answers_goes_on(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
-    found = learn(small_text.stream(), "finetune", str(written / "answers"), work_dir=tmp_path / "work", **TEXTS)
+    found = learn(small_text_tasks.stream(), "finetune", str(written / "answers"), work_dir=tmp_path / "work", **TEXTS)
     found.save(tmp_path / "run")
     out = rollback(tmp_path / "run", 3, tmp_path / "again")
     assert json.loads((out / "config.json").read_text())["lineage"]["base"] == str(written / "answers")
@@ -189,7 +195,7 @@ def test_a_classifier_writes_no_answers(written: Path) -> None:
     for asked in (
         lambda: load_generator(folder),
         lambda: regard.replace(folder, "lm"),
-        lambda: learn(small_text.stream(), "finetune", folder, **TEXTS),
+        lambda: learn(small_text_tasks.stream(), "finetune", folder, **TEXTS),
     ):
         with pytest.raises(UserError) as raised:
             asked()

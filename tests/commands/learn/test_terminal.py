@@ -16,7 +16,8 @@ from regard.commands.learn.metrics import METRICS, Estimate, format_fixed, metri
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.tables import correlation, forgotten
 from regard.commands.learn.terminal import AHEAD, apart, learn_summary
-from regard.commands.learn.words import between, signed
+from regard.commands.learn.words import between
+from regard.report.words import format_signed
 from tests.commands.learn import learned
 
 TABLES = learned.tables()
@@ -115,7 +116,7 @@ def test_intervals_overlap_where_they_touch() -> None:
 
 def test_numbers() -> None:
     assert (format_fixed(-0.004), format_fixed(1234.5), format_fixed(np.nan)) == ("0.00", "1,234.50", "–")
-    assert (signed(0.001), signed(2), signed(-2)) == ("0.00", "+2.00", "−2.00")
+    assert tuple(format_signed(value, 2) for value in (0.001, 2, -2)) == ("0.00", "+2.00", "−2.00")
     assert (size(0), size(1536), size(2**20), size(np.nan)) == ("0 B", "1.50 KiB", "1.00 MiB", "–")
     assert (probability(0.0004), probability(0.0312), probability(np.nan)) == ("< 0.001", "0.031", "–")
 
@@ -198,7 +199,7 @@ def test_names_of_many_tasks_are_told_apart() -> None:
 
 
 def test_names_of_methods_take_the_room_that_there_is() -> None:
-    name = "sapt-noticed reuse=1 gate=published balanced=1"
+    name = "sapt-task-free reuse_threshold=1 gate=published"
     scores = learned.matrix((name, "finetune"), (39,), settings=("til",))
     lines = terminal(learned.tables(scores), {}).splitlines()
     assert any(line.startswith(f"{name}     1   91.50") for line in lines)

@@ -11,8 +11,9 @@ from regard.commands.measure.compare_page import comparison_page
 from regard.commands.measure.page import page
 from regard.errors import UserError
 from regard.report.arrays import heads, layers, measures
-from regard.report.charts import libraries
-from regard.report.payload import FIRST, payload, rounded, script_safe, thinned_length
+from regard.report.libraries import libraries
+from regard.report.page import script_safe
+from regard.report.payload import FIRST, payload, rounded, thinned_length
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 

@@ -59,7 +59,7 @@ def test_the_file_that_a_run_has_written_is_a_recipe(regard: Regard, prose: Path
     [
         (("huge",), "recipe: expected one of pico, nano, 1m, 60m, 1b, got 'huge'"),
         (("--attention", "foo"), "attention: expected one of softmax, sigmoid"),
-        (("--attention", "sigmoid", "--backend", "fused"), "the form fused cannot compute weighting=sigmoid"),
+        (("--attention", "sigmoid", "--backend", "fused"), "backend=fused cannot compute weighting=sigmoid"),
         (("--max-steps", "many"), "max-steps: expected a whole number, got 'many'"),
         (("--random-tokens", "5"), "random-tokens: expected A:B, got '5'"),
         (("--window", "0"), "window: expected a number of at least 1"),

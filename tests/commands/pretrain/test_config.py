@@ -40,7 +40,7 @@ def test_the_paper_s_models_are_those_of_its_table() -> None:
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_every_attention_can_be_asked_for(name: str) -> None:
     chosen = preset_config("nano", attention=name, window=16)
-    assert chosen.spec == ATTENTIONS[name].with_(window=16)
+    assert chosen.spec == ATTENTIONS[name].changed(window=16)
     assert isinstance(chosen.spec, AttentionSpec)
 
 
@@ -48,12 +48,12 @@ def test_every_attention_can_be_asked_for(name: str) -> None:
     "changes, said",
     [
         ({"attention": "foo"}, "attention: expected one of softmax"),
-        ({"positions": "foo"}, "positions is one of rotary"),
+        ({"positions": "foo"}, "unknown positions 'foo'; choose one of rotary"),
         ({"ffn": "foo"}, "ffn: expected one of swiglu"),
         ({"norm": 1}, "norm: expected a name, got 1"),
         (
             {"backend": "chunked"},
-            "the form chunked cannot compute weighting=softmax; materialised, blockwise, rowwise, fused, flex can",
+            "backend=chunked cannot compute weighting=softmax; choose materialised, blockwise, rowwise, fused or flex",
         ),
         ({"prefix": 64}, "prefix: expected fewer tokens than the length 64"),
         ({"prefix": -1}, "prefix: expected a number of at least 0"),

@@ -19,7 +19,7 @@ import regard
 from regard.commands.pretrain.config import PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult
 from regard.commands.pretrain.run import IGNORED, Text, _cache, _count, _text
-from regard.data.draw import BatchSampler
+from regard.data.sampling import BatchSampler
 from regard.errors import UserError
 
 SMALL: dict[str, Any] = {

@@ -56,7 +56,7 @@ def test_lines_are_the_intervals(parsed: Parsed) -> None:
     ours = means[(means["task"] == "sst2") & (means["constants"] == "average") & (means["rank_heads_by"] == "lambda")]
     whole = means[(means["task"] == "sst2") & (means["constants"] == "none")]
     expected = pd.concat([whole, ours])
-    found = points(parsed.data["scores"], 1, "average")
+    found = points(parsed.data["panels"]["scores"], 1, "average")
     assert [point["fraction"] for point in found] == ["1", "1/2", "1/8", "0"]
     assert [point["place"] for point in found] == [0, 1, 3, 4.5]
     for column, key in (("mean", "value"), ("ci_low", "low"), ("ci_high", "high")):
@@ -64,9 +64,9 @@ def test_lines_are_the_intervals(parsed: Parsed) -> None:
 
 
 def test_a_line_for_each_source_and_each_order(parsed: Parsed) -> None:
-    assert {point["series"] for point in parsed.data["scores"][0]["points"]} == {"average", "identity"}
-    assert {point["series"] for point in parsed.data["orders"][0]["points"]} == {"lambda", "random"}
-    assert [panel["caption"] for panel in parsed.data["orders"]] == ["CoLA", "SST-2", "MLM"]
+    assert {point["series"] for point in parsed.data["panels"]["scores"][0]["points"]} == {"average", "identity"}
+    assert {point["series"] for point in parsed.data["panels"]["orders"][0]["points"]} == {"lambda", "random"}
+    assert [panel["caption"] for panel in parsed.data["panels"]["orders"]] == ["CoLA", "SST-2", "MLM"]
 
 
 def test_headline_tells_scores_and_drops(parsed: Parsed) -> None:
@@ -144,7 +144,7 @@ def test_what_is_empty_is_not_shown() -> None:
     absent = {"orders", "maps", "pictures", "cost", "sources-title", "constants-title", "order-title", "cost-title"}
     assert not absent & ids(page)
     assert "interval" not in page.text
-    assert page.data["scores"][0]["points"][0]["low"] is None
+    assert page.data["panels"]["scores"][0]["points"][0]["low"] is None
     assert " on average" not in page.text
 
 
@@ -159,8 +159,9 @@ def test_several_models_get_panels_of_their_own() -> None:
     scores = replaced_run.scores()
     scores = pd.concat([scores, scores.assign(model="other")])
     page = Parsed(replace_page(scores, *TABLES[1:], {}))
-    assert [panel["caption"] for panel in page.data["scores"]][:2] == ["CoLA, example/tiny", "SST-2, example/tiny"]
-    assert len(page.data["scores"]) == 6
+    captions = [panel["caption"] for panel in page.data["panels"]["scores"]]
+    assert captions[:2] == ["CoLA, example/tiny", "SST-2, example/tiny"]
+    assert len(captions) == 6
 
 
 def test_hostile_texts_are_escaped() -> None:

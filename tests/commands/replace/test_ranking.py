@@ -251,7 +251,7 @@ def test_heads_with_the_smallest_gates_become_constant_first() -> None:
         for logits, gate in zip(([40.0, -40, 40, 40], [-40.0, -40, 40, -40]), mixed.parameters(), strict=True):
             gate.copy_(torch.tensor(logits))
         expected = model(input_ids=rows()).last_hidden_state
-        found = rank_by_gate(mixed.shares())
+        found = rank_by_gate(mixed.gate_values())
     given: dict[str, Any] = {"constants": averages, "seed": 0, "lambdas": lambda: found, "norms": unasked}
 
     def output(name: str) -> Tensor:

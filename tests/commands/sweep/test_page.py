@@ -15,8 +15,8 @@ from regard.commands.sweep.charts import LINES, over_seeds
 from regard.commands.sweep.means import difference, name_of, of_values, shown
 from regard.commands.sweep.page import sweep_page
 from regard.commands.sweep.terminal import sweep_summary
-from regard.commands.sweep.words import signed
 from regard.errors import UserError
+from regard.report.words import format_signed
 from tests.commands.pretrain import pretrain_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
@@ -133,7 +133,7 @@ def test_means_are_told_to_the_errors_second_digit() -> None:
     "value, places, text", [(-0.0123, 3, "−0.012"), (0.0004, 3, "0.000"), (1.5, None, "+1.50"), (0.0, None, "0")]
 )
 def test_signs(value: float, places: int | None, text: str) -> None:
-    assert signed(value, places) == text
+    assert format_signed(value, places) == text
 
 
 def test_names_tell_the_field_where_the_value_alone_would_not() -> None:

@@ -12,15 +12,15 @@ from torch import Tensor
 from regard.continual import run as running
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import Learner
-from regard.continual.methods.epi import FAR, Epi, EpiNetwork, Settings, statistics, whitened
+from regard.continual.methods.epi import FAR, Epi, EpiConfig, EpiNetwork, statistics, whitened
 from regard.continual.run import make_learner, run_stream
 from regard.continual.state import load_tensors, tensors_of
-from regard.continual.texts import begin_texts
+from regard.continual.text_learner import begin_texts
 from regard.errors import UserError
-from tests.continual import small_text
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual import small_text_tasks
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
-SMALL = Settings(rank=2)
+SMALL = EpiConfig(r=2)
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +28,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
 
-def made(settings: Settings = SMALL) -> tuple[Learner, Epi]:
+def made(config: EpiConfig = SMALL) -> tuple[Learner, Epi]:
     """A run in float64."""
-    method = Epi(settings)
+    method = Epi(config)
     learner = make_learner(stream(), method, loaded(dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
     return learner, method
@@ -174,13 +174,15 @@ def test_what_tells_tasks_apart_is_saved_with_the_network() -> None:
 
 def test_settings_that_cannot_be() -> None:
     with pytest.raises(UserError, match="shrinkage: expected a number of at least 0 and at most 1, got 2"):
-        Settings(shrinkage=2)
+        EpiConfig(shrinkage=2)
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
-def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text.Kind) -> None:
-    method = Epi(Settings(rank=2, shrinkage=0.1))
-    learner = begin_texts(small_text.stream(many=2), method, small_text.loaded(kind), small_text.BUDGET, seed=1)
+def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text_tasks.Kind) -> None:
+    method = Epi(EpiConfig(r=2, shrinkage=0.1))
+    learner = begin_texts(
+        small_text_tasks.stream(many=2), method, small_text_tasks.loaded(kind), small_text_tasks.BUDGET, seed=1
+    )
     run_stream(learner, method)
     network = learner.network
     assert isinstance(network, EpiNetwork)
@@ -198,8 +200,10 @@ def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text.Kind) -
 
 
 def test_answers_are_written_with_the_block_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = Epi(Settings(rank=2, shrinkage=0.1))
-    learner = begin_texts(small_text.stream(many=2), method, small_text.loaded(), small_text.BUDGET, seed=1)
+    method = Epi(EpiConfig(r=2, shrinkage=0.1))
+    learner = begin_texts(
+        small_text_tasks.stream(many=2), method, small_text_tasks.loaded(), small_text_tasks.BUDGET, seed=1
+    )
     run_stream(learner, method)
     network, rows = learner.network_as(EpiNetwork).eval(), rows_of(learner, (0, 1), (1, 4), (0, 7))
     seen = list[Any]()

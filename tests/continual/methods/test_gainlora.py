@@ -14,8 +14,8 @@ from regard.continual.methods.gainlora import LAYERS, GainNetwork, gram, reserve
 from regard.continual.methods.o_lora import overlap
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.methods.blocks import made, precise, short, some
-from tests.continual.small import BUDGET, loaded
+from tests.continual.methods.adapter_networks import made, precise, short, some
+from tests.continual.small_tasks import BUDGET, loaded
 
 DRAWN = torch.Generator()
 
@@ -38,7 +38,7 @@ def dot(one: list[float], other: list[float]) -> float:
 
 def gated() -> tuple[Learner, GainNetwork]:
     """A run at its second task, whose gates and changes are drawn."""
-    method = made("gainlora", inner=5)
+    method = made("gainlora", gate_hidden_size=5)
     learner = precise(method)
     network = learner.network_as(GainNetwork)
     network.begin_block(1)
@@ -139,7 +139,7 @@ def test_whatever_is_trained_a_new_gate_is_shut_for_what_earlier_tasks_look_like
 
 
 def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
-    method = made("gainlora", orthogonality=0.7)
+    method = made("gainlora", orthogonality_weight=0.7)
     learner = precise(method, task=2)
     method.before_task(learner, 2)
     rows = some(learner)
@@ -151,7 +151,7 @@ def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
 
 @pytest.mark.parametrize("measure", ["paper", "released"])
 def test_what_is_kept_free_is_what_the_gate_has_read(measure: str) -> None:
-    method = made("gainlora", inner=5, threshold=0.6, measure=measure)
+    method = made("gainlora", gate_hidden_size=5, threshold=0.6, threshold_formula=measure)
     learner = precise(method, task=0)
     method.before_task(learner, 0)
     network = learner.network_as(GainNetwork)
@@ -172,7 +172,7 @@ def test_after_two_tasks_the_second_block_is_for_the_second_task(
 ) -> None:
     """The more so the more directions are kept of the first."""
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
-    method = made("gainlora", inner=8, threshold=0.99, measure=measure)
+    method = made("gainlora", gate_hidden_size=8, threshold=0.99, threshold_formula=measure)
     learner = make_learner(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
     network = run_stream(learner, method).learner.network_as(GainNetwork)
     with torch.no_grad():

@@ -11,8 +11,8 @@ from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
 from regard.continual.state import tensors_of
-from tests.continual.methods.blocks import copied, moved
-from tests.continual.small_text import BUDGET, lively, stream
+from tests.continual.methods.adapter_networks import copied, moved
+from tests.continual.small_text_tasks import BUDGET, lively, stream
 
 OWN = {
     "slao": (".blocks.", "count"),
@@ -20,8 +20,8 @@ OWN = {
     "osf": (".kept", ".U", ".S", ".V"),
 }
 SMALL: dict[str, dict[str, Any]] = {
-    "slao": {"rank": 2, "alpha": 4.0},
-    "gainlora": {"rank": 2, "alpha": 4.0, "inner": 5, "threshold": 0.5},
+    "slao": {"r": 2, "lora_alpha": 4.0},
+    "gainlora": {"r": 2, "lora_alpha": 4.0, "gate_hidden_size": 5, "threshold": 0.5},
     "osf": {},
 }
 
@@ -33,7 +33,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights before and after two tasks, in float64."""
-    method = METHODS[name](METHODS[name].Settings.parsed(SMALL[name]))
+    method = METHODS[name](METHODS[name].Config.parsed(SMALL[name]))
     learner = make_learner(
         stream(2, 2), method, lively(kind), replace(BUDGET, num_epochs=1, micro_batch_size=micro_batch), seed=1
     )

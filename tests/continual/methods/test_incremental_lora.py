@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from regard.continual.pooled import PoolNetwork
-from tests.continual.methods.blocks import copied, learnt, made, merged, moved, of_block, precise, some
+from regard.continual.adapter_network import PoolNetwork
+from tests.continual.methods.adapter_networks import copied, learnt, made, merged, moved, of_block, precise, some
 
 
 @pytest.mark.parametrize("name", ["incremental-lora", "o-lora", "n-lora"])

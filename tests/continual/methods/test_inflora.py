@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.inflora import Memory, Settings, designed, grown, measured, outside, second_moments
-from regard.continual.pooled import PoolNetwork
+from regard.continual.methods.inflora import InfLoraConfig, Memory, designed, grown, measured, outside, second_moments
 from regard.continual.run import run_stream
 from regard.continual.state import restore_state, save
 from regard.errors import UserError
-from tests.continual.methods.blocks import fill, learnt, made, moved, of_block, precise
+from tests.continual.methods.adapter_networks import fill, learnt, made, moved, of_block, precise
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -163,7 +163,7 @@ def test_moments_are_of_the_tokens_that_rows_have_by_themselves() -> None:
 @pytest.mark.parametrize("measure", ["paper", "released"])
 def test_the_shares_grow_with_the_tasks(measure: str) -> None:
     """Of the squared singular values of the inputs H, or as released of those of H Hᵀ."""
-    method = made("inflora", threshold=0.7, measure=measure)
+    method = made("inflora", threshold=0.7, threshold_formula=measure)
     learner = precise(method)
     memories: dict[str, Tensor] = {}
     for task, share in enumerate((0.7, 0.8, 0.9)):
@@ -193,7 +193,7 @@ def test_only_b_is_trained_and_a_is_as_it_was_designed() -> None:
 
 
 def test_a_later_block_answers_nothing_to_what_the_memory_has() -> None:
-    method = made("inflora", threshold=0.6, measure="paper")
+    method = made("inflora", threshold=0.6, threshold_formula="paper")
     learner = precise(method)
     method.before_task(learner, 0)
     method.after_task(learner, 0)
@@ -256,8 +256,8 @@ def test_a_run_in_which_nothing_is_left_ends() -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    assert (Settings().threshold, Settings().measure) == (0.995, "released")
-    with pytest.raises(UserError, match="measure: expected one of released, paper, got 'both'"):
-        Settings.parsed({"measure": "both"})
+    assert (InfLoraConfig().threshold, InfLoraConfig().measure) == (0.995, "released")
+    with pytest.raises(UserError, match="threshold_formula: expected one of released, paper, got 'both'"):
+        InfLoraConfig.parsed({"threshold_formula": "both"})
     with pytest.raises(UserError, match="threshold: expected a number of at least 0 and at most 1"):
-        Settings.parsed({"threshold": 1.5})
+        InfLoraConfig.parsed({"threshold": 1.5})

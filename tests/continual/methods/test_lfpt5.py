@@ -17,8 +17,8 @@ from regard.continual.methods.lfpt5 import (
     PROMPT,
     WRITTEN,
     Lfpt5,
+    Lfpt5Config,
     Lfpt5Network,
-    Settings,
     divergence,
     means,
     row_of,
@@ -26,12 +26,14 @@ from regard.continual.methods.lfpt5 import (
 from regard.continual.pseudo.quality import pseudo_rows
 from regard.continual.run import make_learner, run_stream
 from regard.continual.state import tensors_of
-from regard.continual.texts import begin_texts
+from regard.continual.text_learner import begin_texts
 from regard.errors import UserError
-from tests.continual import small
-from tests.continual.small_text import BUDGET, Kind, loaded, stream
+from tests.continual import small_tasks
+from tests.continual.small_text_tasks import BUDGET, Kind, loaded, stream
 
-SMALL = Settings(length=3, rate=0.05, share=0.5, separator="quick", top_k=5, repetition=1.0)
+SMALL = Lfpt5Config(
+    num_virtual_tokens=3, learning_rate=0.05, pseudo_fraction=0.5, separator="quick", top_k=5, repetition_penalty=1.0
+)
 SAID = [[["animals : cat the say :", "animals : dog say :"], ["a cat", "a dog"]]]
 
 
@@ -40,9 +42,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
 
-def made(kind: Kind = "t5", settings: Settings = SMALL, **changes: Any) -> tuple[Learner, Lfpt5]:
+def made(kind: Kind = "t5", config: Lfpt5Config = SMALL, **changes: Any) -> tuple[Learner, Lfpt5]:
     """A run in float64."""
-    method, model = Lfpt5(settings), loaded(kind, dtype=torch.float64)
+    method, model = Lfpt5(config), loaded(kind, dtype=torch.float64)
     learner = begin_texts(stream(2, 2), method, model, replace(BUDGET, num_epochs=1, **changes), seed=1)
     learner.network.double()
     return learner, method
@@ -140,7 +142,7 @@ def test_the_first_task_has_the_whole_of_its_loss() -> None:
     """There is nothing to hold, whatever the weight of holding."""
     found = []
     for holding in (0.0, 0.5):
-        learner, method = made(settings=replace(SMALL, holding=holding))
+        learner, method = made(config=replace(SMALL, distillation_weight=holding))
         method.before_task(learner, 0)
         (stage,) = method.phases(learner, 0)
         rows = method.batches(learner, 0, stage).rows(0)
@@ -185,13 +187,13 @@ def test_what_is_written_and_kept_is_there_again_when_a_run_goes_on(tmp_path: Pa
         if learnt == 2:
             raise Broken
 
-    with_mlp = replace(SMALL, hidden=4)
-    learner, method = made(settings=with_mlp)
+    with_mlp = replace(SMALL, encoder_hidden_size=4)
+    learner, method = made(config=with_mlp)
     expected = tensors_of(run_stream(learner, method).network)
-    learner, method = made(settings=with_mlp)
+    learner, method = made(config=with_mlp)
     with pytest.raises(Broken):
         run_stream(learner, method, folder=tmp_path, on_task=stop)
-    learner, method = made(settings=with_mlp)
+    learner, method = made(config=with_mlp)
     found = tensors_of(run_stream(learner, method, folder=tmp_path, resume=True).network)
     assert all(torch.equal(found[key], value) for key, value in expected.items())
     assert method.state.tensors[PROMPT].shape == (3, 16)
@@ -223,7 +225,7 @@ def test_the_prompt_writes_rows_of_a_task(kind: Kind, monkeypatch: pytest.Monkey
 def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:
     found = []
     for _ in range(2):
-        learner, method = made(settings=replace(SMALL, separator="the", share=1.0))
+        learner, method = made(config=replace(SMALL, separator="the", pseudo_fraction=1.0))
         free = tuple(replace(task, metric="rouge-l") for task in learner.stream.tasks)
         learner.stream = replace(learner.stream, tasks=free)
         method.before_task(learner, 0)
@@ -237,7 +239,7 @@ def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:
 
 def test_a_small_share_of_few_rows_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing more is drawn than is wanted."""
-    learner, method = made(settings=replace(SMALL, share=0.01))
+    learner, method = made(config=replace(SMALL, pseudo_fraction=0.01))
     method.before_task(learner, 0)
     drawn: list[Any] = []
 
@@ -253,10 +255,10 @@ def test_a_small_share_of_few_rows_is_one_row(monkeypatch: pytest.MonkeyPatch) -
 
 def test_classes_are_refused_and_settings_that_cannot_be() -> None:
     with pytest.raises(UserError, match="method: lfpt5 expects tasks from text to text"):
-        make_learner(small.stream(), Lfpt5(), small.loaded(), small.BUDGET, seed=1)
+        make_learner(small_tasks.stream(), Lfpt5(), small_tasks.loaded(), small_tasks.BUDGET, seed=1)
     with pytest.raises(UserError, match="separator: expected a word, got ' '"):
-        Settings(separator=" ")
-    with pytest.raises(UserError, match="holding: expected a number of at least 0 and at most 1, got 5"):
-        Settings(holding=5)
-    with pytest.raises(UserError, match="share: expected a number of at least 0 and at most 1, got 2"):
-        Settings(share=2)
+        Lfpt5Config(separator=" ")
+    with pytest.raises(UserError, match="distillation_weight: expected a number of at least 0 and at most 1, got 5"):
+        Lfpt5Config(distillation_weight=5)
+    with pytest.raises(UserError, match="pseudo_fraction: expected a number of at least 0 and at most 1, got 2"):
+        Lfpt5Config(pseudo_fraction=2)

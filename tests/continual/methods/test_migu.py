@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.migu import Migu, Settings, largest, magnitudes
-from regard.continual.pooled import PoolNetwork
+from regard.continual.methods.migu import Migu, MiguConfig, largest, magnitudes
 from regard.errors import UserError
-from tests.continual.methods.blocks import learnt, made, moved, precise, some
+from tests.continual.methods.adapter_networks import learnt, made, moved, precise, some
 
 
 def shares(vectors: list[list[float]]) -> list[float]:
@@ -69,7 +69,7 @@ def applied(matrix: Tensor, vectors: list[list[float]]) -> list[list[float]]:
 
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_a_step_leaves_the_gradient_of_the_rows_that_the_formula_says(pieces: int) -> None:
-    method = made("migu", rank=5)
+    method = made("migu", r=5)
     assert isinstance(method, Migu)
     learner = precise(method)
     method.before_task(learner, 1)
@@ -131,6 +131,6 @@ def test_fewer_rows_of_the_block_change_from_the_first_task_to_the_second() -> N
 
 
 def test_settings_that_cannot_be() -> None:
-    assert Settings().threshold == 0.7
+    assert MiguConfig().threshold == 0.7
     with pytest.raises(UserError, match="threshold: expected a number of at least 0 and at most 1"):
-        Settings.parsed({"threshold": 2})
+        MiguConfig.parsed({"threshold": 2})

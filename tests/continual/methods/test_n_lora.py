@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual.methods.n_lora import Settings, magnitude
-from regard.continual.pooled import PoolNetwork
+from regard.continual.adapter_network import PoolNetwork
+from regard.continual.methods.n_lora import NLoraConfig, magnitude
 from regard.errors import UserError
-from tests.continual.methods.blocks import gradients, learnt, made, precise, some
+from tests.continual.methods.adapter_networks import gradients, learnt, made, precise, some
 
 
 def product(one: Tensor, other: Tensor) -> list[list[float]]:
@@ -34,7 +34,7 @@ def test_the_size_of_a_block_is_the_sum_over_the_entries_of_its_product(released
 
 @pytest.mark.parametrize("product_", ["update", "released"])
 def test_the_loss_has_the_penalty_once_for_each_row_that_counts(product_: str) -> None:
-    method = made("n-lora", sparsity=0.3, product=product_)
+    method = made("n-lora", sparsity_weight=0.3, penalized_product=product_)
     learner = precise(method, task=1)
     method.before_task(learner, 1)
     rows = some(learner)
@@ -62,21 +62,25 @@ def collisions(network: PoolNetwork) -> float:
 
 
 def test_blocks_collide_less_than_without_the_penalty() -> None:
-    loose, tight = (collisions(learnt("n-lora", sparsity=one)[0].learner.network_as(PoolNetwork)) for one in (0.0, 0.1))
+    loose, tight = (
+        collisions(learnt("n-lora", sparsity_weight=one)[0].learner.network_as(PoolNetwork)) for one in (0.0, 0.1)
+    )
     assert loose > 0.2
     assert tight < 0.7 * loose
 
 
 def test_the_released_product_needs_layers_that_give_as_much_as_they_read() -> None:
-    said = {"product": "released", "targets": "intermediate.dense"}
+    said = {"penalized_product": "released", "target_modules": "intermediate.dense"}
     method = made("n-lora", **said)
     learner = precise(method)
-    with pytest.raises(UserError, match=r"product: expected update, since .*intermediate\.dense gives another number"):
+    with pytest.raises(
+        UserError, match=r"penalized_product: expected update, since .*intermediate\.dense gives another number"
+    ):
         method.before_task(learner, 0)
-    made("n-lora", targets="intermediate.dense").before_task(learner, 0)
+    made("n-lora", target_modules="intermediate.dense").before_task(learner, 0)
 
 
-@pytest.mark.parametrize("said", [{"sparsity": -1}, {"product": "sum"}])
+@pytest.mark.parametrize("said", [{"sparsity_weight": -1}, {"penalized_product": "sum"}])
 def test_settings_that_cannot_be(said: dict[str, object]) -> None:
     with pytest.raises(UserError, match=f"{next(iter(said))}: expected"):
-        Settings.parsed(said)
+        NLoraConfig.parsed(said)

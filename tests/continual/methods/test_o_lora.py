@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
-from regard.continual.methods.o_lora import Settings, overlap
-from regard.continual.pooled import PoolNetwork
+from regard.continual.methods.o_lora import OLoraConfig, overlap
 from regard.errors import UserError
-from tests.continual.methods.blocks import gradients, learnt, made, precise, some
+from tests.continual.methods.adapter_networks import gradients, learnt, made, precise, some
 
 
 def by_hand(learner: Learner, block: int, power: int) -> float:
@@ -30,7 +30,7 @@ def test_the_overlap_is_that_of_each_pair_of_rows(block: int, squared: bool) -> 
 
 
 def test_the_loss_has_the_penalty_once_for_each_row_that_counts() -> None:
-    method = made("o-lora", orthogonality=0.7, shrinkage=0.2)
+    method = made("o-lora", orthogonality_weight=0.7, norm_weight=0.2)
     learner = precise(method, task=2)
     method.before_task(learner, 2)
     rows = some(learner)
@@ -68,13 +68,13 @@ def test_the_penalty_moves_the_new_block_alone_and_makes_it_more_orthogonal() ->
 def test_blocks_end_up_closer_to_orthogonal_than_without_the_penalty() -> None:
     found = []
     for strength in (0.0, 0.5):
-        ran, _ = learnt("o-lora", orthogonality=strength)
+        ran, _ = learnt("o-lora", orthogonality_weight=strength)
         found.append(float(overlap(ran.learner.network_as(PoolNetwork).pool, 1).detach()))
     assert found[1] < 0.8 * found[0]
 
 
-@pytest.mark.parametrize("name", ["orthogonality", "shrinkage"])
+@pytest.mark.parametrize("name", ["orthogonality_weight", "norm_weight"])
 def test_settings_that_cannot_be(name: str) -> None:
-    assert (Settings().orthogonality, Settings().shrinkage) == (0.5, 0.0)
+    assert (OLoraConfig().orthogonality, OLoraConfig().shrinkage) == (0.5, 0.0)
     with pytest.raises(UserError, match=f"{name}: expected a number"):
-        Settings.parsed({name: -1})
+        OLoraConfig.parsed({name: -1})

@@ -12,11 +12,11 @@ from transformers import Conv1D
 from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
-from regard.continual.methods.osf import OsfNetwork, Settings, SubspaceLayer
+from regard.continual.methods.osf import OsfConfig, OsfNetwork, SubspaceLayer
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.methods.blocks import copied, short
-from tests.continual.small import BUDGET, loaded
+from tests.continual.methods.adapter_networks import copied, short
+from tests.continual.small_tasks import BUDGET, loaded
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -91,18 +91,18 @@ def test_layers_that_are_stored_the_other_way_round() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings, shares",
+    "config, shares",
     [
-        (Settings(), [0, 1 / 4, 2 / 4, 3 / 4]),
-        (Settings(held_first=0.5, held=0.8), [0.5, 0.6, 0.7, 0.8]),
+        (OsfConfig(), [0, 1 / 4, 2 / 4, 3 / 4]),
+        (OsfConfig(initial_frozen_fraction=0.5, frozen_fraction=0.8), [0.5, 0.6, 0.7, 0.8]),
     ],
 )
-def test_more_is_held_the_more_tasks_have_been(settings: Settings, shares: list[float]) -> None:
-    assert [settings.share(task, 4) for task in range(4)] == pytest.approx(shares)
+def test_more_is_held_the_more_tasks_have_been(config: OsfConfig, shares: list[float]) -> None:
+    assert [config.share(task, 4) for task in range(4)] == pytest.approx(shares)
 
 
 def begun(**said: Any) -> tuple[Any, Learner]:
-    method = METHODS["osf"](METHODS["osf"].Settings.parsed(said))
+    method = METHODS["osf"](METHODS["osf"].Config.parsed(said))
     return method, make_learner(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
 
 
@@ -135,7 +135,7 @@ def test_the_layers_that_are_meant() -> None:
     _, learner = begun(targets="auto")
     assert isinstance(learner.network, OsfNetwork)
     assert len(learner.network.layers) == 4
-    with pytest.raises(UserError, match="targets: expected names of linear layers, got 'elsewhere'"):
+    with pytest.raises(UserError, match="target_modules: expected names of linear layers, got 'elsewhere'"):
         begun(targets="elsewhere")
-    with pytest.raises(UserError, match="held_first"):
+    with pytest.raises(UserError, match="initial_frozen_fraction"):
         begun(held_first=1.5)

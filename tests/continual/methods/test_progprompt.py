@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from regard.continual import run as running
 from regard.continual.batches import ExampleRef
-from regard.continual.generating import answers
+from regard.continual.generation import answers
 from regard.continual.learner import Learner
 from regard.continual.methods.progprompt import ProgPrompt, ProgressiveNetwork
-from regard.continual.prompted import PromptConfig
+from regard.continual.prompt_network import PromptConfig
 from regard.continual.run import make_learner, run_stream
-from regard.continual.texts import begin_texts
-from regard.data.text_task import TextTask
+from regard.continual.text_learner import begin_texts
+from regard.data.stream import TextTask
 from regard.errors import UserError
-from tests.continual import small_text
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual import small_text_tasks
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
-SMALL = PromptConfig(length=2, hidden=4, rate=0.01)
+SMALL = PromptConfig(num_virtual_tokens=2, encoder_hidden_size=4, learning_rate=0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
 
-def made(settings: PromptConfig = SMALL) -> tuple[Learner, ProgPrompt]:
+def made(config: PromptConfig = SMALL) -> tuple[Learner, ProgPrompt]:
     """A run in float64."""
-    method = ProgPrompt(settings)
+    method = ProgPrompt(config)
     learner = make_learner(stream(), method, loaded(dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
     return learner, method
@@ -112,11 +112,11 @@ def test_before_the_first_task_there_is_no_prompt() -> None:
 
 
 def test_prompts_leave_room_for_the_texts() -> None:
-    learner, method = made(PromptConfig(length=4, hidden=0))
+    learner, method = made(PromptConfig(num_virtual_tokens=4, encoder_hidden_size=0))
     with pytest.raises(UserError, match="length: expected texts of at most 4 tokens behind 12 of prompts, got"):
         run_stream(learner, method)
-    learner, method = made(PromptConfig(length=40, hidden=0))
-    with pytest.raises(UserError, match="length: expected prompts of fewer than 16 tokens together, got 120"):
+    learner, method = made(PromptConfig(num_virtual_tokens=40, encoder_hidden_size=0))
+    with pytest.raises(UserError, match="prompts: expected fewer than 16 tokens together, got 120"):
         run_stream(learner, method)
 
 
@@ -139,9 +139,11 @@ def test_only_the_task_s_prompt_its_mlp_and_the_head_are_trained() -> None:
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
-def test_answers_to_old_tasks_stay_as_they_are(kind: small_text.Kind) -> None:
+def test_answers_to_old_tasks_stay_as_they_are(kind: small_text_tasks.Kind) -> None:
     method = ProgPrompt(SMALL)
-    learner = begin_texts(small_text.stream(many=2), method, small_text.loaded(kind), small_text.BUDGET, seed=1)
+    learner = begin_texts(
+        small_text_tasks.stream(many=2), method, small_text_tasks.loaded(kind), small_text_tasks.BUDGET, seed=1
+    )
     seen = []
 
     def note(_: Learner, learnt: int) -> None:

@@ -3,22 +3,22 @@
 import pytest
 import torch
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.methods import METHODS
-from regard.continual.methods.replay_lora import Settings
-from regard.continual.pooled import PoolNetwork
+from regard.continual.methods.replay_lora import ReplayLoraConfig
 from regard.continual.run import make_learner
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 from regard.errors import UserError
-from tests.continual.methods.blocks import learnt, made, moved, of_block
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.methods.adapter_networks import learnt, made, moved, of_block
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 STAGE = TrainingPhase(name="fine-tuning", num_epochs=2, learning_rate=1e-3)
 
 
 @pytest.mark.parametrize("mixing", ["batch", "merge", "interval"])
 def test_it_trains_on_the_batches_of_replay(mixing: str) -> None:
-    said = {"memory": 5, "mixing": mixing, "interval": 2}
-    ours, theirs = made("replay-lora", **said), METHODS["replay"](METHODS["replay"].Settings.parsed(said))
+    said = {"memory_size": 5, "replay_mode": mixing, "replay_interval": 2}
+    ours, theirs = made("replay-lora", **said), METHODS["replay"](METHODS["replay"].Config.parsed(said))
     found = []
     for method in (ours, theirs):
         learner = make_learner(stream(4), method, loaded(), BUDGET, seed=1)
@@ -37,7 +37,7 @@ def test_it_trains_on_the_batches_of_replay(mixing: str) -> None:
 
 
 def test_one_block_is_all_that_is_trained_below_the_head() -> None:
-    ran, after = learnt("replay-lora", memory=5)
+    ran, after = learnt("replay-lora", memory_size=5)
     assert len(ran.learner.network_as(PoolNetwork).pool) == 1
     changed = moved(after[1], after[2]) - {"count"}
     assert of_block(changed, 0)
@@ -48,8 +48,8 @@ def test_one_block_is_all_that_is_trained_below_the_head() -> None:
 
 
 @pytest.mark.parametrize(
-    "said, told", [({"rank": 0}, "rank: "), ({"memory": 0}, "memory: "), ({"mixing": "none"}, "mixing: ")]
+    "said, told", [({"r": 0}, "r: "), ({"memory_size": 0}, "memory_size: "), ({"replay_mode": "none"}, "replay_mode: ")]
 )
 def test_settings_of_both_are_checked(said: dict[str, object], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        Settings.parsed(said)
+        ReplayLoraConfig.parsed(said)

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import run as running
-from regard.continual.beginning import best_init, losses
+from regard.continual.adapter_init import best_init, losses
 from regard.continual.gate import find_closed_gates, gate_rows
 from regard.continual.learner import Learner
 from regard.continual.method import Method
-from regard.continual.methods.sapt import FLOOR, Sapt, SaptNetwork, Settings
+from regard.continual.methods.sapt import FLOOR, Sapt, SaptConfig, SaptNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.errors import UserError
 from regard.models.heads import HeadName
-from tests.continual.small import BUDGET, loaded, stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
 
-def begun(*, head: HeadName | None = None, **settings: Any) -> tuple[Learner, Sapt]:
+def begun(*, head: HeadName | None = None, **config: Any) -> tuple[Learner, Sapt]:
     """A run before its first task, in float64 and without dropout."""
-    method = Sapt(Settings(rank=2, **settings))
+    method = Sapt(SaptConfig(r=2, **config))
     learner = make_learner(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1, head=head)
     learner.network.double()
     for module in learner.network.modules():
@@ -40,9 +40,9 @@ def begun(*, head: HeadName | None = None, **settings: Any) -> tuple[Learner, Sa
     return learner, method
 
 
-def after_two(**settings: Any) -> tuple[Learner, Sapt]:
+def after_two(**config: Any) -> tuple[Learner, Sapt]:
     """The third task about to be learnt, with blocks that do something."""
-    learner, method = begun(**settings)
+    learner, method = begun(**config)
     for task in range(2):
         learner.task = task
         method.before_task(learner, task)
@@ -110,8 +110,11 @@ def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
 
 @pytest.mark.parametrize("gate", ["open", "published"])
 def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
-    said = {"open": {"opening": 2.0, "entropy": 0.5, "balance": 0.3}, "published": {"strength": 0.7}}[gate]
-    learner, method = after_two(gate=gate, stored=3, **said)
+    said = {
+        "open": {"router_loss_weight": 2.0, "entropy_weight": 0.5, "load_balancing_weight": 0.3},
+        "published": {"reflection_weight": 0.7},
+    }[gate]
+    learner, method = after_two(gate=gate, memory_size=3, **said)
     network = learner.network_as(SaptNetwork)
     rows = learner.rows(learner.items(2)[:3], size=4)
     found = method.loss(learner, network, rows)
@@ -134,7 +137,7 @@ def test_the_loss_is_that_of_the_rows_and_of_the_reflection(gate: Any) -> None:
 
 
 def test_blocks_keys_and_maps_may_have_rates_of_their_own() -> None:
-    learner, method = begun(block_rate=20.0, key_rate=10.0, map_rate=0.1)
+    learner, method = begun(adapter_lr_multiplier=20.0, key_lr_multiplier=10.0, projection_lr_multiplier=0.1)
     (stage,) = method.phases(learner, 0)
     names = [name for name, _ in learner.network.named_parameters()]
     blocks = {name for name in names if ".blocks." in name}
@@ -161,7 +164,7 @@ def test_what_is_trained_is_the_new_block_its_key_and_the_maps() -> None:
 def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
     """B = 0 at first: what the block is given changes nothing, so nothing says that it should be given more."""
     for gate, moves in (("published", False), ("open", True)):
-        learner, method = begun(gate=gate, reflects="none")
+        learner, method = begun(gate=gate, reflection="none")
         method.before_task(learner, 0)
         method.place(learner, 0)
         _stir(learner.network_as(SaptNetwork), 0)
@@ -181,7 +184,7 @@ def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
 def test_the_gate_is_opened_before_the_block_is_trained() -> None:
     own = []
     for ahead in (0, 300):
-        learner, method = begun(ahead=ahead, stored=8)
+        learner, method = begun(router_warmup_steps=ahead, memory_size=8)
         for task in range(3):
             learner.task = task
             method.before_task(learner, task)
@@ -194,14 +197,14 @@ def test_the_gate_is_opened_before_the_block_is_trained() -> None:
 
 
 def test_a_gate_that_is_held_is_not_trained_with_the_block() -> None:
-    learner, method = after_two(held=True)
+    learner, method = after_two(freeze_router=True)
     method.loss(learner, learner.network, learner.rows(learner.items(2)[:3])).backward()
     assert all(one.grad is None for one in learner.network_as(SaptNetwork).attention.parameters())
     assert learner.network_as(SaptNetwork).pool.blocks[0].A[2].grad is not None
 
 
 def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
-    learner, method = begun(floor=0.8, warming=0.5)
+    learner, method = begun(own_weight_floor=0.8, floor_fraction=0.5)
     learner.task = 1
     method.before_task(learner, 0)
     method.place(learner, 0)
@@ -224,7 +227,7 @@ def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
 
 
 def test_unaligned_blocks_are_learnt_alone_and_mixed_when_they_answer() -> None:
-    learner, method = after_two(aligned=False)
+    learner, method = after_two(joint_training=False)
     rows = learner.rows(learner.items(2)[:2])
     network = learner.network_as(SaptNetwork).train()
     assert torch.equal(network.weights(rows), torch.tensor([[0.0, 0.0, 1.0]] * 2, dtype=torch.float64))  # type: ignore[arg-type]
@@ -237,7 +240,7 @@ def test_unaligned_blocks_are_learnt_alone_and_mixed_when_they_answer() -> None:
 
 
 def test_a_density_stands_for_rows_and_none_is_kept() -> None:
-    learner, method = after_two(reflects="density", stored=5, directions=2)
+    learner, method = after_two(reflection="density", memory_size=5, density_rank=2)
     names = set(method.state.tensors)
     assert not any(name.startswith("vectors/") for name in names)
     assert method.vectors(learner, 1).shape == (5, 16)
@@ -248,7 +251,9 @@ def test_a_density_stands_for_rows_and_none_is_kept() -> None:
 @pytest.mark.parametrize("strength", [0.0, 0.1])
 def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(strength: float) -> None:
     """Those of the loss that is trained: with other words as one class more, and nothing dropped out."""
-    learner, method = after_two(head="labels", gate="published", balanced=0.5, stored=4, strength=strength)
+    learner, method = after_two(
+        head="labels", gate="published", gradient_balance=0.5, memory_size=4, reflection_weight=strength
+    )
     network = learner.network_as(SaptNetwork).eval()
     head: Any = network.classifier.head
     assert len(head.others)
@@ -266,9 +271,9 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
 
 
 def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
-    learner, method = after_two(stored=3)
+    learner, method = after_two(memory_size=3)
     found = gate_rows(learner, method, 3, rows=6)
-    by = {(row["task_index"], row["statistic"], row["block"]): row["value"] for row in found}
+    by = {(row["task_index"], row["statistic"], row["adapter"]): row["value"] for row in found}
     for place in (1, 2, 3):
         shares = [by[place, "weight", block] for block in (1, 2, 3)]
         assert sum(shares) == pytest.approx(1, abs=1e-6)
@@ -295,7 +300,7 @@ def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
 
 
 def test_the_open_gate_learns_the_words() -> None:
-    method = Sapt(Settings(rank=4, stored=8))
+    method = Sapt(SaptConfig(r=4, memory_size=8))
     learner = make_learner(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
     found = run_stream(learner, method).rows["matrix"]
     at_once = [row["score"] for row in found if row["after_task"] == row["task_index"] and row["scenario"] == "til"]
@@ -306,44 +311,62 @@ def test_the_open_gate_learns_the_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings, told",
+    "config, told",
     [
         ({"gate": "ajar"}, "gate: expected one of open, published, got 'ajar'"),
-        ({"reflects": "mirrors"}, "reflects: expected one of real, generated, density, none, got 'mirrors'"),
-        ({"order": "mine"}, "order: expected one of published, paper, got 'mine'"),
-        ({"floor": 2.0}, "floor: expected a number of at least 0 and at most 1, got 2.0"),
-        ({"strength": 2.0}, "strength: expected gate=published, which reads it, got gate=open"),
-        ({"gate": "published", "ahead": 20}, "ahead: expected gate=open, which reads it, got gate=published"),
-        ({"inner": 1.5}, "inner: expected a whole number of at least 1, got 1.5"),
-        ({"stored": 2.5}, "stored: expected a whole number of at least 0, got 2.5"),
-        ({"tried": 8}, "tried: expected begins=best, which reads it, got begins=last"),
-        ({"begins": "best", "gate": "published"}, "begins: expected gate=open, which reads it, got gate=published"),
-        ({"begins": "first"}, "begins: expected one of last, best, nothing, got 'first'"),
-        ({"warming": 0.2}, "warming: expected floor above 0, which reads it, got floor=0.0"),
-        ({"ahead": 0, "ahead_rate": 0.1}, "ahead_rate: expected ahead above 0, which reads it, got ahead=0"),
-        ({"stored": 5, "share": 0.5}, "share: expected stored=0, which reads it, got stored=5"),
+        ({"reflection": "mirrors"}, "reflection: expected one of real, generated, density, none, got 'mirrors'"),
+        ({"projection_order": "mine"}, "projection_order: expected one of published, paper, got 'mine'"),
+        ({"own_weight_floor": 2.0}, "own_weight_floor: expected a number of at least 0 and at most 1, got 2.0"),
+        ({"reflection_weight": 2.0}, "reflection_weight: expected gate=published, which reads it, got gate=open"),
         (
-            {"reflects": "generated", "pseudo": "x", "generator_steps": 7},
-            "generator_steps: expected pseudo=none, which reads it, got pseudo=x",
+            {"gate": "published", "router_warmup_steps": 20},
+            "router_warmup_steps: expected gate=open, which reads it, got gate=published",
+        ),
+        ({"router_hidden_size": 1.5}, "router_hidden_size: expected a whole number of at least 1, got 1.5"),
+        ({"memory_size": 2.5}, "memory_size: expected a whole number of at least 0, got 2.5"),
+        ({"init_samples": 8}, "init_samples: expected init=best, which reads it, got init=last"),
+        ({"init": "best", "gate": "published"}, "init: expected gate=open, which reads it, got gate=published"),
+        ({"init": "first"}, "init: expected one of last, best, nothing, got 'first'"),
+        (
+            {"floor_fraction": 0.2},
+            "floor_fraction: expected own_weight_floor above 0, which reads it, got own_weight_floor=0.0",
         ),
         (
-            {"gate": "published", "reflects": "none", "strength": 3.0},
-            "strength: expected reflects=real or generated or density, which reads it, got reflects=none",
+            {"router_warmup_steps": 0, "router_warmup_lr": 0.1},
+            "router_warmup_lr: expected router_warmup_steps above 0, which reads it, got router_warmup_steps=0",
         ),
-        ({"gate": "published", "aligned": False}, "aligned: expected true with gate=published"),
-        ({"held": True, "entropy": 0.1}, "entropy: expected held=false, which reads it, got held=true"),
-        ({"floor": 0.5, "warming": 0.0}, "floor: expected warming above 0, which reads it, got warming=0.0"),
-        ({"directions": 2}, "directions: expected reflects=density, which reads it, got reflects=real"),
+        (
+            {"memory_size": 5, "memory_fraction": 0.5},
+            "memory_fraction: expected memory_size=0, which reads it, got memory_size=5",
+        ),
+        (
+            {"reflection": "generated", "pseudo_samples_dir": "x", "generator_steps": 7},
+            "generator_steps: expected pseudo_samples_dir=none, which reads it, got pseudo_samples_dir=x",
+        ),
+        (
+            {"gate": "published", "reflection": "none", "reflection_weight": 3.0},
+            "reflection_weight: expected reflection=real or generated or density, which reads it, got reflection=none",
+        ),
+        ({"gate": "published", "joint_training": False}, "joint_training: expected true with gate=published"),
+        (
+            {"freeze_router": True, "entropy_weight": 0.1},
+            "entropy_weight: expected freeze_router=false, which reads it, got freeze_router=true",
+        ),
+        (
+            {"own_weight_floor": 0.5, "floor_fraction": 0.0},
+            "own_weight_floor: expected floor_fraction above 0, which reads it, got floor_fraction=0.0",
+        ),
+        ({"density_rank": 2}, "density_rank: expected reflection=density, which reads it, got reflection=real"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:
+def test_settings_that_cannot_be_are_refused(config: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told.replace("(", r"\(")):
-        Settings(**settings)
+        SaptConfig(**config)
 
 
 @pytest.mark.parametrize("begins", ["last", "nothing"])
 def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
-    learner, method = begun(begins=begins, ahead=0, reflects="none")
+    learner, method = begun(init=begins, router_warmup_steps=0, reflection="none")
     network = learner.network_as(SaptNetwork)
     for task in range(3):
         learner.task = task
@@ -361,7 +384,7 @@ def test_a_block_begins_as_the_one_before_it_or_at_nothing(begins: Any) -> None:
 
 
 def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> None:
-    learner, method = begun(begins="best", tried=64, ahead=0, reflects="none")
+    learner, method = begun(init="best", init_samples=64, router_warmup_steps=0, reflection="none")
     learner.task = 0
     method.before_task(learner, 0)
     method.place(learner, 0)
@@ -383,7 +406,7 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
 
 
 def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
-    learner, method = begun(ahead=0, reflects="none")
+    learner, method = begun(router_warmup_steps=0, reflection="none")
     method.before_task(learner, 0)
     method.place(learner, 0)
     with torch.no_grad():
@@ -399,7 +422,7 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
 @pytest.mark.parametrize("reflects", ["real", "density"])
 def test_a_run_that_is_broken_off_within_a_task_goes_on_to_the_same(reflects: Any, tmp_path: Path) -> None:
     def learnt(folder: Path | None, stop: tuple[int, int] | None, *, resume: bool = False) -> dict[str, Tensor]:
-        method = Sapt(Settings(rank=2, stored=4, reflects=reflects, ahead=20))
+        method = Sapt(SaptConfig(r=2, memory_size=4, reflection=reflects, router_warmup_steps=20))
         learner = make_learner(stream(4), method, loaded(), replace(BUDGET, num_epochs=1), seed=1, head="labels")
 
         def tell(told: ProgressEvent) -> None:

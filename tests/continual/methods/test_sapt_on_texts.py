@@ -9,9 +9,9 @@ import torch
 from regard.continual import run as running
 from regard.continual.gate import gate_rows
 from regard.continual.learner import Learner
-from regard.continual.methods.sapt import Sapt, SaptNetwork, Settings
+from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
 from regard.continual.run import make_learner, run_stream
-from tests.continual.small_text import BUDGET, KINDS, lively, stream
+from tests.continual.small_text_tasks import BUDGET, KINDS, lively, stream
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learnt(kind: Any, *, micro_batch: int | None = None, exact: bool = False) -> tuple[Learner, Sapt, SaptNetwork]:
     """Two tasks learnt, with blocks large enough to be heard."""
-    method = Sapt(Settings(rank=2, ahead=30, stored=3))
+    method = Sapt(SaptConfig(r=2, router_warmup_steps=30, memory_size=3))
     learner = make_learner(
         stream(2, 2), method, lively(kind), replace(BUDGET, num_epochs=1, micro_batch_size=micro_batch), seed=1
     )

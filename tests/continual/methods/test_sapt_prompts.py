@@ -10,24 +10,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.continual import run as running
 from regard.continual.gate import gate_rows
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptNetwork
-from regard.continual.methods.sapt_noticed import SaptTaskFree
-from regard.continual.methods.sapt_noticed import Settings as NoticedSettings
+from regard.continual.methods.sapt_config import SaptConfig
+from regard.continual.methods.sapt_task_free import SaptTaskFree, SaptTaskFreeConfig
 from regard.continual.pseudo.generator import Recipe, write
 from regard.continual.run import make_learner, run_stream
-from regard.continual.sapt_settings import Settings
 from regard.errors import UserError
 from tests.continual.pseudo import small_pseudo
-from tests.continual.small import BUDGET, loaded, stream
-from tests.continual.small_text import BUDGET as TEXTS
-from tests.continual.small_text import lively
-from tests.continual.small_text import stream as text_stream
+from tests.continual.small_tasks import BUDGET, loaded, stream
+from tests.continual.small_text_tasks import BUDGET as TEXTS
+from tests.continual.small_text_tasks import lively
+from tests.continual.small_text_tasks import stream as text_stream
 
-SMALL: dict[str, Any] = {"block": "prompt", "length": 2, "hidden": 4, "ahead": 20, "stored": 3}
+SMALL: dict[str, Any] = {
+    "adapter_type": "prompt",
+    "num_virtual_tokens": 2,
+    "encoder_hidden_size": 4,
+    "router_warmup_steps": 20,
+    "memory_size": 3,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +40,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
 
 
-def made(**settings: Any) -> tuple[Learner, Sapt, SaptNetwork]:
+def made(**config: Any) -> tuple[Learner, Sapt, SaptNetwork]:
     """A run before its first task, in float64 and without dropout."""
-    method = Sapt(Settings(**SMALL | settings))
+    method = Sapt(SaptConfig(**SMALL | config))
     learner = make_learner(stream(4), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
     return learner, method, learner.network_as(SaptNetwork)
@@ -101,7 +106,7 @@ def test_the_newest_prompt_is_trained_with_its_key_and_the_maps() -> None:
 
 @pytest.mark.parametrize("begins", ["last", "nothing"])
 def test_a_prompt_begins_as_the_one_before_it_or_as_words(begins: str) -> None:
-    learner, method, network = made(begins=begins)
+    learner, method, network = made(init=begins)
     begun(learner, method, 1)
     method.after_task(learner, 0)
     rows = learner.rows(learner.items(1)[:3])
@@ -121,7 +126,7 @@ def states_of(network: SaptNetwork) -> dict[str, Tensor]:
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path) -> None:
     def learner_of() -> tuple[Learner, Sapt]:
-        method = Sapt(Settings(**SMALL))
+        method = Sapt(SaptConfig(**SMALL))
         return make_learner(stream(4), method, loaded(), BUDGET, seed=1), method
 
     whole = run_stream(*learner_of())
@@ -140,7 +145,7 @@ def test_a_run_that_was_interrupted_comes_to_the_same(after: int, tmp_path: Path
 
 
 def test_the_gate_of_prompts_is_looked_at() -> None:
-    method = Sapt(Settings(**SMALL))
+    method = Sapt(SaptConfig(**SMALL))
     ran = run_stream(make_learner(stream(4), method, loaded(), BUDGET, seed=1), method, gated=1)
     own = [row["value"] for row in ran.rows["gate"] if row["statistic"] == "own_adapter_weight"]
     assert len(own) == 6
@@ -148,7 +153,7 @@ def test_the_gate_of_prompts_is_looked_at() -> None:
 
 
 def test_tasks_that_are_noticed_have_prompts_too() -> None:
-    method = SaptTaskFree(NoticedSettings(**SMALL | {"stored": 12, "alarm": 0.2}))
+    method = SaptTaskFree(SaptTaskFreeConfig(**SMALL | {"memory_size": 12, "false_alarm_rate": 0.2}))
     learner = make_learner(stream(6), method, loaded(), BUDGET, seed=1)
     ran = run_stream(learner, method)
     assert len(gate_rows(ran.learner, method, 3, rows=4)) > 6
@@ -156,7 +161,7 @@ def test_tasks_that_are_noticed_have_prompts_too() -> None:
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_answers_are_written_behind_prompts(kind: Any) -> None:
-    method = Sapt(Settings(**SMALL))
+    method = Sapt(SaptConfig(**SMALL))
     learner = make_learner(text_stream(2, 2), method, lively(kind), replace(TEXTS, num_epochs=1), seed=1)
     network = run_stream(learner, method).network
     assert isinstance(network, SaptNetwork)
@@ -172,7 +177,7 @@ def test_answers_are_written_behind_prompts(kind: Any) -> None:
 
 
 def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
-    learner, method = small_pseudo.begun(block="prompt", length=2, hidden=4, rank=8)
+    learner, method = small_pseudo.begun(adapter_type="prompt", num_virtual_tokens=2, encoder_hidden_size=4, r=8)
     before = states_of(learner.network_as(SaptNetwork))
     learner.task = 0
     method.before_task(learner, 0)
@@ -183,7 +188,7 @@ def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
 
 
 def test_texts_need_room_behind_prompts() -> None:
-    learner, method, _ = made(length=9)
+    learner, method, _ = made(num_virtual_tokens=9)
     with pytest.raises(UserError, match=r"length: expected texts of at most 7 tokens behind 9 of prompts, got \d+"):
         method.before_task(learner, 0)
 
@@ -191,12 +196,15 @@ def test_texts_need_room_behind_prompts() -> None:
 @pytest.mark.parametrize(
     "said, told",
     [
-        ({"rank": 4}, "rank: expected block=lora, which reads it, got block=prompt"),
-        ({"top_k": 1}, "top_k: expected block=lora, which reads it, got block=prompt"),
-        ({"block": "lora"}, "length: expected block=prompt, which reads it, got block=lora"),
-        ({"block": "prefix"}, "block: expected one of lora, prompt, got 'prefix'"),
+        ({"r": 4}, "r: expected adapter_type=lora, which reads it, got adapter_type=prompt"),
+        ({"top_k": 1}, "top_k: expected adapter_type=lora, which reads it, got adapter_type=prompt"),
+        (
+            {"adapter_type": "lora"},
+            "num_virtual_tokens: expected adapter_type=prompt, which reads it, got adapter_type=lora",
+        ),
+        ({"adapter_type": "prefix"}, "adapter_type: expected one of lora, prompt, got 'prefix'"),
     ],
 )
 def test_settings_that_nothing_reads(said: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        Settings(**SMALL | said)
+        SaptConfig(**SMALL | said)

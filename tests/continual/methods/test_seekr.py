@@ -13,13 +13,13 @@ from regard.continual.run import make_learner
 from regard.errors import UserError
 from regard.hooks.attention_weights import capture_weights
 from regard.hooks.layers import find_attention_layers
-from tests.continual.methods.blocks import fill, made, short
-from tests.continual.small import BUDGET, loaded
+from tests.continual.methods.adapter_networks import fill, made, short
+from tests.continual.small_tasks import BUDGET, loaded
 
 
 def begun(**said: Any) -> tuple[Seekr, Learner, SeekrNetwork]:
     """A run in float64 and without dropout, its block filled."""
-    method = made("seekr", **{"memory": 4, **said})
+    method = made("seekr", **{"memory_size": 4, **said})
     assert isinstance(method, Seekr)
     learner = make_learner(short(2), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
     learner.network.double()
@@ -64,7 +64,7 @@ def test_weights_and_their_slopes_are_those_of_the_model() -> None:
     with capture_weights(model, here) as reads:
         states = model(input_ids=ids, attention_mask=mask).last_hidden_state
     slopes = [
-        read.slopes(one)
+        read.weights_grad(one)
         for read, one in zip(
             reads, torch.autograd.grad(states[:, 0].square().sum(), [read.output for read in reads]), strict=True
         )
@@ -143,7 +143,7 @@ def _states(network: SeekrNetwork, rows: dict[str, Tensor]) -> Tensor:
 
 
 def test_the_loss_of_replayed_rows_has_its_three_parts() -> None:
-    method, learner, network = second(attention=3.0, distilled=0.3)
+    method, learner, network = second(attention_distillation_weight=3.0, logit_distillation_weight=0.3)
     with torch.no_grad():
         for part in network.pool.parameters_of(0):
             part.mul_(1.3)
@@ -168,7 +168,7 @@ def test_the_loss_of_replayed_rows_has_its_three_parts() -> None:
 
 
 def test_where_nothing_has_changed_nothing_is_held_though_there_is_dropout() -> None:
-    method, learner, network = second(attention=1000.0, distilled=1.0)
+    method, learner, network = second(attention_distillation_weight=1000.0, logit_distillation_weight=1.0)
     rows = learner.rows(list(method.state.examples))
     for module in network.modules():
         if isinstance(module, nn.Dropout):
@@ -195,7 +195,7 @@ def test_what_is_in_the_memory_no_more_leaves_nothing_behind() -> None:
 
 def test_attention_on_stored_examples_stays_nearer_with_distillation() -> None:
     def drift(attention: float) -> float:
-        method, learner, network = second(attention=attention, memory=3)
+        method, learner, network = second(attention_distillation_weight=attention, memory_size=3)
         items = list(method.state.examples)
         rows = learner.rows([*learner.items(1), *items])
         optimiser = torch.optim.Adam([one for one in network.parameters() if one.requires_grad], lr=0.05)
@@ -213,7 +213,7 @@ def test_attention_on_stored_examples_stays_nearer_with_distillation() -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(UserError, match="heads"):
-        made("seekr", heads=1.5)
-    with pytest.raises(UserError, match="memory"):
-        made("seekr", memory=0)
+    with pytest.raises(UserError, match="head_fraction"):
+        made("seekr", head_fraction=1.5)
+    with pytest.raises(UserError, match="memory_size"):
+        made("seekr", memory_size=0)

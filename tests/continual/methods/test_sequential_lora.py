@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import torch
 
-from regard.continual.pooled import PoolNetwork
-from tests.continual.methods.blocks import learnt, made, merged, moved, of_block, precise, some
+from regard.continual.adapter_network import PoolNetwork
+from tests.continual.methods.adapter_networks import learnt, made, merged, moved, of_block, precise, some
 
 
 def test_there_is_one_block_which_every_task_trains() -> None:

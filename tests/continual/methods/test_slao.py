@@ -10,8 +10,8 @@ from regard.continual import run as running
 from regard.continual.methods.slao import MERGED, TUNED, SlaoNetwork, orthonormal
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
-from tests.continual.methods.blocks import copied, fill, made, precise, short, some
-from tests.continual.small import BUDGET, loaded
+from tests.continual.methods.adapter_networks import copied, fill, made, precise, short, some
+from tests.continual.small_tasks import BUDGET, loaded
 
 
 def gram_schmidt(matrix: Tensor) -> list[list[float]]:
@@ -91,5 +91,5 @@ def test_the_merged_block_is_nearer_to_the_first_task_than_the_tuned_one(monkeyp
 
 
 def test_a_rank_that_no_basis_can_have() -> None:
-    with pytest.raises(UserError, match=r"rank: expected at most 16, which .* has, got 17"):
-        make_learner(short(2), made("slao", rank=17), loaded(), BUDGET, seed=1)
+    with pytest.raises(UserError, match=r"r: expected at most 16, which .* has, got 17"):
+        make_learner(short(2), made("slao", r=17), loaded(), BUDGET, seed=1)

@@ -6,16 +6,21 @@ from typing import Any, cast
 import torch
 
 from regard.continual.learner import Learner
-from regard.continual.methods.sapt import Sapt, Settings
+from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.pseudo.parsing import ASKED, INPUT
 from regard.continual.run import make_learner
-from regard.continual.texts import TextLearner
-from regard.data.stream import Stream
-from regard.data.text_task import TextPairs, TextTask
+from regard.continual.text_learner import TextLearner
+from regard.data.stream import Stream, TextPairs, TextTask
 from regard.models.pretrained import Loaded
-from tests.continual.small_text import BUDGET, loaded, stream, task
+from tests.continual.small_text_tasks import BUDGET, loaded, stream, task
 
-SMALL: dict[str, Any] = {"rank": 2, "ahead": 5, "generator_steps": 60, "generator_rate": 2e-2, "generator_batch": 8}
+SMALL: dict[str, Any] = {
+    "r": 2,
+    "router_warmup_steps": 5,
+    "generator_steps": 60,
+    "generator_lr": 2e-2,
+    "generator_batch_size": 8,
+}
 
 
 def defined(name: str) -> TextTask:
@@ -46,12 +51,12 @@ def writer(kind: Any = "t5", **options: Any) -> Loaded:
     return found
 
 
-def begun(kind: Any = "t5", *, of: Stream | None = None, **settings: Any) -> tuple[Learner, Sapt]:
+def begun(kind: Any = "t5", *, of: Stream | None = None, **config: Any) -> tuple[Learner, Sapt]:
     """A run before its first task."""
-    said = {**SMALL, "reflects": "generated", **settings}
-    if said["reflects"] != "generated" or "pseudo" in settings:
+    said = {**SMALL, "reflection": "generated", **config}
+    if said["reflection"] != "generated" or "pseudo_samples_dir" in config:
         said = {name: value for name, value in said.items() if not name.startswith("generator_")}
-    method = Sapt(Settings(**said))
+    method = Sapt(SaptConfig(**said))
     return make_learner(of or tasks(), method, writer(kind), replace(BUDGET, eval_batch_size=32), seed=1), method
 
 

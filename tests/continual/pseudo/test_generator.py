@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from regard.continual.pseudo import generator
 from regard.continual.pseudo.generator import Recipe, Writing, beside, room_to_say, rows_to_say, write
-from regard.continual.pseudo.packing import broadcast_from_main, pack, unpack
 from regard.continual.pseudo.parsing import ASKED, INPUT, frame_of
-from regard.continual.texts import TextLearner, batch
+from regard.continual.pseudo.text_tensors import broadcast_from_main, pack, unpack
+from regard.continual.text_learner import TextLearner, batch
 from regard.models.generator import IGNORE_INDEX
 from regard.training.placement import Rows
 from tests.continual.pseudo.small_pseudo import begun, defined, texts
@@ -23,7 +23,7 @@ RECIPE = Recipe(steps=40, rate=2e-2, batch=8)
 
 def started(kind: Any = "t5") -> TextLearner:
     """At the second task, whose block does something."""
-    learner, method = begun(kind, reflects="none")
+    learner, method = begun(kind, reflection="none")
     method.before_task(learner, 0)
     method.place(learner, 0)
     method.before_task(learner, 1)

@@ -3,10 +3,10 @@
 import pytest
 
 from regard.continual.pseudo.parsing import Frame, drop_duplicates, frame_of
-from regard.data.instruction_settings import LONG_SEQUENCE, SUPER_NI
-from regard.data.text_task import TextPairs, TextTask
+from regard.data.benchmarks import LONG_SEQUENCE, SUPER_NI
+from regard.data.stream import TextPairs, TextTask
 from tests.continual.pseudo.small_pseudo import defined
-from tests.continual.small_text import task
+from tests.continual.small_text_tasks import task
 
 FRAME = Frame("Is it warm?", "Is it warm?\n", "\nOutput: ")
 

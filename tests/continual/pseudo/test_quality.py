@@ -9,13 +9,13 @@ import pytest
 
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt
+from regard.continual.pseudo.files import read_pseudo
 from regard.continual.pseudo.quality import pseudo_rows, quality, task_quality
-from regard.continual.pseudo.reading import read_pseudo
-from regard.data.instructions import read_sheet
+from regard.data.instructions import read_instruction_file
 from regard.data.stream import Stream
 from regard.errors import UserError
 from tests.continual.pseudo.small_pseudo import begun, tasks
-from tests.continual.pseudo.test_reading import published
+from tests.continual.pseudo.test_files import published
 
 WORDS = [f"w{number}" for number in range(30)]
 
@@ -58,8 +58,8 @@ def test_nothing_is_no_quality() -> None:
         quality(["a"], [], ["b"])
 
 
-def learnt(of: Stream, folder: Path, **settings: int) -> tuple[Learner, Sapt]:
-    learner, method = begun(of=of, pseudo=str(folder), **settings)
+def learnt(of: Stream, folder: Path, **config: int) -> tuple[Learner, Sapt]:
+    learner, method = begun(of=of, pseudo_samples_dir=str(folder), **config)
     for task in range(len(of)):
         learner.task = task
         method.before_task(learner, task)
@@ -71,7 +71,7 @@ def learnt(of: Stream, folder: Path, **settings: int) -> tuple[Learner, Sapt]:
 def test_a_run_has_a_row_for_each_task_and_statistic(tmp_path: Path) -> None:
     published(tmp_path, "animals", "the cat", "of dog", "cat . on", "dog ,", "the the the dog")
     published(tmp_path, "colours", "red", "blue", "blue on", "of blue", "on red")
-    learner, method = learnt(tasks(), tmp_path, stored=5)
+    learner, method = learnt(tasks(), tmp_path, memory_size=5)
     rows = pseudo_rows(learner, method, 2)
     by = {(row["task"], row["statistic"]): row["value"] for row in rows}
     assert by["animals", "kept"] == 5
@@ -90,7 +90,7 @@ def test_a_run_has_a_row_for_each_task_and_statistic(tmp_path: Path) -> None:
 
 
 def test_a_task_without_pseudo_samples_has_no_rows() -> None:
-    learner, method = begun(reflects="none")
+    learner, method = begun(reflection="none")
     assert pseudo_rows(learner, method, 1) == []
     with pytest.raises(UserError, match="quality: expected pseudo samples of 'animals', none were kept"):
         task_quality(learner, method, 0)
@@ -99,7 +99,7 @@ def test_a_task_without_pseudo_samples_has_no_rows() -> None:
 def rows_of(folder: Path, task: str, split: str) -> list[str]:
     """The inputs of a published file."""
     path = folder / "CL_Benchmark" / "Long_Sequence" / task / f"{split}.json"
-    return [written for written, _ in read_sheet(path).rows]
+    return [written for written, _ in read_instruction_file(path).rows]
 
 
 @pytest.mark.data

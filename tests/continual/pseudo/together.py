@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from regard.continual.pseudo.generator import Recipe, write
-from regard.continual.pseudo.packing import broadcast_from_main
+from regard.continual.pseudo.text_tensors import broadcast_from_main
 from tests.continual.pseudo.small_pseudo import begun, tasks, texts
 
 

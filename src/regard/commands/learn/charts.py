@@ -1,4 +1,4 @@
-"""The charts of a report on continual learning: their specifications, and the curves and dots that the script adds."""
+"""The panels of a report on continual learning: curves over tasks, and dots for runs and methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
-from regard.report import charts, labels
+from regard.report import labels
 from regard.report.panels import Panel, line, panel, thin_indices
 from regard.runs.intervals import t_value
 
@@ -19,53 +19,6 @@ SHOWN_TASKS = 12
 
 DOTS = 1500
 """The most dots of one panel."""
-
-
-def specifications() -> dict[str, Any]:
-    """The charts by name: lines over each of `_AXES`, `dots`, and `grid` (cells with their numbers)."""
-    return {**{axis: _over(axis, title) for axis, title in _AXES.items()}, "dots": _dots(), "grid": _grid()}
-
-
-_AXES = {"after": "Tasks learnt", "layer": "Layer", "task_index": "Task"}
-
-
-def _over(axis: str, title: str) -> dict[str, Any]:
-    import altair as alt
-
-    across = alt.X(f"{axis}:Q", title=title).axis(tickMinStep=1, tickCount=6, grid=False, labelFlush=False)
-    tips = {axis: title.lower(), "series": "line", "shown": "value"}
-    return charts.lines(across.scale(nice=False, zero=False), tips, dash="series", interval="area", size=20)
-
-
-def _dots() -> dict[str, Any]:
-    import altair as alt
-
-    across = alt.X("x:Q").axis(tickCount=5, grid=False, labelFlush=False).scale(zero=False, padding=8)
-    up = alt.Y("value:Q", title=None).axis(tickCount=5).scale(zero=False, padding=8)
-    tips = [alt.Tooltip(f"{field}:N", title=title) for field, title in _TIPS.items()]
-    marks = alt.Chart(alt.NamedData("points")).mark_point(filled=True, opacity=0.75, size=48, aria=False)
-    colour, shape = (kind("series:N", sort=None).legend(None) for kind in (alt.Color, alt.Shape))
-    return charts.plain(marks.encode(x=across, y=up, color=colour, shape=shape, tooltip=tips))
-
-
-_TIPS = {"series": "method", "what": "run", "shown": "value"}
-
-
-def _grid() -> dict[str, Any]:
-    import altair as alt
-
-    across = alt.X("x:N", sort=None, title=None)
-    across = across.axis(orient="top", labelAngle=-40, labelLimit=110, labelOverlap=False, ticks=False, domain=False)
-    down = alt.Y("y:N", sort=None, title=None).axis(labelLimit=110, ticks=False, domain=False)
-    colour = alt.Color("value:Q", title=None).legend(
-        orient="bottom", gradientLength=160, gradientThickness=8, tickCount=3
-    )
-    faint = alt.condition("datum.ahead", alt.value(0.35), alt.value(1))
-    tips = [alt.Tooltip(f"{field}:N", title=title) for field, title in (("what", "cell"), ("shown", "value"))]
-    base = alt.Chart(alt.NamedData("cells")).encode(x=across, y=down)
-    cells = base.mark_rect(aria=False).encode(color=colour, opacity=faint, tooltip=tips)
-    texts = base.mark_text(fontSize=11, aria=False).encode(text="short:N", tooltip=tips)
-    return charts.plain(alt.layer(cells, texts))
 
 
 def curve_panels(matrix: pd.DataFrame) -> dict[str, list[Panel]]:
@@ -123,7 +76,7 @@ def dots(
     drawn = {name for name, _, _ in told}
     found = [dict(point) for point in points if point["series"] in drawn]
     kept = [found[i] for i in thin_indices(len(found), DOTS)]
-    return panel(caption, note, axis, kept, told) if len(kept) > 1 else []
+    return [{**one, "kind": "dots"} for one in panel(caption, note, axis, kept, told)] if len(kept) > 1 else []
 
 
 def dot(series: str, what: str, x: float, y: float, shown: str) -> list[dict[str, Any]]:

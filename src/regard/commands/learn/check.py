@@ -13,7 +13,7 @@ from regard.runs.arguments import parse_number
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from regard.continual.guarding import ForgottenTask
+    from regard.continual.forgetting import ForgottenTask
 
 HELP = "Say whether old tasks of a run of learning have been forgotten."
 EXAMPLES = """examples:
@@ -41,7 +41,7 @@ def run(given: argparse.Namespace) -> int:
     from rich.console import Console
 
     from regard.commands.learn.result import LearnResult
-    from regard.continual.guarding import find_drops, nothing_to_check
+    from regard.continual.forgetting import find_drops, nothing_to_check
     from regard.continual.metrics import Scenario
 
     margin = float(parse_number(given.margin, float, "--margin"))

@@ -39,14 +39,14 @@ EXAMPLES = """streams:
 methods:
   all of a model   finetune, probe, probe-finetune, prescale, replay, agem,
                    der++, mbpa++, ewc, lwf, idbr, osf
-  LoRA             sapt, sapt-noticed, sequential-lora, incremental-lora,
-                   replay-lora, o-lora, n-lora, inflora, migu, slao, gainlora,
+  LoRA             sapt, sapt-task-free, sequential-lora,
+                   incremental-lora, replay-lora, o-lora, n-lora, inflora, migu, slao, gainlora,
                    seekr, epi
   prompts, other   l2p, progprompt, lfpt5, ctr
   to compare with  separate (a model for each task), joint (all tasks at once)
 
 settings:
-  --set NAME=VALUE, of the method; those of sapt and sapt-noticed stand in
+  --set NAME=VALUE, of the method; those of sapt and sapt-task-free stand in
   docs/sapt-settings.md, a name that there is not is answered with all there are
 
 examples:
@@ -202,7 +202,7 @@ def with_protocols(console: Console, show: Callable[[Progress], None]) -> Callab
     That is told by each run before its first task; the files are not read again for it.
     """
     from regard.commands.learn.one_run import PROTOCOLS
-    from regard.data.text_streams import explain as in_words
+    from regard.data.protocols import format_protocol_differences as in_words
 
     said: set[str] = set()
 

@@ -17,7 +17,7 @@ from regard.runs.config import LARGEST_SEED, config_field
 
 if TYPE_CHECKING:
     from regard.continual.method import Method
-    from regard.continual.stage import TrainingBudget
+    from regard.continual.training_phase import TrainingBudget
     from regard.data.stream import Stream
 
 _ALL_ROWS: dict[str, Any] = {
@@ -190,7 +190,7 @@ class LearnConfig:
 
     def budget(self, rate: float | None = None) -> TrainingBudget:
         """What each task is trained with."""
-        from regard.continual.stage import TrainingBudget
+        from regard.continual.training_phase import TrainingBudget
 
         named = {one.name for one in fields(TrainingBudget)} & {one.name for one in fields(self)}
         said = {name: getattr(self, name) for name in named - {"max_steps", "learning_rate"}}
@@ -216,20 +216,20 @@ class LearnConfig:
         from regard.continual.methods import method_named
 
         kind, said = method_named(self.method), dict(map(_pair, self.set))
-        if said and not fields(kind.Settings):
+        if said and not fields(kind.Config):
             raise UserError(f"set: {self.method} has no settings, got {next(iter(said))}")
-        return kind(kind.Settings.parsed(said))
+        return kind(kind.Config.parsed(said))
 
     def read(self, folder: str | None = None) -> Stream:
         """The stream; one that is published from the course's folder, or from this one. Raises UserError."""
-        from regard.data.stream_settings import STREAMS
+        from regard.data.stream_catalog import STREAMS
         from regard.data.streams import STDLIB, read_stream
 
         return read_stream(
             self.stream,
             None if self.stream == STDLIB else self.data or (folder if self.stream in STREAMS else None),
-            rows=self.samples_per_class,
-            eval_rows=self.max_eval_samples,
+            samples_per_class=self.samples_per_class,
+            max_eval_samples=self.max_eval_samples,
             order=self.order,
             seed=self.seed,
             protocol=self.protocol,  # type: ignore[arg-type]  # checked above
@@ -297,7 +297,7 @@ def split_methods(course: LearnConfig) -> list[LearnConfig]:
     wanted = [name.strip() for name in course.method.split(",") if name.strip()]
     if not wanted or len(set(wanted)) < len(wanted):
         raise UserError(f"method: expected names apart by commas, each once, got {course.method!r}")
-    kinds = {name: {one.name for one in fields(method_named(name).Settings)} for name in wanted}
+    kinds = {name: {one.name for one in fields(method_named(name).Config)} for name in wanted}
     every = {one for known in kinds.values() for one in known}
     for name, _ in map(_pair, course.set if len(wanted) > 1 else ()):
         if name not in every:

@@ -8,8 +8,8 @@ import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn.metrics import Estimate
-from regard.report import html as markup
 from regard.report import labels
+from regard.report.page import Table
 from regard.report.panels import numeric_column
 from regard.report.words import format_duration
 
@@ -57,8 +57,8 @@ def _reduced(groups: pd.api.typing.SeriesGroupBy, how: str) -> pd.Series:
     return found
 
 
-def table(found: pd.DataFrame, methods: Sequence[str], scores: Mapping[str, Estimate], name: str) -> str:
-    """A row for each method: its score `name`, then what it cost; "" without costs."""
+def table(found: pd.DataFrame, methods: Sequence[str], scores: Mapping[str, Estimate], name: str) -> Table:
+    """A row for each method: its score `name`, then what it cost."""
     rows = []
     for method in methods:
         if method in found.index:
@@ -69,7 +69,7 @@ def table(found: pd.DataFrame, methods: Sequence[str], scores: Mapping[str, Esti
             rows.append((method, learn_metrics.REFERENCES.get(method, ""), cells))
     head = ["Method", name, "Time a run", "Around training", "TFLOPs a run", "Peak memory, MiB", "Stored"]
     head += ["Examples kept", "Examples/s"]
-    return markup.values_table(head, rows, "Cost by method") if rows else ""
+    return Table(rows, head, "Cost by method")
 
 
 def _time(seconds: float) -> str:

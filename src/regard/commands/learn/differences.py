@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.metrics import Difference, format_fixed
-from regard.commands.learn.tables import SETTINGS, Tables
-from regard.commands.learn.words import signed
-from regard.report import html as markup
+from regard.commands.learn.tables import SETTINGS
+from regard.report.page import Table, Tables
+from regard.report.words import format_signed, verdict
 
 OPEN = ("average_performance", "forgetting")
 """The metrics whose differences stand open on the page."""
 
 
-def differences(tables: Tables) -> tuple[str, str]:
-    """A table for each setting and metric (HTML), and what they are; "" where there are no differences."""
+def differences(tables: Mapping[str, pd.DataFrame]) -> tuple[list[Tables], str]:
+    """A table for each setting and metric, and what they are; "" where there are no differences."""
     table = learn_tables.table(tables, "differences")
     baseline = against(table, learn_tables.methods(tables["matrix"]))
-    shown: list[tuple[str, str]] = []
-    folded: list[tuple[str, str]] = []
+    shown: list[Table] = []
+    folded: list[Table] = []
     told: list[Difference] = []
     for setting, name in SETTINGS.items():
         for metric, found in learn_metrics.differences(table, setting).items():
             known = [one for one in found if one.against == baseline != one.method and math.isfinite(one.value)]
             caption = f"{learn_metrics.metric(metric).title}, {name}"
             entries = shown if metric in OPEN else folded
-            entries += [(caption, _table(known, f"{caption}: differences", _test(table)))] if known else []
+            entries += [_table(known, caption, _test(table))] if known else []
             told += known
-    return markup.tables(shown) + _fold(folded), _about(told, baseline)
+    names = ", ".join(dict.fromkeys(one.caption.rsplit(", ", 1)[0] for one in folded))
+    return [Tables(shown), Tables(folded, names)], _about(told, baseline)
 
 
 def against(table: pd.DataFrame, methods: Sequence[str]) -> str:
@@ -46,31 +46,19 @@ def _test(table: pd.DataFrame) -> str:
     return learn_metrics.TESTS[learn_metrics.tested(table)]
 
 
-def _table(found: Sequence[Difference], label: str, test: str) -> str:
+def _table(found: Sequence[Difference], caption: str, test: str) -> Table:
     rows = []
     for one in found:
-        span = f"{signed(one.low)} to {signed(one.high)}" if one.sure else "–"
-        rows.append((one.method, "", [signed(one.value), span, probability(one.p), verdict(one)]))
-    return markup.values_table(["Method", "Difference", "95 % interval", test, ""], rows, label)
-
-
-def verdict(one: Difference) -> str:
-    """What the interval says: "overlaps 0", "higher", "lower"; "no interval" where there is none."""
-    if not one.sure:
-        return "no interval"
-    return "overlaps 0" if one.overlaps else "higher" if one.value > 0 else "lower"
+        told = verdict(one.value, one.overlaps if one.sure else None)
+        span = f"{format_signed(one.low, 2)} to {format_signed(one.high, 2)}" if one.sure else "–"
+        rows.append((one.method, "", [format_signed(one.value, 2), span, probability(one.p), told]))
+    head = ["Method", "Difference", "95 % interval", test, ""]
+    return Table(rows, head, f"{caption}: differences", caption)
 
 
 def probability(p: float) -> str:
     """A p-value to three decimals; "–" for NaN."""
     return "< 0.001" if p < 0.0005 else format_fixed(p, 3)
-
-
-def _fold(found: Sequence[tuple[str, str]]) -> str:
-    if not found:
-        return ""
-    names = ", ".join(dict.fromkeys(caption.rsplit(", ", 1)[0] for caption, _ in found))
-    return f'<details class="numbers"><summary>{escape(names)}</summary>{markup.tables(found)}</details>'
 
 
 def _about(found: Sequence[Difference], baseline: str) -> str:

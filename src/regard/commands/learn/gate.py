@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -12,7 +11,7 @@ import pandas as pd
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.matrix import Cells
-from regard.report import html as markup
+from regard.report.page import Heading, Part, Row, Table
 from regard.report.panels import Panel, line, panel
 
 TIMES = {"learning": "when each task was learnt", "inference": "at the end"}
@@ -83,14 +82,14 @@ def _by_time(rows: pd.DataFrame, whole: int) -> dict[str, pd.DataFrame]:
 def owned(rows: pd.DataFrame) -> bool:
     """Whether each task of a method has a block of its own, in every run: the one at its place."""
     own = rows[rows["statistic"] == "own_adapter_weight"]
-    return bool(len(own)) and bool((own["block"] == own["task_index"]).all())
+    return bool(len(own)) and bool((own["adapter"] == own["task_index"]).all())
 
 
 def _blocks(rows: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """What a method's blocks are called: by their tasks where each task has its own, else by their numbers."""
     if owned(rows):
         return [f"block of {name}" for name in names]
-    there = rows["block"].dropna()
+    there = rows["adapter"].dropna()
     return [f"block {number}" for number in range(1, int(there.max()) + 1)] if len(there) else []
 
 
@@ -105,7 +104,7 @@ def about(table: pd.DataFrame) -> str:
 
 def _weights(rows: pd.DataFrame, tasks: int, blocks: int) -> Cells:
     weights = rows[rows["statistic"] == "weight"]
-    by = weights.astype({"value": "float64"}).groupby(["task_index", "block"])["value"].mean().to_dict()
+    by = weights.astype({"value": "float64"}).groupby(["task_index", "adapter"])["value"].mean().to_dict()
     places = range(1, blocks + 1)
     return [[learn_tables.rounded(by.get((task, block))) for block in places] for task in range(1, tasks + 1)]
 
@@ -129,26 +128,26 @@ def _means(rows: pd.DataFrame, statistic: str) -> dict[int, float]:
     return {int(place): float(value) for place, value in ours.groupby("task_index", sort=True)["value"].mean().items()}
 
 
-def scores(table: pd.DataFrame, matrix: pd.DataFrame) -> str:
+def scores(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Part]:
     """A table for each method with a gate: its tasks, with the score that they have under different weights."""
     rows, names = table.dropna(subset=["value"]), learn_tables.task_names(matrix)
-    return "".join(_scores(str(method), ours, names) for method, ours in rows.groupby("method", sort=False))
+    tables = [_scores(str(method), ours, names) for method, ours in rows.groupby("method", sort=False)]
+    return [part for one in tables if one for part in (Heading(one.caption), one)]
 
 
-def _scores(method: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
-    """A method's table, with the block of each task where tasks share blocks; "" without scores."""
+def _scores(method: str, rows: pd.DataFrame, names: Sequence[str]) -> Table:
+    """A method's table, with the block of each task where tasks share blocks."""
     times = _by_time(rows, len(names))
     columns = [_means(times[time], statistic) for time, statistic, _ in _SCORES]
     given = {} if owned(rows) else _given(rows)
-    lines = []
+    lines: list[Row] = []
     for place, name in enumerate(names, 1):
         if any(place in column for column in columns):
             cells = [given.get(place, "–")] if given else []
             cells += [learn_metrics.format_fixed(column.get(place, math.nan), 1) for column in columns]
             lines.append((name, "", cells))
     head = ["Task", *(["Given block"] if given else []), *(title for _, _, title in _SCORES)]
-    table = markup.values_table(head, lines, f"{method}, scores") if lines else ""
-    return f"<h3>{escape(method)}</h3>{table}" if table else ""
+    return Table(lines, head, f"{method}, scores", method)
 
 
 def _given(rows: pd.DataFrame) -> dict[int, str]:
@@ -156,5 +155,5 @@ def _given(rows: pd.DataFrame) -> dict[int, str]:
     own = rows[rows["statistic"] == "own_adapter_weight"]
     return {
         int(place): " or ".join(str(int(block)) for block in sorted(blocks.dropna().unique()))
-        for place, blocks in own.groupby("task_index")["block"]
+        for place, blocks in own.groupby("task_index")["adapter"]
     }

@@ -15,24 +15,24 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.commands.learn.config import LearnConfig
+from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.diagnostics import diagnose
 from regard.continual.gate import find_closed_gates
-from regard.continual.interference import gradients_of, interference_table
+from regard.continual.gradient_interference import gradients_of, interference_table
 from regard.continual.learner import IGNORED, Learner
 from regard.continual.method import Method
 from regard.continual.models import TaskDeltas
 from regard.continual.network import INPUTS
-from regard.continual.pooled import AdapterNetwork
 from regard.continual.pseudo.quality import pseudo_rows
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import score_task
-from regard.continual.stage import MethodLearningRate, TrainingBudget
-from regard.data.common_tokens import common_tokens
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget
+from regard.data.protocols import describe_protocol_differences
 from regard.data.splits import check_disjoint
-from regard.data.stream import Stream, Task
-from regard.data.text_streams import describe_protocol_differences
-from regard.models.classifier import encoder_part
+from regard.data.stream import ClassificationTask, Stream
+from regard.data.tokenizers import common_tokens
+from regard.models.classifier import extract_encoder
 from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
@@ -113,7 +113,7 @@ def run_method(
         "parameters": sum(one.numel() for one in classifier.parameters()),
         "learning_rate": budget.learning_rate if own is None else own.value,
         "search": tried,
-        "settings": method.settings.to_dict(),
+        "settings": method.config.to_dict(),
         "truncated": sum(part.truncated for part in learner.encoded.values()),
         "blocks": blocks_of(ran.rows["gate"]),
         "warnings": [*warnings_of(ran.rows["gate"], method), *unlearnt(ran.rows["matrix"], stream, own)],
@@ -127,7 +127,7 @@ def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
 
 def blocks_of(gate: Sequence[Row]) -> dict[str, int]:
     """The block of each task, by its place from 1, where a method has a gate."""
-    return {row["task"]: row["block"] for row in gate if row["statistic"] == "own_adapter_weight"}
+    return {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"}
 
 
 def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
@@ -139,13 +139,13 @@ def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
     for learnt, rows in looks.items():
         for task, weight in find_closed_gates(rows, learnt, fresh=True).items():
             said = f"gate: the block of {task} got {weight:.2g} of its rows' weight; it was not learnt."
-            found.append(f"{said} Open it: {_opening(method.settings)}")
+            found.append(f"{said} Open it: {_opening(method.config)}")
             told.add(task)
     for learnt, rows in list(looks.items())[-1:]:
         for task, weight in find_closed_gates(rows, learnt, fresh=False).items():
             if task not in told:
                 said = f"gate: the block of {task} got {weight:.2g} of its rows' weight in the end; it is lost."
-                found.append(f"{said} Hold it: {_holding(method.settings)}")
+                found.append(f"{said} Hold it: {_holding(method.config)}")
         own = [row["value"] for row in rows if row["statistic"] == "own_adapter_weight"]
         if own and (mean := sum(own) / len(own)) < SHARED:
             said = f"gate: tasks give their own blocks {mean:.2g} of their rows' weight on average in the end"
@@ -158,7 +158,7 @@ def unlearnt(matrix: Sequence[Row], stream: Stream, own: MethodLearningRate | No
 
     `own`: the rate that the method is trained at, None: the budget's.
     """
-    places = {task.name: task for task in stream.tasks if isinstance(task, Task)}
+    places = {task.name: task for task in stream.tasks if isinstance(task, ClassificationTask)}
     of_each = {
         row["task"]: row["score"]
         for row in matrix
@@ -179,20 +179,20 @@ def commonest(labels: Sequence[int]) -> float:
     return 100 * max(Counter(labels).values()) / len(labels)
 
 
-def _opening(settings: Any) -> str:
-    """What opens a gate more than these settings do."""
-    if settings.gate != "open":
+def _opening(config: Any) -> str:
+    """What opens a gate more than this configuration does."""
+    if config.gate != "open":
         return "--set gate=open"
-    return f"more than --set ahead={settings.ahead:g}, --set held=true"
+    return f"more than --set router_warmup_steps={config.router_warmup_steps:g}, --set freeze_router=true"
 
 
-def _holding(settings: Any) -> str:
-    """What holds the weights of earlier tasks more than these settings do."""
-    if settings.reflects == "none":
-        return "--set reflects=real"
-    if settings.gate == "open":
-        return "more vectors with --set stored=N"
-    return f"more than --set strength={settings.strength:g}, or gate=open"
+def _holding(config: Any) -> str:
+    """What holds the weights of earlier tasks more than this configuration does."""
+    if config.reflection == "none":
+        return "--set reflection=real"
+    if config.gate == "open":
+        return "more vectors with --set memory_size=N"
+    return f"more than --set reflection_weight={config.reflection_weight:g}, or gate=open"
 
 
 def _begun(course: LearnConfig, stream: Stream, method: Method, loaded: Loaded, budget: TrainingBudget) -> Learner:
@@ -234,7 +234,7 @@ def _looking(course: LearnConfig, loaded: Loaded) -> Callable[[Learner, int], li
 def _reader(learner: Learner) -> PreTrainedModel:
     """What reads texts: the encoder of a classifier; of a language model its encoder, or all below its head."""
     model = learner.network.classifier.encoder
-    return encoder_part(model) if learner.stream.text else model
+    return extract_encoder(model) if learner.stream.text else model
 
 
 def _shown(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:

@@ -1,75 +1,25 @@
 (() => {
-  const data = JSON.parse(document.getElementById("regard-data").textContent);
-  const { charts, colours } = data;
-  const $ = (id) => document.getElementById(id);
-  const { dark, show, make, copy, draw, figure, asTable, panelLines, drawPanels, redraw } = drawing(colours);
+  const { data, $, palette, ink, show, draw, figure, asTable, nominal, tooltip, drawLines, redraw } = regard;
   const chosen = (id) => $(id).value;
-
-  // ---- lines over tasks learnt, or over layers ----
-  // Ticks at whole numbers only: there is no half task and no half layer.
-  const TICKS = 7;
-  const lines = (panel) => {
-    const spec = panelLines(charts[panel.axis], panel);
-    const places = [...new Set(panel.points.map((point) => point[panel.axis]))].sort((a, b) => a - b);
-    const every = Math.ceil(places.length / TICKS);
-    const values = places.filter((_, i) => i % every === 0);
-    for (const layer of spec.layer) Object.assign(layer.encoding.x.axis, { values, format: "d" });
-    return spec;
-  };
-  const TITLES = { after: "Tasks learnt", layer: "Layer", task_index: "Task" };
-  const drawLines = (parent, panels) => drawPanels(parent, panels, (panel) => panel.axis, (panel) => TITLES[panel.axis], lines);
-  const drawCurves = () => {
-    if ($("curves-lines")) drawLines($("curves-lines"), data.curves[chosen("curves-setting")]);
-  };
-
-  // ---- dots: an ink and a shape for each method ----
-  const SHAPES = ["circle", "triangle-up", "square"];
-  const GLYPHS = ["●", "▲", "■"];
-  const dotsSpec = (panel) => {
-    const spec = copy(charts.dots);
-    const inks = colours.series[dark.matches ? "dark" : "light"];
-    const names = panel.lines.map(([name]) => name);
-    spec.encoding.x.title = panel.axis;
-    spec.encoding.color.scale = { domain: names, range: panel.lines.map(([, ink]) => inks[ink]) };
-    spec.encoding.shape.scale = { domain: names, range: panel.lines.map(([, , stroke]) => SHAPES[stroke]) };
-    return { ...spec, width: "container", height: 230, autosize: { type: "fit-x", contains: "padding" } };
-  };
-  const drawDots = (id) => {
-    const parent = $(id);
-    if (!parent) return;
-    const panels = data[id.split("-")[0]];
-    const there = new Set(panels.flatMap((panel) => panel.points.map((point) => point.series)));
-    const legend = make("p", null, { class: "legend" });
-    data.styles.filter(([name]) => there.has(name)).forEach(([name, ink, stroke]) => {
-      const entry = make("span", null);
-      entry.append(make("span", GLYPHS[stroke], { style: `color: var(--series-${ink})`, "aria-hidden": "true" }), ` ${name}`);
-      legend.append(entry);
-    });
-    parent.replaceChildren(legend);
-    for (const panel of panels) {
-      const { element, box } = figure(parent, panel.caption, panel.note);
-      draw(box, dotsSpec(panel), { points: panel.points }, `${panel.caption}: ${panel.note} over ${panel.axis}`);
-      asTable(element, panel.caption, () => [["Method", "Run", "Values"], panel.points.map((p) => [p.series, p.what, p.shown])]);
-    }
-  };
+  const drawCurves = () => drawLines($("curves-lines"), data.curves[chosen("curves-setting")]);
 
   // ---- cells with their numbers ----
   const grid = (parent, found) => {
     const { element, box } = figure(parent, found.caption, found.note);
     const room = Math.max(180, element.clientWidth - found.margin);
     const wide = Math.min(56, Math.max(14, Math.floor(room / found.columns.length)));
-    const spec = copy(charts.grid);
-    const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-    const [cells, texts] = spec.layer;
-    Object.assign(spec, { width: { step: wide }, height: { step: Math.min(36, Math.max(18, wide)) } });
-    for (const layer of spec.layer) {
-      layer.encoding.x.scale = { domain: found.columns, paddingInner: 0.06, paddingOuter: 0 };
-      layer.encoding.y.scale = { domain: found.rows, paddingInner: 0.06, paddingOuter: 0 };
-    }
-    cells.encoding.color.scale = found.scale;
-    texts.encoding.color = { condition: { test: "datum.strong", value: ink("--paper") }, value: ink("--ink") };
-    texts.mark.fontSize = wide < 34 ? 9 : 11;
-    if (wide < 26) spec.layer.pop();
+    const axis = { labelLimit: 110, ticks: false, domain: false };
+    const side = (field, domain, more) => nominal(field, { sort: null, title: null, axis: { ...axis, ...more }, scale: { domain, paddingInner: 0.06, paddingOuter: 0 } });
+    const x = side("x", found.columns, { orient: "top", labelAngle: -40, labelOverlap: false });
+    const shared = { x, y: side("y", found.rows), tooltip: tooltip({ what: "cell", shown: "value" }) };
+    const legend = { orient: "bottom", gradientLength: 160, gradientThickness: 8, tickCount: 3 };
+    const color = { field: "value", type: "quantitative", title: null, legend, scale: found.scale };
+    const opacity = { condition: { test: "datum.ahead", value: 0.35 }, value: 1 };
+    const contrast = { condition: { test: "datum.strong", value: ink("--paper") }, value: ink("--ink") };
+    const cells = { mark: { type: "rect", aria: false }, encoding: { ...shared, color, opacity } };
+    const texts = { mark: { type: "text", fontSize: wide < 34 ? 9 : 11, aria: false }, encoding: { ...shared, text: nominal("short"), color: contrast } };
+    const layer = wide < 26 ? [cells] : [cells, texts];
+    const spec = { data: { name: "cells" }, width: { step: wide }, height: { step: Math.min(36, Math.max(18, wide)) }, layer };
     draw(box, spec, { cells: found.cells }, `${found.caption}: ${found.note}`);
     const shown = new Map(found.cells.map((cell) => [`${cell.i} ${cell.j}`, cell.shown]));
     asTable(element, found.caption, () => [
@@ -80,6 +30,12 @@
   // Names that stand twice would share a column.
   const apart = (names) => names.map((name, i) => (names.indexOf(name) < i ? `${name} (${i + 1})` : name));
 
+  // The cells of nested values that are known; `read` adds to each what it shows.
+  const cellsOf = (values, columns, rows, read) =>
+    (values || []).flatMap((line, i) => line.map((value, j) => ({ value, i, j, x: columns[j], y: rows[i], ahead: false })))
+      .filter(({ value }) => value !== null && value[0] !== null)
+      .map((cell) => ({ ...cell, ...read(cell) }));
+
   // ---- the accuracy matrix ----
   const afterName = (after) => (after ? `after ${after}` : "before");
   const matrixOf = (method, run, setting) => {
@@ -87,14 +43,6 @@
     const found = (cells[setting][method] || {})[run];
     const bottom = low[setting];
     const [columns, rows] = [apart(tasks[run]), afters[setting].map(afterName)];
-    const written = (found || []).flatMap((line, i) => line.map((value, j) => ({ value, i, j, x: columns[j], y: rows[i] })))
-      .filter((cell) => cell.value !== null)
-      .map((cell) => {
-        const ahead = cell.j + 1 > afters[setting][cell.i];
-        const strong = !ahead && (cell.value - bottom) / (100 - bottom) > 0.55;
-        const what = `${cell.x}, ${cell.y}${ahead ? ", not yet learnt" : ""}`;
-        return { ...cell, ahead, strong, what, short: cell.value.toFixed(cell.value < 99.95 ? 1 : 0), shown: `${show(cell.value)} %` };
-      });
     return {
       caption: method,
       note: `${data.matrix.settings[setting]}, ${run}${found ? "" : ": not run"}`,
@@ -102,42 +50,35 @@
       margin: 64,
       columns,
       rows,
-      cells: written,
+      cells: cellsOf(found, columns, rows, ({ value, i, j, x, y }) => {
+        const ahead = j + 1 > afters[setting][i];
+        const strong = !ahead && (value - bottom) / (100 - bottom) > 0.55;
+        return { ahead, strong, what: `${x}, ${y}${ahead ? ", not yet learnt" : ""}`, short: value.toFixed(value < 99.95 ? 1 : 0), shown: `${show(value)} %` };
+      }),
       scale: { domain: [bottom, 100] },
     };
   };
   const drawMatrix = () => {
-    const parent = $("matrix-grids");
-    if (!parent) return;
-    parent.replaceChildren();
     const [first, second] = [chosen("matrix-method"), chosen("matrix-beside")];
     const methods = second && second !== first ? [first, second] : [first];
-    methods.forEach((method) => grid(parent, matrixOf(method, chosen("matrix-run"), chosen("matrix-setting"))));
+    $("matrix-grids").replaceChildren();
+    methods.forEach((method) => grid($("matrix-grids"), matrixOf(method, chosen("matrix-run"), chosen("matrix-setting"))));
   };
 
   // ---- gradients of pairs of tasks ----
   const drawInterference = () => {
-    const parent = $("interference-grids");
-    if (!parent) return;
     const { tasks, top, cells } = data.interference;
     const [method, after] = [chosen("interference-method"), chosen("interference-after")];
-    const found = cells[method][after] || [];
     const names = apart(tasks);
-    const inks = colours.series[dark.matches ? "dark" : "light"];
-    const paper = colours.ramp[dark.matches ? "dark" : "light"][0];
-    const written = found.flatMap((line, i) => line.map((pair, j) => ({ pair, i, j, x: names[j], y: names[i] })))
-      .filter((cell) => cell.pair !== null && cell.pair[0] !== null)
-      .map(({ pair: [value, dot], ...cell }) => ({
-        ...cell,
-        value: Math.max(-top, Math.min(top, value)),
-        ahead: false,
-        strong: Math.abs(value) > 0.6 * top,
-        what: `${cell.y} and ${cell.x}`,
-        short: value.toFixed(2).replace("-", "−"),
-        shown: `cosine ${show(value)}, dot product ${show(dot)}`,
-      }));
-    parent.replaceChildren();
-    grid(parent, {
+    const written = cellsOf(cells[method][after], names, names, ({ value: [cosine, dot], x, y }) => ({
+      value: Math.max(-top, Math.min(top, cosine)),
+      strong: Math.abs(cosine) > 0.6 * top,
+      what: `${y} and ${x}`,
+      short: cosine.toFixed(2).replace("-", "−"),
+      shown: `cosine ${show(cosine)}, dot product ${show(dot)}`,
+    }));
+    $("interference-grids").replaceChildren();
+    grid($("interference-grids"), {
       caption: method,
       note: `Cosine after ${after} learnt${written.length ? "" : ": not measured"}`,
       corner: "Task",
@@ -145,34 +86,27 @@
       columns: names,
       rows: names,
       cells: written,
-      scale: { domain: [-top, 0, top], range: [inks[1], paper, inks[0]] },
+      scale: { domain: [-top, 0, top], range: [palette("series")[1], palette("ramp")[0], palette("series")[0]] },
     });
   };
 
   // ---- gates: weights of tasks and blocks, and what is measured of each task ----
   const drawGate = () => {
-    const parent = $("gate-grids");
-    if (!parent) return;
     const { tasks, times, blocks: called, cells, lines: panels } = data.gate;
     const method = chosen("gate-method");
     const names = apart(tasks);
     const blocks = called[method].map((_, j) => String(j + 1));
-    parent.replaceChildren();
+    $("gate-grids").replaceChildren();
     Object.entries(cells[method]).forEach(([time, found]) => {
-      const written = found.flatMap((line, i) => line.map((value, j) => ({ value, i, j, x: blocks[j], y: names[i] })))
-        .filter((cell) => cell.value !== null)
-        .map((cell) => ({
-          ...cell,
-          ahead: false,
-          strong: cell.value > 0.55,
-          what: `rows of ${cell.y}, ${called[method][cell.j]}`,
-          short: cell.value.toFixed(2),
-          shown: show(cell.value),
-        }));
-      const empty = written.length ? "" : ": not measured";
-      grid(parent, {
+      const written = cellsOf(found, blocks, names, (cell) => ({
+        strong: cell.value > 0.55,
+        what: `rows of ${cell.y}, ${called[method][cell.j]}`,
+        short: cell.value.toFixed(2),
+        shown: show(cell.value),
+      }));
+      grid($("gate-grids"), {
         caption: `${method}, ${times[time]}`,
-        note: `Mean weight of each block (columns) in each task (rows)${empty}`,
+        note: `Mean weight of each block (columns) in each task (rows)${written.length ? "" : ": not measured"}`,
         corner: "Task",
         margin: 120,
         columns: blocks,
@@ -188,8 +122,6 @@
   const curve = (name, values, layers) => layers.map((layer, i) => ({ layer, series: name, part: "", value: values[i], low: null, high: null, shown: show(values[i]) }))
     .filter((point) => point.value !== null);
   const drawDiagnostics = () => {
-    const parent = $("diagnostics-lines");
-    if (!parent) return;
     const { statistics, methods, layers, values } = data.diagnostics;
     const [method, task] = [chosen("diagnostics-method"), chosen("diagnostics-task")];
     const known = data.styles.filter(([name]) => methods.includes(name));
@@ -201,26 +133,19 @@
       const note = method ? `${method}, ${task}` : `after the task, ${task}`;
       return { caption: title, note, axis: "layer", points, lines: method ? [["before", 4, 1], ["after", 0, 0]] : known };
     });
-    drawLines(parent, panels.filter((panel) => panel.points.length));
+    drawLines($("diagnostics-lines"), panels.filter((panel) => panel.points.length));
   };
 
-  const fields = {
-    matrix: [drawMatrix, ["matrix-method", "matrix-beside", "matrix-run", "matrix-setting"]],
-    curves: [drawCurves, ["curves-setting"]],
-    diagnostics: [drawDiagnostics, ["diagnostics-method", "diagnostics-task"]],
-    interference: [drawInterference, ["interference-method", "interference-after"]],
-    gate: [drawGate, ["gate-method"]],
-  };
-  const grids = () => {
-    drawMatrix();
-    drawInterference();
-    drawGate();
-  };
-  const start = () => {
-    Object.values(fields).forEach(([redrawn]) => redrawn());
-    ["metrics-dots", "cost-dots", "beside-dots", "pseudo-dots"].forEach(drawDots);
-  };
-  Object.values(fields).forEach(([redrawn, ids]) => ids.filter((id) => $(id)).forEach((id) => $(id).addEventListener("change", redrawn)));
-  redraw(start, grids);
+  // What each part draws into, and the fields that choose; parts that the page lacks are left out.
+  const parts = [
+    [drawMatrix, ["matrix-grids", "matrix-method", "matrix-beside", "matrix-run", "matrix-setting"]],
+    [drawCurves, ["curves-lines", "curves-setting"]],
+    [drawDiagnostics, ["diagnostics-lines", "diagnostics-method", "diagnostics-task"]],
+    [drawInterference, ["interference-grids", "interference-method", "interference-after"]],
+    [drawGate, ["gate-grids", "gate-method"]],
+  ].filter(([, [box]]) => $(box));
+  const start = () => parts.forEach(([drawPart]) => drawPart());
+  parts.forEach(([drawPart, [, ...fields]]) => fields.forEach((id) => $(id).addEventListener("change", drawPart)));
+  redraw(start, () => parts.filter(([, [box]]) => box.endsWith("-grids")).forEach(([drawPart]) => drawPart()));
   start();
 })();

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-from regard.report import html as markup
 from regard.report import labels
+from regard.report.page import Heading, Part, Table, Text
+from regard.report.words import format_value
 
 KEY = "protocols"
 """Where the record of a stream tells it."""
@@ -28,23 +28,22 @@ _FILES = {True: "the same, byte for byte", False: "two files", None: "not both t
 Row = Mapping[str, Any]
 
 
-def protocols(record: Mapping[str, Any]) -> str:
-    """The heading, how to read it, and the table; "" where the protocols are alike, or it is not known."""
+def protocols(record: Mapping[str, Any]) -> list[Part]:
+    """The heading, how to read it, and the table; nothing where the protocols are alike, or it is not known."""
     told = labels.section(labels.section(record, "stream"), KEY)
     every = {str(name): one for name, one in told.items() if isinstance(one, Mapping)}
     apart = {name: one for name, one in every.items() if one.get("paper") != one.get("clean")}
     if not apart:
-        return ""
+        return []
     rows = [(name, f"tested on {one.get('evaluated')}", _cells(one)) for name, one in apart.items()]
     rows += [(f"all {len(every)} tasks", "", _all(list(every.values())))] if len(every) > 1 else []
     about = _ABOUT + (_REFUSED if any(one.get("clean") is None for one in apart.values()) else "")
-    table = markup.values_table(_HEAD, rows, "What the protocols differ in")
-    return f'<h3>Protocols</h3><p class="about">{escape(about)}</p>{table}'
+    return [Heading("Protocols"), Text(about), Table(rows, _HEAD, "What the protocols differ in")]
 
 
 def _cells(one: Row) -> list[str]:
-    shared = [markup.in_words(one.get(name)) for name in _SHARED]
-    return [_FILES.get(one.get("identical"), "–"), *shared, *_sizes(one), markup.in_words(one.get("dropped"))]
+    shared = [format_value(one.get(name)) for name in _SHARED]
+    return [_FILES.get(one.get("identical"), "–"), *shared, *_sizes(one), format_value(one.get("dropped"))]
 
 
 def _all(every: Sequence[Row]) -> list[str]:
@@ -56,8 +55,8 @@ def _all(every: Sequence[Row]) -> list[str]:
         name: {split: _sum([labels.section(one, name).get(split) for one in every]) for split in _SPLITS}
         for name in ("paper", "clean")
     }
-    shared = [markup.in_words(total[name]) for name in _SHARED]
-    return [same, *shared, *_sizes(sizes), markup.in_words(total["dropped"])]
+    shared = [format_value(total[name]) for name in _SHARED]
+    return [same, *shared, *_sizes(sizes), format_value(total["dropped"])]
 
 
 def _sum(numbers: Sequence[Any]) -> int | None:
@@ -68,4 +67,4 @@ def _sum(numbers: Sequence[Any]) -> int | None:
 def _sizes(one: Row) -> list[str]:
     """The rows of each split, by protocol."""
     found = ([labels.section(one, name).get(split) for split in _SPLITS] for name in ("paper", "clean"))
-    return ["–" if None in sizes else markup.in_words(sizes) for sizes in found]
+    return ["–" if None in sizes else format_value(sizes) for sizes in found]

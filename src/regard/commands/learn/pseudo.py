@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from html import escape
 
 import pandas as pd
 
 from regard.commands.learn import diagnostics as learn_diagnostics
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
-from regard.report import html as markup
+from regard.report.page import Heading, Part, Table
 from regard.report.panels import Panel
 
 COLUMNS: dict[str, tuple[str, float, int]] = {
@@ -52,10 +51,11 @@ def beside_forgetting(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
     return learn_diagnostics.forgetting_over(rows, matrix, BESIDE)
 
 
-def qualities(table: pd.DataFrame, matrix: pd.DataFrame) -> str:
+def qualities(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Part]:
     """A table for each method that has kept pseudo samples: `COLUMNS` by task, and what was forgotten of it."""
     rows = table.dropna(subset=["value"]).astype({"value": "float64"})
-    names, lost, parts = learn_tables.task_names(matrix), _forgotten(matrix), []
+    names, lost = learn_tables.task_names(matrix), _forgotten(matrix)
+    parts: list[Part] = []
     head = ["Task", *(title for title, _, _ in COLUMNS.values()), "Forgotten"]
     for method in map(str, rows["method"].unique()):
         each = rows[rows["method"] == method].groupby(["task_index", "statistic"])["value"]
@@ -68,8 +68,8 @@ def qualities(table: pd.DataFrame, matrix: pd.DataFrame) -> str:
             ]
             cells.append(learn_metrics.format_fixed(lost.get((method, place), math.nan), 1))
             lines.append((names[int(place) - 1], "", cells))
-        parts.append(f"<h3>{escape(method)}</h3>" + markup.values_table(head, lines, f"{method}, pseudo samples"))
-    return "".join(parts)
+        parts += [Heading(method), Table(lines, head, f"{method}, pseudo samples")]
+    return parts
 
 
 def _forgotten(matrix: pd.DataFrame) -> dict[tuple[str, int], float]:

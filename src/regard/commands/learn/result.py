@@ -15,7 +15,7 @@ import pandas as pd
 
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.terminal import learn_summary
-from regard.continual import comparing, guarding, metrics
+from regard.continual import comparison, forgetting, metrics
 from regard.errors import UserError
 from regard.runs import result as runs_result
 from regard.runs.folder import RESULTS, atomic_folder
@@ -43,7 +43,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("stream", "method", "seed", "order", "after_task"),
         *("task_index_a", "task_a", "task_index_b", "task_b", "dot", "cosine"),
     ),
-    "gate": (*("stream", "method", "seed", "order", "after_task"), *_PLACE, *("statistic", "block", "value")),
+    "gate": (*("stream", "method", "seed", "order", "after_task"), *_PLACE, *("statistic", "adapter", "value")),
     "pseudo": (*("stream", "method", "seed", "order"), *_PLACE, *("statistic", "value")),
 }
 """The columns of each table."""
@@ -74,17 +74,17 @@ class LearnResult:
 
     @cached_property
     def summary_table(self) -> pd.DataFrame:
-        """Means over runs with standard deviations and 95 % intervals, see `regard.continual.comparing.summary`."""
-        return comparing.summary(self.metrics)
+        """Means over runs with standard deviations and 95 % intervals, see `regard.continual.comparison.summary`."""
+        return comparison.summary(self.metrics)
 
     @cached_property
     def differences(self) -> pd.DataFrame:
-        """Differences between methods, paired by seed, see `regard.continual.comparing.differences`."""
-        return comparing.differences(self.metrics)
+        """Differences between methods, paired by seed, see `regard.continual.comparison.differences`."""
+        return comparison.differences(self.metrics)
 
-    def forgotten_tasks(self, margin: float = 1.0) -> list[guarding.ForgottenTask]:
-        """Tasks that have lost more than a margin since they were learnt, see `regard.continual.guarding.check`."""
-        return guarding.check(self.accuracy_matrix, margin=margin)
+    def forgotten_tasks(self, margin: float = 1.0) -> list[forgetting.ForgottenTask]:
+        """Tasks that have lost more than a margin since they were learnt, see `regard.continual.forgetting.check`."""
+        return forgetting.check(self.accuracy_matrix, margin=margin)
 
     @property
     def _chance(self) -> dict[str, float]:
@@ -150,5 +150,5 @@ def read_record(folder: str | Path) -> dict[str, Any]:
 def make_table(name: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Rows of a table with its columns, those that a row lacks null."""
     frame = pd.DataFrame(list(rows), columns=list(COLUMNS[name]))
-    whole = [one for one in ("layer", "block") if one in frame]
+    whole = [one for one in ("layer", "adapter") if one in frame]
     return frame.astype(dict.fromkeys(whole, "Int64"))

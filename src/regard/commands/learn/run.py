@@ -21,10 +21,9 @@ from regard.commands.learn.one_run import TASK_END, Row, run_method, task_hashes
 from regard.commands.learn.result import MODELS, TABLES, VERB, LearnResult, make_table
 from regard.continual.models import with_model_hash
 from regard.continual.run_state import ProgressEvent
-from regard.data.stream import Stream
-from regard.data.stream_given import with_row_hashes
+from regard.data.rows import add_row_hashes
+from regard.data.stream import Stream, TextTask
 from regard.data.streams import parse_order
-from regard.data.text_task import TextTask
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, as_loaded, load
 from regard.runs import distributed as processes
@@ -89,7 +88,7 @@ def learn(
     """
     course = _course(stream, method, model, changes)
     courses = [replace(one, seed=seed) for seed in _seeds(seeds, course) for one in split_methods(course)]
-    own = with_row_hashes(stream) if isinstance(stream, Stream) else None
+    own = add_row_hashes(stream) if isinstance(stream, Stream) else None
     _together()
     with _folder(work_dir) as place:
         streams = {seed: _stream(one, own) for seed, one in {one.seed: one for one in courses}.items()}
@@ -165,7 +164,7 @@ def _stream(course: LearnConfig, own: Stream | None) -> Stream:
     elif course.order == AS_GIVEN:
         found = own
     else:
-        found = own.ordered(parse_order(course.order, len(own), course.seed))
+        found = own.reorder(parse_order(course.order, len(own), course.seed))
     course.check_tasks(found)
     return found
 
@@ -302,7 +301,7 @@ def _record(
                 }
                 for task in stream.tasks
             ],
-            **{name: value for name, value in stream.record.items() if name != "tasks"},
+            **{name: value for name, value in stream.metadata.items() if name != "tasks"},
         },
         "model": {"name": loaded.name, "sha256": loaded.sha256, "parameters": results[0]["parameters"]},
         "versions": versions(),

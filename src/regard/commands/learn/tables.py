@@ -25,7 +25,7 @@ COLUMNS = {
     ),
     "diagnostics": ("method", "seed", "after_task", "task_index", "task", "statistic", "layer", "value"),
     "interference": ("method", "seed", "after_task", "task_index_a", "task_index_b", "dot", "cosine"),
-    "gate": ("method", "seed", "after_task", "task_index", "statistic", "block", "value"),
+    "gate": ("method", "seed", "after_task", "task_index", "statistic", "adapter", "value"),
     "pseudo": ("method", "seed", "task_index", "statistic", "value"),
 }
 """The columns that the report reads of each table."""

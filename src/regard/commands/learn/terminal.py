@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import Group
 
 from regard.commands.learn import matrix as learn_matrix
 from regard.commands.learn import metrics as learn_metrics
@@ -16,9 +15,9 @@ from regard.commands.learn import tables as learn_tables
 from regard.commands.learn import words
 from regard.commands.learn.metrics import Estimate
 from regard.commands.learn.tables import SETTINGS, Tables
-from regard.report import labels
+from regard.report.terminal import WIDTH, plain, summary
 
-WIDTH, GAP = 80, 2
+GAP = 2
 LEAST = 14
 """The fewest characters that a long name of a method is cut to."""
 SHOWN = ("average_performance", "forgetting")
@@ -34,15 +33,8 @@ def learn_summary(tables: Tables, record: Mapping[str, Any]) -> Group:
     learn_tables.check_tables(tables)
     matrix = tables["matrix"]
     first, *others = words.ledes(tables, record)
-    parts: list[RenderableType] = [Text(_plain(words.title(matrix, record)), style="bold"), Text(_plain(first))]
-    for lines in (_methods(tables), *_matrices(matrix)):
-        parts += [Text(), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)] if lines else []
-    told = [line for line in (*others, *words.warnings(tables, record)) if line]
-    return Group(*parts, *([Text()] if told else []), *(Text(_plain(line)) for line in told))
-
-
-def _plain(text: str) -> str:
-    return labels.visible(text).replace("␣", " ")
+    blocks = [_methods(tables), *_matrices(matrix)]
+    return summary(words.title(matrix, record), [first], blocks, [*others, *words.warnings(tables, record)])
 
 
 def _methods(tables: Tables) -> list[str]:
@@ -57,7 +49,7 @@ def _methods(tables: Tables) -> list[str]:
         head = f"{learn_metrics.metric(name).title} {SETTINGS[setting]}"
         columns.append([head, *(learn_metrics.shown(scores.get(method)) for method in methods)])
     widths = [GAP + max(map(len, column)) for column in columns]
-    names = ["method", *map(_plain, methods)]
+    names = ["method", *map(plain, methods)]
     wide = min(max(map(len, names)), max(LEAST, WIDTH - sum(widths)))
     return [
         f"{_cut(name, wide):<{wide}}" + "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
@@ -83,7 +75,7 @@ def _matrices(matrix: pd.DataFrame) -> list[list[str]]:
 def _matrix(rows: pd.DataFrame, setting: str) -> list[str]:
     """A line for each number of tasks learnt; scores of tasks not yet learnt stand in parentheses."""
     whole = learn_tables.count_tasks(rows)
-    names = [_plain(name) for name in learn_tables.task_names(rows)]
+    names = [plain(name) for name in learn_tables.task_names(rows)]
     afters = sorted(int(after) for after in rows["after_task"].unique())
     end = " " if len(learn_tables.learnt(rows)) < len(rows) else ""
     wide = max(SCORE, min(1 + max(map(len, names)) + len(end), (WIDTH - NAME) // whole))

@@ -13,7 +13,7 @@ from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, form
 from regard.commands.learn.tables import SETTINGS, Tables
 from regard.report import labels
 from regard.report.key_figure import KeyFigure
-from regard.report.words import format_duration, metadata_number
+from regard.report.words import format_duration, format_signed, metadata_number
 
 
 def title(matrix: pd.DataFrame, record: Mapping[str, Any]) -> str:
@@ -102,9 +102,9 @@ def _between(every: Sequence[Difference], best: str, other: str) -> Difference |
 
 def _difference(one: Difference) -> str:
     """How much more one method has than another run by run, and whether the interval holds 0."""
-    span = f"95 % interval {signed(one.low)} to {signed(one.high)}"
+    span = f"95 % interval {format_signed(one.low, 2)} to {format_signed(one.high, 2)}"
     zero = "which holds 0" if one.overlaps else "which does not hold 0"
-    return f"Run by run that is {signed(one.value)} points against {one.against} ({span}, {zero})."
+    return f"Run by run that is {format_signed(one.value, 2)} points against {one.against} ({span}, {zero})."
 
 
 def _rest(tables: Tables, setting: str, rivals: Sequence[str]) -> list[str]:
@@ -138,12 +138,6 @@ def _extremes(ours: Sequence[str], lost: Mapping[str, Estimate]) -> list[str]:
 
 def _forgets(names: Sequence[str]) -> str:
     return "forget" if names[1:] else "forgets"
-
-
-def signed(value: float) -> str:
-    """The number with two decimals and its sign."""
-    text = format_fixed(value)
-    return f"+{text}" if value > 0 and text.strip("0.,") else text
 
 
 def warnings(tables: Tables, record: Mapping[str, Any]) -> list[str]:

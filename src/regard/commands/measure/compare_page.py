@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from regard.commands.measure.page import chart_sections, closing_sections, lede
 from regard.errors import UserError
-from regard.report import html as markup
 from regard.report import labels
 from regard.report.arrays import Block, Measure, heads, layers, measures, nanmean
-from regard.report.page import assemble, charted, lede, model_name, thinning
+from regard.report.page import Page, Section, Table, read_asset
 from regard.report.payload import payload
 
 KEYS = ["statistic", "site", "epsilon", "scope", "position"]
@@ -73,21 +73,22 @@ def comparison_page(runs: Mapping[str, tuple[pd.DataFrame, dict[str, Any], pd.Da
     _check_names(list(runs))
     found = {name: measures(table) for name, (table, _, _) in runs.items()}
     records = {name: record for name, (_, record, _) in runs.items()}
-    told = _merged(records)
+    statistics = _merged(records)
     every = [measure for of_run in found.values() for measure in of_run]
-    title = " against ".join(runs)
-    body = "".join(
-        [
-            markup.header("Regard · comparison", title, _ledes(records), notes=caveats(records)),
-            "<main>",
-            markup.section("table", "In numbers", _table(_frame(found), list(runs), told), _TABLE),
-            *charted(every, several=len(runs) > 1, note=thinning(every)),
-            markup.section("glossary", "What the statistics are", markup.glossary(told)),
-            markup.section("provenance", "Provenance", markup.provenance(_without_labels(records))),
-            "</main>",
-        ]
-    )
-    return assemble(f"{title} · Regard", body, payload(found, told))
+    table = _table(_frame(found), list(runs), statistics)
+    return Page(
+        eyebrow="Regard · comparison",
+        title=" against ".join(runs),
+        ledes=_ledes(records),
+        warnings=caveats(records),
+        sections=[
+            Section("table", "In numbers", [table], _TABLE),
+            *chart_sections(every, several=len(runs) > 1),
+            *closing_sections(statistics, _without_labels(records)),
+        ],
+        data=payload(found, statistics),
+        script=read_asset("page.js", __package__),
+    ).html()
 
 
 _TABLE = (
@@ -154,7 +155,7 @@ def _no_embeddings(block: Block) -> Block:
     return block.keep("layer", block.coordinates["layer"] >= 0)
 
 
-def _table(frame: pd.DataFrame, names: Sequence[str], record: Mapping[str, Any]) -> str:
+def _table(frame: pd.DataFrame, names: Sequence[str], record: Mapping[str, Any]) -> Table:
     several = frame["site"].nunique() > 1
     head = ["Statistic", *names, *(["Difference", "SE"] if len(names) == 2 else [])]
     rows = []
@@ -166,14 +167,12 @@ def _table(frame: pd.DataFrame, names: Sequence[str], record: Mapping[str, Any])
         if len(names) == 2:
             values += [labels.number(row["difference"], 3), labels.number(row["standard_error"], 2)]
         rows.append((labels.name(measure, record, with_site=several), scope, values))
-    return markup.values_table(head, rows, "The runs in numbers")
+    return Table(rows, head, "The runs in numbers")
 
 
 def _ledes(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [
-        f"{name}: {', '.join(part for part in (model_name(record), lede(record)) if part)}"
-        for name, record in records.items()
-    ]
+    parts = {name: [labels.model_name(record), lede(record)] for name, record in records.items()}
+    return [f"{name}: {', '.join(part for part in of_run if part)}" for name, of_run in parts.items()]
 
 
 def _merged(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -23,12 +23,12 @@ from regard.data import Texts, Windows
 from regard.errors import UserError, check_choice, check_int
 from regard.hooks import ReplacedModel, Watch, watching
 from regard.hooks.layers import eval_mode
-from regard.hooks.modules import LAYERS
-from regard.hooks.observe import EMBEDDINGS
+from regard.hooks.modules import LAYER_COUNT_FIELDS
+from regard.hooks.observe import EMBEDDING_LAYER
 from regard.runs import distributed as processes
 from regard.runs.distributed import all_gather_bytes
 from regard.runs.provenance import now, peak_memory, regard_version, versions
-from regard.statistics import STATISTICS, Statistic, by_name, statistic_names
+from regard.statistics import STATISTICS, Statistic, statistic_factories, statistic_names
 from regard.statistics.dependence import InputDependence
 from regard.statistics.sinks import CommonSinkRatio, SinkRate, SinkTokens
 from regard.statistics.table import TOKEN_COLUMNS, filter_statistic, make_table
@@ -61,7 +61,7 @@ class MeasureConfig:
         wanted = self.statistics
         if isinstance(wanted, Sequence) and all(isinstance(statistic, str) for statistic in wanted):
             wanted = statistic_names(wanted)  # type: ignore[arg-type]
-        by_name(wanted)
+        statistic_factories(wanted)
         object.__setattr__(self, "statistics", tuple(wanted))
         object.__setattr__(self, "epsilon", _each("epsilon", self.epsilon, float))
         if self.layer_ids is not None:
@@ -169,7 +169,7 @@ def _texts(texts: Texts | Sequence[str] | None, kind: str) -> Texts | None:
             raise UserError(f"texts: expected input natural beside them, for {kind} tokens are of no text; got {kind}")
         return None
     if texts is None:
-        return data.python_documentation()
+        return data.load_python_documentation()
     if isinstance(texts, Texts):
         return texts
     documents = () if isinstance(texts, str) else tuple(texts)
@@ -186,14 +186,14 @@ def _windows(loaded: models.Loaded, texts: Texts | None, chosen: MeasureConfig) 
         "samples": chosen.samples,
         "bos": chosen.bos,
         "seed": chosen.seed,
-        "maximum": models.maximum_length(loaded.model, loaded.tokenizer),
+        "max_length": models.maximum_length(loaded.model, loaded.tokenizer),
     }
     if chosen.input == "random":
-        return data.random_windows(loaded.tokenizer, **options)
+        return data.make_random_windows(loaded.tokenizer, **options)
     if chosen.input == "repeated":
-        return data.repeated_windows(loaded.tokenizer, **options)
+        return data.make_repeated_windows(loaded.tokenizer, **options)
     assert texts is not None, "natural input is of texts"
-    return data.windows(texts.documents, loaded.tokenizer, **options)
+    return data.make_text_windows(texts.documents, loaded.tokenizer, **options)
 
 
 def _statistics(chosen: MeasureConfig, loaded: models.Loaded) -> list[Statistic]:
@@ -249,7 +249,7 @@ def _decoder_start(model: Any) -> int:
 def _layers(model: Any) -> int | None:
     """How many layers the longest stack of a model has, if its configuration says so."""
     config = model.config.get_text_config()
-    found = [count for name in LAYERS if isinstance(count := getattr(config, name, None), int)]
+    found = [count for name in LAYER_COUNT_FIELDS if isinstance(count := getattr(config, name, None), int)]
     return max(found, default=None)
 
 
@@ -262,9 +262,9 @@ def _check_layers(chosen: MeasureConfig, layers: Container[int]) -> None:
 def _check_statistics(seen: Watch, chosen: MeasureConfig, table: pd.DataFrame) -> None:
     empty = [name for name in seen.statistics if not filter_statistic(table, name).any()]
     if empty:
-        if chosen.layer_ids == (EMBEDDINGS,):
+        if chosen.layer_ids == (EMBEDDING_LAYER,):
             raise UserError(
-                f"statistics: nothing to tell of {_listed(empty)} from layer {EMBEDDINGS}: the embeddings have no "
+                f"statistics: nothing to tell of {_listed(empty)} from layer {EMBEDDING_LAYER}: the embeddings have no "
                 "attention; expected statistics of hidden states, or other layers as well"
             )
         raise UserError(
@@ -305,7 +305,7 @@ def _record(
         },
         "settings": {
             **{name: list(value) if isinstance(value, tuple) else value for name, value in vars(chosen).items()},
-            "statistics": list(by_name(chosen.statistics)),
+            "statistics": list(statistic_factories(chosen.statistics)),
             "batch_size": chosen.batch_rows,
         },
         "versions": versions(),

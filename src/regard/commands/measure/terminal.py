@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.text import Text
 
 from regard.commands.measure.key_figures import over_layers_and_heads, several_sites, strongest
 from regard.commands.measure.tokens import top_tokens
-from regard.report import colors, labels
+from regard.report import colors, labels, terminal
 from regard.report.arrays import Block, Measure, Slice, heads, mean_over_heads, measures, nanmean
+from regard.report.terminal import WIDTH, sparkline
 
-WIDTH = 80
 MARGIN = 5
-BARS = "▁▂▃▄▅▆▇█"
 NORMS = ("hidden_norm", "key_norm", "value_norm")
 MAPS = ("sink_rate", "column_mass")
 """The statistics whose map is shown, the best first; where none is there, the first one with heads."""
@@ -30,23 +29,15 @@ def summary(table: pd.DataFrame, record: dict[str, Any], tokens: pd.DataFrame | 
     Readable without colour: every cell of a map shows its number. Raises UserError on an empty table.
     """
     found = measures(table)
-    parts: list[RenderableType] = [_head(record)]
-    for measure in _mapped(found):
-        parts += [Text(), _map(measure, record, with_site=several_sites(found))]
-    for lines in (_models(found, record), _tokens(tokens), _smoothing(found, record), _norms(found, record)):
-        if lines:
-            parts += [Text(), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)]
-    return Group(*parts)
+    maps = [_map(measure, record, with_site=several_sites(found)) for measure in _mapped(found)]
+    lines = [_models(found, record), _tokens(tokens), _smoothing(found, record), _norms(found, record)]
+    return terminal.summary(labels.model_name(record), [_lede(record)], [*maps, *lines])
 
 
-def _head(record: Mapping[str, Any]) -> Text:
-    cost = labels.section(record, "cost")
-    name = str(labels.section(record, "model").get("name") or "A model")
-    text = Text(labels.visible(name).replace("␣", " "), style="bold")
-    seconds = cost.get("seconds")
+def _lede(record: Mapping[str, Any]) -> str:
+    seconds = labels.section(record, "cost").get("seconds")
     took = f"in {labels.number(float(seconds), 3)} s" if isinstance(seconds, (int, float)) else ""
-    about = ", ".join(part for part in (labels.samples(record), took) if part)
-    return text.append(f"\n{about}" if about else "", style="not bold")
+    return ", ".join(part for part in (labels.samples(record), took) if part)
 
 
 def _mapped(every: Sequence[Measure]) -> list[Measure]:
@@ -159,18 +150,9 @@ def _smoothing(every: Sequence[Measure], record: Mapping[str, Any]) -> list[str]
         at = int(np.nanargmax(values))
         name = labels.name(measure, record, with_site=several_sites(every))
         first, last, most = (labels.number(float(values[place])) for place in (0, -1, at))
-        lines.append(f"{name} by layer  {_spark(values)}")
+        lines.append(f"{name} by layer  {sparkline(values, 40)}")
         lines.append(f"  layer {layer[0]}: {first}, layer {layer[-1]}: {last}, max. {most} in layer {layer[at]}")
     return lines
-
-
-def _spark(values: np.ndarray, most: int = 40) -> str:
-    shown = values[np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int)]
-    low, high = np.nanmin(values), np.nanmax(values)
-    if low == high:
-        return "".join(" " if np.isnan(value) else BARS[3] for value in shown)
-    places = (shown - low) / (high - low) * (len(BARS) - 1)
-    return "".join(" " if np.isnan(place) else BARS[round(float(place))] for place in places)
 
 
 def _norms(every: Sequence[Measure], record: Mapping[str, Any]) -> list[str]:

@@ -141,12 +141,11 @@ class PretrainConfig:
     @property
     def spec(self) -> AttentionSpec:
         """The attention, with its positions, window, prefix and backend."""
-        from regard.attention.spec import ATTENTIONS, FORMS
+        from regard.attention.spec import ATTENTIONS
 
         check_choice("attention", self.attention, ATTENTIONS)
-        check_choice("backend", self.backend, FORMS)
-        chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix")}
-        return ATTENTIONS[self.attention].with_(**chosen, form=self.backend)
+        chosen = {name: getattr(self, name) for name in ("positions", "window", "prefix", "backend")}
+        return ATTENTIONS[self.attention].changed(**chosen)
 
     def config(self, vocabulary: int, **tokens: Any) -> RegardConfig:
         """The decoder's configuration for a vocabulary; `tokens` are the ids of its special tokens."""

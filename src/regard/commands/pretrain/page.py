@@ -7,63 +7,47 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.pretrain import charts as pretrain_charts
-from regard.commands.pretrain import words
+from regard.commands.pretrain import charts, words
 from regard.commands.pretrain.curves import check_history
-from regard.report import html as markup
 from regard.report import labels
-from regard.report.page import assemble
-from regard.report.panels import Panel, specifications, thinning_note
-from regard.report.words import format_count
+from regard.report.page import Command, Heading, Maps, Page, Panels, Part, Record, Section, Table, Text
+from regard.report.panels import thinning_note
+from regard.report.words import format_count, format_value
 
 
 def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, record: dict[str, Any]) -> str:
-    """The report as one self-contained HTML file: it fetches nothing.
+    """Return the report as one self-contained HTML file.
 
-    The tables follow the schema of `history.parquet` and `sinks.parquet`, `record` that of `results.json`, to which
-    it may add `recipe_defaults` (the base recipe's fields) and `command` (the command line). What is empty or was not
-    watched is not shown. Raises UserError on a history that is empty or lacks a column.
+    Args:
+        history: Rows in the schema of `history.parquet`.
+        sinks: Rows in the schema of `sinks.parquet`; empty where sinks were not watched.
+        record: The metadata in `results.json`. It may add `recipe_defaults` (the base recipe's fields) and `command`.
+
+    Raises:
+        UserError: The history is empty or lacks a column.
     """
     check_history(history)
-    title = words.name(record)
-    panels = {
-        "loss": pretrain_charts.loss_panels(history),
-        "sinks": pretrain_charts.sink_panels(history, record),
-        "norms": pretrain_charts.norm_panels(history, sinks),
-        "positions": pretrain_charts.position_panels(sinks),
-    }
-    maps = pretrain_charts.maps(sinks)
-    top = markup.header(
-        "Regard · pre-training", title, words.ledes(history, record), words.key_figures(history, record)
-    )
+    losses, watched = charts.loss_panels(history), charts.sink_panels(history, record)
+    norms, positions = charts.norm_panels(history, sinks), charts.position_panels(sinks)
     note = thinning_note([len(history)], "history.parquet")
-    body = "".join(
-        [
-            top,
-            "<main>",
-            markup.section("loss", "Loss", _figures("loss", panels), note),
-            markup.section("sinks", "Sinks while they emerge", _figures("sinks", panels), _SINKS),
-            markup.section("maps", "Sink map", markup.step_maps(maps), _MAPS),
-            markup.section("positions", "Every position", _figures("positions", panels), _POSITIONS),
-            markup.section("norms", "Norm of the first token", _figures("norms", panels), _NORMS),
-            markup.section("recipe", "Recipe", _recipe(record)),
-            markup.section("data", "Data", _data(record)),
-            markup.section(
-                "again", "How to run it again", markup.command(str(record.get("command") or _COMMAND)), _AGAIN
-            ),
-            markup.section("provenance", "Provenance", markup.provenance(_rest(record))),
-            "</main>",
-            markup.footer(record),
-        ]
-    )
-    data = {"panels": {key: found for key, found in panels.items() if found}, "maps": maps}
-    return assemble(
-        f"{title} · Regard", body, data, specifications=specifications(), script=markup.asset("training.js")
-    )
-
-
-def _figures(key: str, panels: Mapping[str, list[Panel]]) -> str:
-    return markup.panels(key, panels[key], fit=True)
+    return Page(
+        eyebrow="Regard · pre-training",
+        title=words.name(record),
+        ledes=words.ledes(history, record),
+        key_figures=words.key_figures(history, record),
+        sections=[
+            Section("loss", "Loss", [Panels(losses, "loss", fit=True)], note),
+            Section("sinks", "Sinks while they emerge", [Panels(watched, "sinks", fit=True)], _SINKS),
+            Section("maps", "Sink map", [Maps(charts.maps(sinks))], _MAPS),
+            Section("positions", "Every position", [Panels(positions, "positions", fit=True)], _POSITIONS),
+            Section("norms", "Norm of the first token", [Panels(norms, "norms", fit=True)], _NORMS),
+            Section("recipe", "Recipe", _recipe(record)),
+            Section("data", "Data", _data(record)),
+            Section("again", "How to run it again", [Command(str(record.get("command") or _COMMAND))], _AGAIN),
+            Section("provenance", "Provenance", [Record(_rest(record))]),
+        ],
+        record=record,
+    ).html()
 
 
 _SINKS = (
@@ -82,32 +66,32 @@ _AGAIN = (
 )
 
 
-def _recipe(record: Mapping[str, Any]) -> str:
+def _recipe(record: Mapping[str, Any]) -> list[Part]:
     """The fields that differ from the base recipe as a table, then all others."""
     recipe = labels.section(record, "recipe")
-    if "recipe_defaults" not in record:
-        return markup.provenance(recipe) if recipe else ""
+    if not recipe or "recipe_defaults" not in record:
+        return [Record(recipe)]
     base = labels.section(record, "recipe_defaults")
-    changed = {field: value for field, value in recipe.items() if field not in base or base[field] != value}
-    same = {field: value for field, value in recipe.items() if field not in changed}
+    same = {field: value for field, value in recipe.items() if field in base and base[field] == value}
     rows = [
-        (field.replace("_", " "), "", [markup.in_words(value), markup.in_words(base.get(field))])
-        for field, value in changed.items()
+        (field.replace("_", " "), "", [format_value(value), format_value(base.get(field))])
+        for field, value in recipe.items()
+        if field not in same
     ]
-    table = markup.values_table(["Differs from the base recipe", "Here", "Base recipe"], rows, "Changed fields")
-    first = table if rows else '<p class="about">Every field is the base recipe’s.</p>'
-    rest = f"<h3>As in the base recipe</h3>{markup.provenance(same)}" if same else ""
-    return first + rest if recipe else ""
+    table = Table(rows, ["Differs from the base recipe", "Here", "Base recipe"], "Changed fields")
+    return [
+        table if rows else Text("Every field is the base recipe’s."),
+        Heading("As in the base recipe" if same else ""),
+        Record(same),
+    ]
 
 
-def _data(record: Mapping[str, Any]) -> str:
+def _data(record: Mapping[str, Any]) -> list[Part]:
     """The domains as a table, then the tokenizer."""
-    told = labels.section(record, "data")
-    rows = [_domain(one) for one in told.get("domains") or [] if isinstance(one, Mapping)]
+    data = labels.section(record, "data")
+    rows = [_domain(domain) for domain in data.get("domains") or [] if isinstance(domain, Mapping)]
     head = ["Domain", "Weight", "Training tokens", "Validation tokens", "SHA-256"]
-    table = markup.values_table(head, rows, "Domains") if rows else ""
-    rest = {key: value for key, value in told.items() if key != "domains"}
-    return table + (markup.provenance(rest) if rest else "")
+    return [Table(rows, head, "Domains"), Record({key: value for key, value in data.items() if key != "domains"})]
 
 
 def _domain(one: Mapping[str, Any]) -> tuple[str, str, list[str]]:

@@ -27,9 +27,10 @@ from regard.commands.pretrain.config import (
     preset_config,
 )
 from regard.commands.pretrain.result import VERB, PretrainResult, final_metrics, make_history
-from regard.data.corpus import Corpus, prepare
-from regard.data.corpus_sources import Source, source_identity, texts_of
-from regard.data.draw import BatchSampler, insert_tokens
+from regard.data.corpus import Corpus, prepare_corpus
+from regard.data.corpus_sources import Source, identify_source, sample_texts
+from regard.data.examples import IGNORE_INDEX
+from regard.data.sampling import BatchSampler, insert_tokens
 from regard.data.tokenizers import check_tokenizer, ordinary_tokens, read_tokenizer, tokenizer_hash, train_tokenizer
 from regard.errors import UserError
 from regard.models import RegardForCausalLM
@@ -38,7 +39,6 @@ from regard.runs.journal import Journal
 from regard.runs.provenance import now, peak_memory, regard_version, sha256_of_weights, versions
 from regard.training.sink_monitor import SinkMonitor, ValidationLoss, find_emergence, sink_table
 
-IGNORED = -100
 CHECKPOINTS, WATCHED = "checkpoints", "watched"
 
 
@@ -101,7 +101,7 @@ class Text:
         def batch(step: int) -> dict[str, Tensor]:
             ids = self.altered(draw.rows(step), chosen, step, random=chosen.random_tokens)
             labels = ids.clone()
-            labels[:, list(chosen.uncounted(training=True))] = IGNORED
+            labels[:, list(chosen.uncounted(training=True))] = IGNORE_INDEX
             return {"input_ids": ids, "labels": labels}
 
         return batch
@@ -110,7 +110,7 @@ class Text:
         """Held-out sequences of each domain, from all over it, cut to a length, with the fixed token."""
         found = {}
         for domain in self.corpus.domains:
-            rows = domain.valid.spread(min(samples, len(domain.valid)))[:, :length]
+            rows = domain.valid.evenly_spaced(min(samples, len(domain.valid)))[:, :length]
             found[domain.name] = self.altered(rows, chosen, -1, random=None)
         return found
 
@@ -134,7 +134,7 @@ def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
 
 def _count(rows: Mapping[str, Tensor]) -> int:
     """How many tokens of some rows are predicted."""
-    return int((rows["labels"][:, 1:] != IGNORED).sum())
+    return int((rows["labels"][:, 1:] != IGNORE_INDEX).sum())
 
 
 @contextlib.contextmanager
@@ -202,12 +202,12 @@ def _text(chosen: PretrainConfig, cache: Path, on_text: Callable[[str, int], Non
     with first:
         tokenizer = _tokenizer(chosen, sources, cache / "tokenizers")
         check_tokenizer(tokenizer, _vocabulary(chosen, tokenizer))
-        corpus = prepare(
+        corpus = prepare_corpus(
             sources,
             tokenizer,
             length=chosen.length,
             folder=cache / "text",
-            amount=chosen.data_fraction,
+            fraction=chosen.data_fraction,
             on_progress=on_text,
         )
     fixed = None if chosen.fixed_token is None else (chosen.fixed_token, int(tokenizer.eos_token_id))
@@ -219,11 +219,11 @@ def _tokenizer(chosen: PretrainConfig, sources: list[Source], cache: Path) -> An
     if chosen.tokenizer != TRAIN_TOKENIZER:
         return read_tokenizer(chosen.tokenizer)
     about = json.dumps(
-        [[[source_identity(s.where), s.weight, s.tokens] for s in sources], chosen.vocab_size or TRAINED_VOCAB_SIZE]
+        [[[identify_source(s.where), s.weight, s.tokens] for s in sources], chosen.vocab_size or TRAINED_VOCAB_SIZE]
     )
     folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
     if not folder.is_dir():
-        trained = train_tokenizer(texts_of(sources), chosen.vocab_size or TRAINED_VOCAB_SIZE)
+        trained = train_tokenizer(sample_texts(sources), chosen.vocab_size or TRAINED_VOCAB_SIZE)
         try:
             with atomic_folder(folder, overwrite=False) as place:
                 trained.save_pretrained(place)
@@ -305,7 +305,7 @@ def _result(
             "sha256": sha256_of_weights(model),
         },
         "data": {
-            "domains": [domain.record() for domain in text.corpus.domains],
+            "domains": [domain.metadata() for domain in text.corpus.domains],
             "tokenizer": {
                 "name": chosen.tokenizer,
                 "size": len(text.tokenizer),

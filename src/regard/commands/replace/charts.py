@@ -1,4 +1,4 @@
-"""The charts of a report on replaced heads: their specifications, and the data that the page's script adds."""
+"""The panels and maps of a report on replaced heads."""
 
 from __future__ import annotations
 
@@ -10,23 +10,7 @@ import pandas as pd
 
 from regard.commands.replace import words
 from regard.commands.replace.scores import NONE, axis_places, constant_rows, curves, fraction_name, shown_constants
-from regard.report import charts, labels
-
-
-def specifications() -> dict[str, Any]:
-    """The charts by name: `fractions` (lines with intervals), `map` (cells). The page's script adds data and size."""
-    return {"fractions": _fractions(), "map": charts.specifications()["map"]}
-
-
-def _fractions() -> dict[str, Any]:
-    import altair as alt
-
-    across = alt.X("place:Q", title="Dynamic heads").axis(grid=False, labelFlush=False, labelOverlap=True)
-    across = across.scale(nice=False, zero=False, padding=10)
-    return charts.lines(across, _TIPS, dash="series", interval="rule", size=26)
-
-
-_TIPS = {"fraction": "dynamic heads", "series": "line", "shown": "value"}
+from regard.report import labels
 
 
 def score_panels(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -67,6 +51,7 @@ def _panels(points: pd.DataFrame, series: str) -> list[dict[str, Any]]:
             {
                 "caption": words.title(str(model), str(task), with_model=several),
                 "note": words.metric(str(metric)),
+                "axis": "fraction",
                 "ticks": _ticks(at),
                 "points": [_point(row, at, series) for row in rows.to_dict("records")],
             }
@@ -116,7 +101,15 @@ def cost_panels(cost: pd.DataFrame) -> list[dict[str, Any]]:
     ]
     if len(points) < 2:
         return []
-    return [{"caption": "Relative to the untouched model", "note": "%", "ticks": _ticks(at), "points": points}]
+    return [
+        {
+            "caption": "Relative to the untouched model",
+            "note": "%",
+            "axis": "fraction",
+            "ticks": _ticks(at),
+            "points": points,
+        }
+    ]
 
 
 def order_maps(heads: pd.DataFrame, record: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from regard.attention.operator import FUSED_CPU
+from regard.attention.lse import FLASH_FORWARD
 from regard.commands.replace.evaluators import Evaluator, read_batches
 from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm, rank_heads
 from regard.constants import Constants, Head
@@ -53,7 +53,7 @@ class HeadEvaluation:
     def swapped(self, attention: str, seeds: Sequence[int]) -> dict[int, float]:
         """The score by seed with another operation in all heads."""
         spec = parse_attention(attention)
-        key = _key(json.dumps(spec.to_dict() | {"form": ""}), ())
+        key = _key(json.dumps(spec.to_dict() | {"backend": ""}), ())
         return self._scored(key, seeds, replacing(self.model, spec))
 
     def _scored(self, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]) -> dict[int, float]:
@@ -111,7 +111,7 @@ class HeadEvaluation:
             self.step("training lambda")
             with mixing(self.model, constants) as mixed:
                 self._train(mixed, seed, self.gate_rate)
-                told = [[*place, shares.tolist()] for place, shares in mixed.shares().items()]
+                told = [[*place, shares.tolist()] for place, shares in mixed.gate_values().items()]
             self.journal.add(name, told)
         return rank_by_gate({(site, int(layer)): torch.tensor(shares) for site, layer, shares in self.journal[name]})
 
@@ -183,8 +183,8 @@ def _milliseconds(model: Any, inputs: Mapping[str, Tensor]) -> float:
 def _flops(model: Any, inputs: Mapping[str, Tensor]) -> float:
     """As PyTorch counts them, its fused attention for CPUs included."""
     own: dict[Any, Any] = {}
-    if FUSED_CPU is not None:
-        own[FUSED_CPU.default] = lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
+    if FLASH_FORWARD is not None:
+        own[FLASH_FORWARD.default] = lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
     with FlopCounterMode(display=False, custom_mapping=own) as counter:
         model(**inputs)
     return float(counter.get_total_flops())

@@ -1,30 +1,7 @@
+// Constant matrices as pictures.
 (() => {
-  const data = JSON.parse(document.getElementById("regard-data").textContent);
-  const { charts, colours } = data;
-  const $ = (id) => document.getElementById(id);
-  const { dark, make, panelLines, drawPanels, drawMap, redraw } = drawing(colours);
+  const { data, $, palette, make, redraw } = regard;
 
-  // ---- lines over fractions ----
-  const lines = (panel) => {
-    const { ticks } = panel;
-    const spec = panelLines(charts.fractions, panel);
-    const label = `${JSON.stringify(ticks.names)}[indexof(${JSON.stringify(ticks.places)}, datum.value)]`;
-    for (const layer of spec.layer) Object.assign(layer.encoding.x.axis, { values: ticks.places, labelExpr: label });
-    return spec;
-  };
-  const drawLines = (id) => {
-    if ($(id)) drawPanels($(id), data[id], () => "fraction", () => "Dynamic heads", lines);
-  };
-
-  // ---- layers × heads ----
-  const drawMaps = () => {
-    const parent = $("maps");
-    if (!parent) return;
-    parent.replaceChildren();
-    for (const map of data.maps) drawMap(parent, { ...map, scale: { domain: [0, map.last || 1], reverse: true } }, charts.map);
-  };
-
-  // ---- constant matrices ----
   const ink = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
   const shade = (ramp, level) => {
     const at = (level / 255) * (ramp.length - 1);
@@ -32,7 +9,7 @@
     return ramp[low].map((from, i) => Math.round(from + (ramp[low + 1][i] - from) * (at - low)));
   };
   const paint = (canvas, picture) => {
-    const ramp = colours.ramp[dark.matches ? "dark" : "light"].map(ink);
+    const ramp = palette("ramp").map(ink);
     const [rows, columns] = picture.size;
     Object.assign(canvas, { width: columns, height: rows });
     const context = canvas.getContext("2d");
@@ -55,11 +32,6 @@
     }
   };
 
-  const start = () => {
-    ["scores", "orders", "cost"].forEach(drawLines);
-    drawMaps();
-    drawPictures();
-  };
-  redraw(start, drawMaps);
-  start();
+  redraw(drawPictures, () => {});
+  drawPictures();
 })();

@@ -8,9 +8,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from regard.commands.replace import charts as replace_charts
-from regard.commands.replace import pictures as replace_pictures
-from regard.commands.replace import words
+from regard.commands.replace import charts, pictures, words
 from regard.commands.replace.scores import (
     ATTENTION,
     check_scores,
@@ -19,9 +17,8 @@ from regard.commands.replace.scores import (
     relative_drop,
     shown_constants,
 )
-from regard.report import html as markup
 from regard.report import labels
-from regard.report.page import assemble, model_name
+from regard.report.page import Box, Group, Maps, Page, Panels, Record, Row, Section, Table, read_asset
 
 
 def replace_page(
@@ -31,71 +28,66 @@ def replace_page(
     record: dict[str, Any],
     matrices: Mapping[str, Tensor],
 ) -> str:
-    """The report as one self-contained HTML file: it fetches nothing.
+    """Return the report as one self-contained HTML file.
 
-    The tables follow the schema of `scores.parquet`, `heads.json` and `cost.parquet`; `matrices` holds constants
-    (head, query, key) by "site.layer". What is empty is not shown. Raises UserError on scores that are empty or
-    lack a column.
+    Args:
+        scores: Rows in the schema of `scores.parquet`.
+        heads: Rows in the schema of `heads.json`; may be empty.
+        cost: Rows in the schema of `cost.parquet`; may be empty.
+        record: The metadata in `results.json`.
+        matrices: Constants, each (head, query, key), by "site.layer".
+
+    Raises:
+        UserError: The scores are empty or lack a column.
     """
     check_scores(scores)
-    name = model_name(record)
-    found = replace_pictures.pictures(heads, matrices)
-    data = {
-        "scores": replace_charts.score_panels(scores, record),
-        "orders": replace_charts.order_panels(scores, record),
-        "maps": replace_charts.order_maps(heads, record),
-        "pictures": replace_pictures.payload(found),
-        "cost": replace_charts.cost_panels(cost),
-    }
-    header = markup.header(
-        "Regard · replaced heads",
-        name,
-        words.ledes(scores, heads, cost, record),
-        words.key_figures(scores, cost, record),
-    )
-    body = "".join(
-        [
-            header,
-            "<main>",
-            *_scores(scores, record, data),
-            *_heads(heads, record, data, found),
-            _cost(cost, record, data),
-            markup.section("provenance", "Provenance", markup.provenance(record)),
-            "</main>",
-            markup.footer(record),
-        ]
-    )
-    specifications = replace_charts.specifications()
-    return assemble(
-        f"{name} · Regard", body, data, specifications=specifications, script=markup.asset("page.js", __package__)
-    )
+    shown = pictures.pictures(heads, matrices)
+    data = {"pictures": pictures.payload(shown)}
+    return Page(
+        eyebrow="Regard · replaced heads",
+        title=labels.model_name(record),
+        ledes=words.ledes(scores, heads, cost, record),
+        key_figures=words.key_figures(scores, cost, record),
+        sections=[
+            *_scores(scores, record),
+            Section("order", "Which heads stay dynamic", [Maps(charts.order_maps(heads, record))], _RANK),
+            Section(
+                "constants",
+                "The constant matrices",
+                [_patterns(heads), Box(shown, ["pictures"], css="pictures")],
+                " ".join(part for part in (_both(record), pictures.about(shown)) if part),
+            ),
+            Section("cost", "Time and FLOPs", _cost(cost), _batch(record)),
+            Section("provenance", "Provenance", [Record(record)]),
+        ],
+        record=record,
+        data=data,
+        script=read_asset("page.js", __package__),
+    ).html()
 
 
-def _scores(scores: pd.DataFrame, record: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+def _scores(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[Section]:
     constants, select = shown_constants(scores, record)
     sure = "Bars: 95 % intervals over seeds (Student’s t). " if scores["seed"].nunique() > 1 else ""
     left = (
         f"{sure}From the untouched model on the left to all heads constant on the right; heads in the order “{select}”."
     )
     drops = f"{_DROPS} Constants “{constants}”, order “{select}”."
+    lines, orders = charts.score_panels(scores, record), charts.order_panels(scores, record)
     return [
-        markup.section("scores", "Score by fraction of dynamic heads", markup.panels("scores", data["scores"]), left),
-        markup.section("drops", "What replacing costs", _drops_table(words.main_drops(scores, record)), drops),
-        markup.section("operations", "Other operations", _operations_table(scores), _OPERATIONS),
-        markup.section("sources", "Sources of constants", _sources_table(scores, record), _sources_about(scores)),
-        markup.section(
-            "orders", "Orders of the heads", markup.panels("orders", data["orders"]), f"{sure}Constants “{constants}”."
-        ),
+        Section("scores", "Score by fraction of dynamic heads", [Panels(lines, "scores")], left),
+        Section("drops", "What replacing costs", [_drops_table(words.main_drops(scores, record))], drops),
+        Section("operations", "Other operations", [_operations_table(scores)], _OPERATIONS),
+        Section("sources", "Sources of constants", [_sources_table(scores, record)], _sources_about(scores)),
+        Section("orders", "Orders of the heads", [Panels(orders, "orders")], f"{sure}Constants “{constants}”."),
     ]
 
 
 _DROPS = "Relative drop: (original − score) / |original|; for log perplexities the difference in nats."
 
 
-def _drops_table(drops: pd.DataFrame) -> str:
+def _drops_table(drops: pd.DataFrame) -> Table:
     """Tasks by fractions, with the mean over the tasks that have a drop in percent."""
-    if drops.empty:
-        return ""
     several = drops["model"].nunique() > 1
     fractions = sorted({float(fraction) for fraction in drops["dynamic_fraction"]}, reverse=True)
     lines = []
@@ -111,35 +103,33 @@ def _drops_table(drops: pd.DataFrame) -> str:
         cells = [words.drop(float(means.get(fraction, float("nan"))), "%") for fraction in fractions]
         lines.append(("Mean", f"of {counted} tasks", cells))
     head = ["Dynamic heads", *(fraction_name(fraction) for fraction in fractions)]
-    return markup.values_table(head, lines, "Relative drop by task and fraction")
+    return Table(lines, head, "Relative drop by task and fraction")
 
 
 _OPERATIONS = "Mean score with this operation in the place of softmax in all heads, and the relative drop."
 
 
-def _operations_table(scores: pd.DataFrame) -> str:
-    """Operations by tasks; "" where there is none."""
+def _operations_table(scores: pd.DataFrame) -> Table:
+    """Operations by tasks."""
     return _by_task(words.operations(scores), "Operation", "untouched")
 
 
-def _sources_table(scores: pd.DataFrame, record: Mapping[str, Any]) -> str:
-    """Sources of constants by tasks, with the fewest dynamic heads; "" where there is one source."""
+def _sources_table(scores: pd.DataFrame, record: Mapping[str, Any]) -> Table:
+    """Sources of constants by tasks, with the fewest dynamic heads; empty where there is one source."""
     drops = _at_least(scores)
     if drops["constants"].nunique() < 2:
-        return ""
+        drops = drops.iloc[:0]
     _, select = shown_constants(scores, record)
     drops = drops.assign(other=drops["rank_heads_by"] != select).sort_values("other", kind="stable")
     drops = drops.drop_duplicates(["model", "task", "metric", "constants"]).sort_index()
     return _by_task(drops, "Constants", "no head constant")
 
 
-def _by_task(drops: pd.DataFrame, what: str, original: str) -> str:
+def _by_task(drops: pd.DataFrame, what: str, original: str) -> Table:
     """What stands where attention was by tasks: scores and drops."""
-    if drops.empty:
-        return ""
     several = drops["model"].nunique() > 1
     keys = list(dict.fromkeys(zip(drops["model"], drops["task"], drops["metric"], strict=True)))
-    lines = [("original", original, [_original(drops, key) for key in keys])]
+    lines: list[Row] = [("original", original, [_original(drops, key) for key in keys])] if keys else []
     for name, rows in drops.groupby("constants", sort=False):
         by = {
             (row.model, row.task, row.metric): f"{labels.number(float(row.score), 3)} "
@@ -148,7 +138,7 @@ def _by_task(drops: pd.DataFrame, what: str, original: str) -> str:
         }
         lines.append((str(name), "", [by.get(key, "–") for key in keys]))
     head = [what, *(words.title(model, task, with_model=several) for model, task, _ in keys)]
-    return markup.values_table(head, lines, f"Scores by {what.lower()} and task")
+    return Table(lines, head, f"Scores by {what.lower()} and task")
 
 
 def _at_least(scores: pd.DataFrame) -> pd.DataFrame:
@@ -167,21 +157,14 @@ def _sources_about(scores: pd.DataFrame) -> str:
     return f"Mean score with {where}, and the relative drop."
 
 
-def _heads(
-    heads: pd.DataFrame, record: Mapping[str, Any], data: Mapping[str, Any], found: list[replace_pictures.Picture]
-) -> list[str]:
-    boxes = '<div class="lines" id="maps"></div>' if data["maps"] else ""
-    pictures = '<div class="pictures" id="pictures"></div>' if data["pictures"] else ""
-    counts = replace_pictures.pattern_counts(heads)
-    table = markup.shares_table(["Pattern", "Heads", "Share"], [(name, str(n), share) for name, n, share in counts])
-    about = " ".join(part for part in (_both(record), replace_pictures.about(found)) if part)
-    return [
-        markup.section("order", "Which heads stay dynamic", boxes, _RANK),
-        markup.section("constants", "The constant matrices", table + pictures, about),
-    ]
-
-
 _RANK = "Rank 0 stays dynamic longest; the head of the largest rank becomes constant first."
+
+
+def _patterns(heads: pd.DataFrame) -> Table:
+    """How many heads have each pattern, with a bar for each share."""
+    counts = pictures.pattern_counts(heads)
+    rows = [(name, "", [str(count), f"{labels.number(100 * share, 3)} %"]) for name, count, share in counts]
+    return Table(rows, ["Pattern", "Heads", "Share"], "Pattern", bars=[100 * share for _, _, share in counts])
 
 
 def _both(record: Mapping[str, Any]) -> str:
@@ -195,22 +178,18 @@ def _both(record: Mapping[str, Any]) -> str:
     return f"{', '.join(parts)} (a head may do both)." if parts else ""
 
 
-def _cost(cost: pd.DataFrame, record: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+def _cost(cost: pd.DataFrame) -> list[Group]:
+    """Time and FLOPs as a table, and beside it as lines; nothing without costs."""
     if cost.empty:
-        return ""
+        return []
     rows = []
     for row in words.relative_cost(cost).to_dict("records"):
         milliseconds, work = labels.number(row["latency_ms"], 3), labels.number(row["flops"] / 1e9, 3)
         shares = [f"{labels.number(row[key], 3)} %" for key in ("time", "work")]
         rows.append((fraction_name(row["dynamic_fraction"]), "", [milliseconds, shares[0], work, shares[1]]))
     head = ["Dynamic heads", "Milliseconds", "of the original", "GFLOPs", "of the original"]
-    table = markup.values_table(head, rows, "Time and FLOPs of a forward by fraction")
-    return markup.section(
-        "cost",
-        "Time and FLOPs",
-        f'<div class="beside">{table}{markup.panels("cost", data["cost"])}</div>',
-        _batch(record),
-    )
+    table = Table(rows, head, "Time and FLOPs of a forward by fraction")
+    return [Group([table, Panels(charts.cost_panels(cost), "cost")], "beside")]
 
 
 def _batch(record: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from regard.commands.replace.evaluation import HeadEvaluation
 from regard.commands.replace.evaluators import EVALUATION_TOKENS, Evaluator, PerplexityEvaluator, ProbeEvaluator
 from regard.commands.replace.ranking import HeadRanking
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
-from regard.constants import SOURCES, Constants, data_free, over_heads, patterns, to_length
+from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions, to_length
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.tasks import TaskPreset
 from regard.errors import UserError
@@ -331,9 +331,9 @@ def _fitting(given: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> 
 
 def _source(trials: HeadEvaluation, averages: Constants, name: str) -> Constants:
     if name in SOURCES:
-        return data_free(name, averages)
+        return make_data_free(name, averages)
     if name in TRAINED:
-        start = averages if TRAINED[name] == "average" else data_free(TRAINED[name], averages)
+        start = averages if TRAINED[name] == "average" else make_data_free(TRAINED[name], averages)
         return trials.trained(start, 0, name)
     return averages
 
@@ -388,7 +388,7 @@ def _of_constants(
     tables = {"heads": _heads(averages, first), "cost": pd.DataFrame(cost, columns=list(COST_COLUMNS))}
     told = {
         "constants": {name: value for name, value in vars(averages.origin).items() if name != "model"},
-        "patterns": over_heads(matrices, averages.origin.separators),
+        "patterns": pattern_fractions(matrices, averages.origin.separators),
     }
     return {**tables, "matrices": matrices, "constants": averages.to_bytes()}, told
 
@@ -397,7 +397,7 @@ def _heads(averages: Constants, first: HeadRanking) -> pd.DataFrame:
     """One row a head: its rank, the value it was ranked by, and the pattern of its average."""
     found = {}
     for (site, layer), matrix in averages.matrices.items():
-        for head, pattern in enumerate(patterns(matrix, averages.origin.separators)):
+        for head, pattern in enumerate(classify_patterns(matrix, averages.origin.separators)):
             found[site, layer, head] = str(pattern)
     rows = [
         (*head, rank, value, found[head]) for rank, (head, value) in enumerate(zip(*vars(first).values(), strict=True))

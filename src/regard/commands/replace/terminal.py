@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import Group
 
 from regard.commands.replace import pictures as replace_pictures
 from regard.commands.replace import words
 from regard.commands.replace.scores import check_scores, fraction_name, shown_constants
 from regard.report import labels
-from regard.report.page import model_name
+from regard.report.terminal import WIDTH, plain, summary
 
 NAME = 22
 CELL = 11
-ROOM = (80 - NAME) // CELL
+ROOM = (WIDTH - NAME) // CELL
 
 
 def replace_summary(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, Any]) -> Group:
@@ -26,14 +25,8 @@ def replace_summary(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFram
     Raises UserError on scores that are empty or lack a column.
     """
     check_scores(scores)
-    told = labels.visible(model_name(record)).replace("␣", " ")
-    first, *others = words.ledes(scores, heads, cost, record)
-    parts: list[RenderableType] = [Text(told, style="bold").append(f"\n{first}", style="not bold")]
-    parts += [Text(line) for line in others if line]
-    for lines in (_scores(scores, record), _operations(scores), _patterns(heads), _cost(cost)):
-        if lines:
-            parts += [Text(), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)]
-    return Group(*parts)
+    blocks = [_scores(scores, record), _operations(scores), _patterns(heads), _cost(cost)]
+    return summary(labels.model_name(record), words.ledes(scores, heads, cost, record), blocks)
 
 
 def _scores(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
@@ -52,7 +45,7 @@ def _scores(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
         ours = drops[(drops["model"] == model) & (drops["task"] == task) & (drops["metric"] == metric)]
         lost = {row.dynamic_fraction: words.drop(float(row.drop), str(row.unit)) for row in ours.itertuples()}
         shown = [labels.number(means[fraction], 3) if fraction in means else "–" for fraction in fractions]
-        lines.append(_line(labels.visible(name).replace("␣", " "), shown))
+        lines.append(_line(plain(name), shown))
         if lost:
             lines.append(_line("  drop", [lost.get(fraction, "") for fraction in fractions]))
     return lines
@@ -63,7 +56,7 @@ def _operations(scores: pd.DataFrame) -> list[str]:
     drops = words.operations(scores)
     several, lines = scores["model"].nunique() > 1, []
     for (model, task, _), rows in drops.groupby(["model", "task", "metric"], sort=False) if len(drops) else ():
-        name = labels.visible(words.title(str(model), str(task), with_model=several)).replace("␣", " ")
+        name = plain(words.title(str(model), str(task), with_model=several))
         lines.append(_line(name, ["score", "drop"]))
         lines.append(_line("  untouched", [labels.number(float(rows["original"].iloc[0]), 3), ""]))
         for row in rows.itertuples():

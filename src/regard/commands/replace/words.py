@@ -71,10 +71,7 @@ def main_drops(scores: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
 
 def ledes(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
     """What was run, and what came of it, a line each."""
-    model = labels.section(record, "model")
-    run = []
-    if model.get("layers") is not None and model.get("heads") is not None:
-        run.append(f"{model['layers']} layers × {model['heads']} heads")
+    run = [size] if (size := labels.model_size(record)) else []
     tasks, seeds = scores["task"].nunique(), scores["seed"].nunique()
     run.append(f"{tasks} {'task' if tasks == 1 else 'tasks'}")
     run.append(f"{seeds} {'seed' if seeds == 1 else 'seeds'}")
@@ -157,18 +154,13 @@ def relative_cost(cost: pd.DataFrame) -> pd.DataFrame:
 
 
 def key_figures(scores: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, Any]) -> list[KeyFigure]:
-    """For each task the score with the fewest dynamic heads and its drop; then time and FLOPs."""
-    drops = main_drops(scores, record)
+    """For each task the score with the fewest dynamic heads, then that of the best operation; then the speed-up."""
     several = scores["model"].nunique() > 1
     figures = []
-    for _, rows in drops.groupby(["model", "task", "metric"], sort=False):
-        row = rows.loc[rows["dynamic_fraction"].idxmin()]
-        name = f"{title(str(row['model']), str(row['task']), with_model=several)}, {metric(str(row['metric']))}"
-        note = f"original {labels.number(float(row['original']), 3)}, drop {drop(float(row['drop']), str(row['unit']))}"
-        fraction = float(row["dynamic_fraction"])
-        note += "" if fraction == 0 else f", {fraction_name(fraction)} of the heads dynamic"
-        figures.append(KeyFigure(name, labels.number(float(row["score"]), 3), note))
-    figures += _of_operations(scores)
+    for drops, best in ((main_drops(scores, record), False), (operations(scores), True)):
+        for _, rows in drops.groupby(["model", "task", "metric"], sort=False) if len(drops) else ():
+            row = rows.loc[rows["score"].idxmax() if best else rows["dynamic_fraction"].idxmin()]
+            figures.append(_figure(row, several=several))
     shares = relative_cost(cost)
     if len(shares) > 1 and not math.isnan(shares["time"].iloc[-1]):
         last = shares.iloc[-1]
@@ -177,17 +169,15 @@ def key_figures(scores: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, A
     return figures
 
 
-def _of_operations(scores: pd.DataFrame) -> list[KeyFigure]:
-    """For each task the operation that costs least."""
-    drops = operations(scores)
-    several, figures = scores["model"].nunique() > 1, []
-    for _, rows in drops.groupby(["model", "task", "metric"], sort=False) if len(drops) else ():
-        row = rows.loc[rows["score"].idxmax()]
-        name = f"{title(str(row['model']), str(row['task']), with_model=several)}, {metric(str(row['metric']))}"
-        note = f"with {row['constants']}; original {labels.number(float(row['original']), 3)}"
-        note += f", drop {drop(float(row['drop']), str(row['unit']))}"
-        figures.append(KeyFigure(name, labels.number(float(row["score"]), 3), note))
-    return figures
+def _figure(row: pd.Series, *, several: bool) -> KeyFigure:
+    """The score in a row, with the original one and the drop."""
+    name = f"{title(str(row['model']), str(row['task']), with_model=several)}, {metric(str(row['metric']))}"
+    note = f"original {labels.number(float(row['original']), 3)}, drop {drop(float(row['drop']), str(row['unit']))}"
+    if row["rank_heads_by"] == ATTENTION:
+        note = f"with {row['constants']}; {note}"
+    elif row["dynamic_fraction"] > 0:
+        note += f", {fraction_name(float(row['dynamic_fraction']))} of the heads dynamic"
+    return KeyFigure(name, labels.number(float(row["score"]), 3), note)
 
 
 def summary_rows(scores: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:

@@ -124,7 +124,7 @@ def learning() -> Command:
     from regard.commands.learn import config as courses
     from regard.commands.sweep.page import sweep_page
     from regard.commands.sweep.terminal import sweep_summary
-    from regard.data.stream_settings import STREAMS
+    from regard.data.stream_catalog import STREAMS
 
     helps = {one.name: one.metadata.get("help", "") for one in courses.LearnConfig.__dataclass_fields__.values()}
 

@@ -13,10 +13,10 @@ import pandas as pd
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn.tables import SETTINGS
 from regard.errors import UserError
-from regard.report import html as markup
 from regard.report import labels
 from regard.report.arrays import Floats
 from regard.report.panels import DOMAIN, domains, numeric_column
+from regard.report.words import format_value
 from regard.runs.intervals import t_value
 
 METRICS = {
@@ -125,7 +125,7 @@ def _said(field: str, value: Any) -> str:
         value = value.tolist()
     if isinstance(value, float) and math.isnan(value):
         value = None
-    words = "none" if value is None else markup.in_words(value)
+    words = "none" if value is None else format_value(value)
     alone = isinstance(value, str) and value.lower() not in ("none", "")
     return words if alone else f"{field.replace('_', ' ')} {words}"
 
@@ -219,10 +219,3 @@ def decimals(error: float) -> int:
 
 def _power(value: float) -> int:
     return math.floor(math.log10(abs(value))) if value else 0
-
-
-def verdict(found: Difference) -> str:
-    """What the interval says: "overlaps 0", "higher", "lower"; "no interval" where there is none."""
-    if not found.sure:
-        return "no interval"
-    return "overlaps 0" if found.overlaps else "higher" if found.value > 0 else "lower"

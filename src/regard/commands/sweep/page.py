@@ -11,70 +11,63 @@ from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep import words
 from regard.commands.sweep.charts import LINES, curve_panels
 from regard.commands.sweep.means import Combination
-from regard.report import html as markup
 from regard.report import labels
-from regard.report.page import assemble
-from regard.report.panels import specifications, thinning_note
+from regard.report.page import Command, Group, Page, Panels, Record, Section, Table, Tables
+from regard.report.panels import thinning_note
+from regard.report.words import format_value
 
 
 def sweep_page(trials: pd.DataFrame, record: dict[str, Any], histories: Mapping[str, pd.DataFrame]) -> str:
-    """The comparison of all combinations as one self-contained HTML file: it fetches nothing.
+    """Return the comparison of all combinations as one self-contained HTML file.
 
-    `trials` has a row for each finished trial, as `trials.parquet`; `record` is that of `sweep.json`, to which it may
-    add `command`; `histories` holds `history.parquet` by the trials' keys. What is empty is not shown. Raises
-    UserError where there is no trial, a column is missing, or a trial stands twice.
+    Args:
+        trials: A row for each finished trial, in the schema of `trials.parquet`.
+        record: The metadata in `sweep.json`. It may add `command`.
+        histories: The tables of `history.parquet` by the keys of the trials.
+
+    Raises:
+        UserError: There is no trial, a column is missing, or a trial stands twice.
     """
     sweep_means.check_trials(trials, record)
     found = sweep_means.combinations(trials, record)
     metrics = sweep_means.metrics(trials)
-    panels = curve_panels(found, histories)
-    title = words.title(record)
-    top = markup.header(
-        "Regard · sweep",
-        title,
-        words.ledes(found, metrics, record, trials),
-        words.key_figures(found, metrics),
-        words.warnings(found, trials, record),
-    )
-    against = f"Difference to {found[0].name}"
-    body = "".join(
-        [
-            top,
-            "<main>",
-            markup.section("means", "In numbers", _means(found, metrics), words.about_means(found, metrics)),
-            markup.section(
-                "curves", "While training", markup.panels("panels", panels, fit=True), _about_curves(found, histories)
+    curves = Panels(curve_panels(found, histories), "panels", fit=True)
+    differences, failures = Tables(_differences(found, metrics)), Group([_unfinished(trials, record)], "texts")
+    return Page(
+        eyebrow="Regard · sweep",
+        title=words.title(record),
+        ledes=words.ledes(found, metrics, record, trials),
+        key_figures=words.key_figures(found, metrics),
+        warnings=words.warnings(found, trials, record),
+        sections=[
+            Section("means", "In numbers", [_means(found, metrics)], words.about_means(found, metrics)),
+            Section("curves", "While training", [curves], _about_curves(found, histories)),
+            Section(
+                "differences",
+                f"Difference to {found[0].name}",
+                [differences],
+                words.about_differences(found, metrics),
             ),
-            markup.section(
-                "differences", against, _differences(found, metrics), words.about_differences(found, metrics)
-            ),
-            markup.section("unfinished", "Trials without a result", _unfinished(trials, record)),
-            markup.section("again", "How to run it again", _again(record), _AGAIN),
-            markup.section("provenance", "Provenance", markup.provenance(_rest(record))),
-            "</main>",
-            markup.footer(record),
-        ]
-    )
-    data = {"panels": {"panels": panels} if panels else {}, "maps": []}
-    return assemble(
-        f"{title} · Regard", body, data, specifications=specifications(), script=markup.asset("training.js")
-    )
+            Section("unfinished", "Trials without a result", [failures]),
+            Section("again", "How to run it again", [Command(str(record.get("command") or ""))], _AGAIN),
+            Section("provenance", "Provenance", [Record(_rest(record))]),
+        ],
+        record=record,
+    ).html()
 
 
 _AGAIN = "Trials that have finished in the sweep’s folder are not run twice."
 
 
-def _means(found: Sequence[Combination], metrics: Mapping[str, tuple[str, str]]) -> str:
+def _means(found: Sequence[Combination], metrics: Mapping[str, tuple[str, str]]) -> Table:
     """A row for each combination: seeds, then each metric's mean ± standard error."""
-    if not metrics:
-        return ""
     rows, watched = [], any(words.EMERGENCE in one.rows for one in found)
-    for one in found:
+    for one in found if metrics else []:
         cells = [sweep_means.shown(sweep_means.mean(one.rows, metric), unit) for metric, (_, unit) in metrics.items()]
         emerged = [words.emerged(one)] if watched else []
         rows.append((one.name, "", [words.seeds_of(one), *cells, *emerged]))
     head = ["Combination", "Seeds", *(name for name, _ in metrics.values()), *(["Sink emerged"] if watched else [])]
-    return markup.values_table(head, rows, "Means over seeds by combination")
+    return Table(rows, head, "Means over seeds by combination")
 
 
 def _about_curves(found: Sequence[Combination], histories: Mapping[str, pd.DataFrame]) -> str:
@@ -85,36 +78,29 @@ def _about_curves(found: Sequence[Combination], histories: Mapping[str, pd.DataF
     return " ".join(part for part in parts if part)
 
 
-def _differences(found: Sequence[Combination], metrics: Mapping[str, tuple[str, str]]) -> str:
-    """A table for each metric, with the combinations that can be held against the first one."""
+def _differences(found: Sequence[Combination], metrics: Mapping[str, tuple[str, str]]) -> list[Table]:
+    """A table for each metric, with the combinations that can be compared with the first one."""
     tables = []
     for metric, (name, unit) in metrics.items():
-        rows: list[tuple[str, str, list[str]]] = []
+        rows = []
         for one in found[1:] if metric not in sweep_means.TIMED else []:
             difference = sweep_means.difference(found[0].rows, one.rows, metric)
             if difference is not None:
                 rows.append((one.name, "", words.difference_cells(difference, unit)))
-        head = ["Combination", "Difference", "95 % interval", ""]
-        if rows:
-            tables.append((name, markup.values_table(head, rows, f"{name}: differences")))
-    return markup.tables(tables)
+        tables.append(Table(rows, ["Combination", "Difference", "95 % interval", ""], f"{name}: differences", name))
+    return [table for table in tables if table]
 
 
-def _unfinished(trials: pd.DataFrame, record: Mapping[str, Any]) -> str:
+def _unfinished(trials: pd.DataFrame, record: Mapping[str, Any]) -> Table:
     rows = [
         (
-            sweep_means.name_of(labels.section(one, "values")),
-            f"seed {markup.in_words(one.get('seed'))}",
-            [markup.in_words(one.get(key)) for key in ("state", "attempts", "error")],
+            sweep_means.name_of(labels.section(trial, "values")),
+            f"seed {format_value(trial.get('seed'))}",
+            [format_value(trial.get(key)) for key in ("state", "attempts", "error")],
         )
-        for one in sweep_means.unfinished(trials, record)
+        for trial in sweep_means.unfinished(trials, record)
     ]
-    table = markup.values_table(["Trial", "State", "Attempts", "Error"], rows, "Trials without a result")
-    return f'<div class="texts">{table}</div>' if rows else ""
-
-
-def _again(record: Mapping[str, Any]) -> str:
-    return markup.command(str(record["command"])) if record.get("command") else ""
+    return Table(rows, ["Trial", "State", "Attempts", "Error"], "Trials without a result")
 
 
 def _rest(record: Mapping[str, Any]) -> dict[str, Any]:

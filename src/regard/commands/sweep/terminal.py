@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import Group
 
 from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep import words
 from regard.commands.sweep.means import Combination
-from regard.report import html as markup
 from regard.report import labels
+from regard.report.terminal import WIDTH, plain, summary
+from regard.report.words import format_value
 
-WIDTH, SEEDS, CELL = 80, 8, 18
+SEEDS, CELL = 8, 18
 COLUMNS = (
     "valid_loss",
     "sink_rate",
@@ -34,22 +34,14 @@ def sweep_summary(trials: pd.DataFrame, record: Mapping[str, Any]) -> Group:
     sweep_means.check_trials(trials, record)
     found, metrics = sweep_means.combinations(trials, record), sweep_means.metrics(trials)
     first, *others = words.ledes(found, metrics, record, trials)
-    parts: list[RenderableType] = [Text(_plain(words.title(record)), style="bold"), Text(first)]
-    for lines in (_means(found, metrics), _unfinished(trials, record)):
-        if lines:
-            parts += [Text(), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)]
-    told = [*others, *words.warnings(found, trials, record)]
-    return Group(*parts, *([Text()] if any(told) else []), *(Text(_plain(line)) for line in told if line))
-
-
-def _plain(text: str) -> str:
-    return labels.visible(text).replace("␣", " ")
+    blocks = [_means(found, metrics), _unfinished(trials, record)]
+    return summary(words.title(record), [first], blocks, [*others, *words.warnings(found, trials, record)])
 
 
 def _means(found: Sequence[Combination], metrics: Mapping[str, tuple[str, str]]) -> list[str]:
     """A line for each combination; the last metrics give way to long names."""
     shown = [metric for metric in COLUMNS if metric in metrics]
-    longest = max(len(_plain(one.name)) for one in found)
+    longest = max(len(plain(one.name)) for one in found)
     while len(shown) > 1 and longest > _room(shown):
         shown.pop()
     if not shown:
@@ -60,7 +52,7 @@ def _means(found: Sequence[Combination], metrics: Mapping[str, tuple[str, str]])
     for one in found:
         means = (sweep_means.shown(sweep_means.mean(one.rows, metric), metrics[metric][1]) for metric in shown)
         cells = "".join(f"{cell:>{CELL}}" for cell in means)
-        lines.append(f"{_shortened(_plain(one.name), wide):<{wide}}{words.seeds_of(one):>{SEEDS}}{cells}")
+        lines.append(f"{_shortened(plain(one.name), wide):<{wide}}{words.seeds_of(one):>{SEEDS}}{cells}")
     return lines
 
 
@@ -80,6 +72,6 @@ def _unfinished(trials: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
     lines = []
     for one in sweep_means.unfinished(trials, record):
         name = sweep_means.name_of(labels.section(one, "values"))
-        why = markup.in_words(one.get("error") or one.get("state"))
-        lines.append(_plain(f"{name}, seed {markup.in_words(one.get('seed'))}: {why}"))
+        why = format_value(one.get("error") or one.get("state"))
+        lines.append(plain(f"{name}, seed {format_value(one.get('seed'))}: {why}"))
     return lines

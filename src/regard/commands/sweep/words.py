@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep.means import Combination, Difference
 from regard.report import labels
 from regard.report.key_figure import KeyFigure
+from regard.report.words import format_signed, verdict
 
 _Metrics = Mapping[str, tuple[str, str]]
 
@@ -129,23 +129,17 @@ _OVERLAP = "Where an interval overlaps 0, these seeds do not tell the two apart.
 
 def difference_cells(found: Difference, unit: str) -> list[str]:
     """The difference, its interval, and what it says, as texts."""
+    told = verdict(found.value, found.overlaps if found.sure else None)
     points = " points" if unit == "%" else ""
     if not found.sure:
-        return [f"{signed(found.value)}{points}", "–", sweep_means.verdict(found)]
+        return [f"{format_signed(found.value)}{points}", "–", told]
     half = (found.high - found.low) / 2
     places = sweep_means.decimals(half) if half > _LEAST else 3
-    value, low, high = (signed(number, places) for number in (found.value, found.low, found.high))
-    return [f"{value}{points}", f"{low} to {high}", sweep_means.verdict(found)]
+    value, low, high = (format_signed(number, places) for number in (found.value, found.low, found.high))
+    return [f"{value}{points}", f"{low} to {high}", told]
 
 
 _LEAST = 1e-9
-
-
-def signed(value: float, places: int | None = None) -> str:
-    """The number with its sign, "−0.012"; to three digits where no decimals are given."""
-    text = labels.number(abs(value), 3) if places is None else f"{abs(value):,.{places}f}"
-    zero = math.isnan(value) or not any(digit in "123456789∞" for digit in text)
-    return text if zero else f"{'−' if value < 0 else '+'}{text}"
 
 
 def _count(count: int, name: str) -> str:

@@ -29,7 +29,7 @@ from regard.continual.methods.progprompt import ProgPrompt
 from regard.continual.methods.replay import Replay
 from regard.continual.methods.replay_lora import ReplayLora
 from regard.continual.methods.sapt import Sapt
-from regard.continual.methods.sapt_noticed import SaptTaskFree
+from regard.continual.methods.sapt_task_free import SaptTaskFree
 from regard.continual.methods.seekr import Seekr
 from regard.continual.methods.separate import Separate
 from regard.continual.methods.sequential_lora import SequentialLora
@@ -65,7 +65,7 @@ METHODS: dict[str, type[Method]] = {
     "epi": Epi,
     "lfpt5": Lfpt5,
     "sapt": Sapt,
-    "sapt-noticed": SaptTaskFree,
+    "sapt-task-free": SaptTaskFree,
     "separate": Separate,
     "joint": Joint,
 }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 from regard.training.placement import isolated_rng, seed_step
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(memory.Settings):
-    """Those of every memory; as many of each class of each task are kept, as in the paper."""
+class AGemConfig(memory.MemoryConfig):
+    """Settings of A-GEM: those of a memory, which is balanced as in the paper."""
 
-    store: memory.Store = "balanced"
+    storage_policy: memory.Store = "balanced"
 
 
 class AGem(memory.Remembering):
@@ -32,7 +32,7 @@ class AGem(memory.Remembering):
     is made of what is left, and is not itself orthogonal to r.
     """
 
-    Settings = Settings
+    Config = AGemConfig
     texts = True
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
@@ -51,7 +51,7 @@ class AGem(memory.Remembering):
         self, learner: Learner, network: nn.Module, trained: Sequence[nn.Parameter], step: int
     ) -> list[Tensor]:
         """The gradient of the mean loss of the memory's batch of a step: the same in every process."""
-        seed, count = learner.seed_for("replay", learner.task), memory.replayed(learner, self.settings)
+        seed, count = learner.seed_for("replay", learner.task), memory.replayed(learner, self.config)
         items = memory.drawn(self.state.examples, count, seed=seed, step=step)
         found = [torch.zeros_like(one) for one in trained]
         low = learner.budget.precision == "bfloat16"

@@ -16,7 +16,13 @@ from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.methods.ctr_layers import compensate, slope_at
 from regard.continual.methods.ctr_network import CtrNetwork
-from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, probing_rate, rate_from_setting
+from regard.continual.training_phase import (
+    MethodLearningRate,
+    TrainingBudget,
+    TrainingPhase,
+    probing_rate,
+    rate_from_setting,
+)
 from regard.errors import check_int
 from regard.models.heads import LinearHead
 
@@ -26,31 +32,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
-    """Sizes of the plug-ins, and how they are trained.
+class CtrConfig(method.MethodConfig):
+    """Settings of CTR.
 
-    `neurons`: of a task specific module. `capsule`: dimensions of one; `middle`: of the layer before it; `transfers`:
-    how many transfer capsules; `filters`: of each width of convolution. `slope`: the largest s of the masks σ(s·e).
-    `sparsity`: weight of the share of free neurons that a task takes (HAT's c). `rate`: the learning rate, in place
-    of the budget's, which is meant for encoders; 0: that of the budget for probing, whose encoder is frozen as well.
+    Args:
+        adapter_size: Neurons of a task-specific module.
+        capsule_size: Dimensions of a capsule.
+        capsule_hidden_size: Size of the layer before the capsules.
+        num_transfer_capsules: Number of transfer capsules.
+        num_filters: Filters of each convolution width.
+        max_slope: Largest s of the masks σ(s·e).
+        sparsity_weight: Weight of the share of free neurons that a task takes (c of HAT).
+        learning_rate: Used in place of the budget's, which is meant for encoders; 0 for the budget's probing rate.
     """
 
-    neurons: int = 2000
-    capsule: int = 3
-    middle: int = 100
-    transfers: int = 3
-    filters: int = 100
-    slope: float = 140.0
-    sparsity: float = 0.75
-    rate: float = 1e-3
+    adapter_size: int = 2000
+    capsule_size: int = 3
+    capsule_hidden_size: int = 100
+    num_transfer_capsules: int = 3
+    num_filters: int = 100
+    max_slope: float = 140.0
+    sparsity_weight: float = 0.75
+    learning_rate: float = 1e-3
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name in ("neurons", "capsule", "middle", "transfers", "filters"):
+        for name in ("adapter_size", "capsule_size", "capsule_hidden_size", "num_transfer_capsules", "num_filters"):
             check_int(name, getattr(self, name), least=1)
-        method.check_number("slope", self.slope, least=1)
-        method.check_number("sparsity", self.sparsity, least=0)
-        method.check_number("rate", self.rate, least=0)
+        method.check_number("max_slope", self.max_slope, least=1)
+        method.check_number("sparsity_weight", self.sparsity_weight, least=0)
+        method.check_number("learning_rate", self.learning_rate, least=0)
 
 
 class Ctr(Method):
@@ -71,12 +82,12 @@ class Ctr(Method):
     capsule is always let in; capsules are squashed once, without iterations.
     """
 
-    Settings = Settings
+    Config = CtrConfig
     Network = CtrNetwork
     incremental = False
 
-    def __init__(self, settings: method.Settings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, config: method.MethodConfig | None = None) -> None:
+        super().__init__(config)
         self.head_before = (torch.empty(0), torch.empty(0))
         self.used = list[list[Tensor]]()
 
@@ -90,7 +101,7 @@ class Ctr(Method):
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set; where that is 0, that of probing."""
-        return rate_from_setting(self.settings.rate) if self.settings.rate else probing_rate(budget)
+        return rate_from_setting(self.config.learning_rate) if self.config.learning_rate else probing_rate(budget)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The plug-ins and the head."""
@@ -103,10 +114,10 @@ class Ctr(Method):
 
     def _correct(self, learner: Learner, task: int, per_epoch: int, network: nn.Module, step: int) -> None:
         """Free the gradient of the task's embeddings from how steep its masks are at the step."""
-        slope = slope_at(step, per_epoch, self.settings.slope)
+        slope = slope_at(step, per_epoch, self.config.max_slope)
         for plugin in learner.network_as(CtrNetwork).each:
             for embeddings in plugin.specific.tasks:
-                compensate(cast(nn.ParameterList, embeddings)[task], slope, self.settings.slope)
+                compensate(cast(nn.ParameterList, embeddings)[task], slope, self.config.max_slope)
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's batches, with the `slope` (row,) of the step, and Gumbel `noise` (row, plug-in, task, 2)."""
@@ -115,7 +126,7 @@ class Ctr(Method):
         seed = learner.seed_for("noise", task, stage.name)
 
         def rows(step: int) -> Rows:
-            slope = slope_at(step, per_epoch, self.settings.slope)
+            slope = slope_at(step, per_epoch, self.config.max_slope)
             noise = np.random.default_rng([seed, step]).gumbel(size=shape).astype(np.float32)
             return {**plain.rows(step), "slope": torch.full((plain.size,), slope), "noise": torch.from_numpy(noise)}
 
@@ -124,10 +135,10 @@ class Ctr(Method):
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and for each row the share of free neurons that the task takes."""
         found = super().loss(learner, network, rows)
-        if "slope" not in rows or not self.settings.sparsity:
+        if "slope" not in rows or not self.config.sparsity_weight:
             return found
         counted = (rows["labels"] != IGNORED).sum()
-        return found + counted * self.settings.sparsity * self._taken(learner, float(rows["slope"][0]))
+        return found + counted * self.config.sparsity_weight * self._taken(learner, float(rows["slope"][0]))
 
     def _taken(self, learner: Learner, slope: float) -> Tensor:
         """Σ m (1 − u) / Σ (1 − u) over all neurons, u being how far earlier tasks use one (HAT's regulariser)."""

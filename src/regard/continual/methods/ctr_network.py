@@ -20,7 +20,7 @@ class CtrNetwork(Network):
 
     Plug-ins see the output of the linear layer that ends either part, before its dropout, residual and normalisation.
     `rows["tasks"]` says of which task each row is; `rows["slope"]` (row,) how steep masks are, which is the settings'
-    `slope` where it is not said; `rows["noise"]` (row, plug-in, task, 2) what is added to the routers' logits.
+    `max_slope` where it is not said; `rows["noise"]` (row, plug-in, task, 2) what is added to the routers' logits.
 
     An encoder that is called on its own computes for the task that was begun last.
 
@@ -30,20 +30,26 @@ class CtrNetwork(Network):
     apart = True
     latest: Tensor
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         if classifier.config.lora:
             raise UserError("lora: expected none with ctr, which trains plug-ins of its own beside frozen weights")
         if not isinstance(classifier.head, LinearHead):
             raise UserError(f"head: expected linear with ctr, got {classifier.config.head}")
         layers = ends(classifier.encoder)
-        sizes = Sizes(settings.neurons, settings.capsule, settings.middle, settings.transfers, settings.filters)
+        sizes = Sizes(
+            config.adapter_size,
+            config.capsule_size,
+            config.capsule_hidden_size,
+            config.num_transfer_capsules,
+            config.num_filters,
+        )
         classifier.encoder.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.plugins = nn.ModuleList(Plugin(one.out_features, tasks, sizes).to(one.weight) for one in layers)
         self.register_buffer("latest", torch.zeros((), dtype=torch.long))
-        self.slope: float = settings.slope
+        self.slope: float = config.max_slope
         self._rows: dict[str, Tensor] | None = None
         self._site: Site | None = None
         classifier.encoder.register_forward_pre_hook(self._enter, with_kwargs=True)

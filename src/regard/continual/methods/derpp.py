@@ -15,13 +15,18 @@ from regard.continual.learner import IGNORED
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(memory.Settings):
-    """Those of every memory; `alpha` weighs the distance to stored logits, `beta` the cross-entropy of stored rows."""
+class DarkExperienceConfig(memory.MemoryConfig):
+    """Settings of DER++: those of a memory, and the weights of its two losses.
+
+    Args:
+        alpha: Weight of the distance to stored logits.
+        beta: Weight of the cross-entropy of replayed examples.
+    """
 
     alpha: float = 0.1
     beta: float = 0.5
@@ -46,13 +51,13 @@ class DarkExperience(memory.Remembering):
     it and wherever a run was resumed.
     """
 
-    Settings = Settings
+    Config = DarkExperienceConfig
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's batches, each with two of the memory beside it."""
         if not self.state.examples:
             return super().batches(learner, task, stage)
-        new, count = memory.arriving(learner, task, stage), memory.replayed(learner, self.settings)
+        new, count = memory.arriving(learner, task, stage), memory.replayed(learner, self.config)
         seeds = [learner.seed_for("replay", name, task) for name in ("logits", "labels")]
 
         def rows(step: int) -> Rows:
@@ -81,8 +86,8 @@ class DarkExperience(memory.Remembering):
         logits = torch.zeros(size, stored.shape[1], dtype=stored.dtype)
         number = {item: place for place, item in enumerate(self.state.examples)}
         logits[parts == 1] = stored[[number[item] for item in dark]]
-        weight = torch.tensor([1 / len(new), 0.0, self.settings.beta / len(old), 0.0])
-        pull = torch.tensor([0.0, self.settings.alpha / len(dark), 0.0, 0.0])
+        weight = torch.tensor([1 / len(new), 0.0, self.config.beta / len(old), 0.0])
+        pull = torch.tensor([0.0, self.config.alpha / len(dark), 0.0, 0.0])
         return {**rows, "logits": logits, "weight": len(items) * weight[parts], "pull": len(items) * pull[parts]}
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
@@ -100,7 +105,7 @@ class DarkExperience(memory.Remembering):
     def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task, with their logits."""
         before = dict(zip(self.state.examples, self.state.tensors.get("logits", torch.empty(0)), strict=True))
-        memory.keep(learner, self.state, self.settings, task)
+        memory.keep(learner, self.state, self.config, task)
         new = [item for item in self.state.examples if item not in before]
         with learner.evaluating() as network, torch.no_grad():
             found = [logits for rows in learner.each(new) for logits in _whole(network(rows)).cpu()]

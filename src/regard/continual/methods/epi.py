@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.adapters.embedded import embedding_reader
+from regard.adapters.input_embeddings import embedding_reader
 from regard.continual import method
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.method import Method
-from regard.continual.pooled import PoolConfig, PoolNetwork
-from regard.continual.prompted import class_vectors, restore_rows
+from regard.continual.prompt_network import class_vectors, restore_rows
 from regard.models.classifier import Classifier
 from regard.models.heads import pool_states
 
@@ -24,11 +24,12 @@ FAR = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolConfig):
-    """What blocks are made of (`PoolConfig`), and how tasks are told apart.
+class EpiConfig(LoraConfig):
+    """Settings of EPI: those of low-rank adapters, and of task identification.
 
-    `shrinkage`: how far the shared covariance is moved towards the identity times its mean variance, from 0, which is
-    the paper's, to 1. Of few rows with many features a covariance says nothing in most directions.
+    Args:
+        shrinkage: How far the shared covariance is moved towards a multiple of the identity, from 0 (the paper's) to 1.
+            A covariance of few rows with many features is singular without it.
     """
 
     shrinkage: float = 0.0
@@ -53,8 +54,8 @@ class EpiNetwork(PoolNetwork):
     whitening: Tensor
     owned: Tensor
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+    def __init__(self, classifier: Classifier, *, tasks: int, config: EpiConfig, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         self.reader = (embedding_reader(classifier.encoder)[0],)
         width, classes = self.reader[0].config.hidden_size, len(getattr(classifier.config, "classes", ()))
         self.register_buffer("means", torch.zeros(tasks, max(classes, 1), width))
@@ -62,10 +63,10 @@ class EpiNetwork(PoolNetwork):
         self.register_buffer("covariance", torch.zeros(width, width))
         self.register_buffer("whitening", torch.zeros(width, width))
         self.register_buffer("owned", torch.zeros(tasks, classes, dtype=torch.bool))
-        self.shrinkage: float = settings.shrinkage
+        self.shrinkage: float = config.shrinkage
         self.chosen: Tensor | None = None
 
-    def options(self, settings: Any) -> dict[str, Any]:
+    def options(self, config: Any) -> dict[str, Any]:
         """What else a pool is made with."""
         return {"by_row": True}
 
@@ -139,7 +140,7 @@ class Epi(Method):
     tasks share is trained by both.
     """
 
-    Settings = Settings
+    Config = EpiConfig
     Network = EpiNetwork
     texts = True
     loss_classes = "task"

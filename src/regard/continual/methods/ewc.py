@@ -25,26 +25,29 @@ FISHER, CENTRE, CONSTANT = "fisher.", "centre.", "constant"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
-    """`strength`: λ of the penalty; 400 is what the paper gives, for games.
+class EwcConfig(method.MethodConfig):
+    """Settings of EWC.
 
-    `samples`: training rows of a task that its Fisher information is taken of, all where it has fewer. `labels`: whose
-    log-likelihood that is, of a label drawn from the `model`, which makes it the Fisher information, or of the `true`
-    one. `online`: one penalty around the last task's weights, with the information of earlier tasks times `gamma`.
+    Args:
+        ewc_lambda: λ of the penalty; the paper gives 400, for games.
+        fisher_samples: Training rows of a task that estimate its Fisher information; all where it has fewer.
+        fisher_labels: "model" for labels drawn from the model's predictions (the Fisher information), or "true".
+        online: Keep one penalty around the weights of the last task.
+        decay_factor: Weight of the information of earlier tasks, for `online`.
     """
 
-    strength: float = 400.0
-    samples: int = 256
-    labels: Labels = "model"
+    ewc_lambda: float = 400.0
+    fisher_samples: int = 256
+    fisher_labels: Labels = "model"
     online: bool = False
-    gamma: float = 0.95
+    decay_factor: float = 0.95
 
     def __post_init__(self) -> None:
         """Check numbers and choices."""
-        method.check_number("strength", self.strength, least=0)
-        method.check_number("samples", self.samples, least=1)
-        method.check_number("gamma", self.gamma, least=0, most=1)
-        check_choice("labels", self.labels, get_args(Labels))
+        method.check_number("ewc_lambda", self.ewc_lambda, least=0)
+        method.check_number("fisher_samples", self.fisher_samples, least=1)
+        method.check_number("decay_factor", self.decay_factor, least=0, most=1)
+        check_choice("fisher_labels", self.fisher_labels, get_args(Labels))
 
 
 class Ewc(Method):
@@ -56,7 +59,7 @@ class Ewc(Method):
     A = γ A + F_t and c = θ*_t after each task. Class vectors of other tasks have no part in a task's F.
     """
 
-    Settings = Settings
+    Config = EwcConfig
     texts = True
 
     def before_task(self, learner: Learner, task: int) -> None:
@@ -79,17 +82,17 @@ class Ewc(Method):
             (kept[FISHER + name] * (one - kept[CENTRE + name]).square()).sum()
             for name, one in _trained(network).items()
         ]
-        penalty: Tensor = self.settings.strength / 2 * (torch.stack(parts).sum() + self.state.values[CONSTANT])
+        penalty: Tensor = self.config.ewc_lambda / 2 * (torch.stack(parts).sum() + self.state.values[CONSTANT])
         return penalty
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add the information of the task that has been learnt to that of the others."""
-        items, many = learner.items(task), self.settings.samples
+        items, many = learner.items(task), self.config.fisher_samples
         if len(items) > many:
             chosen = np.random.default_rng(learner.seed_for("memory", task)).choice(len(items), many, replace=False)
             items = [items[number] for number in sorted(chosen)]
         seed = learner.seed_for("labels", task)
-        self.remember(fisher(learner, items, labels=self.settings.labels, seed=seed), _trained(learner.network))
+        self.remember(fisher(learner, items, labels=self.config.fisher_labels, seed=seed), _trained(learner.network))
 
     def remember(self, information: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         """Take a task's F and θ*, by the names of the parameters, into what is kept."""
@@ -98,8 +101,8 @@ class Ewc(Method):
             before, here = kept.get(FISHER + name), weights[name].detach().clone()
             if before is None:
                 kept[FISHER + name], kept[CENTRE + name] = value.clone(), here
-            elif self.settings.online:
-                kept[FISHER + name], kept[CENTRE + name] = self.settings.gamma * before + value, here
+            elif self.config.online:
+                kept[FISHER + name], kept[CENTRE + name] = self.config.decay_factor * before + value, here
             else:
                 total = before + value
                 share = torch.where(total > 0, value / total, 1.0)
@@ -113,7 +116,7 @@ def fisher(learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, see
     """The diagonal of the Fisher information of each trained parameter, by its name, in its shape.
 
     The mean over examples of the squared gradient of log p(label | text), among the classes of the example's task, with
-    nothing dropped out. `labels`: see `Settings`; `seed` is what they are drawn with.
+    nothing dropped out. `labels`: as `fisher_labels` of the config; `seed` is what they are drawn with.
     """
     trained, generator = _trained(learner.network), torch.Generator().manual_seed(seed)
     found = {name: torch.zeros_like(one, requires_grad=False) for name, one in trained.items()}

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.methods.inflora import Measure, measured
 from regard.continual.methods.o_lora import overlap
-from regard.continual.pooled import PoolConfig, PoolNetwork
 from regard.errors import check_choice
 from regard.models.classifier import Classifier
 
@@ -30,27 +30,32 @@ LAYERS = ("down", "up", "key")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolConfig):
-    """What a pool is made of (`PoolConfig`), and the gates.
+class GainLoraConfig(LoraConfig):
+    """Settings of GainLoRA: those of low-rank adapters, and of the gates.
 
-    `inner`: features between a gate's first two layers. `threshold`: ε, the share of the inputs that the directions
-    kept of the first task have; it grows to 1 in a straight line over the tasks. `measure`: of what of the inputs it is
-    the share, as InfLoRA's. `orthogonality`: λ of O-LoRA's penalty. These are the authors' for T5, but for the last,
-    which is O-LoRA's own: their code of the two together is not released.
+    The defaults are the authors' for T5. `orthogonality_weight` is that of O-LoRA: the authors' code of both together
+    is not released.
+
+    Args:
+        gate_hidden_size: Features between the first two layers of a gate.
+        threshold: ε, the share of the inputs that the stored directions hold after the first task. It grows linearly to
+            1.
+        threshold_formula: What the share is of, see `InfLoraConfig`.
+        orthogonality_weight: λ of O-LoRA's penalty.
     """
 
-    inner: int = 100
+    gate_hidden_size: int = 100
     threshold: float = 0.995
-    measure: Measure = "released"
-    orthogonality: float = 0.5
+    threshold_formula: Measure = "released"
+    orthogonality_weight: float = 0.5
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("inner", self.inner, least=1)
+        method.check_number("gate_hidden_size", self.gate_hidden_size, least=1)
         method.check_number("threshold", self.threshold, least=0, most=1)
-        check_choice("measure", self.measure, get_args(Measure))
-        method.check_number("orthogonality", self.orthogonality, least=0)
+        check_choice("threshold_formula", self.threshold_formula, get_args(Measure))
+        method.check_number("orthogonality_weight", self.orthogonality_weight, least=0)
 
 
 class GainNetwork(PoolNetwork):
@@ -68,10 +73,10 @@ class GainNetwork(PoolNetwork):
     up: Tensor
     key: Tensor
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+    def __init__(self, classifier: Classifier, *, tasks: int, config: GainLoraConfig, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         table: Any = classifier.encoder.get_input_embeddings()
-        width, inner = table.weight.shape[1], settings.inner
+        width, inner = table.weight.shape[1], config.gate_hidden_size
         random, device = torch.Generator().manual_seed(seed), table.weight.device
         self.change = nn.ParameterDict()
         for name, shape in zip(LAYERS, ((inner, width), (width, inner), (1, width)), strict=True):
@@ -80,7 +85,7 @@ class GainNetwork(PoolNetwork):
             self.register_buffer(f"free_{name}", torch.eye(shape[1], device=device))
             self.change[name] = nn.Parameter(torch.zeros(shape, device=device))
 
-    def options(self, settings: Any) -> dict[str, Any]:
+    def options(self, config: Any) -> dict[str, Any]:
         """What else a pool is made with."""
         return {"by_row": True}
 
@@ -168,7 +173,7 @@ class GainLora(Method):
     blocks of earlier tasks is added to the mean loss.
     """
 
-    Settings = Settings
+    Config = GainLoraConfig
     Network = GainNetwork
     texts = True
 
@@ -183,22 +188,22 @@ class GainLora(Method):
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses, and O-LoRA's penalty for each that counts."""
         found = learner.cross_entropy(network(rows), rows)
-        if not learner.task or not self.settings.orthogonality:
+        if not learner.task or not self.config.orthogonality_weight:
             return found
         with torch.autocast(found.device.type, enabled=False):
-            penalty = self.settings.orthogonality * overlap(learner.network_as(GainNetwork).pool, learner.task)
+            penalty = self.config.orthogonality_weight * overlap(learner.network_as(GainNetwork).pool, learner.task)
         return found + (rows["labels"] != IGNORED).sum() * penalty
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep free of later changes what the gate's layers have read."""
-        first: float = self.settings.threshold
+        first: float = self.config.threshold
         threshold = first + (1 - first) * task / len(learner.stream)
         squares = [self._square(inputs) for inputs in self._inputs(learner, task)]
         learner.network_as(GainNetwork).settle(task, squares, threshold)
 
     def _square(self, inputs: Tensor) -> Tensor:
         """What shares are taken of, (features, features), of inputs (row, features)."""
-        return measured(gram(inputs), self.settings.measure)
+        return measured(gram(inputs), self.config.threshold_formula)
 
     def _inputs(self, learner: Learner, task: int) -> list[Tensor]:
         """What the layers of a task's gate read of all its training rows, each (row, features)."""

@@ -21,38 +21,53 @@ from regard.errors import UserError, check_int
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
-    """The choices of the paper's program.
+class IdbrConfig(method.MethodConfig):
+    """Settings of IDBR; the defaults are those of the authors' code.
 
-    `replay`: keep a `share` of each task's training examples, but no more than its part of `memory`, which is that of
-    all tasks, and replay them at each `interval`-th batch; without it nothing is kept. `size`: of each space. `order`,
-    `task`: weights of the losses of the two predictions. `generic`, `specific`: how much each space is held in place,
-    times `held_new` in batches of the task at hand, and times `held_replayed` in those that replay.
+    Args:
+        replay: Store examples and replay them.
+        memory_fraction: Share of each task's training examples that is stored.
+        memory_size: Largest number of stored examples, of all tasks together.
+        replay_interval: Number of batches from one replay to the next.
+        hidden_size: Size of each of the two spaces.
+        nsp_weight: Weight of the next-sentence loss.
+        task_weight: Weight of the task prediction loss.
+        generic_reg_weight: Weight of the regularization of the generic space.
+        specific_reg_weight: Weight of the regularization of the specific space.
+        new_reg_scale: Scale of both regularizations in batches of the current task.
+        replay_reg_scale: Scale of both regularizations in batches that replay.
     """
 
     replay: bool = True
-    share: float = 0.01
-    memory: int = 2000
-    interval: int = 10
-    size: int = 128
-    order: float = 1.0
-    task: float = 1.0
-    generic: float = 0.5
-    specific: float = 0.5
-    held_new: float = 0.5
-    held_replayed: float = 5.0
+    memory_fraction: float = 0.01
+    memory_size: int = 2000
+    replay_interval: int = 10
+    hidden_size: int = 128
+    nsp_weight: float = 1.0
+    task_weight: float = 1.0
+    generic_reg_weight: float = 0.5
+    specific_reg_weight: float = 0.5
+    new_reg_scale: float = 0.5
+    replay_reg_scale: float = 5.0
 
     def __post_init__(self) -> None:
         """Check them."""
-        method.check_number("share", self.share, least=0, most=1)
-        for name in ("order", "task", "generic", "specific", "held_new", "held_replayed"):
+        method.check_number("memory_fraction", self.memory_fraction, least=0, most=1)
+        for name in (
+            "nsp_weight",
+            "task_weight",
+            "generic_reg_weight",
+            "specific_reg_weight",
+            "new_reg_scale",
+            "replay_reg_scale",
+        ):
             method.check_number(name, getattr(self, name), least=0)
-        for name in ("interval", "size", "memory"):
+        for name in ("replay_interval", "hidden_size", "memory_size"):
             check_int(name, getattr(self, name), least=1)
         if not isinstance(self.replay, bool):
             raise UserError(f"replay: expected true or false, got {self.replay!r}")
@@ -78,24 +93,24 @@ class Idbr(Method):
     best weights on the dev split are not looked for; warm-up and schedule are those of all methods.
     """
 
-    Settings = Settings
+    Config = IdbrConfig
     Network = IdbrNetwork
 
-    def __init__(self, settings: method.Settings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, config: method.MethodConfig | None = None) -> None:
+        super().__init__(config)
         self.before, self.places = torch.empty(0), dict[ExampleRef, int]()
 
     @property
     def memory_size(self) -> int:
         """The size of the memory, which is none without replay."""
-        size: int = self.settings.memory
-        return size if self.settings.replay else 0
+        size: int = self.config.memory_size
+        return size if self.config.replay else 0
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Note both spaces of the task's training rows and of what is kept, where there are earlier tasks."""
-        memory, tasks = self.settings.memory, len(learner.stream)
-        if self.settings.replay and memory < tasks:
-            raise UserError(f"memory: expected an example of each of {tasks} tasks at least, got {memory}")
+        memory, tasks = self.config.memory_size, len(learner.stream)
+        if self.config.replay and memory < tasks:
+            raise UserError(f"memory_size: expected an example of each of {tasks} tasks at least, got {memory}")
         if not task:
             return
         items, network = [*learner.items(task), *self.state.examples], cast(IdbrNetwork, learner.network)
@@ -114,7 +129,7 @@ class Idbr(Method):
         ]
         halving = Halving.of(learner.tokenizer, length=budget.length, pad=learner.pad)
         seeds = learner.seed_for("replay", task, stage.name), learner.seed_for("halves", task, stage.name)
-        plan = Replays(new, old, interval=self.settings.interval, seed=seeds[0])
+        plan = Replays(new, old, interval=self.config.replay_interval, seed=seeds[0])
 
         def rows(step: int) -> Rows:
             chosen, replays = plan.at(step)
@@ -134,34 +149,36 @@ class Idbr(Method):
             return super().loss(learner, network, rows)
         bare, both = cast(IdbrNetwork, learner.network), in_both_orders(rows)
         parts = bare.parts(network(both))
-        chosen = self.settings
+        config = self.config
         found = _entropy(learner.of_task(parts.logits, both["tasks"]), both["labels"])
-        found = found + chosen.order * _entropy(parts.orders, both["orders"])
+        found = found + config.nsp_weight * _entropy(parts.orders, both["orders"])
         told = parts.tasks[:, : learner.task + 1]
-        found = found + chosen.task * both["replays"] * _entropy(told, both["tasks"])
+        found = found + config.task_weight * both["replays"] * _entropy(told, both["tasks"])
         each = torch.stack(found.chunk(2)).mean(0) + self._held(bare, parts, rows)
         return (each * (rows["labels"] != IGNORED)).sum()
 
     def _held(self, network: IdbrNetwork, parts: Parts, rows: Rows) -> Tensor:
         """How far the spaces of each row, as written, are from where they were before the task, weighed: (row,)."""
-        count, chosen = len(rows["labels"]), self.settings
+        count, config = len(rows["labels"]), self.config
         if not len(self.before):
             return parts.spaces.new_zeros(count)
         items = zip(rows["tasks"].tolist(), rows["rows"].tolist(), strict=True)
         before = self.before[[self.places[ExampleRef(*item)] for item in items]]
         moved = (parts.spaces[:count] - before).square()
         generic, specific = (space.mean(1) for space in moved.split(network.size, 1))
-        weight = torch.where(rows["replays"], chosen.held_replayed, chosen.held_new)
-        return weight * (chosen.generic * generic + chosen.specific * specific)
+        weight = torch.where(rows["replays"], config.replay_reg_scale, config.new_reg_scale)
+        return weight * (config.generic_reg_weight * generic + config.specific_reg_weight * specific)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep the examples that stand for the task."""
-        if not self.settings.replay:
+        if not self.config.replay:
             return
         items, network = learner.items(task), cast(IdbrNetwork, learner.network)
         with learner.evaluating(), torch.no_grad():
             states = torch.cat([network.read(rows).float() for rows in learner.each(items)])
-        many = min(max(1, int(self.settings.share * len(items))), self.settings.memory // len(learner.stream))
+        many = min(
+            max(1, int(self.config.memory_fraction * len(items))), self.config.memory_size // len(learner.stream)
+        )
         chosen = representatives(states, many, seed=learner.seed_for("memory", task))
         self.state.examples += [items[number] for number in chosen]
 

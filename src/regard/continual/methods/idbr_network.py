@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
-from regard.models.heads import LinearHead, StatesReading, pool_states
+from regard.models.heads import LinearHead, Pooling, pool_states
 
 ORDERS = 2
 """Two halves of a text stand as they were written, or exchanged."""
@@ -32,9 +32,9 @@ class SpacesHead(nn.Module):
     `generic` and `specific` are a linear map and tanh each, `width` to `size` (arXiv 2104.05489).
     """
 
-    def __init__(self, width: int, classes: int, *, size: int, reading: StatesReading) -> None:
+    def __init__(self, width: int, classes: int, *, size: int, pooling: Pooling) -> None:
         super().__init__()
-        self.reading: StatesReading = reading
+        self.pooling: Pooling = pooling
         self.generic = nn.Sequential(nn.Linear(width, size), nn.Tanh())
         self.specific = nn.Sequential(nn.Linear(width, size), nn.Tanh())
         self.vectors = nn.Parameter(torch.empty(classes, 2 * size))
@@ -43,7 +43,7 @@ class SpacesHead(nn.Module):
 
     def forward(self, states: Tensor, real: Tensor, common: Tensor | None = None) -> Tensor:
         """The logits (row, class) of states (row, token, width), of which `real` (row, token) are no padding."""
-        return self.classes(self.spaces(pool_states(states, real, self.reading)))
+        return self.classes(self.spaces(pool_states(states, real, self.pooling)))
 
     def classes(self, spaces: Tensor) -> Tensor:
         """The logits (row, class) of both spaces (row, 2 × size)."""
@@ -63,15 +63,15 @@ class IdbrNetwork(Network):
 
     apart = True
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
-        before, size = classifier.head, settings.size
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
+        before, size = classifier.head, config.hidden_size
         if not isinstance(before, LinearHead):
             raise UserError(f"head: expected linear with idbr, whose own it becomes, got {classifier.config.head}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             head = SpacesHead(
-                before.vectors.shape[1], len(classifier.config.classes), size=size, reading=before.reading
+                before.vectors.shape[1], len(classifier.config.classes), size=size, pooling=before.pooling
             )
             self.tasks, self.orders = nn.Linear(size, tasks), nn.Linear(size, ORDERS)
         for module in (head, self.tasks, self.orders):
@@ -101,7 +101,7 @@ class IdbrNetwork(Network):
         """The states (row, width) that the spaces are made of."""
         real = rows["attention_mask"].bool()
         states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
-        return pool_states(states, real, self.head.reading)
+        return pool_states(states, real, self.head.pooling)
 
     def parts(self, outputs: Tensor) -> Parts:
         """What `forward` said of rows with `halves`."""

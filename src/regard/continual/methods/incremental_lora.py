@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.method import Method
-from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -18,7 +18,7 @@ class IncrementalLora(Method):
     frozen. A later block changes what earlier tasks' rows become, and nothing is done about that.
     """
 
-    Settings = PoolConfig
+    Config = LoraConfig
     Network = PoolNetwork
     texts = True
 

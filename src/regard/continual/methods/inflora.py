@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from regard.continual import method
-from regard.continual.layer_inputs import capture_layer_inputs
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.input_capture import capture_layer_inputs
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.continual.pooled import PoolConfig, PoolNetwork
 from regard.errors import check_choice
 
 if TYPE_CHECKING:
@@ -28,22 +28,25 @@ _NOTHING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolConfig):
-    """`threshold`: ε, the share of a task's inputs H that is kept free of later blocks; `measure`: of what of them.
+class InfLoraConfig(LoraConfig):
+    """Settings of InfLoRA: those of low-rank adapters, and of the stored subspace.
 
-    The share is ε for the first task and grows to 1 with the tasks; 0.995 is the authors' for T5 (in GainLoRA's
-    comparison), 0.95 for CIFAR-100 and DomainNet, 0.98 for ImageNet-R. These are of the squared singular values of H
-    Hᵀ, as the `released` code has it; the `paper` speaks of those of H, of which the same ε holds many more directions.
+    Args:
+        threshold: ε, the share of a task's inputs H that later adapters leave alone. It is ε for the first task and
+            grows to 1 over the tasks. The authors use 0.995 for T5 (in GainLoRA's comparison), 0.95 for CIFAR-100 and
+            DomainNet, 0.98 for ImageNet-R.
+        threshold_formula: What the share is of: "released" for the squared singular values of H Hᵀ, as in the code, or
+            "paper" for those of H, of which the same ε holds many more directions.
     """
 
     threshold: float = 0.995
-    measure: Measure = "released"
+    threshold_formula: Measure = "released"
 
     def __post_init__(self) -> None:
         """Check number and choice."""
         super().__post_init__()
         method.check_number("threshold", self.threshold, least=0, most=1)
-        check_choice("measure", self.measure, get_args(Measure))
+        check_choice("threshold_formula", self.threshold_formula, get_args(Measure))
 
 
 class Memory(NamedTuple):
@@ -73,7 +76,7 @@ class InfLora(IncrementalLora):
     those that are left once these are fewer; both say the same.
     """
 
-    Settings = Settings
+    Config = InfLoraConfig
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block, and design its A."""
@@ -88,7 +91,7 @@ class InfLora(IncrementalLora):
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task's inputs take up to the memory of each layer."""
-        share = self.settings.threshold + (1 - self.settings.threshold) * task / len(learner.stream)
+        share = self.config.threshold + (1 - self.config.threshold) * task / len(learner.stream)
         for name, moment in self._moments(learner, task).items():
             found = grown(self.memory(name), moment, share)
             self.state.tensors.pop(TAKEN + name, None)
@@ -97,7 +100,7 @@ class InfLora(IncrementalLora):
     def _moments(self, learner: Learner, task: int) -> dict[str, Tensor]:
         """What shares are taken of, for each layer."""
         moments = second_moments(learner, learner.items(task))
-        return {name: measured(one, self.settings.measure) for name, one in moments.items()}
+        return {name: measured(one, self.config.threshold_formula) for name, one in moments.items()}
 
     def memory(self, name: str) -> Memory | None:
         """What earlier tasks take up of what a layer reads; None before there is one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regard.continual.method import Method
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.embedded import position_ids, reads_input_embeddings
-from regard.adapters.prompts import check_prompt_fits
+from regard.adapters.input_embeddings import position_ids, reads_input_embeddings
+from regard.adapters.prompt_pool import check_prompt_fits
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
 from regard.continual.network import Network
-from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.heads import LabelTextHead, LinearHead, pool_states
@@ -27,29 +27,33 @@ USAGE = "usage"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
-    """`pool`: prompts that there are, M; `length`: tokens of each, L; `chosen`: prompts before a text, N.
+class L2pConfig(method.MethodConfig):
+    """Settings of L2P; the defaults are the paper's.
 
-    `pull`: λ, of the distances between a text and the keys that it chooses. `rate`: the learning rate, in place of the
-    budget's, which is meant for encoders; that of the authors, 0.03, is for batches of 256, and they scale it by the
-    size of the batch: at 16 it is 0.002. `diversified`: whether in training prompts that earlier tasks often chose
-    are further away. The defaults are the paper's.
+    Args:
+        pool_size: M, number of prompts.
+        prompt_length: L, tokens of a prompt.
+        top_k: N, prompts before a text.
+        pull_weight: λ of the distances between a text and the keys it selects.
+        learning_rate: Used in place of the budget's, which is meant for encoders. The authors' 0.03 is for batches of
+            256 and scales with the batch: at 16 it is 0.002.
+        frequency_penalty: In training, penalize prompts that earlier tasks have often selected.
     """
 
-    pool: int = 10
-    length: int = 5
-    chosen: int = 5
-    pull: float = 0.5
-    rate: float = 0.03
-    diversified: bool = False
+    pool_size: int = 10
+    prompt_length: int = 5
+    top_k: int = 5
+    pull_weight: float = 0.5
+    learning_rate: float = 0.03
+    frequency_penalty: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("pool", self.pool, least=1)
-        method.check_number("length", self.length, least=1)
-        method.check_number("chosen", self.chosen, least=1, most=self.pool)
-        method.check_number("pull", self.pull, least=0)
-        method.check_number("rate", self.rate, least=0)
+        method.check_number("pool_size", self.pool_size, least=1)
+        method.check_number("prompt_length", self.prompt_length, least=1)
+        method.check_number("top_k", self.top_k, least=1, most=self.pool_size)
+        method.check_number("pull_weight", self.pull_weight, least=0)
+        method.check_number("learning_rate", self.learning_rate, least=0)
 
 
 class Chosen(NamedTuple):
@@ -72,20 +76,20 @@ class L2pNetwork(Network):
 
     apart = True
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+    def __init__(self, classifier: Classifier, *, tasks: int, config: L2pConfig, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         encoder = classifier.encoder
         _check(classifier)
         encoder.requires_grad_(False)
         encoder.eval()
         table: Any = encoder.get_input_embeddings()
         weights, random = table.weight.detach(), torch.Generator().manual_seed(seed)
-        tokens = torch.randint(len(weights), (settings.pool, settings.length), generator=random)
-        keys = 2 * torch.rand(settings.pool, self.head.vectors.shape[1], generator=random) - 1
-        self.chosen = settings.chosen
+        tokens = torch.randint(len(weights), (config.pool_size, config.prompt_length), generator=random)
+        keys = 2 * torch.rand(config.pool_size, self.head.vectors.shape[1], generator=random) - 1
+        self.chosen = config.top_k
         self.prompts = nn.Parameter(weights[tokens.to(weights.device)].clone())
         self.keys = nn.Parameter(keys.to(weights))
-        self.added = settings.chosen * settings.length
+        self.added = config.top_k * config.prompt_length
         limit = position_ids(encoder)
         self.room = None if limit is None else limit - self.added
 
@@ -110,7 +114,7 @@ class L2pNetwork(Network):
         real = rows["attention_mask"].bool()
         with torch.no_grad():
             states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
-            query = pool_states(states, real, self.head.reading).to(self.keys.dtype)
+            query = pool_states(states, real, self.head.pooling).to(self.keys.dtype)
         distances = 1 - nn.functional.cosine_similarity(query[:, None], self.keys, dim=-1)
         order = distances.detach().argsort(dim=-1, stable=True)
         if usage is not None:
@@ -136,7 +140,7 @@ class L2pNetwork(Network):
 
     def _read(self, states: Tensor, real: Tensor) -> Tensor:
         """The logits from the mean state of the prompts; of a causal model, whose prompts see no text, the last one."""
-        last = self.head.reading == "last"
+        last = self.head.pooling == "last"
         read = pool_states(states, real, "last") if last else states[:, : self.added].mean(1)
         logits: Tensor = self.head(read[:, None], real[:, :1])
         return logits
@@ -151,12 +155,13 @@ class L2p(Method):
 
     A task is learnt among its own classes, whatever the head, as in the authors' code.
 
-    `diversified` is the paper's penalty of prompts that are often used: in training (never in evaluation) distances are
-    multiplied by the shares in which earlier tasks chose each prompt. Those are counted at a task's end, of its
-    training rows with the keys as they are then, and not along the way: so they depend on no split of the batches.
+    `frequency_penalty` is the paper's penalty of prompts that are often used: in training (never in evaluation)
+    distances are multiplied by the shares in which earlier tasks chose each prompt. Those are counted at a task's end,
+    of its training rows with the keys as they are then, and not along the way: so they depend on no split of the
+    batches.
     """
 
-    Settings = Settings
+    Config = L2pConfig
     Network = L2pNetwork
     loss_classes = "task"
 
@@ -171,17 +176,17 @@ class L2p(Method):
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_from_setting(self.settings.rate)
+        return rate_from_setting(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Prompts, keys and head, for the budget's epochs."""
-        return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
+        return (learner.fine_tuning(name="prompting", learning_rate=self.config.learning_rate),)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
         chosen = learner.network_as(L2pNetwork).choose(rows, self.shares())
         found = learner.cross_entropy(network({**rows, "prompts": chosen.numbers}), rows)
-        pull: Tensor = self.settings.pull * (chosen.distances.sum(-1) * (rows["labels"] != IGNORED)).sum()
+        pull: Tensor = self.config.pull_weight * (chosen.distances.sum(-1) * (rows["labels"] != IGNORED)).sum()
         return found + pull
 
     def shares(self) -> Tensor | None:
@@ -191,7 +196,7 @@ class L2p(Method):
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Count the prompts that the task's rows choose, where that is to count."""
-        if not self.settings.diversified:
+        if not self.config.frequency_penalty:
             return
         usage, shares = torch.zeros_like(learner.network_as(L2pNetwork).keys[:, 0], requires_grad=False), self.shares()
         with learner.evaluating(), torch.no_grad():

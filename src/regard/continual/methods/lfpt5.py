@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.answers import normalised
+from regard.continual.answer_metrics import normalised
 from regard.continual.batches import Batches, ExampleRef
-from regard.continual.generating import decode_answers
+from regard.continual.generation import decode_answers
 from regard.continual.method import Method
-from regard.continual.prompted import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
-from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
-from regard.continual.texts import TextLearner, batch, encode_pairs
-from regard.data.text_task import TextPairs, TextTask
+from regard.continual.prompt_network import PromptConfig, PromptNetwork, PromptPrefix, check_prompt_room
+from regard.continual.text_learner import TextLearner, batch, encode_pairs
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
+from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 from regard.models.generator import IGNORE_INDEX, Generator
@@ -34,35 +34,38 @@ _TRIES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PromptConfig):
-    """What the prompt is made of (`PromptConfig`), what it is trained for, and the rows that it writes.
+class Lfpt5Config(PromptConfig):
+    """Settings of LFPT5: those of a soft prompt, and of the pseudo samples.
 
-    `writing`: λ of the loss of writing rows; `holding`: λ of the divergence from the answers of the prompt before.
-    `share`: rows written of each earlier task, as a share of those that it has; `top_k` and `repetition`: how they are
-    drawn. `separator`: what stands between the input and the answer of a row that is written.
+    All but `pseudo_fraction`, which is that of SAPT's comparison, are those of the authors' script for classification.
 
-    λ's, length, rate and sampling are those of the authors' script for classification; the share is that of SAPT's
-    comparison.
+    Args:
+        lm_weight: λ of the language modeling loss on rows.
+        distillation_weight: λ of the divergence from the answers under the previous prompt.
+        pseudo_fraction: Number of pseudo samples of each earlier task, as a share of its training rows.
+        top_k: Tokens that pseudo samples are drawn from.
+        repetition_penalty: That of Transformers' `generate`.
+        separator: Text between the input and the answer of a pseudo sample.
     """
 
-    length: int = 300
-    hidden: int = 0
-    rate: float = 0.5
-    writing: float = 0.25
-    holding: float = 0.01
-    share: float = 0.02
+    num_virtual_tokens: int = 300
+    encoder_hidden_size: int = 0
+    learning_rate: float = 0.5
+    lm_weight: float = 0.25
+    distillation_weight: float = 0.01
+    pseudo_fraction: float = 0.02
     top_k: int = 64
-    repetition: float = 2.5
+    repetition_penalty: float = 2.5
     separator: str = "__ans__"
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("writing", self.writing, least=0)
-        method.check_number("holding", self.holding, least=0, most=1)
-        method.check_number("share", self.share, least=0, most=1)
+        method.check_number("lm_weight", self.lm_weight, least=0)
+        method.check_number("distillation_weight", self.distillation_weight, least=0, most=1)
+        method.check_number("pseudo_fraction", self.pseudo_fraction, least=0, most=1)
         method.check_number("top_k", self.top_k, least=1)
-        method.check_number("repetition", self.repetition, least=1)
+        method.check_number("repetition_penalty", self.repetition_penalty, least=1)
         if not self.separator.strip():
             raise UserError(f"separator: expected a word, got {self.separator!r}")
 
@@ -70,10 +73,10 @@ class Settings(PromptConfig):
 class Lfpt5Network(PromptNetwork):
     """A frozen language model with one prompt for all tasks."""
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Lfpt5Config, seed: int) -> None:
         if not isinstance(cast(nn.Module, classifier), Generator):
             raise UserError("method: lfpt5 expects tasks from text to text, whose rows it writes; got classes")
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
 
     def blocks_for(self, tasks: int) -> int:
         """One, however many tasks."""
@@ -108,14 +111,14 @@ class Lfpt5(Method):
     and is trained by Adafactor, this one stands before it and is trained as everything here is.
     """
 
-    Settings = Settings
+    Config = Lfpt5Config
     Network = Lfpt5Network
     texts = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Open the prompt, and make what is trained on: the task's rows and those that were written."""
         network, one = learner.network_as(Lfpt5Network), _texts(learner)
-        check_prompt_room(learner, self.settings.length)
+        check_prompt_room(learner, self.config.num_virtual_tokens)
         network.begin_block(0)
         given = cast(TextPairs, one.stream.tasks[task].split("train"))
         self.new = self._encoded(one, task, given)
@@ -132,11 +135,11 @@ class Lfpt5(Method):
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_from_setting(self.settings.rate)
+        return rate_from_setting(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The prompt, for the budget's epochs."""
-        return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
+        return (learner.fine_tuning(name="prompting", learning_rate=self.config.learning_rate),)
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows and those that were written, as one set."""
@@ -154,12 +157,12 @@ class Lfpt5(Method):
         counted = (rows["labels"] != IGNORE_INDEX).sum(1)
         asked = {"input_ids": "asked_ids", "attention_mask": "asked_mask", "labels": "said"}
         writing = {name: rows[source] for name, source in asked.items()} | {"tasks": rows["tasks"]}
-        found = found + self.settings.writing * (counted * means(network(writing), writing["labels"])).sum()
+        found = found + self.config.lm_weight * (counted * means(network(writing), writing["labels"])).sum()
         if PROMPT not in self.state.tensors:
             return found
-        found, old = (1 - self.settings.holding) * found, rows["old"] & (counted > 0)
+        found, old = (1 - self.config.distillation_weight) * found, rows["old"] & (counted > 0)
         if bool(old.any()):
-            found = found + self.settings.holding * self._divergence(learner, logits[old], rows, old)
+            found = found + self.config.distillation_weight * self._divergence(learner, logits[old], rows, old)
         return found
 
     def _divergence(self, learner: Learner, logits: Tensor, rows: Rows, old: Tensor) -> Tensor:
@@ -191,7 +194,7 @@ class Lfpt5(Method):
 
     def _write(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
         """Rows of a task that the prompt writes, each once: input and answer."""
-        many = math.ceil(self.settings.share * len(learner.items(task)))
+        many = math.ceil(self.config.pseudo_fraction * len(learner.items(task)))
         if not many:
             return []
         asked = learner.tokenizer(self._name(learner, task), return_tensors="pt")["input_ids"].to(learner.device)
@@ -211,12 +214,12 @@ class Lfpt5(Method):
                         input_ids=ids,
                         attention_mask=torch.ones_like(ids),
                         do_sample=True,
-                        top_k=self.settings.top_k,
-                        repetition_penalty=self.settings.repetition,
+                        top_k=self.config.top_k,
+                        repetition_penalty=self.config.repetition_penalty,
                         max_new_tokens=learner.budget.length + learner.budget.target_length,
                     )
                 begun = 1 if generator.reads_apart else ids.shape[1]
-                told = (row_of(text, self.settings.separator) for text in decode_answers(learner, said[:, begun:]))
+                told = (row_of(text, self.config.separator) for text in decode_answers(learner, said[:, begun:]))
                 rows = [row for row in told if row is not None]
                 if exact:
                     rows = [(one, known[normalised(answer)]) for one, answer in rows if normalised(answer) in known]
@@ -234,7 +237,7 @@ class Lfpt5(Method):
     def _encoded(self, learner: TextLearner, task: int, pairs: TextPairs) -> list[_Row]:
         """Rows as token ids."""
         budget, apart = learner.budget, cast(Any, learner.network.classifier).reads_apart
-        told = [f"{one} {self.settings.separator} {said[0]}" for one, said in zip(*_both(pairs), strict=True)]
+        told = [f"{one} {self.config.separator} {said[0]}" for one, said in zip(*_both(pairs), strict=True)]
         saying = TextPairs(inputs=(self._name(learner, task),) * len(pairs), targets=tuple((one,) for one in told))
         whole = replace(budget, target_length=budget.length + budget.target_length)
         plain = encode_pairs(pairs, learner.tokenizer, budget, apart=apart)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -19,21 +19,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
-    """`temperature`: T, what logits are divided by before they are compared. `weight`: λ_o, of the old tasks' losses.
+class LwfConfig(method.MethodConfig):
+    """Settings of LwF.
 
-    `warm_up`: train the head of a new task alone first, as the paper does; off unless it is said, so that the method is
-    told apart from what probing does.
+    Args:
+        temperature: T, which logits are divided by before they are compared.
+        distillation_weight: λ_o, weight of the losses of earlier tasks.
+        warmup_head: Train the head of a new task alone first, as in the paper. Off by default, to separate the method
+            from probing.
     """
 
     temperature: float = 2.0
-    weight: float = 1.0
-    warm_up: bool = False
+    distillation_weight: float = 1.0
+    warmup_head: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         method.check_number("temperature", self.temperature, least=1e-6)
-        method.check_number("weight", self.weight, least=0)
+        method.check_number("distillation_weight", self.distillation_weight, least=0)
 
 
 class Lwf(Method):
@@ -45,10 +48,10 @@ class Lwf(Method):
     anew when a run is resumed, from the same weights; nothing is kept from task to task.
     """
 
-    Settings = Settings
+    Config = LwfConfig
 
-    def __init__(self, settings: method.Settings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, config: method.MethodConfig | None = None) -> None:
+        super().__init__(config)
         self.answers = torch.empty(0)
 
     def before_task(self, learner: Learner, task: int) -> None:
@@ -59,8 +62,8 @@ class Lwf(Method):
             self.answers = torch.cat([network(rows).float() for rows in learner.each(learner.items(task))])
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
-        """Everything; with `warm_up` the head before it, of every task but the first."""
-        warming = (learner.probing(name="warm-up"),) if self.settings.warm_up and task else ()
+        """Everything; with `warmup_head` the head before it, of every task but the first."""
+        warming = (learner.probing(name="warm-up"),) if self.config.warmup_head and task else ()
         return (*warming, learner.fine_tuning())
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
@@ -72,10 +75,10 @@ class Lwf(Method):
         counted = rows["labels"] != IGNORED
         before = self.answers[rows["rows"]]
         old = sum(
-            distillation(logits[:, : len(own)][:, own], before[:, own], self.settings.temperature)
+            distillation(logits[:, : len(own)][:, own], before[:, own], self.config.temperature)
             for own in learner.own[: learner.task].to(logits.device)
         )
-        return found + self.settings.weight * (old * counted).sum()
+        return found + self.config.distillation_weight * (old * counted).sum()
 
 
 def _trains_encoder(learner: Learner) -> bool:

@@ -18,7 +18,7 @@ from regard.models.heads import LinearHead, pool_states
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.models.classifier import Classifier
     from regard.training.placement import Rows
 
@@ -27,30 +27,34 @@ _UNLIKELY = -1e30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(memory.Settings):
-    """Those of every memory, of sparse replay, and of local adaptation.
+class MbPAConfig(memory.MemoryConfig):
+    """Settings of MbPA++: those of a memory, of sparse replay and of local adaptation.
 
-    `interval`: new batches for each one of the memory. `neighbours`: rows of the memory that a text is adapted to, in
-    `steps` steps of gradient descent at `rate`; `pull`: the weight λ of the squared distance to the weights as they
-    were. `adapt`: what is adapted, `all` that is trained, or the `head`.
+    Args:
+        replay_interval: Batches of new examples for each one from the memory.
+        num_neighbors: Stored rows that a text is adapted to.
+        adaptation_steps: Steps of gradient descent of the local adaptation.
+        adaptation_lr: Learning rate of the local adaptation.
+        l2_weight: λ of the squared distance to the weights before the adaptation.
+        adaptation_scope: "all" trained weights, or the "head".
     """
 
-    interval: int = 100
-    neighbours: int = 32
-    steps: int = 30
-    rate: float = 1e-3
-    pull: float = 1e-3
-    adapt: Adapt = "all"
+    replay_interval: int = 100
+    num_neighbors: int = 32
+    adaptation_steps: int = 30
+    adaptation_lr: float = 1e-3
+    l2_weight: float = 1e-3
+    adaptation_scope: Adapt = "all"
 
     def __post_init__(self) -> None:
         """Check them."""
         super().__post_init__()
-        check_int("interval", self.interval, least=1)
-        check_int("neighbours", self.neighbours, least=1)
-        check_int("steps", self.steps, least=0)
-        method.check_number("rate", self.rate, least=0)
-        method.check_number("pull", self.pull, least=0)
-        check_choice("adapt", self.adapt, get_args(Adapt))
+        check_int("replay_interval", self.replay_interval, least=1)
+        check_int("num_neighbors", self.num_neighbors, least=1)
+        check_int("adaptation_steps", self.adaptation_steps, least=0)
+        method.check_number("adaptation_lr", self.adaptation_lr, least=0)
+        method.check_number("l2_weight", self.l2_weight, least=0)
+        check_choice("adaptation_scope", self.adaptation_scope, get_args(Adapt))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +78,11 @@ class AdaptingNetwork(Network):
     not depend on those beside it.
     """
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Any, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
-        self.settings: Settings = settings
-        if settings.adapt == "head" and not isinstance(classifier.head, LinearHead):
-            raise UserError(f"head: expected linear with adapt=head of mbpa++, got {classifier.config.head}")
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
+        self.config: MbPAConfig = config
+        if config.adaptation_scope == "head" and not isinstance(classifier.head, LinearHead):
+            raise UserError(f"head: expected linear with adaptation_scope=head of mbpa++, got {classifier.config.head}")
         self.reader = deepcopy(classifier.encoder).requires_grad_(False).eval()
         self.remembered: Remembered | None = None
 
@@ -95,7 +99,7 @@ class AdaptingNetwork(Network):
         learnt = rows["tasks"] < self.remembered.learnt
         if not bool(learnt.any()):
             return super().forward(rows)
-        adapt = self._by_all if self.settings.adapt == "all" else self._by_head
+        adapt = self._by_all if self.config.adaptation_scope == "all" else self._by_head
         here = _cut(rows, learnt)
         with torch.autocast(learnt.device.type, enabled=False):
             adapted = adapt(here, self.nearest(here), self.remembered)
@@ -111,14 +115,14 @@ class AdaptingNetwork(Network):
         given = _inputs(rows)
         real = given["attention_mask"].bool()
         states = self.reader(**given | {"attention_mask": real.long()}, return_dict=True).last_hidden_state
-        return pool_states(states, real, self._head.reading)
+        return pool_states(states, real, self._head.pooling)
 
     def nearest(self, rows: Rows) -> Tensor:
         """(row, neighbour): which rows of the memory have the nearest keys, by Euclidean distance."""
         assert self.remembered is not None
         keys = self.remembered.keys
         far = (self.keys(rows)[:, None] - keys).square().sum(-1)
-        return far.topk(min(self.settings.neighbours, len(keys)), largest=False).indices
+        return far.topk(min(self.config.num_neighbors, len(keys)), largest=False).indices
 
     @property
     def _head(self) -> LinearHead:
@@ -134,11 +138,11 @@ class AdaptingNetwork(Network):
         """The logits (1, class) of a row, when every weight has been adapted to its neighbours."""
         start = {name: one.detach() for name, one in self.classifier.named_parameters() if one.requires_grad}
         weights, neighbours, own = dict(start), _cut(remembered.rows, near), remembered.own[near]
-        for _ in range(self.settings.steps):
+        for _ in range(self.config.adaptation_steps):
             gradients = self._gradients(weights, neighbours, own)
             for name, gradient in gradients.items():
-                back = 2 * self.settings.pull * (weights[name] - start[name])
-                weights[name] = weights[name] - self.settings.rate * (gradient + back)
+                back = 2 * self.config.l2_weight * (weights[name] - start[name])
+                weights[name] = weights[name] - self.config.adaptation_lr * (gradient + back)
         logits: Tensor = functional_call(self.classifier, weights, (), _inputs(row)).logits
         return logits
 
@@ -158,10 +162,10 @@ class AdaptingNetwork(Network):
         vectors, bias = start.expand(len(near), -1, -1), offset.expand(len(near), -1)
         own, target = remembered.own[near], remembered.rows["labels"][near]
         wanted = nn.functional.one_hot(target, own.shape[-1]).to(features.dtype)
-        for _ in range(self.settings.steps):
+        for _ in range(self.config.adaptation_steps):
             logits = known @ vectors.transpose(1, 2) + bias[:, None]
             wrong = (logits.masked_fill(~own, _UNLIKELY).softmax(-1) - wanted) / near.shape[1]
-            pull, rate = 2 * self.settings.pull, self.settings.rate
+            pull, rate = 2 * self.config.l2_weight, self.config.adaptation_lr
             vectors = vectors - rate * (wrong.transpose(1, 2) @ known + pull * (vectors - start))
             bias = bias - rate * (wrong.sum(1) + pull * (bias - offset))
         return (vectors @ features[..., None]).squeeze(-1) + bias
@@ -170,7 +174,7 @@ class AdaptingNetwork(Network):
         """(row, width): what the head reads, in float32 at least."""
         real = rows["attention_mask"].bool()
         states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
-        found = pool_states(states, real, self._head.reading)
+        found = pool_states(states, real, self._head.pooling)
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
@@ -193,12 +197,12 @@ class MbPA(memory.Remembering):
     states of the encoder as it was before the first task.
 
     Answering a text costs K · steps passes forward and backward, about 3000 as the paper has it (K = 32, 30 steps, all
-    weights). With `adapt` = "head" it costs next to nothing. The paper keeps every example and says no rate: here the
-    memory is as small as those of other methods, and the rate is a setting. At the paper's `interval`, one batch in 100
-    from memory, runs of fewer steps replay nothing.
+    weights). With `adaptation_scope` = "head" it costs next to nothing. The paper keeps every example and says no rate:
+    here the memory is as small as those of other methods, and the rate is a setting. At the paper's `replay_interval`,
+    one batch in 100 from memory, runs of fewer steps replay nothing.
     """
 
-    Settings = Settings
+    Config = MbPAConfig
     Network = AdaptingNetwork
 
     def before_task(self, learner: Learner, task: int) -> None:
@@ -209,14 +213,14 @@ class MbPA(memory.Remembering):
         """The task's batches, and every so often one of the memory."""
         if not self.state.examples:
             return super().batches(learner, task, stage)
-        interval = self.settings.interval
-        return memory.interleaved(learner, self.state, self.settings, task, stage, interval=interval)
+        interval = self.config.replay_interval
+        return memory.interleaved(learner, self.state, self.config, task, stage, interval=interval)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task, with their keys, and show them to the network."""
         network = cast(AdaptingNetwork, learner.network)
         before = dict(zip(self.state.examples, self.state.tensors.get("keys", torch.empty(0)), strict=True))
-        memory.keep(learner, self.state, self.settings, task)
+        memory.keep(learner, self.state, self.config, task)
         new = [item for item in self.state.examples if item not in before]
         found = [key for rows in learner.each(new) for key in network.keys(rows).cpu()]
         stored = before | dict(zip(new, found, strict=True))

@@ -10,20 +10,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.batches import Batches
-from regard.continual.layer_inputs import capture_layer_inputs
+from regard.continual.input_capture import capture_layer_inputs
 from regard.continual.methods.sequential_lora import SequentialLora
-from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolConfig):
-    """`threshold`: the share of a matrix's features that are left as they are at a step, those of least magnitude."""
+class MiguConfig(LoraConfig):
+    """Settings of MIGU: those of low-rank adapters, and of the mask.
+
+    Args:
+        threshold: Share of a matrix's features that a step leaves unchanged, those of least magnitude.
+    """
 
     threshold: float = 0.7
 
@@ -44,10 +48,10 @@ class Migu(SequentialLora):
     learnt without: B begins at zero, and so do its magnitudes.
     """
 
-    Settings = Settings
+    Config = MiguConfig
 
-    def __init__(self, settings: method.Settings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, config: method.MethodConfig | None = None) -> None:
+        super().__init__(config)
         self.sums: dict[str, tuple[Tensor, Tensor]] = {}
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
@@ -88,7 +92,7 @@ class Migu(SequentialLora):
                 if dist.is_initialized():
                     dist.all_reduce(sums)
                 assert part.grad is not None
-                part.grad *= largest(sums, self.settings.threshold)[:, None]
+                part.grad *= largest(sums, self.config.threshold)[:, None]
 
 
 def magnitudes(states: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.learner import IGNORED
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.continual.pooled import PoolConfig, PoolNetwork
 from regard.errors import UserError, check_choice
 
 if TYPE_CHECKING:
-    from regard.adapters.pool import LoraAdapterPool
+    from regard.adapters.lora_pool import LoraAdapterPool
     from regard.continual.learner import Learner
     from regard.training.placement import Rows
 
@@ -23,23 +23,25 @@ Product = Literal["update", "released"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolConfig):
-    """`sparsity`: λ. `product`: what is to be sparse, the block's `update` B A, or what the `released` code has there.
+class NLoraConfig(LoraConfig):
+    """Settings of N-LoRA: those of low-rank adapters, and of the penalty.
 
-    That code multiplies the other way round, A B, which is a matrix of rank × rank (and needs layers that give as many
-    features as they read); the authors' λ of 0.4 belongs to it, for short sequences with T5-large, and up to 1.8 for
-    long ones. The default of `update` is that with which its gradient is at first about as long as that of the authors'
-    penalty, in MiniLM at rank 8: 1e-2.
+    Args:
+        sparsity_weight: λ. The default of `update` gives at first about the gradient norm of the authors' penalty, in
+            MiniLM at rank 8.
+        penalized_product: "update" for B A, the adapter's update, or "released" for A B, as in the authors' code: a
+            matrix of rank × rank, which needs layers with as many outputs as inputs. The authors' λ belongs to it: 0.4
+            for short sequences with T5-large, up to 1.8 for long ones.
     """
 
-    sparsity: float = 1e-2
-    product: Product = "update"
+    sparsity_weight: float = 1e-2
+    penalized_product: Product = "update"
 
     def __post_init__(self) -> None:
         """Check number and choice."""
         super().__post_init__()
-        method.check_number("sparsity", self.sparsity, least=0)
-        check_choice("product", self.product, get_args(Product))
+        method.check_number("sparsity_weight", self.sparsity_weight, least=0)
+        check_choice("penalized_product", self.penalized_product, get_args(Product))
 
 
 class NLora(IncrementalLora):
@@ -49,7 +51,7 @@ class NLora(IncrementalLora):
     never collide are orthogonal. Earlier blocks are frozen and added. α / rank is left out of the norm.
     """
 
-    Settings = Settings
+    Config = NLoraConfig
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block. Raises UserError where the product cannot be formed."""
@@ -59,18 +61,20 @@ class NLora(IncrementalLora):
             for name, layer in learner.network_as(PoolNetwork).pool.layers.items()
             if layer.blocks.inputs != layer.blocks.outputs
         ]
-        if odd and self.settings.product == "released":
-            raise UserError(f"product: expected update, since {odd[0]} gives another number of features than it reads")
+        if odd and self.config.penalized_product == "released":
+            raise UserError(
+                f"penalized_product: expected update, since {odd[0]} gives another number of features than it reads"
+            )
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
         found = learner.cross_entropy(network(rows), rows)
-        if not self.settings.sparsity:
+        if not self.config.sparsity_weight:
             return found
         with torch.autocast(found.device.type, enabled=False):
-            pool, released = learner.network_as(PoolNetwork).pool, self.settings.product == "released"
+            pool, released = learner.network_as(PoolNetwork).pool, self.config.penalized_product == "released"
             size = magnitude(pool, learner.task, released=released)
-            return found + (rows["labels"] != IGNORED).sum() * (self.settings.sparsity * size)
+            return found + (rows["labels"] != IGNORED).sum() * (self.config.sparsity_weight * size)
 
 
 def magnitude(pool: LoraAdapterPool, block: int, *, released: bool = False) -> Tensor:

@@ -9,33 +9,36 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.learner import IGNORED
 from regard.continual.methods.incremental_lora import IncrementalLora
-from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
-    from regard.adapters.pool import LoraAdapterPool
+    from regard.adapters.lora_pool import LoraAdapterPool
     from regard.continual.learner import Learner
     from regard.training.placement import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(PoolConfig):
-    """`orthogonality`: λ₁; `shrinkage`: λ₂, of the new block's norms.
+class OLoraConfig(LoraConfig):
+    """Settings of O-LoRA: those of low-rank adapters, and of the penalties.
 
-    `squared`: penalise the squares of the overlaps, as the paper's equation has it, and not their sizes, as the code
-    behind its numbers does.
+    Args:
+        orthogonality_weight: λ₁, of the overlap with earlier adapters.
+        norm_weight: λ₂, of the norms of the new adapter.
+        squared_overlap: Penalize the squares of the overlaps, as in the paper's equation, in place of their absolute
+            values, as in the code behind its numbers.
     """
 
-    orthogonality: float = 0.5
-    shrinkage: float = 0.0
-    squared: bool = False
+    orthogonality_weight: float = 0.5
+    norm_weight: float = 0.0
+    squared_overlap: bool = False
 
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("orthogonality", self.orthogonality, least=0)
-        method.check_number("shrinkage", self.shrinkage, least=0)
+        method.check_number("orthogonality_weight", self.orthogonality_weight, least=0)
+        method.check_number("norm_weight", self.norm_weight, least=0)
 
 
 class OLora(IncrementalLora):
@@ -47,19 +50,19 @@ class OLora(IncrementalLora):
     rank 8; in their script for the long one λ₁ is 5 for six of the tasks, and λ₂ 0.1 or 0.3 for seven.
     """
 
-    Settings = Settings
+    Config = OLoraConfig
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
         found = learner.cross_entropy(network(rows), rows)
-        counted, settings, pool = (rows["labels"] != IGNORED).sum(), self.settings, learner.network_as(PoolNetwork).pool
+        counted, config, pool = (rows["labels"] != IGNORED).sum(), self.config, learner.network_as(PoolNetwork).pool
         with torch.autocast(found.device.type, enabled=False):
-            if learner.task and settings.orthogonality:
-                apart = overlap(pool, learner.task, squared=settings.squared)
-                found = found + counted * (settings.orthogonality * apart)
-            if settings.shrinkage:
+            if learner.task and config.orthogonality_weight:
+                apart = overlap(pool, learner.task, squared=config.squared_overlap)
+                found = found + counted * (config.orthogonality_weight * apart)
+            if config.norm_weight:
                 norms = torch.stack([one.norm() for one in pool.parameters_of(learner.task)])
-                found = found + counted * (settings.shrinkage * norms.sum())
+                found = found + counted * (config.norm_weight * norms.sum())
         return found
 
 

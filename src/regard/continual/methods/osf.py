@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.lora import is_linear_layer, weight_shape
-from regard.adapters.pool import target_layers
+from regard.adapters.lora_pool import target_layers
 from regard.continual import method
 from regard.continual.method import Method
 from regard.continual.network import Network
@@ -25,30 +25,33 @@ ALL = "all-linear"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
-    """`targets`: names of layers, "auto" (queries and values), or "all-linear", all but that which predicts words.
+class OsfConfig(method.MethodConfig):
+    """Settings of OSF.
 
-    `held`: the share of a matrix's directions that is held from the last task's beginning on. `held_first`: that of the
-    first task; between them it grows in a straight line. With 0 and 1 − 1/n this is what peft's guide advises for n
-    tasks: hold (t − 1)/n of them in task t. `held` 0 means that 1 − 1/n.
+    The frozen fraction grows linearly over the tasks. The defaults freeze (t − 1)/n in task t of n, as PEFT's guide
+    advises. The authors' runs with T5 freeze 7 % more of the larger side with each task, decompose self-attention and
+    feed-forward layers alone, and train all else freely. Here all other layers are frozen.
 
-    The authors' runs with T5 hold 7 % more of the larger side with each task, decompose self-attention and feed-forward
-    layers alone, and train all else freely; here the other layers are frozen.
+    Args:
+        target_modules: Names of layers, "auto" (queries and values), or "all-linear" (all but the language modeling
+            head).
+        frozen_fraction: Share of a matrix's directions that is frozen in the last task; 0 for 1 − 1/n.
+        initial_frozen_fraction: The same in the first task.
     """
 
-    targets: str = ALL
-    held: float = 0.0
-    held_first: float = 0.0
+    target_modules: str = ALL
+    frozen_fraction: float = 0.0
+    initial_frozen_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("held", self.held, least=0, most=1)
-        method.check_number("held_first", self.held_first, least=0, most=1)
+        method.check_number("frozen_fraction", self.frozen_fraction, least=0, most=1)
+        method.check_number("initial_frozen_fraction", self.initial_frozen_fraction, least=0, most=1)
 
     def share(self, task: int, tasks: int) -> float:
         """The share of directions held while a task is learnt, counted from 0."""
-        last = self.held or 1 - 1 / tasks
-        return self.held_first + (last - self.held_first) * task / max(tasks - 1, 1)
+        last = self.frozen_fraction or 1 - 1 / tasks
+        return self.initial_frozen_fraction + (last - self.initial_frozen_fraction) * task / max(tasks - 1, 1)
 
 
 class SubspaceLayer(nn.Module):
@@ -133,12 +136,12 @@ class OsfNetwork(Network):
 
     apart = True
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+    def __init__(self, classifier: Classifier, *, tasks: int, config: OsfConfig, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         encoder = classifier.encoder
         if any("lora_" in name for name, _ in encoder.named_parameters()):
             raise UserError("lora: expected none with osf, which trains the model's own matrices")
-        names = _targets(encoder, settings.targets)
+        names = _targets(encoder, config.target_modules)
         encoder.requires_grad_(False)
         found = []
         for name in names:
@@ -172,7 +175,7 @@ class Osf(Method):
     little; here what has left it has no effect.
     """
 
-    Settings = Settings
+    Config = OsfConfig
     Network = OsfNetwork
     texts = True
 
@@ -180,7 +183,7 @@ class Osf(Method):
         """Decompose what there is by now, and hold more of it."""
         network = learner.network
         assert isinstance(network, OsfNetwork)
-        network.hold(self.settings.share(task, len(learner.stream)))
+        network.hold(self.config.share(task, len(learner.stream)))
 
 
 def _targets(encoder: nn.Module, targets: str) -> list[str]:
@@ -190,5 +193,5 @@ def _targets(encoder: nn.Module, targets: str) -> list[str]:
     words = getattr(encoder, "get_output_embeddings", lambda: None)()
     found = [name for name, module in encoder.named_modules() if is_linear_layer(module) and module is not words]
     if not found:
-        raise UserError("targets: expected a model with linear layers, got none")
+        raise UserError("target_modules: expected a model with linear layers, got none")
     return found

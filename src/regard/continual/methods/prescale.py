@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from regard.continual import method
 from regard.continual.method import Method
-from regard.continual.stage import TrainingPhase
+from regard.continual.training_phase import TrainingPhase
 from regard.errors import check_choice
 
 if TYPE_CHECKING:
@@ -18,22 +18,25 @@ Common = Literal["list", "frequent"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(method.Settings):
-    """`scaling`: which tokens are weighed, see `regard.models.heads.PreScalingHead`.
+class PreScaleConfig(method.MethodConfig):
+    """Settings of PreScale.
 
-    `common`: what counts as a common token for the scaling `sink`: a `list` (special tokens and punctuation), or those
-    that are `frequent`, in at least `share` of the first task's training texts.
+    Args:
+        scaling: Which tokens are scaled, see `regard.models.heads.PreScalingHead`.
+        common_tokens: Tokens that count as common for the scaling `sink`: a "list" (special tokens and punctuation), or
+            the "frequent" ones.
+        min_document_frequency: Share of the first task's training texts that a frequent token is in.
     """
 
     scaling: Scaling = "full"
-    common: Common = "list"
-    share: float = 0.5
+    common_tokens: Common = "list"
+    min_document_frequency: float = 0.5
 
     def __post_init__(self) -> None:
         """Check the choices."""
-        for name, allowed in (("scaling", get_args(Scaling)), ("common", get_args(Common))):
+        for name, allowed in (("scaling", get_args(Scaling)), ("common_tokens", get_args(Common))):
             check_choice(name, getattr(self, name), allowed)
-        method.check_number("share", self.share, least=0, most=1)
+        method.check_number("min_document_frequency", self.min_document_frequency, least=0, most=1)
 
 
 class PreScale(Method):
@@ -42,12 +45,12 @@ class PreScale(Method):
     The key map of the head is zero before the first task and is carried on from one to the next, like its vectors.
     """
 
-    Settings = Settings
+    Config = PreScaleConfig
 
     @property
     def head(self) -> Scaling:
         """The head that scales as the settings say."""
-        scaling: Scaling = self.settings.scaling
+        scaling: Scaling = self.config.scaling
         return scaling
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:

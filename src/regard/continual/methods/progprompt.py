@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.continual.method import Method
-from regard.continual.prompted import (
+from regard.continual.prompt_network import (
     PromptConfig,
     PromptNetwork,
     PromptPrefix,
@@ -16,7 +16,7 @@ from regard.continual.prompted import (
     class_vectors,
     restore_rows,
 )
-from regard.continual.stage import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
+from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, rate_from_setting
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ProgPrompt(Method):
     given back what they were, since weight decay moves them; a class that two tasks share is trained by both.
     """
 
-    Settings = PromptConfig
+    Config = PromptConfig
     Network = ProgressiveNetwork
     incremental = False
     texts = True
@@ -65,17 +65,17 @@ class ProgPrompt(Method):
     def before_task(self, learner: Learner, task: int) -> None:
         """Open the task's prompt, and note what the head has of classes."""
         network = learner.network_as(ProgressiveNetwork)
-        check_prompt_room(learner, len(network.pool) * self.settings.length)
+        check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
         network.begin_block(task)
         self.head_before = class_vectors(learner)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         """What is set."""
-        return rate_from_setting(self.settings.rate)
+        return rate_from_setting(self.config.learning_rate)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The prompt, and the head, for the budget's epochs."""
-        return (learner.fine_tuning(name="prompting", learning_rate=self.settings.rate),)
+        return (learner.fine_tuning(name="prompting", learning_rate=self.config.learning_rate),)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Put the prompt down, and what other tasks' classes have back."""

@@ -11,27 +11,29 @@ from regard.errors import check_choice, check_int
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
 
 Mixing = Literal["batch", "interval", "merge"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(memory.Settings):
-    """Those of every memory, and how what it holds is mixed with what is new.
+class ReplayConfig(memory.MemoryConfig):
+    """Settings of experience replay: those of a memory, and how it is mixed with new examples.
 
-    `mixing`: examples of the memory stand beside the new ones in each `batch`; or one batch of the memory alone follows
-    each `interval` of new ones; or the memory is merged with the new examples into one set (`merge`).
+    Args:
+        replay_mode: "batch" adds stored examples to each batch, "interval" follows each `replay_interval` batches by
+            one of the memory alone, "merge" joins both into one training set.
+        replay_interval: Number of new batches for each replayed one, with "interval".
     """
 
-    mixing: Mixing = "batch"
-    interval: int = 100
+    replay_mode: Mixing = "batch"
+    replay_interval: int = 100
 
     def __post_init__(self) -> None:
         """Check them."""
         super().__post_init__()
-        check_choice("mixing", self.mixing, get_args(Mixing))
-        check_int("interval", self.interval, least=1)
+        check_choice("replay_mode", self.replay_mode, get_args(Mixing))
+        check_int("replay_interval", self.replay_interval, least=1)
 
 
 class Replay(memory.Remembering):
@@ -39,19 +41,20 @@ class Replay(memory.Remembering):
 
     The memory takes in a task's examples when the task has been learnt, so that what is replayed is of earlier tasks.
     The loss is the mean over new and old rows alike, each over the classes of its own task. Sparse replay, mixing
-    `interval`, is one batch of the memory in 100 by default, the paper's rate: runs of fewer steps replay nothing then.
+    `replay_interval`, is one batch of the memory in 100 by default, the paper's rate: runs of fewer steps replay
+    nothing then.
     """
 
-    Settings = Settings
+    Config = ReplayConfig
     texts = True
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows with those of the memory, as the settings mix them."""
         if not self.state.examples:
             return super().batches(learner, task, stage)
-        if self.settings.mixing == "merge":
+        if self.config.replay_mode == "merge":
             return learner.epochs([*learner.items(task), *self.state.examples], stage)
-        if self.settings.mixing == "interval":
-            interval = self.settings.interval
-            return memory.interleaved(learner, self.state, self.settings, task, stage, interval=interval)
-        return memory.beside(learner, self.state, self.settings, task, stage)
+        if self.config.replay_mode == "interval":
+            interval = self.config.replay_interval
+            return memory.interleaved(learner, self.state, self.config, task, stage, interval=interval)
+        return memory.beside(learner, self.state, self.config, task, stage)

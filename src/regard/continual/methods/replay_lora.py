@@ -5,28 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.methods import replay
 from regard.continual.methods.sequential_lora import SharedAdapterNetwork
-from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(replay.Settings, PoolConfig):
-    """Those of experience replay (`replay.Settings`), and what the block is made of (`PoolConfig`)."""
+class ReplayLoraConfig(replay.ReplayConfig, LoraConfig):
+    """Settings of experience replay with a low-rank adapter."""
 
     def __post_init__(self) -> None:
         """Check both."""
-        replay.Settings.__post_init__(self)
-        PoolConfig.__post_init__(self)
+        replay.ReplayConfig.__post_init__(self)
+        LoraConfig.__post_init__(self)
 
 
 class ReplayLora(replay.Replay):
     """Experience replay (arXiv 1902.10486) where one LoRA block is trained: a baseline of SAPT (arXiv 2401.08295)."""
 
-    Settings = Settings
+    Config = ReplayLoraConfig
     Network = SharedAdapterNetwork
     texts = True
 

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.attention import SharedAttention, query_vectors
-from regard.adapters.opening import PastTask, divergences, warm_up_router
-from regard.adapters.prompts import PromptAdapterPool
+from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.reflection import Density, mean_weights
+from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
 from regard.continual import method
+from regard.continual.adapter_init import best_init
+from regard.continual.adapter_network import AdapterNetwork, AdapterPool, lora_pool
 from regard.continual.batches import Batches
-from regard.continual.beginning import best_init
 from regard.continual.learner import IGNORED
 from regard.continual.method import Method
-from regard.continual.pooled import AdapterNetwork, AdapterPool, lora_pool
-from regard.continual.prompted import check_prompt_room
-from regard.continual.pseudo import stand_ins
-from regard.continual.sapt_settings import Settings
-from regard.continual.stage import TrainingPhase
+from regard.continual.methods.sapt_config import SaptConfig
+from regard.continual.prompt_network import check_prompt_room
+from regard.continual.pseudo import stored
+from regard.continual.training_phase import TrainingPhase
 from regard.models.classifier import Classifier
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ MEAN, DIRECTIONS, SPREAD = "mean/", "directions/", "spread/"
 STRENGTH = "strength/"
 FLOOR = "floor"
 MEASURED = 4
-"""Batches on which `balanced` measures gradients."""
+"""Batches on which `gradient_balance` measures gradients."""
 
 
 class SaptNetwork(AdapterNetwork):
@@ -42,12 +42,17 @@ class SaptNetwork(AdapterNetwork):
     `mixed`: the weights (row, block) that the last rows were given; `own`: the block that is trained.
     """
 
-    def __init__(self, classifier: Classifier, *, tasks: int, settings: Settings, seed: int) -> None:
-        super().__init__(classifier, tasks=tasks, settings=settings, seed=seed)
+    def __init__(self, classifier: Classifier, *, tasks: int, config: SaptConfig, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         table: Any = classifier.encoder.get_input_embeddings()
-        self.attention = SharedAttention(table.weight.shape[1], inner=settings.inner, order=settings.order, seed=seed)
+        self.attention = SharedAttention(
+            table.weight.shape[1],
+            hidden_size=config.router_hidden_size,
+            projection_order=config.projection_order,
+            seed=seed,
+        )
         self.attention.reserve(tasks)
-        self.settings = settings
+        self.config = config
         self.mixed: Tensor | None = None
         self.own = 0
 
@@ -55,12 +60,17 @@ class SaptNetwork(AdapterNetwork):
         """The block that a task was given."""
         return task
 
-    def pool_in(self, classifier: Classifier, settings: Settings, seed: int) -> AdapterPool:
+    def pool_in(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
         """The blocks, put into a model: low-rank ones, or soft prompts."""
-        if settings.block == "prompt":
-            return PromptAdapterPool(classifier.encoder, length=settings.length, hidden=settings.hidden, seed=seed)
-        told = {"detach_old": settings.detach_old, "top_k": settings.top_k or None, "by_row": True}
-        return lora_pool(classifier, settings, seed, **told)
+        if config.adapter_type == "prompt":
+            return PromptAdapterPool(
+                classifier.encoder,
+                num_virtual_tokens=config.num_virtual_tokens,
+                encoder_hidden_size=config.encoder_hidden_size,
+                seed=seed,
+            )
+        told = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
+        return lora_pool(classifier, config, seed, **told)
 
     def begin_block(self, block: int) -> None:
         """Train this block, its key, and the maps."""
@@ -87,7 +97,7 @@ class SaptNetwork(AdapterNetwork):
             floor = rows[FLOOR][:, None].to(found)
             found = (1 - floor) * found + floor * own.to(found)
         self.mixed = found
-        return own.to(found) if self.training and not self.settings.aligned else found
+        return own.to(found) if self.training and not self.config.joint_training else found
 
 
 class Sapt(Method):
@@ -102,57 +112,57 @@ class Sapt(Method):
     With the open gate each earlier task counts as the one at hand does, in its opening.
     """
 
-    Settings = Settings
+    Config = SaptConfig
     Network = SaptNetwork
     texts = True
 
-    def __init__(self, settings: method.Settings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, config: method.MethodConfig | None = None) -> None:
+        super().__init__(config)
         self.read: dict[int, Tensor] = {}  # the query vectors of the task at hand
         self.seen: dict[int, Tensor] = {}  # what stands for tasks, made once of what is kept
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Check what is asked for, and put what is kept beside the weights."""
-        if self.settings.block == "prompt":
-            check_prompt_room(learner, self.settings.length)
-        if self.settings.reflects == "generated":
-            stand_ins.check(learner, self.settings)
+        if self.config.adapter_type == "prompt":
+            check_prompt_room(learner, self.config.num_virtual_tokens)
+        if self.config.reflection == "generated":
+            stored.check(learner, self.config)
         kept = self.state.tensors
         kept.update({name: value.to(learner.device) for name, value in kept.items()})
 
     def place(self, learner: Learner, task: int) -> None:
         """Put the next block in place, and open its gate."""
-        network, settings = learner.network_as(SaptNetwork), self.settings
+        network, config = learner.network_as(SaptNetwork), self.config
         block = self.block(learner, task)
         new = block >= int(network.count)
         network.begin_block(block)
-        if block and new and settings.opens:
+        if block and new and config.opens:
             network.to(learner.device)
             self._begin(learner, task, block)
-        if task and settings.opens and settings.ahead:
+        if task and config.opens and config.router_warmup_steps:
             network.to(learner.device)
             warm_up_router(
                 network.attention,
                 self._vectors_of(learner, task),
                 self.earlier(learner, task),
-                steps=settings.ahead,
-                rate=settings.ahead_rate,
+                steps=config.router_warmup_steps,
+                rate=config.router_warmup_lr,
                 seed=learner.seed_for("gate", task),
                 own=network.own,
             )
-        if settings.opens and settings.held:
+        if config.opens and config.freeze_router:
             network.attention.open(None)
-        measured = settings.balanced and not settings.opens and f"{STRENGTH}{task}" not in self.state.values
+        measured = config.gradient_balance and not config.opens and f"{STRENGTH}{task}" not in self.state.values
         if measured and self.earlier(learner, task):
             network.to(learner.device)
             self.state.values[f"{STRENGTH}{task}"] = self._balanced(learner, task)
 
     def _begin(self, learner: Learner, task: int, block: int) -> None:
         """Let a new block begin as an earlier one, or leave it at nothing."""
-        settings, other = self.settings, None
-        if settings.begins == "best":
-            other = best_init(learner, task, block, settings.tried)
-        elif settings.begins == "last":
+        config, other = self.config, None
+        if config.init == "best":
+            other = best_init(learner, task, block, config.init_samples)
+        elif config.init == "last":
             other = block - 1
         if other is not None:
             learner.network_as(SaptNetwork).pool.copy(block, other)
@@ -163,11 +173,15 @@ class Sapt(Method):
 
     def _times(self, learner: Learner) -> dict[str, float]:
         """By how much rates are multiplied, by the names of parameters, where not by 1."""
-        parts = {"classifier.encoder.": "block_rate", "attention.keys.": "key_rate", "attention.": "map_rate"}
+        parts = {
+            "classifier.encoder.": "adapter_lr_multiplier",
+            "attention.keys.": "key_lr_multiplier",
+            "attention.": "projection_lr_multiplier",
+        }
         found = {}
         for name, _ in learner.network.named_parameters():
             of = next((rate for start, rate in parts.items() if name.startswith(start)), None)
-            found[name] = 1.0 if of is None else float(getattr(self.settings, of))
+            found[name] = 1.0 if of is None else float(getattr(self.config, of))
         return {name: times for name, times in found.items() if times != 1}
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
@@ -177,14 +191,14 @@ class Sapt(Method):
         """
         self.place(learner, task)
         found = super().batches(learner, task, stage)
-        settings = self.settings
-        last = math.ceil(settings.warming * found.steps)
-        if not settings.floor or not last:
+        config = self.config
+        last = math.ceil(config.floor_fraction * found.steps)
+        if not config.own_weight_floor or not last:
             return found
 
         def rows(step: int) -> Rows:
             made = found.rows(step)
-            floor = settings.floor * max(0.0, 1 - step / last)
+            floor = config.own_weight_floor * max(0.0, 1 - step / last)
             return {**made, FLOOR: torch.full((len(made["input_ids"]),), floor)}
 
         return Batches(found.steps, found.size, rows)
@@ -196,27 +210,27 @@ class Sapt(Method):
         mixed = shown.mixed
         assert mixed is not None
         counted = (rows["labels"] != IGNORED).reshape(len(mixed), -1).sum(1)
-        if self.settings.opens:
+        if self.config.opens:
             shares = mixed.clamp_min(torch.finfo(mixed.dtype).tiny)
-            found = found - self.settings.opening * (counted * shares[:, shown.own].log()).sum()
-            found = found - self.settings.entropy * (counted * (shares * shares.log()).sum(-1)).sum()
-            found = found - self.settings.balance * (counted * shares.log().mean(-1)).sum()
+            found = found - self.config.router_loss_weight * (counted * shares[:, shown.own].log()).sum()
+            found = found - self.config.entropy_weight * (counted * (shares * shares.log()).sum(-1)).sum()
+            found = found - self.config.load_balancing_weight * (counted * shares.log().mean(-1)).sum()
         return found + counted.sum() * self.reflection(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the task's rows, and what stands for them."""
-        if self.settings.reflects == "none":
+        if self.config.reflection == "none":
             return
         found = self._vectors_of(learner, task)
         with torch.no_grad():
             weights = learner.network_as(SaptNetwork).attention(found)
-        kept, settings = self.state.tensors, self.settings
+        kept, config = self.state.tensors, self.config
         kept[f"{TARGET}{task}"] = mean_weights(weights)
-        if settings.reflects == "density":
-            density = Density.of(found, settings.directions)
+        if config.reflection == "density":
+            density = Density.of(found, config.density_rank)
             kept[f"{MEAN}{task}"], kept[f"{DIRECTIONS}{task}"], kept[f"{SPREAD}{task}"] = density
-        elif settings.reflects == "generated":
-            stand_ins.keep(learner, self.state, task, self.stored(len(found)), settings)
+        elif config.reflection == "generated":
+            stored.keep(learner, self.state, task, self.stored(len(found)), config)
         else:
             random = torch.Generator().manual_seed(learner.seed_for("memory", task))
             chosen = torch.randperm(len(found), generator=random)[: self.stored(len(found))]
@@ -224,7 +238,7 @@ class Sapt(Method):
 
     def written(self, task: int) -> tuple[str, ...] | None:
         """The pseudo samples that stand for a task; None where other things do."""
-        return stand_ins.inputs(self.state, task)
+        return stored.inputs(self.state, task)
 
     def block(self, learner: Learner, task: int) -> int:
         """The block that a task is about to be given."""
@@ -232,14 +246,14 @@ class Sapt(Method):
 
     def stored(self, rows: int) -> int:
         """How many vectors stand for a task of so many rows."""
-        wanted = self.settings.stored or math.ceil(self.settings.share * rows)
+        wanted = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
         return max(1, min(wanted, rows))
 
     def strength(self, task: int) -> float:
         """λ of a task's training: of the mean of the earlier tasks' divergences."""
-        if self.settings.opens:
-            return float(self.settings.opening * task)
-        return float(self.state.values.get(f"{STRENGTH}{task}", self.settings.strength))
+        if self.config.opens:
+            return float(self.config.router_loss_weight * task)
+        return float(self.state.values.get(f"{STRENGTH}{task}", self.config.reflection_weight))
 
     def reflection(self, learner: Learner) -> Tensor:
         """λ times the mean of the earlier tasks' divergences; 0 where there is nothing to reflect on."""
@@ -261,11 +275,11 @@ class Sapt(Method):
     def vectors(self, learner: Learner, task: int) -> Tensor:
         """The query vectors (row, width) that stand for a task."""
         kept = self.state.tensors
-        if self.settings.reflects == "real":
+        if self.config.reflection == "real":
             return kept[f"{VECTORS}{task}"]
         if task not in self.seen:
-            if self.settings.reflects == "generated":
-                self.seen[task] = stand_ins.query_vectors(learner, task, stand_ins.inputs(self.state, task) or ())
+            if self.config.reflection == "generated":
+                self.seen[task] = stored.query_vectors(learner, task, stored.inputs(self.state, task) or ())
             else:
                 density = Density(*(kept[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
                 many = self.stored(len(learner.encoded[task, "train"]))
@@ -281,7 +295,7 @@ class Sapt(Method):
         return self.read[task]
 
     def _balanced(self, learner: Learner, task: int) -> float:
-        """λ that makes the gradient of the divergence in the maps `balanced` times as long as that of the task."""
+        """Return λ that makes the divergence's gradient in the maps `gradient_balance` times as long as the task's."""
         network, earlier = learner.network_as(SaptNetwork), learner.task
         learner.task = task
         maps = [network.attention.down, network.attention.up]
@@ -298,5 +312,5 @@ class Sapt(Method):
         learner.task = earlier
         ours, theirs = (torch.cat([one.flatten() for one in parts]).norm() for parts in (total, apart))
         if not float(theirs):
-            return float(self.settings.strength)
-        return float(self.settings.balanced * ours / count / theirs)
+            return float(self.config.reflection_weight)
+        return float(self.config.gradient_balance * ours / count / theirs)

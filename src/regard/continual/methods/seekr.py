@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import memory, method
+from regard.continual.adapter_network import LoraConfig
 from regard.continual.batches import ExampleRef
 from regard.continual.learner import IGNORED
 from regard.continual.method import MethodState
 from regard.continual.methods.sequential_lora import SharedAdapterNetwork
-from regard.continual.pooled import PoolConfig
 from regard.hooks.attention_weights import CapturedWeights, capture_weights
 from regard.hooks.layers import AttentionLayer, find_attention_layers
 
 if TYPE_CHECKING:
     from regard.continual.batches import Batches
     from regard.continual.learner import Learner
-    from regard.continual.stage import TrainingPhase
+    from regard.continual.training_phase import TrainingPhase
     from regard.training.placement import Rows
 
 IMPORTANCE, LOGITS, ATTENTION, HEADS = "importance", "logits/", "attention/", "heads"
@@ -30,26 +30,29 @@ _TINY = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(memory.Settings, PoolConfig):
-    """Those of a memory, what the block is made of (`PoolConfig`), and what is held on what is replayed.
+class SeekrConfig(memory.MemoryConfig, LoraConfig):
+    """Settings of SEEKR; the defaults are the paper's, for a Llama of 32 layers and 1024 heads.
 
-    `layers`, `heads`: the shares of the model's layers, and of all its heads, whose attention is held. `distilled`: the
-    share of the stored answers in a replayed row's loss, that of its label being the rest. `attention`: what the
-    divergence of the attention is multiplied by. The defaults are the paper's, for a Llama of 32 layers and 1024 heads.
+    Args:
+        layer_fraction: Share of the layers whose attention is distilled.
+        head_fraction: Share of all heads whose attention is distilled.
+        logit_distillation_weight: Share of the stored answers in the loss of a replayed row; the rest is that of its
+            label.
+        attention_distillation_weight: Weight of the divergence of the attention.
     """
 
-    layers: float = 0.75
-    heads: float = 0.125
-    distilled: float = 0.5
-    attention: float = 1000.0
+    layer_fraction: float = 0.75
+    head_fraction: float = 0.125
+    logit_distillation_weight: float = 0.5
+    attention_distillation_weight: float = 1000.0
 
     def __post_init__(self) -> None:
         """Check them."""
-        memory.Settings.__post_init__(self)
-        PoolConfig.__post_init__(self)
-        for name in ("layers", "heads", "distilled"):
+        memory.MemoryConfig.__post_init__(self)
+        LoraConfig.__post_init__(self)
+        for name in ("layer_fraction", "head_fraction", "logit_distillation_weight"):
             method.check_number(name, getattr(self, name), least=0, most=1)
-        method.check_number("attention", self.attention, least=0)
+        method.check_number("attention_distillation_weight", self.attention_distillation_weight, least=0)
 
 
 class SeekrNetwork(SharedAdapterNetwork):
@@ -103,11 +106,11 @@ class Seekr(memory.Remembering):
     so that budgets and memories of a comparison are equal.
     """
 
-    Settings = Settings
+    Config = SeekrConfig
     Network = SeekrNetwork
 
-    def __init__(self, settings: method.Settings | None = None) -> None:
-        super().__init__(settings)
+    def __init__(self, config: method.MethodConfig | None = None) -> None:
+        super().__init__(config)
         self.before: dict[ExampleRef, Tensor] = {}
 
     # -- hooks ------------------------------------------------------------------------------------------
@@ -123,7 +126,7 @@ class Seekr(memory.Remembering):
         """The task's rows, each batch with some of the memory beside it."""
         if not self.state.examples:
             return super().batches(learner, task, stage)
-        return memory.beside(learner, self.state, self.settings, task, stage)
+        return memory.beside(learner, self.state, self.config, task, stage)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses."""
@@ -132,7 +135,7 @@ class Seekr(memory.Remembering):
             return learner.cross_entropy(network(rows), rows)
         logits = learner.of_task(network(rows), rows["tasks"])
         entropy = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORED, reduction="none")
-        share = torch.ones_like(entropy).index_fill(0, old, 1 - self.settings.distilled)
+        share = torch.ones_like(entropy).index_fill(0, old, 1 - self.config.logit_distillation_weight)
         again = {name: value[old] for name, value in rows.items()}
         with learner.evaluating(), learner.network_as(SeekrNetwork).reading() as reads:
             present = learner.of_task(learner.network(again), again["tasks"])
@@ -140,7 +143,11 @@ class Seekr(memory.Remembering):
         stored = torch.stack([self._stored(LOGITS, item) for item in items]).to(present)
         answers = distillation(present[:, : stored.shape[1]], learner.of_task(stored, again["tasks"]))
         held = self._divergence(reads, again["attention_mask"].bool(), items)
-        return (share * entropy).sum() + self.settings.distilled * answers.sum() + self.settings.attention * held
+        return (
+            (share * entropy).sum()
+            + self.config.logit_distillation_weight * answers.sum()
+            + self.config.attention_distillation_weight * held
+        )
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task says of the heads, and store its examples with their answers and their attention."""
@@ -148,8 +155,8 @@ class Seekr(memory.Remembering):
         looked = self._looked(learner, coming, slopes=True)
         if looked:
             self._weigh(looked)
-        memory.keep(learner, self.state, self.settings, task)
-        chosen = select(self._importance(learner), self.settings.layers, self.settings.heads)
+        memory.keep(learner, self.state, self.config, task)
+        chosen = select(self._importance(learner), self.config.layer_fraction, self.config.head_fraction)
         self.state.values.setdefault(HEADS, {})[str(task)] = chosen
         for item, (seen, logits, _) in looked:
             self.state.tensors[_name(LOGITS, item)] = logits
@@ -161,7 +168,7 @@ class Seekr(memory.Remembering):
     def _after(self, learner: Learner, task: int) -> list[ExampleRef]:
         """The examples of a task that are in the memory when it has been learnt."""
         kept = MethodState(list(self.state.examples), {}, dict(self.state.values))
-        memory.keep(learner, kept, self.settings, task)
+        memory.keep(learner, kept, self.config, task)
         return [item for item in kept.examples if item.task == task]
 
     def _forget(self) -> None:
@@ -192,7 +199,7 @@ class Seekr(memory.Remembering):
                 if slopes:
                     loss = learner.cross_entropy(logits, rows)
                     parts = torch.autograd.grad(loss, [read.output for read in reads])
-                    each = [read.slopes(part)[0] for read, part in zip(reads, parts, strict=True)]
+                    each = [read.weights_grad(part)[0] for read, part in zip(reads, parts, strict=True)]
                     squares = torch.stack([_whole(one).square().mean((-1, -2)) for one in each])
                 seen = torch.stack([_whole(read.weights())[0] for read in reads])
                 found.append((item, (seen.detach().cpu(), _whole(logits)[0].detach().cpu(), squares.cpu())))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.method import Method
-from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -25,7 +25,7 @@ class SequentialLora(Method):
     Nothing holds the block where an earlier task left it, so this is what methods with blocks are measured against.
     """
 
-    Settings = PoolConfig
+    Config = LoraConfig
     Network = SharedAdapterNetwork
     texts = True
 

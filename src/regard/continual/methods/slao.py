@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.method import Method
-from regard.continual.pooled import PoolConfig, PoolNetwork
 
 if TYPE_CHECKING:
     from regard.continual.learner import Learner
@@ -61,7 +61,7 @@ class Slao(Method):
     B_merged ← B_merged + λ(i) (B_i − B_merged) with λ(i) = 1/√i. The merged block answers.
     """
 
-    Settings = PoolConfig
+    Config = LoraConfig
     Network = SlaoNetwork
     texts = True
 

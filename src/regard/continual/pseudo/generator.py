@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from regard import training
-from regard.adapters.pool import LoraAdapterPool
+from regard.adapters.lora_pool import LoraAdapterPool
+from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.batches import Epochs, ExampleRef
-from regard.continual.generating import decode_answers
-from regard.continual.pooled import AdapterNetwork
-from regard.continual.pseudo.packing import broadcast_from_main
+from regard.continual.generation import decode_answers
 from regard.continual.pseudo.parsing import ASKED, INPUT, Frame, drop_duplicates, frame_of
-from regard.continual.texts import EncodedTexts, TextLearner, batch, encode_pairs
-from regard.data.text_task import TextPairs, TextTask
+from regard.continual.pseudo.text_tensors import broadcast_from_main
+from regard.continual.text_learner import EncodedTexts, TextLearner, batch, encode_pairs
+from regard.data.stream import TextPairs, TextTask
 from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX, Generator
 from regard.models.limits import maximum_length
@@ -98,10 +98,10 @@ def beside(network: AdapterNetwork, recipe: Recipe, seed: int) -> Iterator[Writi
     asked = [(one, one.requires_grad) for one in network.parameters()]
     modes = [(one, one.training) for one in network.modules()]
     targets = list(network.pool.layers) if isinstance(network.pool, LoraAdapterPool) else "auto"
-    options: dict[str, Any] = {"rank": recipe.rank, "alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
+    options: dict[str, Any] = {"r": recipe.rank, "lora_alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
     try:
         with network.pool.aside():
-            pool = LoraAdapterPool(encoder, targets=targets, **options)
+            pool = LoraAdapterPool(encoder, target_modules=targets, **options)
             pool.reserve(1)
             pool.open(0)
             try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from regard.data.instruction_settings import LONG_SEQUENCE, SUPER_NI
-from regard.data.text_task import TextTask
+from regard.data.benchmarks import LONG_SEQUENCE, SUPER_NI
+from regard.data.stream import TextTask
 
 ASKED = "__gen__"
 INPUT = "__inp__"
@@ -52,7 +52,7 @@ def frame_of(task: TextTask) -> Frame:
     """
     prompts, definition = task.train.inputs, task.definition
     for benchmark in (SUPER_NI, LONG_SEQUENCE):
-        form = benchmark.prompt if definition else benchmark.headless
+        form = benchmark.prompt if definition else benchmark.prompt_without_definition
         before, after = form.format(definition=definition, input=_HERE).split(_HERE)
         if _fits(prompts, before, after):
             return Frame(definition, before, after)

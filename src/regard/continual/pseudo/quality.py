@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from regard.adapters.reflection import Density
-from regard.continual.pseudo import stand_ins
+from regard.continual.pseudo import stored
 from regard.continual.pseudo.copies import Copied, copied_whole, duplicates, near_duplicates
 from regard.continual.pseudo.distances import Private, frechet, frechet_of_halves, privacy
-from regard.continual.pseudo.reading import definition_of, readings, real_inputs
+from regard.continual.pseudo.files import definition_of, readings, real_inputs
 from regard.continual.pseudo.two_sample import two_sample
-from regard.data.stream import Task
+from regard.data.stream import ClassificationTask
 from regard.errors import UserError
 
 if TYPE_CHECKING:
@@ -123,16 +123,16 @@ def measured(learner: Learner, method: Method, task: int) -> dict[str, float | N
     seed = learner.seed_for("quality", task)
     named = learner.stream.tasks[task]
     said = written
-    if isinstance(named, Task):
+    if isinstance(named, ClassificationTask):
         said = tuple(" ".join(texts).strip() for texts in _apart(named, written))
     found = {
         "kept": len(written),
-        **method.state.values.get(f"{stand_ins.TEXTS}{task}", {}),
+        **method.state.values.get(f"{stored.TEXTS}{task}", {}),
         **quality(real_inputs(named, "dev"), said, real_inputs(named), seed),
     }
     if not hasattr(learner.network, "vectors"):
         return found
-    ours, theirs = stand_ins.query_vectors(learner, task, written), vectors_of(learner, task, "train")
+    ours, theirs = stored.query_vectors(learner, task, written), vectors_of(learner, task, "train")
     return {
         **found,
         "frechet": frechet(theirs, ours) if min(len(ours), len(theirs)) > 1 else None,
@@ -144,16 +144,16 @@ def privacies(learner: Learner, method: Method, task: int) -> dict[str, Private]
     """What each way to stand for a task gives away of its training rows: as many "real" ones, "density", "generated".
 
     Dev rows are those that were not trained on. "generated" is there where a run has kept pseudo samples, and says how
-    many vectors the others have; else it is the method's `stored` number.
+    many vectors the others have; else it is the method's `memory_size` number.
     """
     trained, held_out = vectors_of(learner, task, "train"), vectors_of(learner, task, "dev")
     written = method.written(task)
-    found = {} if written is None else {"generated": stand_ins.query_vectors(learner, task, written)}
+    found = {} if written is None else {"generated": stored.query_vectors(learner, task, written)}
     many = len(written) if written is not None else method.stored(len(trained))  # type: ignore[attr-defined]
     seed = learner.seed_for("memory", task)
     order = torch.randperm(len(trained), generator=torch.Generator().manual_seed(seed)).to(trained.device)
     found["real"] = trained[order[:many]]
-    found["density"] = Density.of(trained, int(method.settings.directions)).draw(many, seed)
+    found["density"] = Density.of(trained, int(method.config.density_rank)).draw(many, seed)
     return {name: privacy(vectors, trained, held_out) for name, vectors in found.items()}
 
 
@@ -165,7 +165,7 @@ def vectors_of(learner: Learner, task: int, split: Split) -> Tensor:
         return torch.cat([network.vectors(rows) for rows in learner.each(items, split)])
 
 
-def _apart(task: Task, written: Sequence[str]) -> list[tuple[str, ...]]:
+def _apart(task: ClassificationTask, written: Sequence[str]) -> list[tuple[str, ...]]:
     """Inputs as the texts that an encoder reads, without a definition."""
     skipped = 0 if definition_of(task) is None else 1
     return [texts[skipped:] for texts in readings(task, written)]

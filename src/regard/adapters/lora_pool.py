@@ -1,0 +1,210 @@
+"""A pool of LoRA adapters beside the layers of a model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
+from regard.errors import UserError, check_int
+
+AUTO = (
+    ("q", "v"),
+    ("q_proj", "v_proj"),
+    ("query", "value"),
+    ("query_proj", "value_proj"),
+    ("q_lin", "v_lin"),
+    ("c_attn",),
+    ("query_key_value",),
+)
+"""Names of query and value projections by family of models, as SAPT adapts them (arXiv 2401.08295, appendix).
+
+The last two compute the keys as well."""
+
+
+class LoraAdapterPool:
+    """LoRA adapters in a model, in place: each adapted layer becomes a `MixedLayer`, and one `mixture` weights all.
+
+    The weights of the model are frozen.
+
+    Args:
+        model: The model.
+        r: Rank of the adapters.
+        lora_alpha: Scaling of the adapters.
+        target_modules: "auto", or names of layers or their ends ("q_proj", "layer.0.attention.self.query").
+        dropout: Dropout of the adapters' inputs.
+        detach_old: See `LoraAdapters`.
+        top_k: See `Mixture`.
+        by_row: Whether each row will have its own weights.
+        seed: Seed of the initial weights.
+
+    Raises:
+        UserError: The model has no such layer, or one that cannot have weights by row.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        r: int = 8,
+        lora_alpha: float = 32,
+        target_modules: str | Sequence[str] = "auto",
+        dropout: float = 0.0,
+        detach_old: bool = False,
+        top_k: int | None = None,
+        by_row: bool = False,
+        seed: int = 0,
+    ) -> None:
+        _check_counts(r, top_k)
+        names = target_layers(model, target_modules)
+        if by_row:
+            _check_only_tokens(model, names)
+        _check_rank(model, names, r)
+        model.requires_grad_(False)
+        self.model, self.rank, self.alpha, self.seed = model, r, lora_alpha, seed
+        self.mixture = Mixture(top_k=top_k)
+        self.layers: dict[str, MixedLayer] = {}
+        for name in names:
+            options = {"rank": r, "alpha": lora_alpha, "dropout": dropout, "detach_old": detach_old}
+            layer = MixedLayer(model.get_submodule(name), self.mixture, **options, seed=_layer_seed(seed, name))
+            layer.train(model.training)
+            _replace_module(model, name, layer)
+            self.layers[name] = layer
+
+    def __len__(self) -> int:
+        """Return the number of adapters, in use or reserved."""
+        return len(next(iter(self.blocks)))
+
+    @property
+    def blocks(self) -> tuple[LoraAdapters, ...]:
+        """The adapters of each layer."""
+        return tuple(layer.blocks for layer in self.layers.values())
+
+    def reserve(self, blocks: int) -> None:
+        """Add adapters until there are `blocks`."""
+        for adapters in self.blocks:
+            adapters.reserve(blocks)
+
+    def open(self, *blocks: int) -> None:
+        """Train these adapters only."""
+        unknown = [index for index in blocks if index not in range(len(self))]
+        if unknown:
+            raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {unknown[0]}")
+        for adapters in self.blocks:
+            adapters.open(*blocks)
+
+    def drop(self, block: int) -> None:
+        """Remove an adapter from every layer; later ones move up."""
+        for adapters in self.blocks:
+            adapters.drop(block)
+
+    def parameters_of(self, block: int) -> list[nn.Parameter]:
+        """Return A and B of an adapter, layer by layer."""
+        return [parameter for adapters in self.blocks for parameter in (adapters.A[block], adapters.B[block])]
+
+    @torch.no_grad()
+    def copy(self, block: int, other: int) -> None:
+        """Copy adapter `other` into adapter `block`."""
+        for target, source in zip(self.parameters_of(block), self.parameters_of(other), strict=True):
+            target.copy_(source)
+
+    @contextmanager
+    def weighing(self, weights: Tensor | None) -> Iterator[None]:
+        """Mix with these weights, (row, adapter) or (adapter,); None leaves the adapters out."""
+        previous = self.mixture.weights
+        self.mixture.weights = weights
+        try:
+            yield
+        finally:
+            self.mixture.weights = previous
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Give the model its original layers for a while."""
+        self.remove()
+        try:
+            yield
+        finally:
+            for name, layer in self.layers.items():
+                _replace_module(self.model, name, layer)
+
+    def remove(self) -> None:
+        """Give the model its original layers back."""
+        for name, layer in self.layers.items():
+            _replace_module(self.model, name, layer.base_layer)
+
+
+def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
+    """Return the full names of the targeted layers, in the order of the model."""
+    linear = [name for name, module in model.named_modules() if is_linear_layer(module)]
+    if targets == "auto":
+        for names in AUTO:
+            layers = [name for name in linear if name.rsplit(".", 1)[-1] in names]
+            if {name.rsplit(".", 1)[-1] for name in layers} == set(names):
+                return layers
+        raise UserError(
+            "target_modules: expected names, since no layer makes queries and values by name; "
+            f"{_describe_layers(linear)}"
+        )
+    requested = [targets] if isinstance(targets, str) else list(targets)
+    if not requested:
+        raise UserError(f"target_modules: expected at least one name, got none; {_describe_layers(linear)}")
+    for target in requested:
+        if not any(_matches(name, target) for name in linear):
+            raise UserError(
+                f"target_modules: expected names of linear layers, got {target!r}; {_describe_layers(linear)}"
+            )
+    return [name for name in linear if any(_matches(name, target) for target in requested)]
+
+
+def _check_only_tokens(model: nn.Module, names: Sequence[str]) -> None:
+    """Check that the layers read nothing but tokens, so that adapters can have weights by row.
+
+    DeBERTa with `share_att_key` sends its table of relative positions through the query and key projections.
+    """
+    if getattr(getattr(model, "config", None), "share_att_key", False):
+        shared = sorted({name.rsplit(".", 1)[-1] for name in names} & {"query_proj", "key_proj"})
+        if shared:
+            raise UserError(
+                f"target_modules: expected none of {', '.join(shared)}, which this model uses for relative positions "
+                "as well as for tokens (share_att_key); target_modules=value_proj is possible"
+            )
+
+
+def _matches(name: str, target: str) -> bool:
+    return name == target or name.endswith("." + target)
+
+
+def _describe_layers(names: Sequence[str]) -> str:
+    """Name the linear layers of a model, for messages."""
+    ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
+    return f"the model has {', '.join(ends[:40]) or 'none'}"
+
+
+def _check_counts(rank: Any, top_k: Any) -> None:
+    check_int("r", rank, least=1)
+    if top_k is not None:
+        check_int("top_k", top_k, least=1)
+
+
+def _check_rank(model: nn.Module, names: Sequence[str], rank: int) -> None:
+    for name in names:
+        max_rank = min(weight_shape(model.get_submodule(name)))
+        if rank > max_rank:
+            raise UserError(f"r: expected at most {max_rank}, which {name} has, got {rank}")
+
+
+def _replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Replace the module of that name."""
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, module)
+
+
+def _layer_seed(seed: int, name: str) -> int:
+    """Derive the seed of a layer."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:5], "big")

@@ -1,0 +1,283 @@
+"""Soft prompts before the inputs of any Transformers model, in place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapters.input_embeddings import embedding_reader, first_position, position_ids, reads_input_embeddings
+from regard.adapters.lora import Mixture
+from regard.adapters.prompt_adapters import PromptAdapters
+from regard.errors import UserError
+
+_NAME = "soft_prompts"
+
+
+class _Prefix(NamedTuple):
+    """Prompts (row, token, width) for a call, and the mask (row, token) of those that are no padding; None for all."""
+
+    prompts: Tensor
+    mask: Tensor | None
+
+
+def check_prompt_fits(text_tokens: int, limit: int, prompt_tokens: int) -> UserError:
+    """Return the error for a text of more tokens than prompts leave within the model's limit."""
+    if limit < 1:
+        return UserError(f"prompts: expected fewer than {limit + prompt_tokens} tokens together, got {prompt_tokens}")
+    return UserError(
+        f"length: expected texts of at most {limit} tokens behind {prompt_tokens} of prompts, got {text_tokens}"
+    )
+
+
+class PromptAdapterPool:
+    """Soft prompts before the inputs of any Transformers model, in place, mixed by `mixture`.
+
+    The outputs of an encoder or decoder have no states of the prompt (attention maps do). In an encoder–decoder, the
+    decoder attends to the prompt as well. The prompt has the first positions, and the text those after it. With a cache
+    it is read once, with the first tokens. Padding on the left needs a model that takes `position_ids`.
+
+    The weights of the model are frozen. The prompts are its submodule `soft_prompts`.
+
+    Args:
+        model: The model.
+        length: Vectors in a prompt.
+        hidden: See `PromptAdapters`.
+        residual: See `PromptAdapters`.
+        seed: Seed of the initial prompts.
+
+    Raises:
+        UserError: The model does not read embeddings in place of tokens, or has soft prompts.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        num_virtual_tokens: int = 10,
+        encoder_hidden_size: int = 800,
+        residual: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.model: Any = model
+        self.reader, decoder = embedding_reader(model)
+        if hasattr(model, _NAME):
+            raise UserError(f"model: expected one without soft prompts, {type(model).__name__} has some")
+        if not reads_input_embeddings(self.reader):
+            raise UserError(
+                "model: expected one that reads embeddings in place of tokens (inputs_embeds), among which soft "
+                f"prompts are put, got {type(self.reader).__name__}"
+            )
+        model.requires_grad_(False)
+        embeddings = self.reader.get_input_embeddings().weight
+        self.prompts = PromptAdapters(
+            embeddings.shape[1], num_virtual_tokens, encoder_hidden_size, residual, words=embeddings, seed=seed
+        )
+        model.add_module(_NAME, self.prompts)
+        self.limit = position_ids(self.reader)
+        self.mixture = Mixture()
+        self._prefix: _Prefix | None = None
+        self._reader_arguments = frozenset(inspect.signature(self.reader.forward).parameters)
+        self._keeps_prompt_states, self._cut = decoder is not None, 0
+        self._handles = [
+            self.reader.register_forward_pre_hook(self._before_reader, with_kwargs=True),
+            self.reader.register_forward_hook(self._after_reader),
+        ]
+        if decoder is not None:
+            self._handles.append(decoder.register_forward_pre_hook(self._before_decoder, with_kwargs=True))
+
+    def __len__(self) -> int:
+        """Return the number of prompts, in use or reserved."""
+        return len(self.prompts)
+
+    @property
+    def blocks(self) -> tuple[PromptAdapters, ...]:
+        """The prompts, as a tuple of one, as a LoRA pool has one item for each layer."""
+        return (self.prompts,)
+
+    def reserve(self, blocks: int) -> None:
+        """Add prompts until there are `blocks`."""
+        self.prompts.reserve(blocks)
+
+    def open(self, *blocks: int) -> None:
+        """Train these prompts only."""
+        self.prompts.open(*blocks)
+
+    def close(self) -> None:
+        """Fold trained prompts, so that they need no MLP."""
+        self.prompts.close()
+
+    def drop(self, block: int) -> None:
+        """Remove a prompt; later ones move up."""
+        self.prompts.drop(block)
+
+    def copy(self, block: int, other: int) -> None:
+        """Copy prompt `other` into prompt `block`."""
+        self.prompts.copy(block, other)
+
+    def parameters_of(self, block: int) -> list[nn.Parameter]:
+        """Return the parameters of a prompt, with the MLP if it is live."""
+        mlp = self.prompts.mlp
+        mlp_parameters = list(mlp.parameters()) if mlp is not None and bool(self.prompts.live[block]) else []
+        return [self.prompts.P[block], *mlp_parameters]
+
+    @contextmanager
+    def weighing(self, weights: Tensor | None) -> Iterator[None]:
+        """Prepend a mix of prompts for a while, by weights (row, prompt) or (prompt,); None for nothing."""
+        weights_before, prefix_before = self.mixture.weights, self._prefix
+        self.mixture.weights, self._prefix = weights, None
+        try:
+            yield
+        finally:
+            self.mixture.weights, self._prefix = weights_before, prefix_before
+
+    @contextmanager
+    def prepending(self, prompts: Tensor, mask: Tensor | None = None) -> Iterator[None]:
+        """Prepend these prompts for a while: (row, token, width), or (1, token, width) for all rows.
+
+        `mask` (row, token) marks their tokens that are no padding.
+        """
+        previous, self._prefix = self._prefix, _Prefix(prompts, mask)
+        try:
+            yield
+        finally:
+            self._prefix = previous
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Prepend nothing for a while."""
+        return self.weighing(None)
+
+    def remove(self) -> None:
+        """Remove the hooks and the prompts from the model."""
+        for handle in self._handles:
+            handle.remove()
+        delattr(self.model, _NAME)
+
+    # -- hooks --------------------------------------------------------------------------------------------
+
+    def _prefix_of(self, rows: int) -> _Prefix | None:
+        """Return what is prepended to the rows, None for nothing."""
+        if self._prefix is not None:
+            mask = self._prefix.mask
+            return _Prefix(_repeat_rows(self._prefix.prompts, rows), None if mask is None else _repeat_rows(mask, rows))
+        weights = self.mixture.weights
+        return None if weights is None else _Prefix(_repeat_rows(self.prompts.mixed(weights), rows), None)
+
+    def _before_reader(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Prepend prompts to the inputs of the reader."""
+        self._cut = 0
+        inputs = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
+        text = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
+        prefix = self._prefix_of(len(text))
+        if prefix is None:
+            return None
+        cache = inputs.get("past_key_values")
+        num_cached = 0 if cache is None else int(cache.get_seq_length())
+        self._check(inputs, prefix, num_cached, text.shape[1])
+        if not num_cached:
+            self._prepend(inputs, prefix)
+        return (), inputs | self._mask_and_positions(inputs, prefix, text.shape[1], num_cached)
+
+    def _prepend(self, inputs: dict[str, Any], prefix: _Prefix) -> None:
+        """Embed the text and prepend the prompts."""
+        length, ids = prefix.prompts.shape[1], inputs.pop("input_ids", None)
+        embedded = inputs.get("inputs_embeds")
+        embedded = self.reader.get_input_embeddings()(ids) if embedded is None else embedded
+        inputs["inputs_embeds"] = torch.cat([prefix.prompts.to(embedded), embedded], 1)
+        token_types = inputs.get("token_type_ids")
+        if token_types is not None:
+            inputs["token_type_ids"] = torch.cat([token_types.new_zeros(len(token_types), length), token_types], 1)
+        self._cut = 0 if self._keeps_prompt_states else length
+
+    def _mask_and_positions(
+        self, inputs: dict[str, Any], prefix: _Prefix, tokens: int, num_cached: int
+    ) -> dict[str, Any]:
+        """Return mask and positions, where the model's defaults would differ."""
+        length, mask, positions = prefix.prompts.shape[1], inputs.get("attention_mask"), inputs.get("position_ids")
+        real = prefix.mask
+        if mask is None and real is None and positions is None:
+            return {}
+        rows, device = len(prefix.prompts), prefix.prompts.device
+        prefix_mask = torch.ones(rows, length, dtype=torch.long, device=device) if real is None else real.long()
+        updates: dict[str, Any] = {}
+        if mask is not None or real is not None:
+            text_mask = (
+                torch.ones(rows, num_cached + tokens - (length if num_cached else 0), device=device)
+                if mask is None
+                else mask
+            )
+            updates["attention_mask"] = torch.cat([prefix_mask.to(text_mask.dtype), text_mask], 1)
+        if positions is not None:
+            shifted = positions + prefix_mask.sum(1, keepdim=True)
+            updates["position_ids"] = (
+                shifted if num_cached else torch.cat([self._count_positions(prefix_mask), shifted], 1)
+            )
+        elif "position_ids" in self._reader_arguments and (real is not None or _has_left_padding(mask)):
+            count = tokens + (0 if num_cached else length)
+            updates["position_ids"] = self._count_positions(updates["attention_mask"])[:, -count:]
+        return updates
+
+    def _count_positions(self, mask: Tensor) -> Tensor:
+        """Count positions (row, token) from each row's first token that is no padding."""
+        return (mask.long().cumsum(1) - 1).clamp(min=0) + first_position(self.reader)
+
+    def _check(self, inputs: dict[str, Any], prefix: _Prefix, num_cached: int, tokens: int) -> None:
+        """Check that prompts can be prepended to the inputs."""
+        length, mask, reader = prefix.prompts.shape[1], inputs.get("attention_mask"), type(self.reader).__name__
+        if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
+            raise UserError("attention_mask: expected (row, token) beside soft prompts, got another shape")
+        if inputs.get("drop_first") or inputs.get("cache_params") is not None:
+            raise UserError(f"model: expected one whose first token is the text's own, and a usual cache, got {reader}")
+        if num_cached and mask is not None and mask.shape[1] + length != num_cached + tokens:
+            raise UserError("past_key_values: expected those of a text behind the same soft prompts, got others")
+        if not num_cached and self.limit is not None and length + tokens > self.limit:
+            raise check_prompt_fits(tokens, self.limit - length, length)
+        if "position_ids" in self._reader_arguments:
+            return
+        if _has_left_padding(mask):
+            raise UserError(f"attention_mask: expected padding on the right, since {reader} counts it as well")
+        if self.limit is not None and prefix.mask is not None:
+            raise UserError(f"prompts: expected as many for each row, since {reader} counts those that are none")
+
+    def _after_reader(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Remove the states of the prompts from the outputs."""
+        length, self._cut = self._cut, 0
+        if not length:
+            return output
+        if isinstance(output, tuple):
+            return (output[0][:, length:], *output[1:])
+        output.last_hidden_state = output.last_hidden_state[:, length:]
+        if getattr(output, "hidden_states", None) is not None:
+            output.hidden_states = tuple(states[:, length:] for states in output.hidden_states)
+        if getattr(output, "pooler_output", None) is not None:
+            output.pooler_output = module.pooler(output.last_hidden_state)  # type: ignore[operator]
+        return output
+
+    def _before_decoder(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Let the decoder attend to the states of the prompts."""
+        states, mask = kwargs.get("encoder_hidden_states"), kwargs.get("encoder_attention_mask")
+        if states is None or mask is None or mask.dim() != 2:
+            return None
+        prefix = self._prefix_of(len(states))
+        if prefix is None or states.shape[1] != mask.shape[1] + prefix.prompts.shape[1]:
+            return None
+        prefix_mask = mask.new_ones(prefix.prompts.shape[:2]) if prefix.mask is None else prefix.mask.to(mask.dtype)
+        return args, {**kwargs, "encoder_attention_mask": torch.cat([prefix_mask, mask], 1)}
+
+
+def _has_left_padding(mask: Tensor | None) -> bool:
+    """Return whether a row of a mask (row, token) begins with padding."""
+    return mask is not None and not bool(mask[:, 0].all())
+
+
+def _repeat_rows(tensor: Tensor, rows: int) -> Tensor:
+    """Repeat a tensor for each row, where a row has become several (beams)."""
+    if len(tensor) == 1:
+        return tensor.expand(rows, *tensor.shape[1:])
+    if rows % len(tensor):
+        raise UserError(f"prompts: expected one for each of {rows} rows, or for several, got {len(tensor)}")
+    return tensor if rows == len(tensor) else tensor.repeat_interleave(rows // len(tensor), 0)

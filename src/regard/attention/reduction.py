@@ -1,0 +1,238 @@
+"""Reductions: what is kept of attention weights, vectors and hidden states instead of the tensors themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.attention import reference
+from regard.attention.call import AttentionCall
+
+Backend = Literal["tiles", "triton", "lse", "lanczos"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """A quantity that a forward pass leaves behind, with all that other modules need to know of it.
+
+    Attributes:
+        name: Its name in `ReductionRequest.names` and `Observation.tensors`.
+        axis: What it has one entry for. "key": (batch, head, key). "query": (batch, head, query), which may have
+            another axis behind. "token": (batch, token), likewise. "sample": (batch, head), or (batch, width) of
+            hidden states. "call": (head, query, key), summed over the samples without padding.
+        source: What it is computed from.
+        steps: How the steps of a cached forward join. "add": sums, by key if it has that axis. "write": each step
+            writes its keys. "concat": behind each other. "whole": unknown if a sequence comes in several steps.
+        packed: Whether it is known for rows that hold several sequences.
+        finite: Whether its entries are finite as long as activations are.
+        backends: Which backends compute it; blocks of rows compute every reduction of weights.
+        requires: Reductions that are computed with it.
+        cost: What it costs beside the forward, for T tokens.
+        reference: Its definition, from the whole matrix where that takes part. Of weights it takes `DenseWeights`.
+        compute: What computes it, of vectors and hidden states; None: the reference.
+    """
+
+    name: str
+    axis: Literal["key", "query", "token", "sample", "call"]
+    source: Literal["weights", "vectors", "hidden"]
+    steps: Literal["add", "write", "concat", "whole"]
+    packed: bool = True
+    finite: bool = True
+    backends: frozenset[Backend] = frozenset()
+    requires: tuple[str, ...] = ()
+    cost: str
+    reference: Callable[[Any], Tensor]
+    compute: Callable[[Any], Tensor | None] | None = None
+
+    def __call__(self, source: Any) -> Tensor | None:
+        """Compute it, if it is of vectors or hidden states; None where a call has nothing of the kind."""
+        return (self.compute or self.reference)(source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReductionRequest:
+    """Which reductions of the weights to compute.
+
+    Attributes:
+        names: Names in `WEIGHT_REDUCTIONS`.
+        num_first_keys: How many keys `first_mass` covers.
+        max_iterations: Limit of the Lanczos steps of `spectral_bound`.
+    """
+
+    names: frozenset[str] = field(default_factory=frozenset)
+    num_first_keys: int = 1
+    max_iterations: int = 64
+
+    def __post_init__(self) -> None:
+        unknown = self.names - WEIGHT_REDUCTIONS.keys()
+        assert not unknown, f"unknown reductions {sorted(unknown)}; there are {sorted(WEIGHT_REDUCTIONS)}"
+
+    def select(self, names: Iterable[str]) -> ReductionRequest:
+        """Return the request for those of the names that are in it."""
+        return replace(self, names=self.names.intersection(names))
+
+    def without(self, names: Iterable[str]) -> ReductionRequest:
+        """Return the request for all names but these."""
+        return replace(self, names=self.names.difference(names))
+
+    def by_axis(self, *axes: str) -> frozenset[str]:
+        """Return the names of reductions along these axes."""
+        return frozenset(name for name in self.names if WEIGHT_REDUCTIONS[name].axis in axes)
+
+
+@dataclass(frozen=True)
+class DenseWeights:
+    """The whole matrix of a call, or of some of its rows, that reductions of the weights are defined on.
+
+    Attributes:
+        call: The call, or some rows of it.
+        num_first_keys: As in `ReductionRequest`.
+        whole_samples: Samples without padding, in the whole call.
+    """
+
+    call: AttentionCall
+    num_first_keys: int
+    whole_samples: Bool[Tensor, " batch"]
+
+    @cached_property
+    def _distribution(self) -> tuple[Tensor, Tensor]:
+        return reference.distribution(self.call)
+
+    @property
+    def weights(self) -> Float[Tensor, "batch head query key"]:
+        """What is measured: the weights, or a distribution made of them."""
+        return self._distribution[0]
+
+    @cached_property
+    def counted(self) -> Float[Tensor, "batch head query key"]:
+        """The weights of real queries, zero at padding."""
+        mask = self.call.query_mask
+        valid = mask[:, None, :] if mask is not None else self.weights.new_ones(1, 1, 1, dtype=torch.bool)
+        return self.weights * valid[..., None]
+
+    @property
+    def missing(self) -> Float[Tensor, "batch head query"]:
+        """The share of each row that goes to no key."""
+        return self._distribution[1]
+
+
+def reduce_dense(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
+    """Return the requested reductions from the whole matrix, by name: the definition."""
+    dense = DenseWeights(call, request.num_first_keys, unpadded_samples(call))
+    return {name: WEIGHT_REDUCTIONS[name].reference(dense) for name in request.names}
+
+
+def unpadded_samples(call: AttentionCall) -> Bool[Tensor, " batch"]:
+    """Return which samples have no padding, so that their matrices may be summed entry by entry."""
+    result = torch.ones(call.query.shape[0], dtype=torch.bool, device=call.query.device)
+    for mask in (call.query_mask, call.key_mask):
+        if mask is not None:
+            result = result & mask.all(-1)
+    return result
+
+
+def _lse(dense: DenseWeights) -> Tensor:
+    """Return the log-normalizer of softmax; of other weightings the logarithm of the sum of |weights|."""
+    operation = dense.call.operation
+    if operation is None or operation.weighting == "softmax":
+        return reference.log_normalizer(dense.call)
+    return reference.weights(dense.call).abs().sum(-1).log()
+
+
+def _distance(dense: DenseWeights) -> Tensor:
+    keys = torch.arange(dense.weights.shape[-1], device=dense.weights.device)
+    queries = torch.arange(dense.weights.shape[-2], device=dense.weights.device)[:, None] + dense.call.offset
+    return (dense.weights * (queries - keys).abs()).sum(-1)
+
+
+def _first_mass(dense: DenseWeights) -> Tensor:
+    matrix, count = dense.weights, dense.num_first_keys
+    starts = dense.call.starts or (0,) * matrix.shape[0]
+    before = max(0, -min(starts))
+    padded = torch.nn.functional.pad(matrix, (before, count))
+    return torch.stack([padded[b, ..., before + s : before + s + count] for b, s in enumerate(starts)])
+
+
+def _spectral_bound(dense: DenseWeights) -> Tensor:
+    bounds = []
+    for b, matrix in enumerate(dense.weights):
+        rows = slice(None) if dense.call.query_mask is None else dense.call.query_mask[b]
+        bounds.append(spectral_bound(matrix[:, rows]))
+    return torch.stack(bounds)
+
+
+def spectral_bound(matrix: Float[Tensor, "*lead query key"]) -> Float[Tensor, "*lead"]:
+    """Return λ_max of Aᵀ(I − 11ᵀ/n)A, from all singular values of the column-centered matrix."""
+    centered = matrix - matrix.mean(-2, keepdim=True)
+    return torch.linalg.matrix_norm(centered, ord=2).square()
+
+
+_ONE_PASS: dict[str, Any] = {
+    "source": "weights",
+    "backends": frozenset({"tiles", "triton"}),
+    "cost": "one pass over the scores, T² · width",
+}
+_per_key = partial(Reduction, axis="key", steps="add", **_ONE_PASS)
+_per_query = partial(Reduction, axis="query", steps="concat", **_ONE_PASS)
+
+_REDUCTIONS = (
+    _per_key(
+        name="column_mass",
+        requires=("prefix_query_count",),
+        reference=lambda dense: dense.counted.sum(-2),
+    ),
+    _per_key(name="column_square", reference=lambda dense: dense.counted.square().sum(-2)),
+    _per_query(name="entropy", reference=lambda dense: -torch.special.xlogy(dense.weights, dense.weights).sum(-1)),
+    _per_query(name="distance", reference=_distance),
+    _per_query(name="row_sum", reference=lambda dense: reference.weights(dense.call).sum(-1)),
+    _per_query(name="virtual_sink_mass", reference=lambda dense: dense.missing),
+    Reduction(
+        name="lse",
+        axis="query",
+        source="weights",
+        steps="concat",
+        finite=False,
+        backends=frozenset({"tiles", "triton", "lse"}),
+        cost="nothing where the fused kernel returns it",
+        reference=_lse,
+    ),
+    Reduction(
+        name="first_mass",
+        axis="query",
+        source="weights",
+        steps="concat",
+        packed=False,
+        backends=frozenset({"tiles", "triton", "lse"}),
+        requires=("prefix_query_count",),
+        cost="one product a query and first key, T · width",
+        reference=_first_mass,
+    ),
+    Reduction(
+        name="weights",
+        axis="call",
+        source="weights",
+        steps="whole",
+        packed=False,
+        backends=frozenset({"tiles"}),
+        cost="one pass over the scores, and T² entries a head",
+        reference=lambda dense: dense.counted[dense.whole_samples].sum(0),
+    ),
+    Reduction(
+        name="spectral_bound",
+        axis="sample",
+        source="weights",
+        steps="whole",
+        packed=False,
+        backends=frozenset({"lanczos"}),
+        cost="up to 64 passes over the scores",
+        reference=_spectral_bound,
+    ),
+)
+WEIGHT_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reduction in _REDUCTIONS}
+"""Every reduction of the attention weights, by name."""

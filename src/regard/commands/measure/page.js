@@ -1,0 +1,291 @@
+(() => {
+  const { data, $, ink, show, make, order, draw, figure, tableOf, asTable, legend, table, nominal, lineSpec, AREA, mapSpec, redraw } = regard;
+  const { runs, sites, measures } = data;
+  const severalSites = Object.keys(sites).length > 1;
+  const chosen = { measure: null, step: 0, profile: null, layer: null, head: null };
+  let mapViews = [];
+
+  // ---- words ----
+  const withError = (value, error, unit) =>
+    show(value) + (error === null || error === undefined ? "" : ` ± ${show(error)}`) + (unit === "%" ? " %" : "");
+  const nameOf = (m) => m.title + (m.epsilon === null ? "" : `, ε = ${m.epsilon}`);
+  const fullName = (m) => nameOf(m) + (severalSites ? `, ${sites[m.site]}` : "");
+  const inUnit = (m) => (m.unit ? ` (${m.unit})` : "");
+
+  // ---- reading blocks ----
+  const first = (m) => m.runs.find((run) => run !== null);
+  const kind = (m) => {
+    const run = first(m);
+    if (run.lh || run.lhp) return "head";
+    return run.lp ? "position" : null;
+  };
+  const known = (run, name) => (run && run[name]) || null;
+  const mean = (values) => {
+    const there = values.filter((value) => value !== null);
+    return there.length ? there.reduce((sum, value) => sum + value, 0) / there.length : null;
+  };
+  const union = (lists) => [...new Set(lists.flat())].sort((a, b) => a - b);
+  const axis = (m, name, key) => union(m.runs.map((run) => (known(run, name) ? run[name][key] : [])));
+
+  // The choices of the position slider: null is the whole sequence.
+  const steps = (m) => {
+    if (kind(m) !== "head") return [null];
+    const whole = m.runs.some((run) => known(run, "lh"));
+    return [...(whole ? [null] : []), ...axis(m, "lhp", "p")];
+  };
+  // [value, error] of one head, or of one layer and position; null where not measured.
+  const at = (run, layer, x, step, columns) => {
+    const name = columns === "position" ? "lp" : step === null ? "lh" : "lhp";
+    const block = known(run, name);
+    if (!block) return null;
+    const places = [block.l.indexOf(layer), block[columns === "position" ? "p" : "h"].indexOf(x)];
+    if (name === "lhp") places.push(block.p.indexOf(step));
+    if (places.includes(-1)) return null;
+    const pick = (nested) => places.reduce((inner, place) => inner[place], nested);
+    return [pick(block.v), block.e ? pick(block.e) : null];
+  };
+  const grid = (m) => {
+    const columns = kind(m);
+    const names = columns === "position" ? ["lp"] : ["lh", "lhp"];
+    const over = (key) => union(names.map((name) => axis(m, name, key)));
+    return { columns, layers: over("l"), xs: over(columns === "position" ? "p" : "h") };
+  };
+  const cells = (m, run, step) => {
+    const { columns, layers, xs } = grid(m);
+    const rows = [];
+    for (const layer of layers)
+      for (const x of xs) {
+        const found = at(run, layer, x, step, columns);
+        if (found && found[0] !== null)
+          rows.push({ layer, x, value: found[0], error: found[1], shown: withError(found[0], found[1], m.unit) });
+      }
+    return rows;
+  };
+
+  // ---- layers × heads ----
+  const stepWords = (step) => (step === null ? "whole sequence" : `position ${step}`);
+  const picked = () => ({ layer: chosen.layer, x: chosen.head });
+
+  // The colour scale: from zero where the values start near it, to 100 for large percentages.
+  const domain = (values, unit) => {
+    const low = values.reduce((a, b) => Math.min(a, b), Infinity);
+    const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
+    if (low === high) return [Math.min(0, low), Math.max(0, high) || 1];
+    return [low >= 0 && low < high / 2 ? 0 : low, unit === "%" && high > 60 ? 100 : high];
+  };
+
+  const drawMaps = () => {
+    const m = chosen.measure;
+    const { columns, layers, xs } = grid(m);
+    const step = steps(m)[chosen.step];
+    const each = m.runs.map((run) => (run ? cells(m, run, step) : []));
+    const values = each.flat().map((row) => row.value);
+    const parent = $("maps");
+    parent.replaceChildren();
+    mapViews = [];
+    runs.forEach((name, r) => {
+      const where = columns === "head" ? `, ${stepWords(step)}` : "";
+      const caption = runs.length > 1 ? `${name}: ${fullName(m)}${where}${inUnit(m)}` : `${fullName(m)}${where}${inUnit(m)}`;
+      const { element, box } = figure(parent, caption, each[r].length ? "" : "not measured");
+      if (!each[r].length) return;
+      const room = Math.max(200, parent.clientWidth / (runs.length > 1 && parent.clientWidth > 700 ? 2 : 1) - 64);
+      const wide = Math.min(40, Math.max(columns === "head" ? 14 : 6, Math.floor(room / xs.length)));
+      const title = columns === "head" ? "Head" : "Position";
+      const spec = mapSpec({ title, xs, layers, scale: { domain: domain(values, m.unit) }, cursor: "pointer" }, wide, Math.min(32, Math.max(14, wide)));
+      const { x, y } = spec.layer[0].encoding;
+      spec.layer.push({ data: { name: "picked" }, mark: { type: "rect", fillOpacity: 0, strokeWidth: 2.5, aria: false, stroke: ink("--mark") }, encoding: { x, y } });
+      draw(box, spec, { cells: each[r], picked: [picked()] }, `${caption}: layers by ${title.toLowerCase()}s`).then((view) => {
+        mapViews.push(view);
+        view.addEventListener("click", (_, item) => { if (item && item.datum && "x" in item.datum) pick(item.datum.layer, item.datum.x); });
+      });
+      asTable(element, caption, () => [
+        ["Layer", ...xs.map((x) => `${columns === "head" ? "Head" : "Pos."} ${x}`)],
+        layers.map((layer) => [String(layer), ...xs.map((x) => { const v = at(m.runs[r], layer, x, step, columns); return v ? show(v[0]) : "–"; })]),
+      ]);
+    });
+  };
+
+  // ---- one head, over positions ----
+  const profiles = () => measures.filter((m) => m.site === chosen.measure.site && kind(m) === kind(chosen.measure) && (first(m).lhp || first(m).lp));
+  const drawProfile = () => {
+    const columns = kind(chosen.measure);
+    const parent = $("profile");
+    const m = chosen.profile;
+    const where = `Layer ${chosen.layer}` + (columns === "head" ? `, head ${chosen.head}` : "");
+    $("picked-title").textContent = where + (severalSites ? `, ${sites[chosen.measure.site]}` : "");
+    parent.replaceChildren();
+    if (m) {
+      const points = [];
+      m.runs.forEach((run, r) => {
+        const block = known(run, columns === "head" ? "lhp" : "lp");
+        if (!block) return;
+        block.p.forEach((position) => {
+          const found = at(run, chosen.layer, columns === "head" ? chosen.head : position, position, columns);
+          if (found) points.push(point({ position }, found[0], found[1], runs[r], "", m.unit));
+        });
+      });
+      const { element, box } = figure(parent, `${nameOf(m)} by position${inUnit(m)}`, points.some((p) => p.low !== p.value) ? "band: ± standard error" : "");
+      legend(element, points);
+      draw(box, lines("position", "Position", points), { points }, `${nameOf(m)} by position, ${where}`);
+      asTable(element, nameOf(m), () => table(points, "position", "Position"));
+    }
+    drawNumbers(columns);
+  };
+  const drawNumbers = (columns) => {
+    const now = steps(chosen.measure)[chosen.step];
+    const rows = [];
+    for (const m of columns === "head" ? measures : []) {
+      if (m.site !== chosen.measure.site || kind(m) !== "head") continue;
+      const choices = steps(m);
+      const step = choices.includes(now) && m === chosen.measure ? now : choices[0];
+      const found = m.runs.map((run) => at(run, chosen.layer, chosen.head, step, "head"));
+      const label = nameOf(m) + (step === null ? "" : `, position ${step}`);
+      rows.push([label, ...found.map((v) => (v ? withError(v[0], v[1], m.unit) : "–"))]);
+    }
+    $("head-numbers").replaceChildren(...(rows.length ? [tableOf(["Statistic", ...(runs.length > 1 ? runs : ["Value"])], rows)] : []));
+  };
+
+  // ---- lines ----
+  const point = (place, value, error, series, part, unit) => ({
+    ...place, value, series, part,
+    low: error === null || error === undefined || value === null ? value : value - error,
+    high: error === null || error === undefined || value === null ? value : value + error,
+    shown: withError(value, error, unit),
+  });
+  const lines = (key, title, points) => {
+    const x = { field: key, type: "quantitative", title, axis: { tickMinStep: 1, grid: false, labelFlush: false }, scale: { nice: false } };
+    const dash = nominal("part", { scale: { domain: order(points, "part"), range: [[1, 0], [4, 3]] } });
+    const titles = { [key]: key, series: "series", part: "part", shown: "value" };
+    return lineSpec(x, titles, { color: { domain: order(points, "series") }, dash, interval: AREA, size: 14, height: 150 });
+  };
+  const seriesName = (r, site) => [runs.length > 1 ? runs[r] : "", severalSites ? sites[site] : ""].filter(Boolean).join(", ") || runs[r];
+
+  // The curve of one measure in one run, and what its band shows.
+  const curve = (m, run, r) => {
+    const series = seriesName(r, m.site);
+    const write = (block, values, part, errors) => block.l.map((layer, i) => point({ layer }, values[i], errors ? errors[i] : null, series, part, m.unit));
+    if (run.l) return { points: write(run.l, run.l.v, "", run.l.e), note: run.l.e ? "band: ± standard error" : "" };
+    if (run.lh) {
+      const points = write(run.lh, run.lh.v.map(mean), "", null);
+      if (runs.length > 1 || severalSites) return { points, note: "mean over heads" };
+      points.forEach((p, i) => {
+        const there = run.lh.v[i].filter((value) => value !== null);
+        if (there.length) Object.assign(p, { low: Math.min(...there), high: Math.max(...there) });
+      });
+      return { points, note: "mean over heads; band: lowest to highest head" };
+    }
+    const block = run.lhp || run.lp;
+    if (!block) return null;
+    const values = run.lhp ? block.v.map((heads) => mean(heads.map((head) => head[0]))) : block.v.map((row) => row[0]);
+    const points = write(block, values, `position ${block.p[0]}`, null);
+    if (run.rest) points.push(...write(run.rest, run.rest.v, "mean of the others", null));
+    return { points, note: run.lhp ? "mean over heads" : "" };
+  };
+  const together = (wanted) => {
+    const groups = new Map();
+    measures.filter(wanted).forEach((m) => {
+      const key = `${m.statistic} ${m.epsilon}`;
+      groups.set(key, [...(groups.get(key) || []), m]);
+    });
+    return [...groups.values()];
+  };
+  const drawLines = (id, key, title, wanted, read) => {
+    const parent = $(id);
+    if (!parent) return;
+    parent.replaceChildren();
+    for (const group of together(wanted)) {
+      const found = group.flatMap((m) => m.runs.map((run, r) => (run ? read(m, run, r) : null))).filter(Boolean);
+      const points = found.flatMap((one) => one.points);
+      if (!points.length) continue;
+      const { element, box } = figure(parent, nameOf(group[0]) + inUnit(group[0]), found[0].note);
+      legend(element, points);
+      draw(box, lines(key, title, points), { points }, `${nameOf(group[0])} by ${key}`);
+      asTable(element, nameOf(group[0]), () => table(points, key, title));
+    }
+  };
+  const drawCurves = () => {
+    drawLines("curves", "layer", "Layer", (m) => m.runs.some((run) => run && (run.l || run.lh || run.lhp || run.lp)), curve);
+    drawLines("models", "position", "Position", (m) => m.runs.some((run) => known(run, "p")), (m, run, r) => known(run, "p") && {
+      points: run.p.p.map((position, i) => point({ position }, run.p.v[i], run.p.e ? run.p.e[i] : null, seriesName(r, m.site), "", m.unit)),
+      note: run.p.e ? "band: ± standard error" : "",
+    });
+  };
+
+  // ---- choosing ----
+  const fill = (select, options, now) => {
+    const groups = new Map();
+    options.forEach((m) => {
+      if (!groups.has(m.site)) groups.set(m.site, make("optgroup", null, { label: sites[m.site] || "model" }));
+      groups.get(m.site).append(make("option", nameOf(m), { value: measures.indexOf(m) }));
+    });
+    select.replaceChildren(...(groups.size > 1 ? groups.values() : [...groups.values()].flatMap((group) => [...group.children])));
+    if (now) select.value = String(measures.indexOf(now));
+  };
+  const pick = (layer, x) => {
+    Object.assign(chosen, { layer, head: x });
+    $("layer").value = layer;
+    $("head").value = x;
+    mapViews.forEach((view) => view.data("picked", [picked()]).runAsync());
+    drawProfile();
+  };
+  const showStep = () => {
+    const step = steps(chosen.measure)[chosen.step];
+    $("step-shown").textContent = step === null ? "whole sequence" : step;
+    $("step").setAttribute("aria-valuetext", stepWords(step));
+  };
+  const choose = (m) => {
+    const { columns, layers, xs } = grid(m);
+    const choices = steps(m);
+    const before = chosen.measure && kind(chosen.measure) === columns;
+    chosen.measure = m;
+    chosen.step = 0;
+    $("step").max = choices.length - 1;
+    $("step").value = 0;
+    $("step-box").hidden = choices.length < 2;
+    showStep();
+    $("about").textContent = m.description;
+    const possible = profiles();
+    chosen.profile = possible.includes(m) ? m : possible.find((other) => chosen.profile && other.statistic === chosen.profile.statistic) || possible[0] || null;
+    fill($("profile-measure"), possible, chosen.profile);
+    $("profile-box").hidden = possible.length < 2;
+    $("head-box").hidden = columns !== "head";
+    for (const [id, range] of [["layer", layers], ["head", xs]]) Object.assign($(id), { min: range[0], max: range[range.length - 1] });
+    if (!before || !layers.includes(chosen.layer) || !xs.includes(chosen.head)) Object.assign(chosen, strongest(m));
+    drawMaps();
+    pick(chosen.layer, chosen.head);
+  };
+  const strongest = (m) => {
+    const rows = m.runs.flatMap((run) => (run ? cells(m, run, steps(m)[0]) : []));
+    const best = rows.reduce((a, b) => (b.value > a.value ? b : a), rows[0] || { layer: grid(m).layers[0], x: grid(m).xs[0] });
+    return { layer: best.layer, head: best.x };
+  };
+  const typed = () => {
+    const { layers, xs } = grid(chosen.measure);
+    const [layer, x] = [Number($("layer").value), Number($("head").value)];
+    if (layers.includes(layer) && xs.includes(x)) pick(layer, x);
+  };
+
+  const start = () => {
+    drawCurves();
+    const mapped = measures.filter((m) => kind(m) !== null);
+    if (!mapped.length || !$("maps")) return;
+    fill($("measure"), mapped, mapped[0]);
+    $("measure").addEventListener("change", (event) => choose(measures[Number(event.target.value)]));
+    $("step").addEventListener("input", (event) => {
+      chosen.step = Number(event.target.value);
+      showStep();
+      drawMaps();
+      drawNumbers(kind(chosen.measure));
+    });
+    $("profile-measure").addEventListener("change", (event) => { chosen.profile = measures[Number(event.target.value)]; drawProfile(); });
+    $("layer").addEventListener("change", typed);
+    $("head").addEventListener("change", typed);
+    choose(mapped.find((m) => m.statistic === "sink_rate") || mapped[0]);
+  };
+  const again = () => {
+    drawCurves();
+    if (chosen.measure) { drawMaps(); drawProfile(); }
+  };
+  redraw(again, () => { if (chosen.measure) drawMaps(); });
+  start();
+})();

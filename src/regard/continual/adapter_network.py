@@ -1,0 +1,165 @@
+"""A model with a pool of blocks, a block a task: what methods that train blocks train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from regard.adapters.lora_pool import LoraAdapterPool
+from regard.continual import method
+from regard.continual.network import Network
+from regard.errors import UserError
+from regard.models.classifier import Classifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig(method.MethodConfig):
+    """Settings of low-rank adapters. The defaults are those of SAPT (arXiv 2401.08295) for T5 on Long Sequence.
+
+    Args:
+        r: Rank of an adapter.
+        lora_alpha: What an adapter adds is scaled by `lora_alpha / r`.
+        target_modules: Names of layers, separated by commas, or "auto" (queries and values).
+    """
+
+    r: int = 8
+    lora_alpha: float = 32.0
+    target_modules: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        method.check_number("r", self.r, least=1)
+        method.check_number("lora_alpha", self.lora_alpha, least=0)
+        if not self.lora_alpha:
+            raise UserError("lora_alpha: expected a number above 0, got 0, with which blocks add nothing")
+
+
+class AdapterPool(Protocol):
+    """Blocks in a model, which are opened to be trained and weighed row by row, of whatever they are made."""
+
+    def __len__(self) -> int: ...
+
+    def reserve(self, blocks: int) -> None:
+        """Have so many blocks."""
+
+    def open(self, *blocks: int) -> None:
+        """Let these blocks be trained, and no others."""
+
+    def copy(self, block: int, other: int) -> None:
+        """Let a block be what another is."""
+
+    def weighing(self, weights: Tensor | None) -> AbstractContextManager[None]:
+        """While it lasts the model mixes its blocks with these weights, (row, block) or (block,)."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """While it lasts the model is as it was found."""
+
+    def remove(self) -> None:
+        """Leave the model as it was found."""
+
+
+class AdapterNetwork(Network):
+    """A frozen model with blocks, and a head that is trained where it has anything to train.
+
+    `count` blocks are in use. Which of them a row gets, and how much, is for the method: `weights`.
+    """
+
+    apart = True
+    count: Tensor
+
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
+        if classifier.config.lora:
+            raise UserError("lora: expected none with a method that has blocks of its own; --set r=… is theirs")
+        self._pool = (self.pool_in(classifier, config, seed),)
+        self.pool.reserve(self.blocks_for(tasks))
+        self.register_buffer("count", torch.tensor(0))
+        self._forced: int | None = None
+
+    def pool_in(self, classifier: Classifier, config: Any, seed: int) -> AdapterPool:
+        """The blocks, put into a model."""
+        raise NotImplementedError
+
+    @property
+    def pool(self) -> AdapterPool:
+        """The blocks."""
+        return self._pool[0]
+
+    @property
+    def lengthens(self) -> bool:
+        """Whether the model reads more than a text with them, which low-rank ones do not make it."""
+        return not isinstance(self.pool, LoraAdapterPool)
+
+    def blocks_for(self, tasks: int) -> int:
+        """How many blocks so many tasks need."""
+        return tasks
+
+    def begin_block(self, block: int) -> None:
+        """Train this block from now on, and no other; it and those before it are in use."""
+        self.pool.open(block)
+        self.count.fill_(block + 1)
+
+    def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
+        """How much each row gets of each block in use, (row, block) or (block,): all of each."""
+        return torch.ones(int(self.count), device=self.count.device) if int(self.count) else None
+
+    @contextmanager
+    def forcing(self, block: int) -> Iterator[None]:
+        """While it lasts every row gets this block alone."""
+        before, self._forced = self._forced, block
+        try:
+            yield
+        finally:
+            self._forced = before
+
+    def forward(self, rows: dict[str, Tensor]) -> Tensor:
+        """The logits, with the blocks weighed."""
+        with self.pool.weighing(self._weights(rows)):
+            return super().forward(rows)
+
+    def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
+        """The answers to prompts, with the blocks weighed by the prompt, once for all tokens of an answer."""
+        with self.pool.weighing(self._weights(rows)):
+            return super().generate(rows, new_tokens)
+
+    def _weights(self, rows: dict[str, Tensor]) -> Tensor | None:
+        if self._forced is None:
+            return self.weights(rows)
+        chosen = torch.zeros(int(self.count), device=self.count.device)
+        chosen[self._forced] = 1.0
+        return chosen
+
+
+class PoolNetwork(AdapterNetwork):
+    """A frozen model with low-rank blocks."""
+
+    def pool_in(self, classifier: Classifier, config: Any, seed: int) -> LoraAdapterPool:
+        """The blocks, put into a model."""
+        return lora_pool(classifier, config, seed, **self.options(config))
+
+    @property
+    def pool(self) -> LoraAdapterPool:
+        """The blocks."""
+        return cast(LoraAdapterPool, self._pool[0])
+
+    def options(self, config: Any) -> dict[str, Any]:
+        """What else a pool is made with."""
+        return {}
+
+
+def lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
+    """Low-rank blocks in a model, as the settings have them."""
+    named = config.target_modules
+    return LoraAdapterPool(
+        classifier.encoder,
+        r=config.r,
+        lora_alpha=config.lora_alpha,
+        target_modules=named if named == "auto" else [one.strip() for one in named.split(",")],
+        **options,
+        seed=seed,
+    )

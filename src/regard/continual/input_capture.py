@@ -1,0 +1,66 @@
+"""What adapted layers read while a network sees some rows: of real tokens alone, and of rows that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.continual.adapter_network import PoolNetwork
+from regard.continual.learner import IGNORED
+
+See = Callable[[str, Tensor], None]
+_CROSS = {"EncDecAttention", "encoder_attn", "crossattention"}
+_QUERIES = {"q", "q_proj", "query", "query_proj", "q_lin"}
+
+
+@contextmanager
+def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], see: See) -> Iterator[None]:
+    """While it lasts `see(name, states)` is called with what each adapted layer reads, (token, inputs), when it does.
+
+    The network must be called with these rows alone. Padding, and rows labelled −100, are left out, so that what is
+    added up over tokens does not depend on how rows are split into batches. A head reads the last tokens alone.
+    """
+    masks = _Masks(network, rows)
+
+    def seeing(name: str) -> Callable[[nn.Module, tuple[Tensor]], None]:
+        mask = masks.of(name)
+
+        def seen(_: nn.Module, given: tuple[Tensor]) -> None:
+            states = given[0].detach().reshape(len(mask), -1, given[0].shape[-1])
+            see(name, states[mask[:, -states.shape[1] :]])
+
+        return seen
+
+    handles = [layer.register_forward_pre_hook(seeing(name)) for name, layer in network.pool.layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Masks:
+    """Which tokens (row, token) of what a layer reads are real and count."""
+
+    def __init__(self, network: PoolNetwork, rows: dict[str, Tensor]) -> None:
+        labels, real = rows["labels"], rows["attention_mask"].bool()
+        answered = (labels != IGNORED).reshape(len(labels), -1)
+        counted = answered.any(1, keepdim=True)
+        model: Any = network.classifier
+        self.read, self.written = real & counted, answered
+        self.apart = model.config.head == "text" and bool(model.reads_apart)
+        if model.config.head == "text" and not self.apart:
+            self.read = model.joined(rows["input_ids"], rows["attention_mask"], labels).attention_mask & counted
+
+    def of(self, name: str) -> Tensor:
+        """The mask of a layer by its name: only what is not of an encoder, where there is one, reads answers apart.
+
+        There keys and values of the attention to the encoder read what the encoder gave.
+        """
+        parts = name.split(".")
+        if not self.apart or "encoder" in parts:
+            return self.read
+        return self.written if parts[-1] in _QUERIES or not _CROSS.intersection(parts) else self.read

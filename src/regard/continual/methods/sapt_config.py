@@ -1,0 +1,158 @@
+"""What SAPT may be told: its settings, and which of them are read only beside others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from regard.adapters.attention import ORDERS, ProjectionOrder
+from regard.continual import method
+from regard.continual.adapter_network import LoraConfig
+from regard.continual.required_settings import NONE, RequiredSetting, check_required
+from regard.errors import UserError, check_choice, check_int
+
+Block = Literal["lora", "prompt"]
+Gate = Literal["open", "published"]
+Begins = Literal["last", "best", "nothing"]
+Reflects = Literal["real", "generated", "density", "none"]
+
+_OPEN, _PUBLISHED = RequiredSetting("gate", ("open",)), RequiredSetting("gate", ("published",))
+_REFLECTS, _WRITES = (
+    RequiredSetting("reflection", ("real", "generated", "density")),
+    RequiredSetting("reflection", ("generated",)),
+)
+READ: dict[str, tuple[RequiredSetting, ...]] = {
+    **dict.fromkeys(("init", "router_warmup_steps", "freeze_router"), (_OPEN,)),
+    **dict.fromkeys(
+        ("r", "lora_alpha", "target_modules", "top_k", "detach_old"), (RequiredSetting("adapter_type", ("lora",)),)
+    ),
+    **dict.fromkeys(("num_virtual_tokens", "encoder_hidden_size"), (RequiredSetting("adapter_type", ("prompt",)),)),
+    **dict.fromkeys(
+        ("router_loss_weight", "entropy_weight", "load_balancing_weight"),
+        (_OPEN, RequiredSetting("freeze_router", ("false",))),
+    ),
+    **dict.fromkeys(("key_lr_multiplier", "projection_lr_multiplier"), (RequiredSetting("freeze_router", ("false",)),)),
+    "own_weight_floor": (RequiredSetting("floor_fraction"),),
+    "router_warmup_lr": (_OPEN, RequiredSetting("router_warmup_steps")),
+    "floor_fraction": (RequiredSetting("own_weight_floor"),),
+    "init_samples": (_OPEN, RequiredSetting("init", ("best",))),
+    **dict.fromkeys(("reflection_weight", "gradient_balance"), (_PUBLISHED, _REFLECTS)),
+    "memory_size": (_REFLECTS,),
+    "memory_fraction": (_REFLECTS, RequiredSetting("memory_size", ("0",))),
+    "density_rank": (RequiredSetting("reflection", ("density",)),),
+    **dict.fromkeys(
+        ("generator_steps", "generator_lr", "generator_batch_size"),
+        (_WRITES, RequiredSetting("pseudo_samples_dir", (NONE,))),
+    ),
+    "pseudo_samples_dir": (_WRITES,),
+}
+"""Settings that are read only where others are as they are said to be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaptConfig(LoraConfig):
+    """Settings of SAPT: those of its adapters, router, gate and reflection memory.
+
+    Args:
+        adapter_type: "lora" (see `LoraConfig`) or "prompt" (see `regard.adapters.prompt_adapters`).
+        num_virtual_tokens: Tokens of a soft prompt.
+        encoder_hidden_size: Hidden size of the MLP that reparametrizes a prompt in training; 0 for none.
+        router_hidden_size: Features between the two projections that make a query, see `SharedAttention`.
+        projection_order: See `SharedAttention`.
+        top_k: Adapters that a row uses, in training of those of earlier tasks; 0 for all.
+        detach_old: Pass no gradient through adapters of earlier tasks, as in the authors' code.
+        adapter_lr_multiplier: Multiplies the learning rate of adapters.
+        key_lr_multiplier: Multiplies the learning rate of keys.
+        projection_lr_multiplier: Multiplies the learning rate of the projections that make queries.
+        gate: "published", or "open": the router is taught the rows of a task before its adapter is trained.
+        init: What a new adapter is with the open gate: a copy of the "last" one, of the "best" one, or "nothing".
+        init_samples: Rows on which the best one is found.
+        router_warmup_steps: Steps that teach the router, see `regard.adapters.router_warmup`.
+        router_warmup_lr: Learning rate of these steps.
+        router_loss_weight: Weight of the warmup's loss while the adapter is trained, in place of the reflection.
+        own_weight_floor: Least weight of the task's own adapter at the first step.
+        floor_fraction: Share of the steps in which that floor falls linearly to 0.
+        entropy_weight: Weight of the entropy of a row's weights.
+        load_balancing_weight: Weight of −log of each adapter's weight, the mean over adapters.
+        freeze_router: Do not train the router together with the adapter.
+        joint_training: Train adapters under the weights that select them; without it, each alone.
+        reflection: What stands for earlier tasks: query vectors of "real" rows, of "generated" texts, samples of a
+            "density", or "none".
+        memory_size: Number of query vectors for a task; 0 for a `memory_fraction` of its rows.
+        memory_fraction: Share of a task's rows, at `memory_size` 0.
+        density_rank: Directions of the density.
+        generator_steps: Steps that train the adapter which generates texts.
+        generator_lr: Learning rate of these steps.
+        generator_batch_size: Batch size of these steps.
+        pseudo_samples_dir: Folder of texts to read in place of generating them.
+        reflection_weight: λ of the published gate, of the mean over tasks of their divergence.
+        gradient_balance: Where above 0, λ is such that the norm of its gradient in the projections is this many times
+            that of the task's loss.
+    """
+
+    adapter_type: Block = "lora"
+    num_virtual_tokens: int = 10
+    encoder_hidden_size: int = 800
+    router_hidden_size: int = 100
+    projection_order: ProjectionOrder = "published"
+    top_k: int = 0
+    detach_old: bool = False
+    adapter_lr_multiplier: float = 1.0
+    key_lr_multiplier: float = 1.0
+    projection_lr_multiplier: float = 1.0
+    gate: Gate = "open"
+    init: Begins = "last"
+    init_samples: int = 64
+    router_warmup_steps: int = 300
+    router_warmup_lr: float = 2e-3
+    router_loss_weight: float = 1.0
+    own_weight_floor: float = 0.0
+    floor_fraction: float = 0.5
+    entropy_weight: float = 0.0
+    load_balancing_weight: float = 0.0
+    freeze_router: bool = False
+    joint_training: bool = True
+    reflection: Reflects = "real"
+    memory_size: int = 0
+    memory_fraction: float = 0.02
+    density_rank: int = 16
+    generator_steps: int = 5000
+    generator_lr: float = 1e-3
+    generator_batch_size: int = 16
+    pseudo_samples_dir: str = ""
+    reflection_weight: float = 0.1
+    gradient_balance: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers and the choices."""
+        super().__post_init__()
+        for name in (
+            "router_hidden_size",
+            "num_virtual_tokens",
+            "init_samples",
+            "generator_steps",
+            "generator_batch_size",
+        ):
+            check_int(name, getattr(self, name), least=1)
+        for name in ("encoder_hidden_size", "top_k", "router_warmup_steps", "memory_size", "density_rank"):
+            check_int(name, getattr(self, name), least=0)
+        method.check_number("generator_lr", self.generator_lr, least=0)
+        rates = ("adapter_lr_multiplier", "key_lr_multiplier", "projection_lr_multiplier", "router_warmup_lr")
+        for name in (*rates, "router_loss_weight", "load_balancing_weight", "reflection_weight", "gradient_balance"):
+            method.check_number(name, getattr(self, name), least=0)
+        for name in ("own_weight_floor", "floor_fraction", "memory_fraction"):
+            method.check_number(name, getattr(self, name), least=0, most=1)
+        method.check_number("entropy_weight", self.entropy_weight, least=-1e6)
+        choices = {"adapter_type": Block, "gate": Gate, "init": Begins, "reflection": Reflects}
+        for name, allowed in (("projection_order", ORDERS), *((name, get_args(of)) for name, of in choices.items())):
+            check_choice(name, getattr(self, name), allowed)
+        check_required(self, READ)
+        if self.gate == "published" and not self.joint_training:
+            raise UserError(
+                "joint_training: expected true with gate=published, whose keys learn from the tasks' losses alone"
+            )
+
+    @property
+    def opens(self) -> bool:
+        """Whether something is done to open the gate."""
+        return self.gate == "open"

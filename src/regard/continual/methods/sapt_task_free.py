@@ -1,0 +1,176 @@
+"""SAPT that is not told which task it learns: what is new is noticed and given a block, what is known gets its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from regard.adapters.novelty import DRAWS, check_separable, is_known_task, novelty
+from regard.adapters.reflection import mean_weights
+from regard.adapters.router_warmup import PastTask
+from regard.continual import method
+from regard.continual.methods import sapt_config
+from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptNetwork
+from regard.errors import UserError
+from regard.models.classifier import Classifier
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+
+PORTION, SEEN = "portion/", "seen/"
+"""Before the number of a portion: what was decided about it; before that of a block: how many rows it has seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaptTaskFreeConfig(sapt_config.SaptConfig):
+    """Settings of task-free SAPT: those of SAPT, with another default of `memory_size`, and of the novelty test.
+
+    Args:
+        novelty_samples: Rows of a portion that are compared with those of each adapter.
+        false_alarm_rate: How often rows of a known kind are taken for new ones.
+        reuse_threshold: Likeness (1 − the statistic of `regard.adapters.novelty`) from which new rows train a known
+            adapter in place of a new one; 0 for never. Between tasks of Long Sequence, in MiniLM's embeddings, the
+            likeness is .76 to .996, and half of the time over .95: only values close to 1 tell tasks apart.
+    """
+
+    memory_size: int = 50
+    novelty_samples: int = 100
+    false_alarm_rate: float = 0.01
+    reuse_threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the numbers and the choices."""
+        if self.memory_fraction != sapt_config.SaptConfig.memory_fraction:
+            raise UserError("memory_fraction: expected none with sapt-task-free, which stores memory_size vectors")
+        super().__post_init__()
+        for name in ("memory_size", "novelty_samples"):
+            method.check_number(name, getattr(self, name), least=2)
+        method.check_number("false_alarm_rate", self.false_alarm_rate, least=1 / (DRAWS + 1), most=1)
+        method.check_number("reuse_threshold", self.reuse_threshold, least=0, most=1)
+        if self.reflection != "real":
+            raise UserError(
+                f"reflection: expected 'real', got {self.reflection!r}, since stored vectors tell what is new"
+            )
+
+
+class NoticedNetwork(SaptNetwork):
+    """SAPT's network, which knows the block that each portion was `given` (portion,); −1: not learnt yet."""
+
+    given: Tensor
+
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
+        self.register_buffer("given", torch.full((tasks,), -1))
+
+    def block_of(self, task: int) -> int:
+        """The block that a portion was given."""
+        return int(self.given[task])
+
+    def begin_block(self, block: int) -> None:
+        """Train this block, its key, and the maps; those that came after it stay in use."""
+        used = max(int(self.count), block + 1)
+        super().begin_block(block)
+        self.count.fill_(used)
+        self.attention.use(used)
+
+
+class SaptTaskFree(Sapt):
+    """SAPT (arXiv 2401.08295) on portions of data of which nobody says whether they are of a task that was learnt.
+
+    A portion is what the framework calls a task: its rows come together, and what its labels are called is known, as
+    they would be anyway; the number of the task is used to find these, and for nothing else. Query vectors of its
+    training rows are compared with those that stand for each block (`regard.adapters.novelty`). Rows that are like none
+    of them get a new block and key, as in SAPT. Otherwise the block that they are most like is opened again and trained
+    on them, while the others are reflected on, and then stands for both: its target is the mean over all of its rows,
+    earlier ones through the vectors that were kept of them, and of what is kept now each portion has the share of its
+    rows. There are as many blocks as kinds of rows that were noticed.
+    """
+
+    Config = SaptTaskFreeConfig
+    Network = NoticedNetwork
+    texts = True
+
+    def block(self, learner: Learner, task: int) -> int:
+        """The block that a portion gets, decided once."""
+        name, network = f"{PORTION}{task}", learner.network_as(NoticedNetwork)
+        if name not in self.state.values:
+            self.state.values[name] = self._decide(learner, task)
+        block = int(self.state.values[name]["block"])
+        network.given[task] = block
+        return block
+
+    def strength(self, task: int) -> float:
+        """λ of a portion's training: of the mean of the other blocks' divergences."""
+        if self.config.opens:
+            return float(self.config.router_loss_weight * len(self._others(task)))
+        return super().strength(task)
+
+    def earlier(self, learner: Learner, task: int) -> list[PastTask]:
+        """What stands for the blocks other than that of a portion."""
+        kept = self.state.tensors
+        return [PastTask(kept[f"{TARGET}{block}"], kept[f"{VECTORS}{block}"]) for block in self._others(task)]
+
+    def after_task(self, learner: Learner, task: int) -> None:
+        """Keep the mean weights of the block's rows, and what stands for them."""
+        network, kept = learner.network_as(NoticedNetwork), self.state
+        block, found = network.block_of(task), self._vectors_of(learner, task)
+        before, seen = kept.tensors.get(f"{VECTORS}{block}", found[:0]), int(kept.values.get(f"{SEEN}{block}", 0))
+        with torch.no_grad():
+            target = mean_weights(network.attention(found))
+            if seen:
+                old = mean_weights(network.attention(before))
+                target = (len(found) * target + seen * old) / (len(found) + seen)
+        kept.tensors[f"{TARGET}{block}"] = target
+        kept.tensors[f"{VECTORS}{block}"] = self._merged(learner, task, before, seen, found)
+        kept.values[f"{SEEN}{block}"] = seen + len(found)
+
+    def _merged(self, learner: Learner, task: int, before: Tensor, seen: int, found: Tensor) -> Tensor:
+        """What stands for rows of which so many were seen before, and for those found: each by their number."""
+        random = torch.Generator().manual_seed(learner.seed_for("memory", task))
+        wanted = self.stored(seen + len(found))
+        new = min(len(found), max(1, round(wanted * len(found) / (seen + len(found)))))
+        parts = [_drawn(found, new, random)]
+        if seen:
+            parts.insert(0, _drawn(before, min(len(before), wanted - new), random))
+        return torch.cat(parts).clone()
+
+    def _decide(self, learner: Learner, task: int) -> dict[str, Any]:
+        """The block for a portion, whether it is a new one, and what each block's rows were to it."""
+        config, blocks = self.config, self._blocks()
+        random = torch.Generator().manual_seed(learner.seed_for("compared", task))
+        vectors = _drawn(self._vectors_of(learner, task), int(config.novelty_samples), random)
+        found = []
+        for block in blocks:
+            kept = self.state.tensors[f"{VECTORS}{block}"]
+            if not check_separable(len(vectors), len(kept), config.false_alarm_rate):
+                raise UserError(
+                    f"false_alarm_rate: {config.false_alarm_rate:g} is less than what {len(vectors)} rows of "
+                    f"{learner.stream.tasks[task].name!r} and {len(kept)} that were kept can tell; "
+                    "raise it, or learn from more rows"
+                )
+            found.append(novelty(vectors, kept, seed=learner.seed_for("novelty", task, block)))
+        like = is_known_task(found, alarm=config.false_alarm_rate, reuse=config.reuse_threshold)
+        return {
+            "block": len(blocks) if like is None else blocks[like],
+            "new": like is None,
+            "statistic": [one.statistic for one in found],
+            "p": [one.p for one in found],
+        }
+
+    def _blocks(self) -> list[int]:
+        """The blocks that have been trained."""
+        return list(range(sum(name.startswith(TARGET) for name in self.state.tensors)))
+
+    def _others(self, task: int) -> list[int]:
+        """Those of them that are not the portion's own."""
+        own = self.state.values[f"{PORTION}{task}"]["block"]
+        return [block for block in self._blocks() if block != own]
+
+
+def _drawn(vectors: Tensor, many: int, random: torch.Generator) -> Tensor:
+    """At most so many of the vectors, in their order."""
+    chosen = torch.randperm(len(vectors), generator=random)[:many].sort().values
+    return vectors[chosen.to(vectors.device)]

@@ -1,0 +1,131 @@
+"""A model with soft prompts, a block of them a task: what methods that train prompts train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.adapters.prompt_pool import PromptAdapterPool, check_prompt_fits
+from regard.continual import method
+from regard.continual.network import Network
+from regard.errors import UserError
+from regard.models.classifier import Classifier
+
+if TYPE_CHECKING:
+    from regard.continual.learner import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptConfig(method.MethodConfig):
+    """Settings of soft prompts.
+
+    Args:
+        num_virtual_tokens: Tokens of a prompt.
+        encoder_hidden_size: Hidden size of the MLP that reparametrizes a prompt in training; 0 for none.
+        residual: Add the prompt to the MLP's output.
+        learning_rate: Used in place of the budget's, which is meant for models.
+    """
+
+    num_virtual_tokens: int = 10
+    encoder_hidden_size: int = 800
+    residual: bool = True
+    learning_rate: float = 0.3
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        method.check_number("num_virtual_tokens", self.num_virtual_tokens, least=1)
+        method.check_number("encoder_hidden_size", self.encoder_hidden_size, least=0)
+        method.check_number("learning_rate", self.learning_rate, least=0)
+
+
+class PromptPrefix(NamedTuple):
+    """What stands before the texts of a batch: `prompts` (row or 1, token, width), and which are `real`, None: all."""
+
+    prompts: Tensor
+    real: Tensor | None = None
+
+
+class PromptNetwork(Network):
+    """A frozen model with soft prompts, and a head that is trained where it has anything to train.
+
+    `count` blocks are in use. Which of them stand before a row is for the method: `before`.
+    """
+
+    apart: ClassVar[bool] = True
+    count: Tensor
+
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
+        if classifier.config.lora:
+            raise UserError("lora: expected none beside soft prompts, which leave the model as it is")
+        made = {
+            "num_virtual_tokens": config.num_virtual_tokens,
+            "encoder_hidden_size": config.encoder_hidden_size,
+            "residual": config.residual,
+        }
+        self.pool = PromptAdapterPool(classifier.encoder, **made, seed=seed)
+        self.pool.reserve(self.blocks_for(tasks))
+        self.register_buffer("count", torch.tensor(0))
+
+    def blocks_for(self, tasks: int) -> int:
+        """How many blocks so many tasks need."""
+        return tasks
+
+    def begin_block(self, block: int) -> None:
+        """Train this block from now on, and no other; it and those before it are in use."""
+        self.pool.open(block)
+        self.count.fill_(block + 1)
+
+    def before(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
+        """What stands before rows; None where there is nothing yet."""
+        raise NotImplementedError
+
+    def forward(self, rows: dict[str, Tensor]) -> Tensor:
+        """The logits, with the prompts before the texts."""
+        with self._prompted(rows):
+            return super().forward(rows)
+
+    def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
+        """The answers, with the prompts before what they answer."""
+        with self._prompted(rows):
+            return super().generate(rows, new_tokens)
+
+    def _prompted(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
+        before = self.before(rows)
+        return self.pool.weighing(None) if before is None else self.pool.prepending(before.prompts, before.real)
+
+
+def check_prompt_room(learner: Learner, prompts: int) -> None:
+    """Nothing, or a UserError: a text of the stream has no room behind so many tokens of prompts."""
+    pool: PromptAdapterPool = learner.network.pool  # type: ignore[assignment]  # of a network with prompts
+    longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
+    if pool.limit is not None and longest + prompts > pool.limit:
+        raise check_prompt_fits(longest, pool.limit - prompts, prompts)
+
+
+# -- class vectors ----------------------------------------------------------------------------------------
+
+
+def class_vectors(learner: Learner) -> dict[str, Tensor]:
+    """Copies of what the head has of each class, by name; nothing where there is no head, or none to train."""
+    return {name: one.detach().clone() for name, one in _of_classes(learner)}
+
+
+@torch.no_grad()
+def restore_rows(learner: Learner, before: Mapping[str, Tensor], task: int) -> None:
+    """Give all classes but those of a task what the head had of them: weight decay has moved them as well."""
+    others = ~learner.own[task]
+    for name, one in _of_classes(learner):
+        here = others.to(one.device)
+        one[here] = before[name].to(one)[here]
+
+
+def _of_classes(learner: Learner) -> list[tuple[str, nn.Parameter]]:
+    head = getattr(learner.network.classifier, "head", None)
+    named = head.named_parameters() if isinstance(head, nn.Module) else ()
+    return [(name, one) for name, one in named if len(one) == learner.own.shape[1]]

@@ -1,0 +1,88 @@
+"""One stage of the training of a task, and the budget that all methods share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBudget:
+    """What every method of a comparison is given: epochs, rates and batches of each task.
+
+    `probing_learning_rate`, `num_probing_epochs`: of stages that train the head alone; `learning_rate`, `num_epochs`:
+    of those that train all. `lr_scheduler_type`: of the rate behind the warm-up, "linear" (to 0) or "constant";
+    `warmup_ratio`: share of a stage's steps. `length`: tokens of a text at most; `target_length`: of an answer, in
+    tasks from text to text. `max_steps`: steps on a task's own batches in a stage at most, by the task's name (steps
+    that replay come besides, and `joint` has no limit); of tasks that are not named, as many as the epochs come to. See
+    the section on training of prescale's paper.
+    """
+
+    num_epochs: int = 3
+    learning_rate: float = 2e-5
+    num_probing_epochs: int = 3
+    probing_learning_rate: float = 1e-3
+    batch_size: int = 32
+    micro_batch_size: int | None = None
+    length: int = 128
+    target_length: int = 50
+    lr_scheduler_type: str = "linear"
+    warmup_ratio: float = 0.06
+    weight_decay: float = 0.01
+    max_grad_norm: float = 1.0
+    precision: str = "float32"
+    eval_batch_size: int = 64
+    max_steps: Mapping[str, int] = field(default_factory=dict)
+
+
+class MethodLearningRate(NamedTuple):
+    """A learning rate that is not the budget's, and the `option` that sets it, with what stands behind it."""
+
+    option: str
+    value: float
+
+    @property
+    def option_text(self) -> str:
+        """The option with its value, as in "--set learning_rate=0.3"."""
+        return f"{self.option}{self.value:g}"
+
+
+def rate_from_setting(value: float) -> MethodLearningRate:
+    """The rate that the setting `rate` of a method says."""
+    return MethodLearningRate("--set learning_rate=", value)
+
+
+def probing_rate(budget: TrainingBudget) -> MethodLearningRate:
+    """The rate of stages that train the head alone."""
+    return MethodLearningRate("--probing-learning-rate ", budget.probing_learning_rate)
+
+
+def warmup_steps(budget: TrainingBudget, steps: int) -> int:
+    """Steps of linear warm-up of a stage."""
+    return math.ceil(budget.warmup_ratio * steps)
+
+
+TrainedPart = Literal["head", "all"]
+LossClasses = Literal["task", "seen"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPhase:
+    """A part of a task's training, with an optimiser and a schedule of its own.
+
+    `trains`: the head alone, or all that the network lets be trained; `respects_max_steps`: whether the budget's
+    limit of the task's steps holds for it; `transform_gradients(network, step)` may change a step's gradient, and
+    `lr_multipliers` multiplies the rates of parameters by their names, see `regard.training.loop.train`.
+    """
+
+    name: str
+    num_epochs: int
+    learning_rate: float
+    trains: TrainedPart = "all"
+    respects_max_steps: bool = True
+    transform_gradients: Callable[[nn.Module, int], None] | None = None
+    lr_multipliers: Mapping[str, float] = field(default_factory=dict)

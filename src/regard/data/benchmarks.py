@@ -1,0 +1,241 @@
+"""The instruction benchmarks of O-LoRA and SAPT: their tasks, answers, prompts and task orders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from regard.data.hub import HUB_DATASETS, HubDataset
+from regard.data.stream import Metric
+
+TaskType = Literal["classification", "generation"]
+"""How an instruction task is read: "classification" for encoders, "generation" from text to text."""
+
+
+@dataclass(frozen=True)
+class InstructionTask:
+    """A classification task with instructions, whose inputs are written in parts."""
+
+    name: str
+    labels: tuple[str, ...]  # answers in the order of the class indices on the hub
+    pattern: str  # regular expression of an input with a group for each part
+    texts: tuple[str, ...]  # one or two texts that an encoder reads, as templates of the parts by number
+    hub: HubDataset  # its text columns are the parts
+    hub_labels: tuple[str, ...] = ()  # class names on the hub, if not `labels`
+    hub_texts: tuple[str, ...] = ()  # templates for the columns of the hub, if not `texts`
+    hub_test: str = "the development set"  # what the hub's test rows are
+    match_last_part: bool = False  # rows with the same last part are the same row
+    shares_first_part: bool = False  # several rows have the same first part, such as a passage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A collection of tasks with instructions."""
+
+    folder: str
+    task_types: tuple[TaskType, ...]
+    metric: Metric
+    prompt: str  # template with {definition} and {input}
+    prompt_without_definition: str
+    tasks: Mapping[str, InstructionTask] = field(default_factory=dict)  # all others have free answers
+
+
+def _named_parts(*names: str) -> str:
+    """Return the pattern of parts "Name: text", each at the start of a line."""
+    return r"\n".join(rf"\s*{re.escape(name)}:[ \t]*(.*?)\s*" for name in names) + r"\Z"
+
+
+def _split_names(names: str) -> tuple[str, ...]:
+    return tuple(names.split(", "))
+
+
+DBPEDIA_CLASSES = _split_names(
+    "Company, EducationalInstitution, Artist, Athlete, OfficeHolder, MeanOfTransportation, Building, NaturalPlace, "
+    "Village, Animal, Plant, Album, Film, WrittenWork"
+)
+YAHOO_CLASSES = _split_names(
+    "Society & Culture, Science & Mathematics, Health, Education & Reference, Computers & Internet, Sports, "
+    "Business & Finance, Entertainment & Music, Family & Relationships, Politics & Government"
+)
+_PAIR = ("{0}", "{1}")
+_SINGLE = ("{0}",)
+_TRUTH = ("False", "True")
+_SENTIMENT = ("very negative", "negative", "neutral", "positive", "very positive")
+_SENTENCES = _named_parts("sentence 1", "sentence 2")
+_TITLE_AND_TEXT = _named_parts("Title", "Text")
+_OFFICIAL = "official test"
+
+_LONG_SEQUENCE_TASKS = (
+    InstructionTask("mnli", ("entailment", "neutral", "contradiction"), _SENTENCES, _PAIR, HUB_DATASETS["mnli"]),
+    InstructionTask("cb", ("entailment", "contradiction", "neutral"), _SENTENCES, _PAIR, HUB_DATASETS["cb"]),
+    InstructionTask(
+        "wic",
+        _TRUTH,
+        r"\s*word:[ \t]*(.*?)\s*\n(.*?)\s*\n(.*?)\s*\Z",
+        ("{0}: {1}", "{2}"),
+        HUB_DATASETS["wic"],
+    ),
+    InstructionTask(
+        "copa",
+        ("A", "B"),
+        r"(.*?)\s*\nA:[ \t]*(.*?)\s*\nB:[ \t]*(.*?)\s*\Z",
+        ("{0}", "A: {1} B: {2}"),
+        HUB_DATASETS["copa"],
+        hub_labels=("choice1", "choice2"),
+        hub_texts=("{0} What is the {1}?", "A: {2} B: {3}"),
+    ),
+    InstructionTask(
+        "qqp",
+        ("no", "yes"),
+        _named_parts("first sentence", "second sentence"),
+        _PAIR,
+        HUB_DATASETS["qqp"],
+        hub_labels=("not_duplicate", "duplicate"),
+    ),
+    InstructionTask("boolq", _TRUTH, _named_parts("question", "passage"), _PAIR, HUB_DATASETS["boolq"]),
+    InstructionTask(
+        "rte",
+        ("entailment", "contradiction"),
+        _SENTENCES,
+        _PAIR,
+        HUB_DATASETS["rte"],
+        hub_labels=("entailment", "not_entailment"),
+    ),
+    InstructionTask(
+        "imdb",
+        ("Bad", "Good"),
+        r"\s*(.*?)\s*\Z",
+        _SINGLE,
+        HUB_DATASETS["imdb"],
+        hub_labels=("neg", "pos"),
+        hub_test=_OFFICIAL,
+    ),
+    InstructionTask(
+        "yelp",
+        _SENTIMENT,
+        _named_parts("Text"),
+        _SINGLE,
+        HUB_DATASETS["yelp"],
+        hub_labels=("1 star", "2 star", "3 stars", "4 stars", "5 stars"),
+        hub_test=_OFFICIAL,
+    ),
+    InstructionTask(
+        "amazon",
+        _SENTIMENT,
+        _TITLE_AND_TEXT,
+        _PAIR,
+        HUB_DATASETS["amazon"],
+        hub_texts=_SINGLE,
+        hub_test="official test of the reviews of 2015 to 2019, not that of Zhang et al.",
+    ),
+    InstructionTask(
+        "sst2",
+        ("Bad", "Good"),
+        _named_parts("Text"),
+        _SINGLE,
+        HUB_DATASETS["sst2"],
+        hub_labels=("negative", "positive"),
+    ),
+    InstructionTask(
+        "dbpedia",
+        _split_names(
+            "Company, Educational Institution, Artist, Athlete, Office Holder, Mean of Transportation, Building, "
+            "Natural Place, Village, Animal, Plant, Album, Film, Written Work"
+        ),
+        _TITLE_AND_TEXT,
+        _PAIR,
+        HUB_DATASETS["dbpedia"],
+        hub_labels=DBPEDIA_CLASSES,
+        hub_test=_OFFICIAL,
+        match_last_part=True,
+    ),
+    InstructionTask(
+        "agnews",
+        ("World", "Sports", "Business", "Science or Technology"),
+        _TITLE_AND_TEXT,
+        _PAIR,
+        HUB_DATASETS["ag-news"],
+        hub_labels=("World", "Sports", "Business", "Sci/Tech"),
+        hub_texts=_SINGLE,
+        hub_test=_OFFICIAL,
+        match_last_part=True,
+    ),
+    InstructionTask(
+        "multirc",
+        _TRUTH,
+        _named_parts("paragraph", "question", "candidate answer"),
+        ("{0}", "{1} {2}"),
+        HUB_DATASETS["multirc"],
+        shares_first_part=True,
+    ),
+    InstructionTask(
+        "yahoo",
+        YAHOO_CLASSES,
+        _named_parts("Title", "Answer"),
+        _PAIR,
+        HUB_DATASETS["yahoo"],
+        hub_test=_OFFICIAL,
+    ),
+)
+
+LONG_SEQUENCE = Benchmark(
+    folder="Long_Sequence",
+    task_types=("classification", "generation"),
+    metric="exact-match",
+    prompt="{definition}\n{input}\nOutput: ",
+    prompt_without_definition="{input}\nOutput: ",
+    tasks={task.name: task for task in _LONG_SEQUENCE_TASKS},
+)
+SUPER_NI = Benchmark(
+    folder="SuperNI",
+    task_types=("generation",),
+    metric="rouge-l",
+    prompt="Definition: {definition}\n\nNow complete the following example -\nInput: {input}\nOutput: ",
+    prompt_without_definition="Now complete the following example -\nInput: {input}\nOutput: ",
+)
+
+_ORDER_3 = _split_names(
+    "mnli, cb, wic, copa, qqp, boolq, rte, imdb, yelp, amazon, sst2, dbpedia, agnews, multirc, yahoo"
+)
+_ORDER_4 = _split_names(
+    "yelp, amazon, mnli, cb, copa, qqp, rte, imdb, sst2, dbpedia, agnews, yahoo, multirc, boolq, wic"
+)
+_O_LORA_ORDER_5 = _split_names(
+    "multirc, boolq, wic, mnli, cb, copa, qqp, rte, imdb, sst2, dbpedia, agnews, yelp, amazon, yahoo"
+)
+LONG_ORDERS: Mapping[str, tuple[str, ...]] = {
+    "3": _ORDER_3,
+    "4": _ORDER_4,
+    "o-lora-4": _ORDER_3,
+    "o-lora-5": _O_LORA_ORDER_5,
+    "o-lora-6": _ORDER_4,
+}
+"""Orders 3 and 4 of SAPT (arXiv 2401.08295), and orders 4 to 6 of O-LoRA (arXiv 2310.14152, table of task orders)."""
+
+_SUPER_NI_TASKS = {
+    "002": "task002_quoref_answer_generation",
+    "073": "task073_commonsenseqa_answer_generation",
+    "181": "task181_outcome_extraction",
+    "363": "task363_sst2_polarity_classification",
+    "511": "task511_reddit_tifu_long_text_summarization",
+    "591": "task591_sciq_answer_generation",
+    "639": "task639_multi_woz_user_utterance_generation",
+    "748": "task748_glucose_reverse_cause_event_detection",
+    "875": "task875_emotion_classification",
+    "1290": "task1290_xsum_summarization",
+    "1510": "task1510_evalution_relation_extraction",
+    "1572": "task1572_samsum_summary",
+    "1590": "task1590_diplomacy_text_generation",
+    "1687": "task1687_sentiment140_classification",
+    "1729": "task1729_personachat_generate_next",
+}
+SUPER_NI_ORDERS: Mapping[str, tuple[str, ...]] = {
+    name: tuple(_SUPER_NI_TASKS[number] for number in order.split())
+    for name, order in {
+        "1": "1572 363 1290 181 002 1510 639 1729 073 1590 748 511 591 1687 875",
+        "2": "748 073 1590 639 1572 1687 591 363 1510 1729 181 511 002 1290 875",
+    }.items()
+}
+"""Orders 1 and 2 of SAPT (arXiv 2401.08295)."""

@@ -1,0 +1,260 @@
+"""Streams made of others: tasks sampled from a folder, tasks made of classes, and tasks held out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, islice
+from pathlib import Path
+from typing import NamedTuple
+
+from regard.data.benchmarks import SUPER_NI
+from regard.data.instructions import candidate_folders, find_task_files, read_instruction_task
+from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_rank, make_classification_task
+from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextTask
+from regard.data.streams import assemble_stream, check_seed
+from regard.errors import UserError, check_int
+
+MIN_ROWS = 20
+"""Tasks of a folder with fewer rows are skipped."""
+
+
+# -- tasks of a folder ----------------------------------------------------------------------------------
+
+
+def sample_instruction_tasks(
+    folder: str | Path,
+    count: int,
+    seed: int = 0,
+    *,
+    samples_per_task: int | None = 1000,
+    max_eval_samples: int | None = 100,
+    protocol: Protocol = "clean",
+) -> Stream:
+    """Sample text-to-text tasks from a folder of SuperNI files.
+
+    Tasks are in the order in which they are sampled; a larger sample starts with the same tasks. Tasks with fewer than
+    `MIN_ROWS` rows are skipped, and `metadata["passed_over"]` names them.
+
+    Args:
+        folder: Folder with one file per task (task*.json, with a Definition and Instances), or with a folder of train,
+            dev and test per task.
+        count: Number of tasks.
+        seed: Seed of tasks and rows.
+        samples_per_task: Maximum number of training rows per task.
+        max_eval_samples: As in `regard.data.streams.read_stream`.
+        protocol: As in `regard.data.streams.read_stream`.
+
+    Raises:
+        UserError: There are too few tasks, or a file has another format.
+    """
+    check_seed(seed)
+    check_int("tasks", count, least=1)
+    names = _list_tasks(Path(folder))
+    skipped: list[str] = []
+    order = sorted(names, key=lambda name: hash_rank("tasks", seed, name))
+    raw = list(islice(_read_large_tasks(order, Path(folder), skipped), count))
+    if len(raw) < count:
+        available = f"{len(names)} of which {len(raw)} have at least {MIN_ROWS} rows" if skipped else len(raw)
+        raise UserError(f"tasks: expected {count} tasks in {folder}, there are {available}")
+    return assemble_stream(
+        f"superni-{count}",
+        raw,
+        metric=SUPER_NI.metric,
+        samples_per_class=[samples_per_task] * count,
+        max_eval_samples=max_eval_samples,
+        seed=seed,
+        protocol=protocol,
+        dev_is_test=True,
+        metadata={"published": None, "task_type": "generation", "passed_over": tuple(skipped)},
+    )
+
+
+def _list_tasks(folder: Path) -> list[str]:
+    """List the tasks in the first candidate folder that has any."""
+    for root in candidate_folders(folder, SUPER_NI):
+        if not root.is_dir():
+            continue
+        files = {path.name.removesuffix(".gz").removesuffix(".json") for path in root.glob("task*.json*")}
+        folders = {path.name for path in root.iterdir() if path.is_dir()}
+        if names := sorted(name for name in files | folders if find_task_files(folder, SUPER_NI, name)):
+            return names
+    raise UserError(f"tasks: expected files task*.json, or a folder of train.json for each task, in {folder}; none is")
+
+
+def _read_large_tasks(names: Sequence[str], folder: Path, skipped: list[str]) -> Iterator[RawTask]:
+    """Read tasks; those with too few rows are added to `skipped`."""
+    for name in names:
+        task = read_instruction_task(name, find_task_files(folder, SUPER_NI, name), SUPER_NI)
+        if sum(len(rows) for rows in (task.train, task.dev or (), task.test)) < MIN_ROWS:
+            skipped.append(name)
+        else:
+            yield task
+
+
+# -- tasks of classes -----------------------------------------------------------------------------------
+
+
+class _ClassRows(NamedTuple):
+    """Rows of a class by split, the number of tasks they are enough for, and their source."""
+
+    rows: Mapping[str, LabeledRows]
+    max_tasks: int
+    source: str
+
+
+class _ClassPool(NamedTuple):
+    """Classes of a stream by name, all with the same number of texts per row."""
+
+    stream: str
+    classes: Mapping[str, _ClassRows]
+
+
+def split_classes(
+    streams: Sequence[Stream], count: int, seed: int = 0, *, classes: int = 2, min_rows: int = 4
+) -> Stream:
+    """Make `count` classification tasks of some classes of one stream each; no row is in two tasks.
+
+    If there are more tasks than classes, a class is in several tasks, each time with other classes and other rows; its
+    rows are divided evenly in each split. No two tasks have the same classes, and classes are used as evenly as their
+    rows allow. Rows that an earlier stream or split has are dropped. `metadata["uses"]` has the number of tasks of each
+    class.
+
+    Args:
+        streams: Streams of classification.
+        count: Number of tasks.
+        seed: Seed of tasks and rows.
+        classes: Classes per task.
+        min_rows: Minimum rows of a class per task and split.
+
+    Raises:
+        UserError: There are too few classes or rows.
+    """
+    check_seed(seed)
+    for name, value, least in (("tasks", count, 1), ("classes", classes, 2), ("min_rows", min_rows, 1)):
+        check_int(name, value, least=least)
+    if not streams or any(stream.text for stream in streams):
+        raise UserError("streams: expected streams of classification, at least one, got none or one from text to text")
+    pools = _collect_classes(streams, min_rows)
+    selected = _select_classes([pool.classes for pool in pools], count, classes, seed)
+    uses = Counter((index, label) for index, labels in selected for label in labels)
+    shares = {
+        (index, label): _divide_evenly(pools[index].classes[label], parts, seed)
+        for (index, label), parts in uses.items()
+    }
+    tasks = []
+    for number, (index, labels) in enumerate(selected):
+        parts = [shares[index, label].pop() for label in labels]
+        tasks.append(
+            make_classification_task(
+                f"{number:03d}-{re.sub(r'[^0-9a-z]+', '-', '-'.join(labels).casefold())}",
+                labels,
+                {split: tuple(row for part in parts for row in part[split]) for split in SPLITS},
+                pools[index].classes[labels[0]].source,
+            )
+        )
+    uses_by_name: Counter[str] = Counter()
+    for (index, label), number in sorted(uses.items()):
+        uses_by_name[f"{pools[index].stream}: {label}"] += number
+    return Stream(
+        name=f"{'+'.join(stream.name for stream in streams)}-{count}",
+        tasks=tuple(tasks),
+        order=tuple(range(count)),
+        seed=seed,
+        metadata={"of": tuple(stream.name for stream in streams), "uses": dict(uses_by_name)},
+    )
+
+
+def _collect_classes(streams: Sequence[Stream], min_rows: int) -> list[_ClassPool]:
+    """Collect the classes of each stream, without rows of an earlier stream or split; test rows come first."""
+    seen: set[str] = set()
+    rows: dict[tuple[int, int], dict[str, dict[str, list[LabeledRow]]]] = {}
+    sources: dict[tuple[int, str], str] = {}
+    for index, stream in enumerate(streams):
+        for split in reversed(SPLITS):
+            for task in stream.tasks:
+                assert isinstance(task, ClassificationTask), "checked by the caller"
+                sources |= {(index, label): task.source for label in task.labels}
+                examples = task.split(split)
+                for texts, label in zip(examples.texts, examples.labels, strict=True):
+                    row = LabeledRow.of(texts, task.labels[label])
+                    if row.key not in seen:
+                        seen.add(row.key)
+                        pool = rows.setdefault((index, len(row.texts)), {})
+                        pool.setdefault(row.label, {name: [] for name in SPLITS})[split].append(row)
+    pools = []
+    for (index, _), pool in rows.items():
+        classes = {}
+        for label, by_split in pool.items():
+            max_tasks = min(len(split_rows) // min_rows for split_rows in by_split.values())
+            splits = {split: tuple(split_rows) for split, split_rows in by_split.items()}
+            classes[label] = _ClassRows(splits, max_tasks, sources[index, label])
+        pools.append(_ClassPool(streams[index].name, classes))
+    return pools
+
+
+def _select_classes(
+    pools: Sequence[Mapping[str, _ClassRows]], count: int, classes: int, seed: int
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Select the pool and the classes of each task: those used least, no combination twice."""
+    uses: Counter[tuple[int, str]] = Counter()
+    selected: list[tuple[int, tuple[str, ...]]] = []
+    while len(selected) < count:
+        candidates = []
+        for index, pool in enumerate(pools):
+            free = [label for label, rows in pool.items() if uses[index, label] < rows.max_tasks]
+            free.sort(key=lambda label: _rank_class(uses[index, label], index, label, seed))
+            used = {frozenset(labels) for number, labels in selected if number == index}
+            labels = next((labels for labels in combinations(free, classes) if frozenset(labels) not in used), None)
+            if labels is not None:
+                most_used = max(uses[index, label] for label in labels)
+                candidates.append((most_used, hash_rank("tasks", seed, f"{len(selected)} {index}"), index, labels))
+        if not candidates:
+            raise UserError(f"tasks: expected classes and rows for {count} tasks, there are enough for {len(selected)}")
+        *_, index, labels = min(candidates)
+        uses.update((index, label) for label in labels)
+        selected.append((index, labels))
+    return selected
+
+
+def _rank_class(uses: int, index: int, label: str, seed: int) -> tuple[int, bytes]:
+    return uses, hash_rank("classes", seed, f"{uses} {index} {label}")
+
+
+def _divide_evenly(rows_of_class: _ClassRows, parts: int, seed: int) -> list[dict[str, LabeledRows]]:
+    """Divide the rows of a class into parts whose sizes differ by at most one row."""
+    order = {
+        split: sorted(rows, key=lambda row: hash_rank("rows", seed, row.key))
+        for split, rows in rows_of_class.rows.items()
+    }
+    return [{split: tuple(rows[part::parts]) for split, rows in order.items()} for part in range(parts)]
+
+
+# -- tasks held out -------------------------------------------------------------------------------------
+
+
+def hold_out_tasks(stream: Stream, names: Sequence[str]) -> tuple[Stream, tuple[ClassificationTask | TextTask, ...]]:
+    """Return the stream without some tasks, and these, which are evaluated but never trained on.
+
+    `metadata["unseen"]` names them.
+
+    Raises:
+        UserError: A name is unknown, or the names are none or all of the tasks.
+    """
+    all_names = [task.name for task in stream.tasks]
+    unknown = [name for name in names if name not in all_names]
+    if unknown or not names or len(set(names)) == len(all_names):
+        text = unknown[0] if unknown else ", ".join(names) or "none"
+        raise UserError(f"unseen: expected some of the tasks {', '.join(all_names)}, but not all, got {text}")
+    remaining = [index for index, name in enumerate(all_names) if name not in names]
+    order = [stream.order[index] for index in remaining]
+    held_out = tuple(dict.fromkeys(names))
+    shorter = replace(
+        stream,
+        tasks=tuple(stream.tasks[index] for index in remaining),
+        order=tuple(sorted(order).index(number) for number in order),
+        metadata={**stream.metadata, "unseen": held_out},
+    )
+    return shorter, tuple(stream.tasks[all_names.index(name)] for name in held_out)

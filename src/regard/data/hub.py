@@ -1,0 +1,148 @@
+"""Data sets of the Hugging Face hub, read through the package `datasets`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from regard.data.tables import TASK, Columns, Table, TableRow
+from regard.errors import UserError
+
+CLIENTS = ("httpx2", "httpx", "requests")
+"""HTTP packages of huggingface_hub; which one it uses depends on its version."""
+
+
+def read_hub(repository: str, config: str | None, split: str, columns: Columns | str, *, option: str = TASK) -> Table:
+    """Read one split of a data set.
+
+    Class indices become class names. Rows with the label −1, which have none, are dropped. `columns` are those of texts
+    and label, or the one column of running text; `option` names the user's option in messages.
+
+    Raises:
+        UserError: `datasets` is not installed, the hub cannot be reached, or a column is missing.
+    """
+    name = join_hub_name(repository, config, split)
+    with open_split(repository, config, split, option=option) as dataset:
+        required = (columns,) if isinstance(columns, str) else (*columns.texts, columns.label)
+        missing = [column for column in required if column not in dataset.column_names]
+        if missing:
+            available = ", ".join(dataset.column_names)
+            raise UserError(f"{option}: expected the column '{missing[0]}' in {name}, found {available}")
+        rows = _running_text(dataset, columns) if isinstance(columns, str) else _labeled_rows(dataset, columns)
+        return Table(name, tuple(rows), "row", option)
+
+
+@contextmanager
+def open_split(repository: str, config: str | None, split: str, *, option: str, **arguments: Any) -> Iterator[Any]:
+    """Load a split with `datasets.load_dataset`; what it raises, also while rows are streamed, becomes a UserError."""
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        raise UserError(
+            f"{option}: the hub needs the package {error.name}: pip install 'regard[hub]', or give files instead"
+        ) from None
+    try:
+        yield datasets.load_dataset(repository, config, split=split, **arguments)
+    except UserError:
+        raise
+    except (OSError, ValueError, *network_errors(), datasets.exceptions.DatasetsError) as error:
+        name, reason = join_hub_name(repository, config, split), (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{option}: cannot read {name} from the hub: {reason}; files can be given instead") from None
+
+
+def join_hub_name(repository: str, config: str | None, split: str) -> str:
+    """Join repository, configuration and split for messages."""
+    return "/".join(part for part in (repository, config, split) if part)
+
+
+def network_errors() -> tuple[type[Exception], ...]:
+    """Return the base exceptions of the HTTP packages that huggingface_hub may use."""
+    clients = (name for name in CLIENTS if importlib.util.find_spec(name) is not None)
+    return tuple(importlib.import_module(name).HTTPError for name in clients)
+
+
+def _running_text(dataset: Any, column: str) -> Iterator[TableRow]:
+    for number, line in enumerate(dataset[column], start=1):
+        if text := str(line).strip():
+            yield TableRow((text,), None, number)
+
+
+def _labeled_rows(dataset: Any, columns: Columns) -> Iterator[TableRow]:
+    feature = dataset.features[columns.label]
+    names: list[str] | None = getattr(getattr(feature, "feature", feature), "names", None)
+
+    def name_class(label: Any) -> str:
+        return str(label) if names is None else names[label]
+
+    texts = [dataset[column] for column in columns.texts]
+    for number, (label, *parts) in enumerate(zip(dataset[columns.label], *texts, strict=True), start=1):
+        if not isinstance(label, list):
+            if label != -1:
+                yield TableRow(tuple(parts), name_class(label), number)
+        elif label:
+            yield TableRow(tuple(parts[0]), tuple(map(name_class, label)), number)
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A data set of the hub: its columns, and its splits for training and evaluation.
+
+    Attributes:
+        repository: Repository id.
+        config: Configuration, or None.
+        columns: Columns of texts and label, or the one column of running text.
+        splits: Names of the splits for training and evaluation.
+    """
+
+    repository: str
+    config: str | None
+    columns: Columns | str
+    splits: tuple[str, str] = ("train", "validation")
+
+    def read(self, option: str = TASK) -> tuple[Table, Table]:
+        """Read both splits, see `read_hub`."""
+        train, evaluation = (
+            read_hub(self.repository, self.config, split, self.columns, option=option) for split in self.splits
+        )
+        return train, evaluation
+
+
+def _glue(config: str, *texts: str, evaluation: str = "validation") -> HubDataset:
+    return HubDataset("nyu-mll/glue", config, Columns(texts, "label"), ("train", evaluation))
+
+
+def _super_glue(config: str, *texts: str) -> HubDataset:
+    return HubDataset("aps/super_glue", config, Columns(texts, "label"))
+
+
+def _topics(repository: str, *texts: str, label: str = "label") -> HubDataset:
+    return HubDataset(repository, None, Columns(texts, label), ("train", "test"))
+
+
+HUB_DATASETS: Mapping[str, HubDataset] = {
+    "cola": _glue("cola", "sentence"),
+    "sst2": _glue("sst2", "sentence"),
+    "mrpc": _glue("mrpc", "sentence1", "sentence2"),
+    "qqp": _glue("qqp", "question1", "question2"),
+    "rte": _glue("rte", "sentence1", "sentence2"),
+    "mnli": _glue("mnli", "premise", "hypothesis", evaluation="validation_matched"),
+    "mnli-mismatched": _glue("mnli", "premise", "hypothesis", evaluation="validation_mismatched"),
+    "boolq": _super_glue("boolq", "question", "passage"),
+    "cb": _super_glue("cb", "premise", "hypothesis"),
+    "copa": _super_glue("copa", "premise", "question", "choice1", "choice2"),
+    "multirc": _super_glue("multirc", "paragraph", "question", "answer"),
+    "wic": _super_glue("wic", "word", "sentence1", "sentence2"),
+    "ag-news": _topics("fancyzhx/ag_news", "text"),
+    "amazon": _topics("SetFit/amazon_reviews_multi_en", "text"),
+    "dbpedia": _topics("fancyzhx/dbpedia_14", "title", "content"),
+    "imdb": _topics("stanfordnlp/imdb", "text"),
+    "yahoo": _topics("community-datasets/yahoo_answers_topics", "question_title", "best_answer", label="topic"),
+    "yelp": _topics("fancyzhx/yelp_review_full", "text"),
+    "ner": HubDataset("lhoestq/conll2003", None, Columns(("tokens",), "ner_tags")),
+    "pos": HubDataset("lhoestq/conll2003", None, Columns(("tokens",), "pos_tags")),
+    "wikitext": HubDataset("Salesforce/wikitext", "wikitext-103-raw-v1", "text"),
+}

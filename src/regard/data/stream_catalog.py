@@ -1,0 +1,290 @@
+"""The built-in streams: their tasks, the data sets these are made of, and where to find those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from regard.data.benchmarks import (
+    DBPEDIA_CLASSES,
+    LONG_ORDERS,
+    LONG_SEQUENCE,
+    SUPER_NI,
+    SUPER_NI_ORDERS,
+    YAHOO_CLASSES,
+    Benchmark,
+)
+from regard.data.hub import HUB_DATASETS, HubDataset
+from regard.data.tables import Columns
+
+FileFormat = Literal["csv", "sentences", "instructions"]
+
+SAMPLES_PER_CLASS = 1245
+"""Published number of training rows per class (arXiv 2410.05648)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetFiles:
+    """Files in which a data set is published.
+
+    Formats: "csv" as published by Zhang et al. (arXiv 1509.01626), without header, the class in the first column;
+    "sentences" as in GLUE; "instructions" as in the benchmark of O-LoRA and SAPT.
+    """
+
+    folders: tuple[str, ...]  # possible names
+    train: tuple[str, ...]  # possible names
+    test: tuple[str, ...]  # possible names
+    format: FileFormat
+    text_columns: tuple[int, ...] = ()  # of "csv"
+    columns: Columns | None = None  # of "sentences"; of "instructions" the parts of an input
+    first_class: int = 0  # index of the first class
+    joins_texts: bool = False  # the texts of a row become one, because many rows lack the first
+    test_rows: str | None = None  # what the test rows are, if not those of the data set
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """A published data set."""
+
+    labels: tuple[str, ...]  # in the order of their indices
+    hub: HubDataset
+    test_rows: str  # what the test rows are
+    files: tuple[DatasetFiles, ...]  # in the order in which they are looked for
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # other names of classes
+    match_last_text: bool = False  # rows with the same last text are the same row, whatever their titles
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamTaskSpec:
+    """A task of a stream: all or some classes of a data set."""
+
+    name: str
+    dataset: str
+    labels: tuple[str, ...]  # empty if answers are free
+    all_rows: bool = False  # all training rows were published
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamSpec:
+    """A built-in stream."""
+
+    tasks: tuple[StreamTaskSpec, ...]  # in their published order
+    samples_per_class: int = SAMPLES_PER_CLASS  # published training rows per class, or per task with free answers
+    max_eval_samples: int | None = None  # published evaluation rows per task; None for all
+    paper: str
+    orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # if several; the first is that of `tasks`
+    benchmark: Benchmark | None = None  # of instruction tasks
+
+
+def _zhang_files(*folders: str, text_columns: tuple[int, ...]) -> DatasetFiles:
+    return DatasetFiles(
+        folders=folders,
+        train=("train.csv",),
+        test=("test.csv",),
+        format="csv",
+        text_columns=text_columns,
+        first_class=1,
+    )
+
+
+def _instruction_files(folder: str, *parts: str) -> DatasetFiles:
+    return DatasetFiles(
+        folders=(f"CL_Benchmark/Long_Sequence/{folder}", f"Long_Sequence/{folder}"),
+        train=("train.json",),
+        test=("test.json",),
+        format="instructions",
+        columns=Columns(parts, "output"),
+        test_rows="the test file of the benchmark",
+    )
+
+
+def _glue_files(folder: str, *texts: str, label: str = "label", test: str = "dev.tsv") -> DatasetFiles:
+    return DatasetFiles(
+        folders=(f"glue/{folder}", folder),
+        train=("train.tsv",),
+        test=(test,),
+        format="sentences",
+        columns=Columns(texts, label),
+    )
+
+
+_STARS = ("1 star", "2 stars", "3 stars", "4 stars", "5 stars")
+_STAR_SYNONYMS = {"2 star": "2 stars"} | dict(
+    zip(("very negative", "negative", "neutral", "positive", "very positive"), _STARS, strict=True)
+)
+
+DATASETS: Mapping[str, DatasetSpec] = {
+    "ag-news": DatasetSpec(
+        ("World", "Sports", "Business", "Sci/Tech"),
+        HUB_DATASETS["ag-news"],
+        "official test",
+        (
+            _zhang_files("agnews", "ag_news_csv", "ag_news", text_columns=(1, 2)),
+            _instruction_files("agnews", "Title", "Text"),
+        ),
+        synonyms={"Science or Technology": "Sci/Tech"},
+        match_last_text=True,
+    ),
+    "dbpedia": DatasetSpec(
+        DBPEDIA_CLASSES,
+        HUB_DATASETS["dbpedia"],
+        "official test",
+        (
+            _zhang_files("dbpedia_csv", "dbpedia", text_columns=(1, 2)),
+            DatasetFiles(
+                folders=("dbpedia14",),
+                train=("train.jsonl",),
+                test=("test.jsonl",),
+                format="sentences",
+                columns=Columns(("title", "text"), "label"),
+                joins_texts=True,
+                test_rows="a pool, not the official split",
+            ),
+            _instruction_files("dbpedia", "Title", "Text"),
+        ),
+        synonyms=dict(zip(LONG_SEQUENCE.tasks["dbpedia"].labels, DBPEDIA_CLASSES, strict=True)),
+        match_last_text=True,
+    ),
+    "yahoo": DatasetSpec(
+        YAHOO_CLASSES,
+        HUB_DATASETS["yahoo"],
+        "official test",
+        (
+            _zhang_files("yahoo_answers_csv", "yahoo_answers", "yahoo", text_columns=(1, 3)),
+            _instruction_files("yahoo", "Title", "Answer"),
+        ),
+    ),
+    "yelp": DatasetSpec(
+        _STARS,
+        HUB_DATASETS["yelp"],
+        "official test",
+        (
+            _zhang_files("yelp_review_full_csv", "yelp_review_full", text_columns=(1,)),
+            _instruction_files("yelp", "Text"),
+        ),
+        synonyms=_STAR_SYNONYMS,
+    ),
+    "amazon": DatasetSpec(
+        _STARS,
+        HUB_DATASETS["amazon"],
+        "official test; on the hub that of the reviews of 2015 to 2019, in files that of Zhang et al.",
+        (
+            _zhang_files("amazon_review_full_csv", "amazon_review_full", text_columns=(1, 2)),
+            _instruction_files("amazon", "Title", "Text"),
+        ),
+        synonyms=_STAR_SYNONYMS,
+    ),
+    "sst2": DatasetSpec(
+        ("negative", "positive"), HUB_DATASETS["sst2"], "GLUE dev", (_glue_files("SST-2", "sentence"),)
+    ),
+    "rte": DatasetSpec(
+        ("entailment", "not_entailment"),
+        HUB_DATASETS["rte"],
+        "GLUE dev",
+        (_glue_files("RTE", "sentence1", "sentence2"),),
+    ),
+    "mrpc": DatasetSpec(
+        ("not_equivalent", "equivalent"),
+        HUB_DATASETS["mrpc"],
+        "GLUE dev",
+        (_glue_files("MRPC", "#1 String", "#2 String", label="Quality"),),
+    ),
+    "mnli": DatasetSpec(
+        ("entailment", "neutral", "contradiction"),
+        HUB_DATASETS["mnli"],
+        "GLUE dev, matched",
+        (
+            _glue_files("MNLI", "sentence1", "sentence2", label="gold_label", test="dev_matched.tsv"),
+            _instruction_files("mnli", "sentence 1", "sentence 2"),
+        ),
+    ),
+}
+
+
+def _class_groups(dataset: str, *groups: str) -> tuple[StreamTaskSpec, ...]:
+    """Make tasks of groups "name: class, class" of a data set."""
+    tasks = []
+    for group in groups:
+        name, _, labels = group.partition(": ")
+        tasks.append(StreamTaskSpec(name=name, dataset=dataset, labels=tuple(labels.split(", "))))
+    return tuple(tasks)
+
+
+def _all_classes(*names: str) -> tuple[StreamTaskSpec, ...]:
+    """Make one task of each data set."""
+    return tuple(
+        StreamTaskSpec(name=name, dataset=name, labels=DATASETS[name].labels, all_rows=name == "rte") for name in names
+    )
+
+
+_PRESCALE = "arXiv 2410.05648"
+_YAHOO = _class_groups(
+    "yahoo",
+    "politics-business: Politics & Government, Business & Finance",
+    "science-computers: Science & Mathematics, Computers & Internet",
+    "education-sports: Education & Reference, Sports",
+    "health-society: Health, Society & Culture",
+    "family-entertainment: Family & Relationships, Entertainment & Music",
+)
+_DBPEDIA = _class_groups(
+    "dbpedia",
+    "building-nature: Building, NaturalPlace",
+    "writing-film: WrittenWork, Film",
+    "plant-company: Plant, Company",
+    "education-album: EducationalInstitution, Album",
+    "athlete-village: Athlete, Village",
+    "artist-animal: Artist, Animal",
+    "office-transportation: OfficeHolder, MeanOfTransportation",
+)
+
+STREAMS: Mapping[str, StreamSpec] = {
+    "yahoo-split": StreamSpec(tasks=_YAHOO, paper=_PRESCALE),
+    "db-split": StreamSpec(tasks=_DBPEDIA, paper=_PRESCALE),
+    "news-series": StreamSpec(tasks=_all_classes("ag-news", "sst2", "rte", "mrpc"), paper=_PRESCALE),
+    "news-series-mnli": StreamSpec(
+        tasks=_all_classes("ag-news", "sst2", "mnli", "mrpc"), paper=f"after {_PRESCALE}, MNLI in the place of RTE"
+    ),
+    "ag-split": StreamSpec(
+        tasks=_class_groups("ag-news", "world-sports: World, Sports", "business-science: Business, Sci/Tech"),
+        paper=f"after {_PRESCALE}: AG News in two",
+    ),
+    "yahoo-db-split": StreamSpec(tasks=_YAHOO + _DBPEDIA, paper=f"after {_PRESCALE}: one stream behind the other"),
+    "reviews": StreamSpec(
+        tasks=_all_classes("ag-news", "yelp", "amazon", "dbpedia", "yahoo"),
+        max_eval_samples=7600,
+        paper="arXiv 1906.01076, stars of Yelp and Amazon as the same classes",
+    ),
+    "stdlib-split": StreamSpec(
+        tasks=_class_groups(
+            "stdlib",
+            "asyncio-email: asyncio, email",
+            "logging-xml: logging, xml",
+            "unittest-multiprocessing: unittest, multiprocessing",
+            "importlib-http: importlib, http",
+            "decimal-inspect: decimal, inspect",
+            "collections-urllib: collections, urllib",
+            "tarfile-ipaddress: tarfile, ipaddress",
+        ),
+        paper="none: the documentation of Python's standard library",
+    ),
+    "long-sequence": StreamSpec(
+        tasks=tuple(
+            StreamTaskSpec(name=name, dataset=name, labels=LONG_SEQUENCE.tasks[name].labels)
+            for name in LONG_ORDERS["3"]
+        ),
+        samples_per_class=1000,
+        max_eval_samples=7600,
+        orders=LONG_ORDERS,
+        benchmark=LONG_SEQUENCE,
+        paper="arXiv 2310.14152, in the files of arXiv 2401.08295",
+    ),
+    "superni": StreamSpec(
+        tasks=tuple(StreamTaskSpec(name=name, dataset=name, labels=()) for name in SUPER_NI_ORDERS["1"]),
+        samples_per_class=1000,
+        max_eval_samples=100,
+        orders=SUPER_NI_ORDERS,
+        benchmark=SUPER_NI,
+        paper="arXiv 2401.08295",
+    ),
+}

@@ -1,0 +1,292 @@
+"""Rows of the files that tasks are published in, and of a user's own tables.
+
+Each reader takes the name of the user's option ("task", "stream"), which begins its error messages.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+import pyarrow
+import pyarrow.parquet
+
+from regard.errors import UserError
+
+NO_GOLD_LABEL = "-"
+"""How GLUE and MultiNLI mark examples whose annotators disagree."""
+TASK, STREAM = "task", "stream"
+CHUNK_BYTES = 1 << 20
+
+
+class TableRow(NamedTuple):
+    """One example as written: one label name, a tuple of them (token tasks) or None (mlm); `line` counts from 1."""
+
+    texts: tuple[str, ...]
+    label: str | tuple[str, ...] | None
+    line: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one file or split, and how messages name it, its lines and the user's option."""
+
+    name: str
+    rows: tuple[TableRow, ...]
+    unit: str = "line"
+    option: str = TASK
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise UserError(f"{self.option}: expected examples in {self.name}, found none")
+
+    def locate(self, row: TableRow) -> str:
+        """Return the location of a row for a message."""
+        return f"{self.name}, {self.unit} {row.line}"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the columns of texts and label; `header` names all columns of a file without a header line."""
+
+    texts: tuple[str, ...]
+    label: str
+    header: tuple[str, ...] | None = None
+
+
+def read_sentences(path: Path, columns: Columns, option: str = TASK) -> Table:
+    """Read a published classification file, .tsv as in GLUE or .jsonl, without rows labeled "-".
+
+    In GLUE's .tsv a quotation mark is text and every tab separates columns.
+    """
+    is_tsv = path.name.removesuffix(".gz").endswith(".tsv")
+    records = _read_tsv(path, option, columns.header) if is_tsv else read_records(path, option)
+    rows = (_parse_row(record, columns, f"{path}, line {line}", line, option) for line, record in records)
+    return Table(str(path), tuple(row for row in rows if row.label != NO_GOLD_LABEL), option=option)
+
+
+def read_table(path: Path, columns: Columns) -> Table:
+    """Read a user's table: .jsonl, .csv with quotes, .tsv without, or .parquet. Labels are strings or integers."""
+    unit = "row" if path.suffix == ".parquet" else "line"
+    rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, TASK) for line, record in read_records(path))
+    return Table(str(path), tuple(rows), unit)
+
+
+def read_conll(path: Path, task: str) -> Table:
+    """Read the sentences of a CoNLL-2003 file with the tags of a task, "pos" or "ner"; the latter as BIO2.
+
+    A line is a word and its tags, separated by white space. Blank lines end sentences; -DOCSTART- lines are skipped.
+    Four columns are word, part of speech, chunk, entity; three are word, part of speech, entity; two are word and tag.
+    """
+    rows: list[TableRow] = []
+    words: list[str] = []
+    tags: list[str] = []
+    num_columns = first_line = 0
+    for number, line in enumerate([*read_text_lines(path), ""], start=1):
+        fields = line.split()
+        if fields and fields[0] != "-DOCSTART-":
+            location = f"{path}, line {number}"
+            if not num_columns and not 2 <= len(fields) <= 4:
+                raise UserError(
+                    f"task: expected two to four columns (word pos chunk ner) in {location}, got {len(fields)}"
+                )
+            num_columns = num_columns or len(fields)
+            if len(fields) != num_columns:
+                raise UserError(f"task: expected {num_columns} columns in {location}, got {len(fields)}")
+            first_line = first_line or number
+            words.append(fields[0])
+            tags.append(fields[1] if task == "pos" else fields[-1])
+        elif words:
+            rows.append(TableRow(tuple(words), convert_to_bio2(tags) if task == "ner" else tuple(tags), first_line))
+            words, tags, first_line = [], [], 0
+    return Table(str(path), tuple(rows))
+
+
+def read_running_text(path: Path) -> Table:
+    """Read the lines of a text file, stripped and without empty ones."""
+    lines = ((number, line.strip()) for number, line in enumerate(read_text_lines(path), start=1))
+    return Table(str(path), tuple(TableRow((line,), None, number) for number, line in lines if line))
+
+
+def convert_to_bio2(tags: Sequence[str]) -> tuple[str, ...]:
+    """Start every entity with B-; IOB1 has B- only between adjacent entities of one type."""
+    result, previous = [], "O"
+    for tag in tags:
+        continues = tag.startswith("I-") and previous[1:] == tag[1:]
+        result.append(f"B-{tag[2:]}" if tag.startswith("I-") and not continues else tag)
+        previous = tag
+    return tuple(result)
+
+
+def list_suffixes() -> str:
+    """List the suffixes of a user's table for a message."""
+    return ", ".join(_READERS)
+
+
+def is_table(name: str) -> bool:
+    """Whether a file name has the suffix of a table."""
+    return name.removesuffix(".gz").endswith(tuple(_READERS))
+
+
+def find_split_files(
+    folders: Iterable[Path], train: Sequence[str], test: Sequence[str], option: str
+) -> tuple[Path, Path] | None:
+    """Find the training file and, beside it, the evaluation file in the first folder that has the former.
+
+    Files may be plain or packed (.gz); each has several possible names.
+
+    Raises:
+        UserError: There is a training file, but no evaluation file beside it.
+    """
+
+    def find(folder: Path, names: Sequence[str]) -> Path | None:
+        paths = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
+        return next((path for path in paths if path.is_file()), None)
+
+    for folder in folders:
+        if (train_file := find(folder, train)) is not None:
+            if (test_file := find(folder, test)) is None:
+                raise UserError(f"{option}: expected {' or '.join(test)} (.gz) beside {train_file}, there is none")
+            return train_file, test_file
+    return None
+
+
+def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line: int, option: str) -> TableRow:
+    """Return the texts and the label of one record."""
+    missing = [name for name in (*columns.texts, columns.label) if name not in record]
+    if missing:
+        available = ", ".join(map(str, record)) or "none"
+        raise UserError(f"{option}: expected the column '{missing[0]}' in {location}, found {available}")
+    texts = tuple(record[name] for name in columns.texts)
+    for name, text in zip(columns.texts, texts, strict=True):
+        if not isinstance(text, str):
+            raise UserError(f"{option}: expected a string in the column '{name}' of {location}, got {text!r}")
+    label = record[columns.label]
+    if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
+        raise UserError(f"{option}: expected a string or a whole number as label in {location}, got {label!r}")
+    return TableRow(texts, str(label), line)
+
+
+Records = Iterator[tuple[int, dict[str, Any]]]
+"""Line number (for .parquet the row number, from 1) and values by column."""
+
+
+def _read_tsv(path: Path, option: str, header: tuple[str, ...] | None = None) -> Records:
+    """Read tab-separated values without quotes."""
+    for number, line in enumerate(read_text_lines(path, option), start=1):
+        fields = tuple(line.split("\t"))
+        if header is None:
+            header = fields
+        elif line:
+            if len(fields) != len(header):
+                raise UserError(f"{option}: expected {len(header)} columns in {path}, line {number}, got {len(fields)}")
+            yield number, dict(zip(header, fields, strict=True))
+
+
+def _read_csv(path: Path, option: str) -> Records:
+    """Read comma-separated values with quotes; the line is that on which a record ends."""
+    header: list[str] | None = None
+    for number, fields in read_csv_fields(path, option):
+        if header is None:
+            header = fields
+        elif fields:
+            if len(fields) != len(header):
+                raise UserError(f"{option}: expected {len(header)} columns in {path}, line {number}, got {len(fields)}")
+            yield number, dict(zip(header, fields, strict=True))
+
+
+def _read_jsonl(path: Path, option: str) -> Records:
+    """Read one JSON object per line; blank lines are skipped."""
+    for number, line in enumerate(read_text_lines(path, option), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{option}: expected JSON in {path}, line {number}: {error}") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{option}: expected an object in {path}, line {number}, got {type(record).__name__}")
+        yield number, record
+
+
+def read_parquet(path: Path, option: str, columns: Sequence[str] = ()) -> Records:
+    """Read the rows of a Parquet file, a batch at a time; only some columns if the file has all of these."""
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            has_columns = columns and set(columns) <= set(file.schema_arrow.names)
+            batches = file.iter_batches(batch_size=1024, columns=list(columns) if has_columns else None)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{option}: expected a Parquet file, {path} is none: {str(error).splitlines()[0]}") from None
+
+
+_READERS: dict[str, Callable[[Path, str], Records]] = {
+    ".jsonl": _read_jsonl,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".parquet": read_parquet,
+}
+
+
+def read_records(path: Path, option: str = TASK) -> Records:
+    """Iterate over line numbers and records of a table, read as its suffix says."""
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    if suffix not in _READERS:
+        raise UserError(f"{option}: expected a file with one of the suffixes {list_suffixes()}, got {path}")
+    return _READERS[suffix](path, option)
+
+
+def read_csv_fields(path: Path, option: str) -> Iterator[tuple[int, list[str]]]:
+    """Iterate over line numbers and fields of comma-separated values."""
+    reader = csv.reader((f"{line}\n" for line in read_text_lines(path, option)), strict=True)
+    try:
+        for fields in reader:
+            yield reader.line_num, fields
+    except csv.Error as error:
+        raise UserError(f"{option}: expected CSV in {path}, line {reader.line_num}: {error}") from None
+
+
+def read_text_lines(path: Path, option: str = TASK) -> Iterator[str]:
+    """Iterate over the lines of a UTF-8 file, plain or .gz, without line ends and byte order mark."""
+    for piece in read_pieces(path, option, by_line=True):
+        yield piece.removesuffix("\n").removesuffix("\r")
+
+
+def read_pieces(path: Path, option: str, *, by_line: bool = False) -> Iterator[str]:
+    """Iterate over the text of a UTF-8 file, plain or .gz, by line or in chunks, without byte order mark."""
+    if not path.is_file():
+        raise UserError(f"{option}: expected a file, there is no {path}")
+    try:
+        with cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from decode_pieces(file, str(path), option, by_line=by_line)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{option}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def decode_pieces(file: IO[bytes], name: str, option: str, *, by_line: bool = False) -> Iterator[str]:
+    """Decode a UTF-8 file; `name` names it in messages."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    offset = 0
+    while True:
+        raw = file.readline() if by_line else file.read(CHUNK_BYTES)
+        pending = len(decoder.getstate()[0])
+        try:
+            piece = decoder.decode(raw, final=not raw)
+        except UnicodeDecodeError as error:
+            position = offset - pending + error.start
+            raise UserError(f"{option}: expected UTF-8, {name} is not: {error.reason} at offset {position}") from None
+        if not by_line and b"\0" in raw:
+            position = offset + raw.index(0)
+            raise UserError(f"{option}: expected text, {name} is binary (NUL byte at offset {position})")
+        if piece:
+            yield piece
+        if not raw:
+            return
+        offset += len(raw)

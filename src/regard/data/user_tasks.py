@@ -1,0 +1,171 @@
+"""Readers of a user's own stream tasks: a table with a column for the task, or a folder per task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.data.rows import LabeledRow, LabeledRows, RawTask
+from regard.data.splits import divide_rows
+from regard.data.tables import STREAM, is_table, list_suffixes, read_records
+from regard.errors import UserError
+
+SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "test": "test"}
+"""What a column or a file may call a split, and which split it is."""
+DEV_AND_TEST_FRACTIONS = (0.1, 0.2)
+"""Fractions of each class for dev and test in a table without splits."""
+
+
+def read_user_tasks(path: Path, seed: int) -> list[RawTask]:
+    """Read tasks from a table or a folder.
+
+    A table has the columns task, text, label, and optionally text_pair and split. Tasks are in the order of their first
+    rows. Without the column split, the seed samples dev and test: a tenth and a fifth of each class.
+
+    A folder has a folder per task with the tables train, test and optionally dev, which have the columns text, label
+    and optionally text_pair. A missing dev is held out of train later.
+
+    Integer classes belong to one task and get its name as a prefix. Other classes with the same name are one class in
+    all tasks.
+
+    Raises:
+        UserError: Files or columns are missing, texts are empty, or splits have other names.
+    """
+    if path.is_dir():
+        return _read_folder(path)
+    rows = _read_rows(path, ("task",))
+    tasks: dict[str, dict[str, list[LabeledRow]]] = {}
+    has_splits = any("split" in row.record for row in rows)
+    for row in rows:
+        split = _parse_split(row) if has_splits else "all"
+        tasks.setdefault(_parse_task(row), {}).setdefault(split, []).append(row.row)
+    return [_make_table_task(name, splits, path, seed) for name, splits in tasks.items()]
+
+
+class _ParsedRow(NamedTuple):
+    """A row, the record it was parsed from, and its location for messages."""
+
+    row: LabeledRow
+    record: Mapping[str, Any]
+    location: str
+
+
+def _read_folder(path: Path) -> list[RawTask]:
+    """Read the tasks of a folder with a folder for each."""
+    tasks = []
+    for folder in sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith(".")):
+        files = _find_split_files(folder)
+        for split in ("train", "test"):
+            if split not in files:
+                raise UserError(f"stream: expected a file {split} ({list_suffixes()}) in {folder}, there is none")
+        splits = {split: tuple(row.row for row in _read_rows(file)) for split, file in files.items()}
+        tasks.append(_make_task(folder.name, splits, str(folder)))
+    if not tasks:
+        raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; there is none")
+    return tasks
+
+
+def _find_split_files(folder: Path) -> dict[str, Path]:
+    """Find the files of a task by split."""
+    files: dict[str, Path] = {}
+    for file in sorted(folder.iterdir()):
+        split = SPLIT_NAMES.get(file.name.split(".")[0])
+        if split is None or not file.is_file() or not is_table(file.name):
+            continue
+        if split in files:
+            raise UserError(
+                f"stream: expected one file of {split} in {folder}, got {files[split].name} and {file.name}"
+            )
+        files[split] = file
+    return files
+
+
+def _make_table_task(name: str, splits: Mapping[str, Sequence[LabeledRow]], path: Path, seed: int) -> RawTask:
+    """Make a task of a table's rows by split, or of rows "all" that have to be split."""
+    if "all" not in splits:
+        return _make_task(name, {split: tuple(rows) for split, rows in splits.items()}, str(path))
+    train, dev, test = divide_rows(tuple(splits["all"]), DEV_AND_TEST_FRACTIONS, seed, f"{name!r} of {path}")
+    dev_share, test_share = (f"{fraction:.0%}" for fraction in DEV_AND_TEST_FRACTIONS)
+    source = f"{path}, {dev_share} (dev) and {test_share} (test) of each class drawn with seed {seed}"
+    return _make_task(name, {"train": train, "dev": dev, "test": test}, source)
+
+
+def _make_task(name: str, splits: Mapping[str, LabeledRows], source: str) -> RawTask:
+    """Make a task whose classes are those of train: integers by size, then names by alphabet."""
+    labels = sorted({row.label for rows in splits.values() for row in rows})
+    if all(label.removeprefix("-").isdecimal() for label in labels):
+        labels = [f"{name}/{label}" for label in sorted(labels, key=int)]
+        splits = {
+            split: tuple(row._replace(label=f"{name}/{row.label}") for row in rows) for split, rows in splits.items()
+        }
+    train = splits.get("train", ())
+    train_labels = {row.label for row in train}
+    return RawTask(
+        name=name,
+        labels=tuple(label for label in labels if label in train_labels),
+        train=train,
+        dev=splits.get("dev"),
+        test=splits.get("test", ()),
+        source=source,
+    )
+
+
+def _read_rows(path: Path, extra_columns: tuple[str, ...] = ()) -> list[_ParsedRow]:
+    """Read the rows of a table, at least one; `extra_columns` are required beside text and label."""
+    unit = "row" if path.suffix == ".parquet" else "line"
+    rows = []
+    for number, record in read_records(path, STREAM):
+        location = f"{path}, {unit} {number}"
+        missing = [name for name in (*extra_columns, "text", "label") if name not in record]
+        if missing:
+            available = ", ".join(map(str, record)) or "none"
+            raise UserError(f"stream: expected the column '{missing[0]}' in {location}, found {available}")
+        row = LabeledRow.of(_parse_texts(record, location), _parse_label(record["label"], location))
+        rows.append(_ParsedRow(row, record, location))
+    if not rows:
+        raise UserError(f"stream: expected rows in {path}, found none")
+    if all(_is_number(row.row.texts[0]) for row in rows):
+        raise UserError(f"stream: expected text in the column 'text' of {path}, got numbers alone")
+    return rows
+
+
+def _parse_texts(record: Mapping[str, Any], location: str) -> tuple[str, ...]:
+    """Return one text or two; a text_pair that is null or empty is none."""
+    text, pair = record["text"], record.get("text_pair")
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f"stream: expected text in the column 'text' of {location}, got {text!r}")
+    if pair is None or pair == "":
+        return (text,)
+    if not isinstance(pair, str) or not pair.strip():
+        raise UserError(f"stream: expected text in the column 'text_pair' of {location}, got {pair!r}")
+    return text, pair
+
+
+def _parse_label(label: Any, location: str) -> str:
+    if isinstance(label, bool) or not isinstance(label, (str, int)) or not str(label).strip():
+        raise UserError(f"stream: expected a string or a whole number as label in {location}, got {label!r}")
+    return str(label)
+
+
+def _parse_task(row: _ParsedRow) -> str:
+    name = row.record["task"]
+    if isinstance(name, bool) or not isinstance(name, (str, int)) or not str(name).strip():
+        raise UserError(f"stream: expected the name of a task in {row.location}, got {name!r}")
+    return str(name)
+
+
+def _parse_split(row: _ParsedRow) -> str:
+    split = row.record.get("split")
+    if split not in SPLIT_NAMES:
+        raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {row.location}, got {split!r}")
+    return SPLIT_NAMES[split]
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text is nothing but a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

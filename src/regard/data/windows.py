@@ -1,0 +1,229 @@
+"""Windows of tokens of one length, framed by the special tokens that the tokenizer puts around a text."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.data.tokenizers import ordinary_tokens
+from regard.errors import UserError, check_choice
+
+Bos = Literal["keep", "drop", "add"]
+BOS: tuple[Bos, ...] = ("keep", "drop", "add")
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of token ids.
+
+    Attributes:
+        input_ids: int64 of shape (samples, length).
+        special: True at the special tokens around the text, of shape (samples, length).
+        document_of: Index of each window's document; empty if the windows come from no documents.
+        documents: Number of documents that were read.
+        too_short: Number of these that are shorter than a window.
+    """
+
+    input_ids: Tensor
+    special: Tensor
+    document_of: tuple[int, ...]
+    documents: int
+    too_short: int
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in all windows."""
+        return self.input_ids.numel()
+
+
+class _Frame(NamedTuple):
+    """Special tokens before and after the text of each window."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+def make_text_windows(
+    documents: Sequence[str],
+    tokenizer: Any,
+    *,
+    length: int,
+    samples: int,
+    bos: Bos = "keep",
+    seed: int = 0,
+    max_length: int | None = None,
+) -> Windows:
+    """Cut `samples` windows of `length` tokens from documents, spread over as many documents as possible.
+
+    Each window has the special tokens that the tokenizer puts around a text and, between them, consecutive tokens of
+    one document. Documents are cut at white space into sections of a few windows. Documents and their sections are
+    shuffled by `seed` and taken in turn: the first section of every document, then the second, and so on. Each section
+    is tokenized at its turn and gives one window; further windows of the sections are used only after that. The rest
+    of a section after its last full window is dropped.
+
+    Args:
+        documents: Texts.
+        tokenizer: Tokenizer of the model.
+        length: Tokens per window.
+        samples: Number of windows.
+        bos: "keep" the tokens before the text, "drop" them, or "add" one if the tokenizer has none.
+        seed: Seed of the order of documents and sections.
+        max_length: Largest length allowed.
+
+    Raises:
+        UserError: The length is over `max_length` or too small for the special tokens, or the documents have too few
+            windows.
+    """
+    frame = _find_frame(tokenizer, bos)
+    content_length = _check_length(frame, length, samples, max_length)
+    rng = random.Random(seed)
+    windows: list[tuple[int, list[int]]] = []
+    spare: list[list[tuple[int, list[int]]]] = []
+    longest: dict[int, int] = {}
+    for document, section in _iterate_sections(documents, _section_size(length), rng):
+        ids = _tokenize(section, tokenizer)
+        longest[document] = max(longest.get(document, 0), len(ids))
+        starts = range(0, len(ids) - content_length + 1, content_length)
+        section_windows = [(document, ids[start : start + content_length]) for start in starts]
+        rng.shuffle(section_windows)
+        windows += section_windows[:1]
+        spare.append(section_windows[1:])
+        if len(windows) == samples:
+            break
+    further = (window for turn in itertools.zip_longest(*spare) for window in turn if window is not None)
+    windows += itertools.islice(further, samples - len(windows))
+    if len(windows) < samples:
+        raise UserError(_format_shortage(len(windows), samples, length, frame, max(longest.values(), default=0)))
+    return Windows(
+        *_add_frame(torch.tensor([ids for _, ids in windows]), frame),
+        document_of=tuple(document for document, _ in windows),
+        documents=len(longest),
+        too_short=sum(tokens < content_length for tokens in longest.values()),
+    )
+
+
+def make_random_windows(
+    tokenizer: Any, *, length: int, samples: int, bos: Bos = "keep", seed: int = 0, max_length: int | None = None
+) -> Windows:
+    """Make windows of tokens sampled uniformly from the vocabulary without special tokens."""
+    frame = _find_frame(tokenizer, bos)
+    content_length = _check_length(frame, length, samples, max_length)
+    return _frame_windows(_sample_tokens(tokenizer, (samples, content_length), seed), frame)
+
+
+def make_repeated_windows(
+    tokenizer: Any, *, length: int, samples: int, bos: Bos = "keep", seed: int = 0, max_length: int | None = None
+) -> Windows:
+    """Make windows that repeat one token each, sampled uniformly from the vocabulary without special tokens."""
+    frame = _find_frame(tokenizer, bos)
+    content_length = _check_length(frame, length, samples, max_length)
+    return _frame_windows(_sample_tokens(tokenizer, (samples, 1), seed).expand(samples, content_length), frame)
+
+
+def _frame_windows(content: Tensor, frame: _Frame) -> Windows:
+    """Make windows that come from no document."""
+    return Windows(*_add_frame(content, frame), document_of=(), documents=0, too_short=0)
+
+
+def _find_frame(tokenizer: Any, bos: Bos) -> _Frame:
+    """Find the special tokens around a text by tokenizing one with and without them."""
+    check_choice("bos", bos, BOS)
+    content = _tokenize("a", tokenizer)
+    framed = _tokenize("a", tokenizer, special=True)
+    start = next((column for column in range(len(framed)) if framed[column : column + len(content)] == content), None)
+    if not content or start is None:
+        raise UserError(f"tokenizer: expected special tokens around the text only, got {framed} for {content}")
+    before, after = tuple(framed[:start]), tuple(framed[start + len(content) :])
+    if bos == "drop":
+        return _Frame((), after)
+    return _Frame(before or (_bos_token(tokenizer),), after) if bos == "add" else _Frame(before, after)
+
+
+def _bos_token(tokenizer: Any) -> int:
+    """Return the id of BOS, or of what replaces it."""
+    for token in (tokenizer.bos_token_id, tokenizer.cls_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    raise UserError(
+        "bos: expected a tokenizer with a BOS, CLS or EOS token to add, this has none; keep or drop is allowed"
+    )
+
+
+def _check_length(frame: _Frame, length: int, samples: int, max_length: int | None) -> int:
+    """Check the arguments and return the number of text tokens per window."""
+    special = len(frame.before) + len(frame.after)
+    if samples < 1:
+        raise UserError(f"samples: expected at least 1, got {samples}")
+    if max_length is not None and length > max_length:
+        raise UserError(f"length: expected at most {max_length} tokens, the most this model was made for; got {length}")
+    if length <= special:
+        raise UserError(f"length: expected more than the {special} special tokens of each window, got {length}")
+    return length - special
+
+
+def _add_frame(content: Tensor, frame: _Frame) -> tuple[Tensor, Tensor]:
+    """Return ids with special tokens, and a mask of these, both of shape (samples, length)."""
+    samples = len(content)
+    before = torch.tensor(frame.before, dtype=torch.int64).expand(samples, -1)
+    after = torch.tensor(frame.after, dtype=torch.int64).expand(samples, -1)
+    ids = torch.cat([before, content, after], dim=1)
+    special = torch.ones_like(ids, dtype=torch.bool)
+    special[:, len(frame.before) : ids.shape[1] - len(frame.after)] = False
+    return ids, special
+
+
+def _sample_tokens(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:
+    """Sample token ids uniformly from the vocabulary without special tokens."""
+    ids = ordinary_tokens(tokenizer)
+    return ids[torch.randint(len(ids), shape, generator=torch.Generator().manual_seed(seed))]
+
+
+def _tokenize(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
+    """Tokenize a text of any length; `verbose=False` suppresses the tokenizer's warning about long texts."""
+    ids: list[int] = tokenizer(
+        text, add_special_tokens=special, padding=False, truncation=False, return_attention_mask=False, verbose=False
+    )["input_ids"]
+    return ids
+
+
+def _section_size(length: int) -> int:
+    """Return the characters of a section: a few windows of `length` tokens at about four characters per token."""
+    return max(4096, 16 * length)
+
+
+def _iterate_sections(documents: Sequence[str], size: int, rng: random.Random) -> Iterator[tuple[int, str]]:
+    """Iterate over document index and section: one section of each document at a time, all in random order."""
+    queues = []
+    for document in rng.sample(range(len(documents)), len(documents)):
+        spans = list(_find_spans(documents[document], size))
+        rng.shuffle(spans)
+        queues.append([(document, start, end) for start, end in spans])
+    for turn in itertools.zip_longest(*queues):
+        for document, start, end in filter(None, turn):
+            yield document, documents[document][start:end]
+
+
+def _find_spans(text: str, size: int) -> Iterator[tuple[int, int]]:
+    """Iterate over spans of at most `size` characters, cut at the last line end or space of their second half."""
+    start = 0
+    while len(text) - start > size:
+        half = start + size // 2
+        cuts = (text.rfind(mark, half, start + size) for mark in "\n ")
+        end = next((cut for cut in cuts if cut >= 0), start + size)
+        yield start, end
+        start = end
+    yield start, len(text)
+
+
+def _format_shortage(count: int, samples: int, length: int, frame: _Frame, longest: int) -> str:
+    """Say that the texts do not have enough windows."""
+    if count:
+        return (
+            f"samples: expected texts with {samples} windows of {length} tokens, found {count}; ask for at most {count}"
+        )
+    total = longest + len(frame.before) + len(frame.after)
+    return f"length: expected a text of at least {length} tokens, the longest found has {total}; ask for at most that"

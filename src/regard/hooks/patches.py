@@ -1,0 +1,70 @@
+"""Attributes of models and configurations that are replaced while any block needs them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+_ABSENT = object()
+
+
+@dataclass
+class _Patch:
+    """One replaced attribute: its object, its value before, and how many blocks need the replacement."""
+
+    target: Any
+    before: Any
+    count: int = 0
+
+
+_PATCHES: dict[tuple[int, str], _Patch] = {}
+"""Attributes replaced now, by the identity of their object and their name; empty outside of blocks."""
+LOCK = threading.RLock()
+"""Held while blocks are entered and left."""
+
+
+@contextmanager
+def patched(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Replace attributes of objects inside the block.
+
+    Blocks may overlap and end in any order: an attribute is restored with the last block that replaced it.
+
+    Args:
+        attributes: Object, name and value of each. The first block decides the value.
+    """
+    attributes = list(attributes)
+    entered: list[tuple[int, str]] = []
+    try:
+        with LOCK:
+            for target, name, value in attributes:
+                key = (id(target), name)
+                if key not in _PATCHES:
+                    _PATCHES[key] = _Patch(target, vars(target).get(name, _ABSENT))
+                    setattr(target, name, value)
+                _PATCHES[key].count += 1
+                entered.append(key)
+        yield
+    finally:
+        with LOCK:
+            for key in reversed(entered):
+                _leave(key)
+
+
+def _leave(key: tuple[int, str]) -> None:
+    patch, name = _PATCHES[key], key[1]
+    patch.count -= 1
+    if patch.count:
+        return
+    del _PATCHES[key]
+    if patch.before is _ABSENT:
+        delattr(patch.target, name)
+    else:
+        setattr(patch.target, name, patch.before)
+
+
+def can_patch(target: Any, name: str) -> bool:
+    """Return whether an object has no attribute of its own by this name, other than a block's."""
+    return name not in vars(target) or (id(target), name) in _PATCHES

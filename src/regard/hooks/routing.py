@@ -1,0 +1,177 @@
+"""Blocks in which a model's attention calls go through Regard, and those in which they are observed as well."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from regard.errors import UserError
+from regard.hooks import deberta
+from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
+from regard.hooks.patches import LOCK, can_patch, patched
+from regard.hooks.registration import NAME, find_configs, register
+
+
+def check_observable(model: nn.Module) -> None:
+    """Raise a UserError if the attention of a model cannot be reached."""
+    name = type(model).__name__
+    if not isinstance(model, nn.Module) or not any(isinstance(m, PreTrainedModel) for m in model.modules()):
+        raise UserError(f"cannot observe {name}; pass a Hugging Face PreTrainedModel, or a module around one")
+    if isinstance(model, torch.jit.ScriptModule) or hasattr(model, "_orig_mod"):
+        raise UserError(f"cannot observe a compiled {name}; pass the model as it was before compiling")
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and not _accepts_attention_function(module):
+            raise no_attention_interface(module)
+
+
+def no_attention_interface(model: nn.Module) -> UserError:
+    """Return the error of a model whose attention does not go through Transformers' interface."""
+    return UserError(
+        f"cannot observe {type(model).__name__}: it does not call its attention through Transformers' "
+        "AttentionInterface"
+    )
+
+
+def _accepts_attention_function(model: PreTrainedModel) -> bool:
+    """Return False for a model of Transformers that no attention function can be put into."""
+    model_type = str(getattr(model.config, "base_model_type", model.config.model_type))
+    is_of_transformers = type(model).__module__.startswith("transformers.models.")
+    if not is_of_transformers or model_type in deberta.MODEL_TYPES:
+        return True
+    return bool(type(model)._can_set_attn_implementation())
+
+
+class ModuleHook(NamedTuple):
+    """A function to call before the forward of a module, with its arguments, or after it."""
+
+    module: nn.Module
+    function: Callable[..., None]
+    is_after: bool = False
+
+    def register(self) -> Any:
+        """Register the hook; the handle that is returned removes it."""
+        if self.is_after:
+            return self.module.register_forward_hook(self.function)
+        return self.module.register_forward_pre_hook(self.function, with_kwargs=True)
+
+
+@dataclass
+class _Owner:
+    """The thread whose blocks are open on a model, and how many these are."""
+
+    thread: int
+    count: int = 0
+
+
+_OWNERS: WeakKeyDictionary[PreTrainedModel, _Owner] = WeakKeyDictionary()
+
+
+@contextmanager
+def routed(model: nn.Module, hooks: Iterable[ModuleHook] = ()) -> Iterator[None]:
+    """Send the model's attention calls through Regard inside the block.
+
+    Blocks on one model may overlap and end in any order: the last one restores it. `hooks` are registered meanwhile.
+
+    Raises:
+        UserError: Another thread is inside a block on this model.
+    """
+    register(attention_function)
+    with _owned_by_this_thread(model), patched(_routing_attributes(model)), ExitStack() as stack:
+        for hook in hooks:
+            stack.callback(hook.register().remove)
+        yield
+
+
+@contextmanager
+def observing(
+    model: nn.Module,
+    observer: Observer,
+    modules: Sequence[nn.Module] | None = None,
+    *,
+    hooks: Iterable[ModuleHook] = (),
+    exclusive: bool = False,
+) -> Iterator[None]:
+    """Show an observer the model's attention calls inside the block, also those of overlapping blocks.
+
+    Args:
+        model: The model.
+        observer: Told of every attention call, after observers of earlier blocks.
+        modules: The attention modules to observe; None: all modules.
+        hooks: Hooks of the observer, inside the block.
+        exclusive: No other observer is told, and no hook of another observer runs.
+
+    Raises:
+        UserError: Another thread is inside a block on this model.
+    """
+    modules = list(model.modules()) if modules is None else modules
+    own_hooks = [hook._replace(function=_unless_excluded(observer, hook.function)) for hook in hooks]
+    with routed(model, own_hooks), ExitStack() as stack:
+        if exclusive:
+            stack.callback(EXCLUSIVE.reset, EXCLUSIVE.set(observer))
+        for module in modules:
+            OBSERVERS.setdefault(module, []).append(observer)
+            stack.callback(_remove_observer, module, observer)
+        yield
+
+
+def route_permanently(model: nn.Module) -> None:
+    """Send the model's attention calls through Regard from now on."""
+    register(attention_function)
+    for target, name, value in _routing_attributes(model):
+        setattr(target, name, value)
+
+
+def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
+    """Return the attributes that route a model: the attention of its configs, and forwards."""
+    configs = [(config, "_attn_implementation_internal", NAME) for config in find_configs(model)]
+    forwards = [(module, "forward", forward) for module, forward in deberta.find_forwards(model)]
+    return [*configs, *(attribute for attribute in forwards if can_patch(attribute[0], "forward"))]
+
+
+@contextmanager
+def _owned_by_this_thread(model: nn.Module) -> Iterator[None]:
+    """Keep other threads out of blocks on the same model."""
+    stacks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    thread = threading.get_ident()
+    with LOCK:
+        if any(stack in _OWNERS and _OWNERS[stack].thread != thread for stack in stacks):
+            raise UserError(
+                f"another thread is inside a watching or replacing block on this {type(model).__name__}; wait until it "
+                "has left the block, or give each thread a copy of the model (copy.deepcopy)"
+            )
+        for stack in stacks:
+            _OWNERS.setdefault(stack, _Owner(thread)).count += 1
+    try:
+        yield
+    finally:
+        with LOCK:
+            for stack in stacks:
+                _OWNERS[stack].count -= 1
+                if not _OWNERS[stack].count:
+                    del _OWNERS[stack]
+
+
+def _unless_excluded(observer: Observer, function: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a hook so that it does not run while another observer is exclusive."""
+
+    def hook(*args: Any) -> None:
+        if EXCLUSIVE.get() in (None, observer):
+            function(*args)
+
+    return hook
+
+
+def _remove_observer(module: nn.Module, observer: Observer) -> None:
+    observers = [other for other in OBSERVERS.get(module, []) if other is not observer]
+    if observers:
+        OBSERVERS[module] = observers
+    else:
+        OBSERVERS.pop(module, None)

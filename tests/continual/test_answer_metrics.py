@@ -1,0 +1,112 @@
+"""Grades of answers: by hand, and beside the package that the publishers use."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rouge_score.rouge_scorer import RougeScorer
+
+from regard.continual import answer_metrics
+from regard.continual.answer_metrics import exact_match, longest_common, normalised, rouge_l, score_answer, words
+from regard.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "answer, reference, expected",
+    [
+        ("Yes.", "yes", 1.0),
+        ("  New   York! ", "new york", 1.0),
+        ("don't", "dont", 1.0),
+        ("two-fold", "two fold", 0.0),
+        ("", "no", 0.0),
+        ("yes no", "yes", 0.0),
+        ("Größe", "größe", 1.0),
+    ],
+)
+def test_exact_match(answer: str, reference: str, expected: float) -> None:
+    assert exact_match(answer, reference) == expected
+    assert exact_match(reference, answer) == expected
+
+
+def test_what_is_compared() -> None:
+    assert normalised("The  «Cat», sat!\n") == "the «cat» sat"
+    assert words("Running dogs' run, 3 cats—ponies") == ["run", "dog", "run", "3", "cat", "poni"]
+    assert words("кошка") == []
+
+
+@pytest.mark.parametrize(
+    "answer, reference, expected",
+    [
+        ("the cat sat on the mat", "the cat sat on the mat", 1.0),
+        ("the cat", "the cat sat on the mat", 2 * 1 * (2 / 6) / (1 + 2 / 6)),
+        ("police killed the gunman", "the gunman police killed", 0.5),
+        ("jumping", "jumps", 1.0),
+        ("a", "b", 0.0),
+        ("", "b", 0.0),
+        ("кошка", "кошка", 0.0),
+        ("THE CAT!", "the cat", 1.0),
+    ],
+)
+def test_rouge_l_by_hand(answer: str, reference: str, expected: float) -> None:
+    assert rouge_l(answer, reference) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_best_reference_counts() -> None:
+    assert score_answer("exact-match", "B", ("a", "b")) == 1.0
+    assert score_answer("rouge-l", "one two", ("three", "one", "one two four")) == pytest.approx(0.8)
+
+
+def plain(one: Sequence[str], other: Sequence[str]) -> int:
+    """The longest common subsequence by its recurrence."""
+    rows = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
+    for i, a in enumerate(one):
+        for j, b in enumerate(other):
+            rows[i + 1][j + 1] = rows[i][j] + 1 if a == b else max(rows[i][j + 1], rows[i + 1][j])
+    return rows[-1][-1]
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=90), st.lists(st.sampled_from("abcd"), max_size=90))
+def test_the_longest_common_subsequence(one: list[str], other: list[str]) -> None:
+    assert longest_common(one, other) == plain(one, other) == longest_common(other, one)
+
+
+def test_parity_with_the_publishers_package() -> None:
+    drawn, scorer = random.Random(0), RougeScorer(["rougeL"], use_stemmer=True)
+    said = [
+        "The",
+        "running",
+        "runners",
+        "ran;",
+        "dogs'",
+        "ponies,",
+        "generously",
+        "relational",
+        "(ties)",
+        "12",
+        "skies",
+        "dying",
+        "news",
+        "é_x",
+        "Größe",
+        "it's",
+    ]
+    for _ in range(300):
+        answer, reference = (" ".join(drawn.choices(said, k=drawn.randint(0, 12))) for _ in range(2))
+        expected = scorer.score(reference, answer)["rougeL"].fmeasure
+        assert rouge_l(answer, reference) == pytest.approx(expected, abs=1e-12), (answer, reference)
+
+
+def test_the_stemmer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nltk.stem.porter", None)
+    answer_metrics._stemmer.cache_clear()
+    answer_metrics._stem.cache_clear()
+    with pytest.raises(UserError, match=r"rouge-l needs the package nltk: pip install 'regard\[learn\]'"):
+        rouge_l("a word", "a word")
+    assert score_answer("exact-match", "a word", ("a word",)) == 1.0
+    monkeypatch.undo()
+    assert rouge_l("a word", "a word") == 1.0

@@ -1,0 +1,138 @@
+"""Blocks that a run has learnt, taken out of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+
+import regard
+from regard.continual import run as running
+from regard.continual.learner import Learner
+from regard.continual.method import Method
+from regard.continual.methods import METHODS
+from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
+from regard.continual.models import TaskDeltas, export, load_network, rebuild_network
+from regard.continual.run import make_learner, run_stream
+from regard.continual.saved_adapters import load_adapters
+from regard.continual.text_learner import begin_texts
+from regard.errors import UserError
+from regard.models.pretrained import Loaded
+from tests.continual import small_text_tasks
+from tests.continual.small_tasks import BUDGET, loaded, stream
+from tests.continual.small_text_tasks import BUDGET as TEXTS
+from tests.continual.small_text_tasks import Kind
+
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+ROWS = {
+    "input_ids": torch.tensor([[2, 5, 11, 3], [2, 7, 3, 0]]),
+    "attention_mask": torch.tensor([[1] * 4, [1, 1, 1, 0]]),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "flops_a_token", lambda *_: 0.0)
+
+
+def written(name: str, folder: Path, learnt: int, *said: str) -> Path:
+    """A model as `regard rollback` writes it."""
+    kind, model = METHODS[name], loaded(dropout=0.0)
+    method = kind(kind.Config.parsed(dict(one.split("=") for one in said)))
+    return kept(make_learner(stream(4), method, model, BUDGET, seed=1), method, folder, model, learnt)
+
+
+def kept(learner: Learner, method: Method, folder: Path, model: Loaded, learnt: int = 2) -> Path:
+    """A run's network after so many tasks."""
+    deltas = TaskDeltas(folder / "deltas")
+    deltas.begin(learner, method, next(name for name, kind in METHODS.items() if kind is type(method)))
+    run_stream(learner, method, on_task=lambda learner, number: deltas.keep(learner, number))
+    network, about = rebuild_network(folder / "deltas", learnt, model)
+    return export(network, model.tokenizer, about, folder / "model")
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [("sapt", "router_warmup_steps=20"), ("sapt", "top_k=1"), ("sapt-task-free", "router_warmup_steps=20")],
+)
+def test_blocks_of_a_run_compute_what_they_did_in_it(name: str, said: str, tmp_path: Path) -> None:
+    folder = written(name, tmp_path, 2, "r=2", said)
+    network = load_network(folder)
+    assert isinstance(network, SaptNetwork)
+    adapters = load_adapters(loaded(dropout=0.0).model, folder)
+    assert adapters.adapter_names == tuple(task.name for task in stream(4).tasks[:2])
+    assert adapters.provenance[adapters.adapter_names[1]]["tasks"][0]["sha256"] == stream(4).tasks[1].sha256
+    with torch.no_grad():
+        torch.testing.assert_close(adapters.routing_weights(**ROWS), network.weights(ROWS))
+        with network.pool.weighing(network.weights(ROWS)):
+            expected = network.classifier.encoder(**ROWS).last_hidden_state
+        torch.testing.assert_close(adapters(**ROWS).last_hidden_state, expected, rtol=0, atol=1e-6)
+    assert not torch.allclose(expected, loaded(dropout=0.0).model(**ROWS).last_hidden_state, atol=1e-3)
+
+
+def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
+    """Kept, read into the base by itself, and used with peft."""
+    adapters = load_adapters(loaded(dropout=0.0).model, written("sapt", tmp_path, 2, "r=2", "router_warmup_steps=20"))
+    second = adapters.adapter_names[1]
+    base = loaded(dropout=0.0).model
+    back = regard.SharedAdapters.from_pretrained(base, adapters.save_pretrained(tmp_path / "blocks"))
+    adapters.export_peft(second, tmp_path / "peft")
+    theirs = peft.PeftModel.from_pretrained(loaded(dropout=0.0).model, tmp_path / "peft").eval()
+    with torch.no_grad(), adapters.use_only(second), back.forced(second):
+        ours = adapters(**ROWS).last_hidden_state
+        torch.testing.assert_close(back(**ROWS).last_hidden_state, ours)
+        torch.testing.assert_close(theirs(**ROWS).last_hidden_state, ours, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
+    """The whole language model, encoder and decoder, with the weights of the prompt."""
+    method, model = Sapt(SaptConfig(r=2, router_warmup_steps=20)), small_text_tasks.loaded(kind)
+    folder = kept(begin_texts(small_text_tasks.stream(4, 2), method, model, TEXTS, seed=1), method, tmp_path, model)
+    network, adapters = load_network(folder), load_adapters(small_text_tasks.loaded(kind).model, folder)
+    assert isinstance(network, SaptNetwork)
+    ids = torch.tensor([[5, 7, 6, 4, 8, 5]])
+    rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([[4, 6, 7, 5, 5, 9]])}
+    rows["prompt_mask"] = torch.ones_like(ids)
+    given = {**rows, "prompt_mask": rows["prompt_mask"].bool()} if kind == "llama" else rows
+    if kind == "t5":
+        rows.pop("prompt_mask")
+    with torch.no_grad():
+        torch.testing.assert_close(adapters.routing_weights(**given), network.weights(rows))
+        with network.pool.weighing(network.weights(rows)):
+            plain = {name: value for name, value in rows.items() if name != "prompt_mask"}
+            expected = network.classifier.encoder(**plain).logits
+        torch.testing.assert_close(adapters(**given).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_blocks_of_t5_that_tells_classes_are_in_its_encoder(tmp_path: Path) -> None:
+    found = replace(small_text_tasks.loaded("t5"), tokenizer=loaded().tokenizer)
+    method = Sapt(SaptConfig(r=2, router_warmup_steps=20))
+    folder = kept(make_learner(stream(4), method, found, BUDGET, seed=1), method, tmp_path, found)
+    network, adapters = load_network(folder), load_adapters(found.model, folder)
+    assert isinstance(network, SaptNetwork)
+    assert all(name.startswith("encoder.") for name in adapters.layers("count"))
+    with torch.no_grad(), network.pool.weighing(network.weights(ROWS)):
+        expected = network.classifier.encoder(**ROWS).last_hidden_state
+    with torch.no_grad():
+        encoder = adapters.model.get_encoder()
+        with adapters.use_weights(adapters.routing_weights(**ROWS)):
+            torch.testing.assert_close(encoder(**ROWS).last_hidden_state, expected, rtol=0, atol=1e-6)
+
+
+def test_other_methods_have_no_such_blocks(tmp_path: Path) -> None:
+    folder = written("sequential-lora", tmp_path, 1, "r=2")
+    with pytest.raises(UserError, match="folder: expected a model of sapt, whose blocks share one attention;"):
+        load_adapters(loaded().model, folder)
+
+
+def test_blocks_are_of_the_model_that_they_were_learnt_in(tmp_path: Path) -> None:
+    folder, other = written("sapt", tmp_path, 1, "r=2", "router_warmup_steps=20"), loaded().model
+    with torch.no_grad():
+        other.encoder.layer[1].output.dense.bias.add_(1)
+    with pytest.raises(UserError, match=r"began with, tiny; got one with other encoder.layer.1.output.dense.bias"):
+        load_adapters(other, folder)
+    assert not any("blocks" in name for name, _ in other.named_modules())

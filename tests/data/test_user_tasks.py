@@ -1,0 +1,217 @@
+"""Streams from a user's own tables and folders."""
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from regard.data import read_stream
+from regard.errors import UserError
+
+Records = list[dict[str, Any]]
+
+
+def records(task: str, each: int = 10, **more: Any) -> Records:
+    """Rows of two classes of a task, in turn."""
+    return [{"task": task, "text": f"{task} {at}", "label": ("no", "yes")[at % 2]} | more for at in range(2 * each)]
+
+
+def write(path: Path, rows: Records) -> Path:
+    """The rows in the form of the suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+def message_of(path: Path, **settings: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        read_stream(path, **settings)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(("stream: ", "data: "))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
+def test_a_table_without_splits(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"mine{suffix}", records("second") + records("first", each=20))
+    stream = read_stream(path, seed=5)
+    assert (stream.name, [task.name for task in stream.tasks]) == (path.name, ["second", "first"])
+    assert [task.labels for task in stream.tasks] == [("no", "yes")] * 2
+    assert stream.classes == ("no", "yes")
+    sizes = [[Counter(task.split(split).labels) for split in ("train", "dev", "test")] for task in stream.tasks]
+    assert sizes == [
+        [{0: 7, 1: 7}, {0: 1, 1: 1}, {0: 2, 1: 2}],
+        [{0: 14, 1: 14}, {0: 2, 1: 2}, {0: 4, 1: 4}],
+    ]
+    for task in stream.tasks:
+        assert "10% (dev) and 20% (test) of each class drawn with seed 5" in task.source
+        found = [text for split in ("train", "dev", "test") for text in task.split(split).texts]
+        assert len(set(found)) == len(found)
+    assert read_stream(path, seed=5) == stream
+    assert read_stream(path, seed=6).tasks[1].test != stream.tasks[1].test
+
+
+def test_a_table_with_splits_and_pairs(tmp_path: Path) -> None:
+    rows = [
+        row | {"split": split, "text": f"{split} {row['text']}", "text_pair": pair}
+        for split in ("train", "validation", "test")
+        for task, pair in (("two", "other"), ("one", None))
+        for row in records(task)
+    ]
+    stream = read_stream(write(tmp_path / "mine.jsonl", rows), samples_per_class=4)
+    two, one = stream.tasks
+    assert (two.dev.texts[0], one.dev.texts[0]) == (("validation two 0", "other"), ("validation one 0",))
+    assert [len(two.split(split)) for split in ("train", "dev", "test")] == [8, 20, 20]
+    assert stream.metadata["dev"] == "a split of its own"
+
+
+def test_a_missing_dev_is_held_out_of_train(tmp_path: Path) -> None:
+    rows = [
+        row | {"split": split, "text": f"{split} {row['text']}"} for split in ("train", "test") for row in records("a")
+    ]
+    task = read_stream(write(tmp_path / "mine.csv", rows)).tasks[0]
+    assert [Counter(task.split(split).labels) for split in ("train", "dev", "test")] == [
+        {0: 9, 1: 9},
+        {0: 1, 1: 1},
+        {0: 10, 1: 10},
+    ]
+    assert all(text[0].startswith("train") for text in task.dev.texts)
+
+
+def test_whole_numbers_are_classes_of_their_task(tmp_path: Path) -> None:
+    rows = [row | {"label": at % 2 * 10} for name in ("x", "y") for at, row in enumerate(records(name))]
+    stream = read_stream(write(tmp_path / "mine.jsonl", rows))
+    assert stream.classes == ("x/0", "x/10", "y/0", "y/10")
+
+
+def test_a_folder_for_each_task(tmp_path: Path) -> None:
+    for name, suffix in (("b", "csv"), ("a", "jsonl")):
+        for split in ("train", "test"):
+            rows = [{"text": f"{split} {row['text']}", "label": row["label"]} for row in records(name)]
+            write(tmp_path / f"tasks/{name}/{split}.{suffix}", rows)
+    write(tmp_path / "tasks/b/valid.parquet", records("valid"))
+    (tmp_path / "tasks/.hidden").mkdir()
+    (tmp_path / "tasks/README.md").write_text("these are tasks")
+    stream = read_stream(tmp_path / "tasks", order="1-0")
+    assert (stream.name, [task.name for task in stream.tasks]) == ("tasks", ["b", "a"])
+    assert [[len(task.split(split)) for split in ("train", "dev", "test")] for task in stream.tasks] == [
+        [20, 20, 20],
+        [18, 2, 20],
+    ]
+    assert "where there is none" in stream.metadata["dev"]
+
+
+def test_overlaps_between_own_tasks(tmp_path: Path) -> None:
+    rows = [
+        row | {"split": split, "text": f"{split} {row['text']}"}
+        for split in ("train", "dev", "test")
+        for name in ("a", "b")
+        for row in records(name)
+    ]
+    rows.append({"task": "a", "text": "TEST b 3", "label": "no", "split": "train"})
+    rows.append({"task": "b", "text": "test: b 4", "label": "no", "split": "dev"})
+    path = write(tmp_path / "mine.jsonl", rows)
+    clean, paper = (read_stream(path, protocol=protocol) for protocol in ("clean", "paper"))
+    assert [len(clean.tasks[0].train), len(clean.tasks[1].dev)] == [20, 20]
+    assert [len(paper.tasks[0].train), len(paper.tasks[1].dev)] == [21, 21]
+    for stream in (clean, paper):
+        assert stream.metadata["overlaps"]["a"]["train_in_other_tasks"] == 1
+        assert stream.metadata["overlaps"]["b"]["dev_in_test"] == 1
+
+
+# -- bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change,said",
+    [
+        ({"text": 3}, "expected text in the column 'text' of {path}, line 1, got 3"),
+        ({"text": None}, "expected text in the column 'text' of {path}, line 1, got None"),
+        ({"text": "  "}, "expected text in the column 'text' of {path}, line 1, got '  '"),
+        ({"text_pair": 3}, "expected text in the column 'text_pair' of {path}, line 1, got 3"),
+        ({"label": None}, "expected a string or a whole number as label in {path}, line 1, got None"),
+        ({"label": 1.5}, "expected a string or a whole number as label in {path}, line 1, got 1.5"),
+        ({"label": ""}, "expected a string or a whole number as label in {path}, line 1, got ''"),
+        ({"task": None}, "expected the name of a task in {path}, line 1, got None"),
+        ({"split": "all"}, "expected a split of train, dev, validation, valid, test in {path}, line 1, got 'all'"),
+        ({"text_pair": "two"}, "expected one text in each row of 'a', or two in each, got both"),
+        ({"task": "lonely"}, "at least 3 texts of 'no' in 'lonely' of {path}, one for each split, got 1"),
+    ],
+)
+def test_rows_that_are_none(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    rows = records("a")
+    path = write(tmp_path / "mine.jsonl", [rows[0] | change, *rows[1:]])
+    assert said.format(path=path) in message_of(path)
+
+
+@pytest.mark.parametrize("column", ["task", "text", "label"])
+def test_missing_columns(tmp_path: Path, column: str) -> None:
+    rows = [{name: value for name, value in row.items() if name != column} for row in records("a")]
+    path = write(tmp_path / "mine.csv", rows)
+    assert f"expected the column '{column}' in {path}, line 2, found " in message_of(path)
+
+
+def test_texts_that_are_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.csv", [row | {"text": f"{at}.5"} for at, row in enumerate(records("a"))])
+    assert message_of(path) == f"stream: expected text in the column 'text' of {path}, got numbers alone"
+
+
+def test_tasks_that_are_none(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.jsonl", [row | {"label": "same"} for row in records("a")])
+    assert "stream: expected at least two classes in 'a', got same" in message_of(one)
+    unseen = [row | {"split": "train"} for row in records("a")]
+    unseen += [{"task": "a", "text": "new", "label": "maybe", "split": "test"}]
+    path = write(tmp_path / "unseen.jsonl", unseen)
+    assert "expected labels of train (no, yes) in 'a', got 'maybe' beside it" in message_of(path)
+    path = write(tmp_path / "empty.jsonl", [row | {"split": "train"} for row in records("a")])
+    assert "expected rows in the test split of 'a', got none" in message_of(path)
+    whole = [row | {"split": "train", "label": at % 2} for at, row in enumerate(records("a"))]
+    whole += [{"task": "a", "text": "new", "label": 7, "split": "test"}]
+    assert "expected labels of train (a/0, a/1) in 'a', got 'a/7'" in message_of(write(tmp_path / "w.jsonl", whole))
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    assert message_of(tmp_path / "none.jsonl") == f"stream: expected a file, there is no {tmp_path / 'none.jsonl'}"
+    for name, text, said in (
+        ("cut.jsonl", '{"task"', "expected JSON in"),
+        ("list.jsonl", "[1]", "expected an object in"),
+        ("wide.csv", "task,text,label\na,b\n", "expected 3 columns in"),
+        ("open.csv", 'task,text,label\na,"b', "expected CSV in"),
+        ("wide.tsv", "task\ttext\tlabel\na\tb\n", "expected 3 columns in"),
+        ("mine.csv.gz", "text", "cannot read "),
+    ):
+        (tmp_path / name).write_text(text)
+        assert message_of(tmp_path / name).startswith(f"stream: {said}")
+    (tmp_path / "latin.csv").write_bytes("é".encode("latin-1"))
+    assert message_of(tmp_path / "latin.csv").startswith("stream: expected UTF-8")
+    (tmp_path / "empty.jsonl").write_text("")
+    assert message_of(tmp_path / "empty.jsonl").startswith("stream: expected rows in ")
+    (tmp_path / "mine.txt").write_text("text")
+    assert "expected a file with one of the suffixes .jsonl" in message_of(tmp_path / "mine.txt")
+    (tmp_path / "bad.parquet").write_text("text")
+    assert "expected a Parquet file" in message_of(tmp_path / "bad.parquet")
+    path = write(tmp_path / "mine.jsonl", records("a"))
+    assert message_of(path, folder=tmp_path).startswith(
+        "data: expected no folder of published files with tasks of your own"
+    )
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    assert "expected a folder for each task" in message_of(tmp_path)
+    write(tmp_path / "a/train.csv", records("a"))
+    assert f"expected a file test (.jsonl, .csv, .tsv, .parquet) in {tmp_path / 'a'}" in message_of(tmp_path)
+    write(tmp_path / "a/test.csv", records("b"))
+    write(tmp_path / "a/test.jsonl", records("b"))
+    assert "expected one file of test in" in message_of(tmp_path)

@@ -1,0 +1,184 @@
+"""Blocks in which a model is observed: how they overlap, and one thread at a time."""
+
+import itertools
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+
+import regard
+from regard.constants import Constants, Origin
+from regard.errors import UserError
+from regard.hooks import patches, routing
+from regard.hooks.attention_function import OBSERVERS, OVERRIDES
+from regard.hooks.patches import patched
+
+Block = Callable[[], AbstractContextManager[Any]]
+IDS = torch.arange(4, 16).view(2, 6)
+
+
+def llama() -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    return transformers.LlamaModel(transformers.LlamaConfig(vocab_size=20, **sizes)).eval()
+
+
+def deberta() -> PreTrainedModel:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    config = transformers.DebertaV2Config(vocab_size=20, relative_attention=True, pos_att_type=["c2p"], **sizes)
+    return transformers.DebertaV2Model(config).eval()
+
+
+MODELS = {"llama": llama, "deberta": deberta}
+
+
+def output(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        hidden: torch.Tensor = model(input_ids=IDS, attention_mask=torch.ones_like(IDS)).last_hidden_state
+    return hidden
+
+
+def state(model: nn.Module) -> list[Any]:
+    """All that a block may change in a model."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs")
+    return [
+        (sorted(vars(module)), [list(getattr(module, name)) for name in hooks], vars(module).get("forward"))
+        for module in model.modules()
+    ] + [model.config._attn_implementation]
+
+
+def is_untouched(model: nn.Module, before: list[Any]) -> bool:
+    return state(model) == before and not OBSERVERS and not OVERRIDES and not patches._PATCHES
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_overlapping_blocks_end_in_any_order(name: str, order: tuple[int, ...]) -> None:
+    """The last block to end restores the model, and each sees its forwards until its own end."""
+    model = MODELS[name]()
+    before, expected = state(model), output(model)
+    blocks = [ExitStack() for _ in order]
+    watches = [block.enter_context(regard.watching(model, "column_mass")) for block in blocks]
+    for number, index in enumerate(order):
+        assert torch.allclose(output(model), expected, atol=1e-6)
+        blocks[index].close()
+        assert is_untouched(model, before) == (number == len(order) - 1)
+    assert [watches[index].samples for index in order] == [2, 4, 6]
+    assert torch.equal(output(model), expected)
+
+
+@pytest.mark.parametrize("watch_ends_first", [False, True])
+def test_a_watch_and_replaced_heads_end_in_any_order(watch_ends_first: bool) -> None:
+    model = llama()
+    before, expected = state(model), output(model)
+    matrices = {("decoder", layer): torch.eye(8).expand(2, -1, -1) for layer in range(2)}
+    replaced, watched = ExitStack(), ExitStack()
+    replaced.enter_context(regard.replacing(model, Constants(matrices=matrices, origin=Origin(source="identity"))))
+    watched.enter_context(regard.watching(model, "column_mass"))
+    for block in (watched, replaced) if watch_ends_first else (replaced, watched):
+        block.close()
+    assert is_untouched(model, before)
+    assert torch.equal(output(model), expected)
+
+
+def test_blocks_end_in_any_order_after_an_exception() -> None:
+    model = llama()
+    before = state(model)
+    outer = ExitStack()
+    outer.enter_context(regard.watching(model, "entropy"))
+    inner = ExitStack()
+    inner.enter_context(regard.watching(model, "entropy"))
+    outer.close()
+    inner.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert is_untouched(model, before)
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """Return what a function returns or raises in another thread."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_second_thread_is_refused_in_a_line(name: str) -> None:
+    model = MODELS[name]()
+    before = state(model)
+
+    def watch() -> int:
+        with regard.watching(model, "column_mass") as watch:
+            output(model)
+        return watch.samples
+
+    with regard.watching(model, "column_mass") as first:
+        output(model)
+        error = in_thread(watch)
+        assert isinstance(error, UserError)
+        assert "another thread is inside a watching or replacing block on this" in str(error)
+        assert "\n" not in str(error)
+        output(model)
+    assert first.samples == 4
+    assert is_untouched(model, before)
+    assert in_thread(watch) == 2
+    assert is_untouched(model, before)
+
+
+def test_a_part_of_an_observed_model_is_refused_to_a_second_thread() -> None:
+    model = transformers.T5Model(
+        transformers.T5Config(vocab_size=20, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    ).eval()
+
+    def watch_encoder() -> None:
+        with regard.watching(model.encoder, "entropy"):
+            pass
+
+    with regard.watching(model, "entropy"):
+        assert isinstance(in_thread(watch_encoder), UserError)
+    assert in_thread(watch_encoder) is None
+
+
+def test_threads_may_watch_models_of_their_own() -> None:
+    model, other = llama(), llama()
+
+    def watch_other() -> int:
+        with regard.watching(other, "entropy") as watch:
+            output(other)
+        return watch.samples
+
+    with regard.watching(model, "entropy") as first:
+        assert in_thread(watch_other) == 2
+    assert first.samples == 0
+    assert not routing._OWNERS
+
+
+class Target:
+    value = "class"
+
+
+def test_attributes_are_restored_by_the_last_block() -> None:
+    """One that the object did not have itself is deleted; the first block decides the value."""
+    target = Target()
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(patched([(target, "value", "first")]))
+    second.enter_context(patched([(target, "value", "second")]))
+    first.close()
+    assert target.value == "first"
+    second.close()
+    assert vars(target) == {}
+    assert target.value == "class"

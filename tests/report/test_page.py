@@ -1,0 +1,204 @@
+"""The page that all commands share: its parts, its libraries, and what its script draws."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vl_convert
+
+from regard.report import libraries
+from regard.report.key_figure import KeyFigure
+from regard.report.page import (
+    Box,
+    Command,
+    Glossary,
+    Group,
+    Heading,
+    Maps,
+    Page,
+    Panels,
+    Record,
+    Section,
+    Select,
+    Table,
+    Tables,
+    Text,
+)
+from tests.report.browser import draw, needs_node
+from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
+
+EVIL = "</script><script>alert(1)</script>&\"'"
+
+
+def points(series: str, axis: str, values: list[float], **more: Any) -> list[dict[str, Any]]:
+    """The points of a line without intervals."""
+    given = enumerate(values)
+    return [
+        {axis: i, "series": series, "part": "", "value": v, "low": None, "high": None, "shown": str(v)} | more
+        for i, v in given
+    ]
+
+
+LINES = {
+    "caption": "Loss",
+    "note": "nats",
+    "axis": "step",
+    "points": points("a", "step", [3, 2]) + points("b", "step", [4, 1]),
+}
+TICKS = {"places": [0, 1], "names": ["1", "1/2"]}
+FRACTIONS = {
+    "caption": "Task",
+    "note": "F1",
+    "axis": "fraction",
+    "ticks": TICKS,
+    "points": points("a", "place", [1, 0], fraction="1"),
+}
+DOTS = {
+    **{"caption": "Dots", "note": "y", "axis": "seconds", "kind": "dots", "lines": [["a", 0, 0]]},
+    "points": points("a", "x", [1, 2], what="seed 1"),
+}
+STEPPED = {
+    "caption": "Map",
+    "layers": [0, 1],
+    "heads": [0],
+    "steps": [0, 500],
+    "top": 1,
+    "values": [[[0.1], [None]], [[1], [0]]],
+}
+
+
+def page(*parts: Any, **fields: Any) -> str:
+    return Page("Regard", "a title", ["a lede"], [Section("key", "A section", parts)], **fields).html()
+
+
+WHOLE = page(
+    Text("a text"),
+    Heading("a heading"),
+    Table([("row", "note", ["1", "2"])], ["Name", "x", "y"], "a table", bars=[50.0], code=True),
+    Tables([Table([("row", "", ["1"])], ["Name", "x"], "another", "caption")], "folded"),
+    Record({"field_name": {"inner": None, "flag": True}, "list": [1, 2.5]}),
+    Glossary([("Title", "name", "what it is")]),
+    Command("regard measure x"),
+    Panels([LINES], "lines"),
+    Group([Panels([DOTS], "dots"), Text("")], "beside"),
+    Panels([FRACTIONS], "fractions", fit=True),
+    Maps([STEPPED]),
+    Box([1], ["own"], [Select("choose", "Choose", {"": "none", "v": "name"}, "v")]),
+    key_figures=[KeyFigure("A", "1", "note"), KeyFigure("B", "3", ""), KeyFigure("A", "2", "other", "encoder")],
+    warnings=["a warning"],
+    record={"regard": "0.1.0", "created": "today"},
+)
+
+
+def test_a_page_with_every_part_is_self_contained_and_accessible() -> None:
+    parsed = Parsed(WHOLE)
+    assert_self_contained(parsed)
+    assert_accessible(parsed)
+    assert "A1noteencoder, otherB3" not in parsed.text
+    assert "A1note2encoder, otherB3" in parsed.text
+    assert "row note 1 2" in parsed.text
+    assert "field name \ninner –\nflag yes\n" in parsed.text
+    assert "Regard 0.1.0, today" in parsed.text
+
+
+NO_TABLE = Table([], ["Name"], "a table")
+EMPTY = [Text(""), Heading(""), NO_TABLE, Tables([]), Record({}), Glossary([]), Command(""), Panels([], "p"), Maps([])]
+
+
+@pytest.mark.parametrize("part", [*EMPTY, Box([], ["b"]), Group([Text(""), Record({})], "beside")])
+def test_a_section_without_content_is_left_out(part: Any) -> None:
+    parsed = Parsed(page(part))
+    assert "section" not in {tag for tag, _ in parsed.tags}
+    assert "A section" not in parsed.text
+
+
+def test_texts_are_escaped() -> None:
+    table = Table([(EVIL, EVIL, [EVIL])], [EVIL], EVIL, EVIL, code=True)
+    select = Select("choose", EVIL, {EVIL: EVIL, "b": "b"}, EVIL)
+    parts = [
+        Text(EVIL),
+        Heading(EVIL),
+        table,
+        Tables([table], EVIL),
+        Record({EVIL: EVIL}),
+        Glossary([(EVIL, EVIL, EVIL)]),
+    ]
+    text = page(
+        *parts,
+        Command(EVIL),
+        Box([1], ["own"], [select]),
+        data={"evil": EVIL},
+        warnings=[EVIL],
+        record={"regard": EVIL},
+    )
+    parsed = Parsed(text)
+    assert [attributes.get("id") for attributes, _ in parsed.scripts] == ["regard-data", None, None]
+    assert parsed.data["evil"] == EVIL
+    assert parsed.text.count(EVIL) >= 15
+
+
+@needs_node
+def test_the_script_draws_panels_and_maps() -> None:
+    drawn = draw(WHOLE)
+    places = [figure["place"] for figure in drawn["start"] if figure["spec"]]
+    assert places == ["lines", "dots", "fractions", "maps"]
+    lines, _, fractions, stepped = (figure for figure in drawn["start"] if figure["spec"])
+    assert [key[0] for key in lines["keys"]] == ["a", "b"]
+    assert lines["table"] == [["Step", "a", "b"], ["0", "3", "4"], ["1", "2", "1"]]
+    assert fractions["spec"]["layer"][0]["encoding"]["x"]["axis"]["values"] == [0, 1]
+    assert stepped["caption"] == "Map, step 500"
+    assert drawn["fields"]["step"]["0"][-1]["table"] == [["Layer", "Head 0"], ["0", "0.1"], ["1", "–"]]
+
+
+@needs_node
+def test_what_is_drawn_is_vega_lite() -> None:
+    for figure in draw(WHOLE)["start"]:
+        if figure["spec"]:
+            assert vl_convert.vegalite_to_vega(figure["spec"])["marks"]
+
+
+# -- the libraries
+
+
+@pytest.fixture
+def bundles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """What was bundled; the cache is an empty folder and its memory is cleared."""
+    made: list[str] = []
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+
+    def bundle(script: str) -> str:
+        made.append(script)
+        return "made ✓\n"
+
+    monkeypatch.setattr(vl_convert, "javascript_bundle", bundle)
+    libraries.libraries.cache_clear()
+    yield made
+    libraries.libraries.cache_clear()
+
+
+def again() -> str:
+    """The libraries, as another process reads them."""
+    libraries.libraries.cache_clear()
+    return libraries.libraries()
+
+
+def test_the_libraries_are_bundled_once(bundles: list[str], tmp_path: Path) -> None:
+    assert [again(), again(), again()] == ["made ✓\n"] * 3
+    assert len(bundles) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_a_damaged_bundle_is_made_again(bundles: list[str], tmp_path: Path) -> None:
+    again()
+    (path,) = (tmp_path / "cache").iterdir()
+    path.write_text(path.read_text(encoding="utf-8").replace("made", "evil"), encoding="utf-8")
+    assert again() == "made ✓\n"
+    assert "made" in path.read_text(encoding="utf-8")
+    assert len(bundles) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_not_needed(bundles: list[str], tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file, not a folder")
+    assert again() == "made ✓\n"
+    assert (tmp_path / "cache").read_text() == "a file, not a folder"
