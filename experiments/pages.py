@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.runs.folder import write_file
+from regard.runs.output_dir import write_file
 from rich.console import Console
 
 from experiments.common.figures import save_figures
