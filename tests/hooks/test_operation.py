@@ -202,7 +202,7 @@ def test_the_run_is_written_read_and_told(found: ReplaceResult, tmp_path: Path) 
     with console.capture() as told:
         console.print(again.summary())
     lines = told.get()
-    assert "Other operations in the place of softmax" in lines
+    assert "Other operations instead of softmax" in lines
     assert all(f"\n  {name} " in lines for name in NAMES)
     assert "order" not in lines
 

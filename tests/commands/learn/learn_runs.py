@@ -64,7 +64,7 @@ def exact(work: str | Path) -> LearnResult:
 
 def killed(of: str, work: str, out: str, when: str) -> None:
     def look(told: Progress) -> None:
-        one = told.told
+        one = told.event
         if when == f"{told.method}:{one.task_index}:{one.phase}:{one.step}":
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -11,7 +11,7 @@ from tests.commands.learn import learned
 
 Regard = Callable[..., Any]
 
-MAYBE = "maybe: dropped by more, but the interval of the drop leaves that open"
+MAYBE = "maybe: dropped by more than the margin, but the interval includes smaller drops"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM
 from regard.adapters.attention import SharedAttention
 from regard.cli import main
 from regard.commands.learn.config import LearnConfig
-from regard.commands.learn.one_run import commonest, unlearnt, warnings_of
+from regard.commands.learn.one_run import majority_score, write_gate_warnings, write_score_warnings
 from regard.commands.learn.result import COLUMNS, LearnResult
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import TASK_END, Progress, learn
@@ -86,7 +86,7 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult
         pass
 
     def stop(told: Progress) -> None:
-        if (told.told.task_index, told.told.phase) == (3, "fine-tuning"):
+        if (told.event.task_index, told.event.phase) == (3, "fine-tuning"):
             raise Broken
 
     given: dict[str, Any] = {**SAPT, "work_dir": tmp_path}
@@ -94,7 +94,7 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult
         learn(stream(), "sapt", loaded(), on_progress=stop, **given)
     told: list[Progress] = []
     found = learn(stream(), "sapt", loaded(), resume=True, on_progress=told.append, **given)
-    assert [one.told.task_index for one in told if one.told.phase == TASK_END] == [3]
+    assert [one.event.task_index for one in told if one.event.phase == TASK_END] == [3]
     pd.testing.assert_frame_equal(found.gate, gated.gate, check_exact=True)
     found.save(tmp_path / "out")
     pd.testing.assert_frame_equal(LearnResult.load(tmp_path / "out").gate, gated.gate, check_exact=True)
@@ -105,7 +105,7 @@ def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
         pass
 
     def stop(told: Progress) -> None:
-        if (told.told.task_index, told.told.phase) == (2, TASK_END):
+        if (told.event.task_index, told.event.phase) == (2, TASK_END):
             raise Broken
 
     given: dict[str, Any] = {**SAPT, "diagnostic_samples": 0, "work_dir": tmp_path}
@@ -113,7 +113,7 @@ def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
         learn(stream(), "sapt", loaded(), on_progress=stop, **given)
     told: list[Progress] = []
     learn(stream(), "sapt", loaded(), resume=True, on_progress=told.append, **given)
-    assert {one.told.task_index for one in told} == {3}
+    assert {one.event.task_index for one in told} == {3}
 
 
 def test_the_diagnostics_are_of_a_model_with_its_blocks(gated: LearnResult) -> None:
@@ -162,11 +162,11 @@ def row(after: int, position: int, weight: float) -> dict[str, Any]:
 def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
     """Less than half of an equal share when it was learnt: of 1/2 for the second task, of 1/3 for the third."""
     gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.24), row(3, 1, 0.001), row(3, 2, 0.01), row(3, 3, 0.17)]
-    found = warnings_of(gate, Sapt(SaptConfig(**settings)))
-    told = "gate: the block of t2 got 0.24 of its rows' weight; it was not learnt. Open it: "
+    found = write_gate_warnings(gate, Sapt(SaptConfig(**settings)))
+    told = "gate: the adapter of t2 got 0.24 of its rows' weight; it was not trained. Open it: "
     assert found[0] == told + remedy
-    assert [one.partition(" got ")[0] for one in found[1:-1]] == ["gate: the block of t1"]  # t2 has been told of
-    assert found[-1].startswith("gate: tasks give their own blocks 0.06 of their rows' weight on average in the end;")
+    assert [one.partition(" got ")[0] for one in found[1:-1]] == ["gate: the adapter of t1"]  # t2 has been told of
+    assert found[-1].startswith("gate: tasks give their own adapters 0.06 of their rows' weight on average at the end;")
 
 
 @pytest.mark.parametrize(
@@ -180,17 +180,17 @@ def test_a_gate_that_is_shut_is_warned_of(settings: dict[str, Any], remedy: str)
 def test_a_gate_that_shuts_later_is_warned_of(settings: dict[str, Any], remedy: str) -> None:
     """By what is there in the end: less than half of 1/3. What it was in between is not told."""
     gate = [row(1, 1, 1.0), row(2, 1, 0.01), row(2, 2, 0.9), row(3, 1, 0.5), row(3, 2, 0.16), row(3, 3, 0.17)]
-    found = warnings_of(gate, Sapt(SaptConfig(**settings)))
-    told = "gate: the block of t2 got 0.16 of its rows' weight in the end; it is lost. Hold it: "
+    found = write_gate_warnings(gate, Sapt(SaptConfig(**settings)))
+    told = "gate: the adapter of t2 got 0.16 of its rows' weight at the end; it is lost. Preserve it: "
     assert found[:-1] == [told + remedy]
-    assert found[-1].startswith("gate: tasks give their own blocks 0.28 of their rows' weight on average in the end;")
+    assert found[-1].startswith("gate: tasks give their own adapters 0.28 of their rows' weight on average at the end;")
 
 
 def test_blocks_that_have_their_weight_on_average_are_not_said_to_be_shared() -> None:
     gate = [row(1, 1, 1.0), row(2, 1, 0.4), row(2, 2, 0.61)]
-    assert warnings_of(gate, Sapt(SaptConfig())) == []
-    (told,) = warnings_of([*gate[:2], row(2, 2, 0.59)], Sapt(SaptConfig()))
-    assert told.endswith("either the gate is shut, or their texts are alike and share blocks")
+    assert write_gate_warnings(gate, Sapt(SaptConfig())) == []
+    (told,) = write_gate_warnings([*gate[:2], row(2, 2, 0.59)], Sapt(SaptConfig()))
+    assert told.endswith("either the gate is closed, or their texts are similar and share adapters")
 
 
 def test_tasks_that_were_not_learnt_are_told_of() -> None:
@@ -204,16 +204,19 @@ def test_tasks_that_were_not_learnt_are_told_of() -> None:
             for (name, place), score in zip(places, scores, strict=True)
         ]
 
-    shares = [commonest(task.test.labels) for task in tasks.tasks]
+    shares = [majority_score(task.test.labels) for task in tasks.tasks]
     assert shares == [100 * max(map(task.test.labels.count, task.test.labels)) / len(task.test) for task in tasks.tasks]
-    assert unlearnt(cells(*(one + 1 for one in shares)), tasks) == []
-    assert unlearnt([{**one, "after_task": 3} for one in cells(0.0, 0.0, shares[2] + 1)], tasks) == []
-    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks)
-    worse = f"scores: no better than the commonest label when learnt: {places[0][0]}, {places[2][0]}. Try more "
+    assert write_score_warnings(cells(*(one + 1 for one in shares)), tasks) == []
+    assert write_score_warnings([{**one, "after_task": 3} for one in cells(0.0, 0.0, shares[2] + 1)], tasks) == []
+    (told,) = write_score_warnings(cells(shares[0], shares[1] + 1, 0.0), tasks)
+    worse = (
+        f"scores: no better than the most frequent label right after training: "
+        f"{places[0][0]}, {places[2][0]}. Try more "
+    )
     assert told == f"{worse}--num-epochs or --learning-rate"
-    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, probing_rate(TrainingBudget()))
+    (told,) = write_score_warnings(cells(shares[0], shares[1] + 1, 0.0), tasks, probing_rate(TrainingBudget()))
     assert told == f"{worse}epochs or another --probing-learning-rate"
-    (told,) = unlearnt(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_from_setting(0.3))
+    (told,) = write_score_warnings(cells(shares[0], shares[1] + 1, 0.0), tasks, rate_from_setting(0.3))
     assert told == f"{worse}epochs or another --set learning_rate"
 
 
@@ -237,10 +240,10 @@ def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) 
     found = learn(stream(), "sapt", loaded(), **{**SAPT, "set": ("r=2", "gate=published")})
     warnings = [one for one in found.metadata["runs"][0]["warnings"] if one.startswith("gate:")]
     assert [one.split(" got ")[0] for one in warnings[:-1]] == [
-        "gate: the block of red-blue-green",
-        "gate: the block of run-sit",
+        "gate: the adapter of red-blue-green",
+        "gate: the adapter of run-sit",
     ]
-    assert warnings[-1].startswith("gate: tasks give their own blocks 0.3")
+    assert warnings[-1].startswith("gate: tasks give their own adapters 0.3")
     assert json.loads(json.dumps(found.metadata)) == found.metadata
 
 

@@ -7,16 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from regard.commands.learn.charts import SHOWN_TASKS
-from regard.commands.learn.costs import totals
-from regard.commands.learn.differences import against
+from regard.commands.learn.charts import MAX_TASK_PANELS
+from regard.commands.learn.costs import sum_costs
+from regard.commands.learn.differences import find_baseline
 from regard.commands.learn.gate import TIMES
-from regard.commands.learn.matrix import MEAN, NUMBERS, matrices
+from regard.commands.learn.matrix import MAX_NUMBERS, MEAN, make_matrix_data
 from regard.commands.learn.metrics import METRICS, format_fixed
 from regard.commands.learn.page import learn_page
-from regard.commands.learn.tables import agree, task_names, unfinished
+from regard.commands.learn.tables import find_unfinished_runs, has_one_order, task_names
 from regard.commands.learn.terminal import learn_summary
-from regard.commands.learn.words import WARNED, listed, warnings
+from regard.commands.learn.words import MAX_WARNINGS, join_names, write_warnings
 from regard.continual.metrics import metrics_table
 from regard.errors import UserError
 from regard.report.libraries import libraries
@@ -90,13 +90,13 @@ def test_size_is_that_of_the_libraries_and_little_more(parsed: Parsed) -> None:
 
 def test_ledes_say_who_keeps_most_and_whether_intervals_overlap(parsed: Parsed) -> None:
     width = format_fixed(half(0, 0.1, 0.2))
-    told = f"prescale keeps most, AP 94.60 ± {width}, before finetune with 84.10 ± {width}"
+    told = f"prescale has the highest AP, 94.60 ± {width}, before finetune with 84.10 ± {width}"
     assert f"With the task known (TIL): {told}; the 95 % intervals do not overlap." in parsed.text
-    run_by_run = "Run by run that is +10.50 points against finetune (95 % interval +10.00 to +11.00"
-    assert f"{run_by_run}, which does not hold 0)." in parsed.text
+    run_by_run = "Paired by run, the difference to finetune is +10.50 points (95 % interval +10.00 to +11.00"
+    assert f"{run_by_run}, which does not contain 0)." in parsed.text
     assert "prescale forgets least, 2.00 points; finetune forgets most, 16.00 points" in parsed.text
     assert "joint, all tasks at once, reaches AP 96.10." in parsed.text
-    assert f"(CIL): prescale keeps most, AP 74.60 ± {width}" in parsed.text
+    assert f"(CIL): prescale has the highest AP, 74.60 ± {width}" in parsed.text
     assert "4 tasks · 3 methods · 3 seeds · 9 runs · order 2-0-1-3 · minilm · protocol clean" in parsed.text
 
 
@@ -104,14 +104,14 @@ def test_overlapping_intervals_are_called_so() -> None:
     scores = TABLES["matrix"].copy()
     scores.loc[scores["method"] == "prescale", "score"] -= 10.4 * (scores["after_task"] == 4)
     page = Parsed(learn_page(learned.tables(scores), learned.record()))
-    assert "prescale keeps most, AP 84.20" in page.text
+    assert "prescale has the highest AP, 84.20" in page.text
     assert "the 95 % intervals overlap." in page.text
-    assert "+0.10 points against finetune (95 % interval −0.40 to +0.60, which holds 0)." in page.text
+    assert "the difference to finetune is +0.10 points (95 % interval −0.40 to +0.60, which contains 0)." in page.text
     assert "prescale +0.10 −0.40 to +0.60 0.500 overlaps 0" in page.text
 
 
 def test_the_bound_is_no_competitor(parsed: Parsed) -> None:
-    assert "joint keeps most" not in parsed.text
+    assert "joint has the highest AP" not in parsed.text
     assert "AP, TIL, highest94.60" in parsed.text
     assert "joint all tasks at once" in parsed.text
 
@@ -129,7 +129,7 @@ def test_methods_that_end_alike_are_called_so() -> None:
     page = alike({"sapt": 0.0, "replay-lora": 0.0005})
     assert "sapt and replay-lora end with the same AP, 96.00." in page.text
     assert "sapt and replay-lora forget the same, 0.00 points." in page.text
-    for told in ("keeps most", "forgets least", "forgets most", "highest", "may be chance.", "Run by run"):
+    for told in ("has the highest AP", "forgets least", "forgets most", "highest", "may be chance.", "Paired by run"):
         assert told not in page.text.replace("differences may be chance.", "")
     assert "AP, TIL" in page.text
     assert "AP96.00the same: sapt and replay-loraFGT0.00the same:" in page.text
@@ -146,22 +146,22 @@ def test_some_that_end_alike_stand_before_the_others() -> None:
 
 def test_one_that_is_ahead_as_printed_is_still_crowned() -> None:
     page = alike({"sapt": 0.0, "replay-lora": 0.01})
-    assert "sapt keeps most, AP 96.00, before replay-lora with 95.98;" in page.text
+    assert "sapt has the highest AP, 96.00, before replay-lora with 95.98;" in page.text
     assert "sapt forgets least, 0.00 points; replay-lora forgets most, 0.02 points." in page.text
     assert "AP, highest96.00sapt" in page.text
 
 
 def test_long_lists_of_methods_are_cut() -> None:
-    assert listed(["a"]) == "a"
-    assert listed(["a", "b", "c"]) == "a, b and c"
-    assert listed(list("abcdefg")) == "a, b, c, d and 3 more"
+    assert join_names(["a"]) == "a"
+    assert join_names(["a", "b", "c"]) == "a, b and c"
+    assert join_names(list("abcdefg")) == "a, b, c, d and 3 more"
 
 
 def test_a_single_method_is_told_alone() -> None:
     page = Parsed(learn_page(learned.tables(learned.matrix(("ewc",))), learned.record()))
     assert "highest" not in page.text
     assert "ewc ends at AP 91.60 ±" in page.text
-    assert "keeps most" not in page.text
+    assert "has the highest AP" not in page.text
     assert "differences-title" not in ids(page)
     assert options(page, "matrix-beside") == [""]
 
@@ -190,7 +190,7 @@ def test_the_lines_of_a_gate_are_by_task(parsed: Parsed) -> None:
 
 def test_the_scores_under_other_weights_are_a_table(parsed: Parsed) -> None:
     """Those with another block too, at both times: there was none yet when the first task was learnt."""
-    head = "Task Routed, learnt Own block, learnt Other block, learnt Routed, end Own block, end Other block, end"
+    head = "Task Routed, after Own adapter, after Other adapter, after Routed, end Own adapter, end Other adapter, end"
     assert f"{head} Politics 80.0 90.0 – 80.0 90.0 60.0 \nScience 80.0 90.0 55.0 80.0 90.0 60.0" in parsed.text
     rows = TABLES["gate"]
     without = rows[~rows["statistic"].isin(["own_adapter_score", "last_adapter_score"])]
@@ -199,9 +199,9 @@ def test_the_scores_under_other_weights_are_a_table(parsed: Parsed) -> None:
 
 
 def test_blocks_are_called_by_their_tasks_where_each_has_its_own(parsed: Parsed) -> None:
-    assert parsed.data["gate"]["blocks"] == {"prescale": [f"block of {name}" for name in learned.TASKS]}
-    assert "Each task has a block of its own: block 2 is that of the second task." in parsed.text
-    assert "Given block" not in parsed.text
+    assert parsed.data["gate"]["blocks"] == {"prescale": [f"adapter of {name}" for name in learned.TASKS]}
+    assert "Each task has its own adapter: adapter 2 belongs to the second task." in parsed.text
+    assert "Task Adapter" not in parsed.text
     assert "called[method][cell.j]" in parsed.scripts[-1][1]
 
 
@@ -214,7 +214,7 @@ def test_blocks_that_tasks_share_are_called_by_their_numbers() -> None:
     assert found["cells"]["prescale"]["learning"][2] == [0.5, 0.5, None]
     assert found["cells"]["prescale"]["inference"][3] == [0.25, 0.25, 0.5]
     assert "may be shared by tasks (prescale): block 2 need not be that of the second task" in page.text
-    assert "Given block Routed, learnt" in page.text
+    assert "Task Adapter Routed, after" in page.text
     assert "Science 2 80.0" in page.text
     assert "Sports 1 80.0" in page.text
     assert "other methods" not in page.text
@@ -226,7 +226,7 @@ def test_a_block_for_each_task_need_not_be_its_own() -> None:
     table = pd.concat([one[one["seed"] == 39], other[other["seed"] != 39], one.assign(method="finetune")])
     page = Parsed(learn_page({**TABLES, "gate": table}, learned.record()))
     assert page.data["gate"]["blocks"]["prescale"] == [f"block {number}" for number in (1, 2, 3, 4)]
-    assert page.data["gate"]["blocks"]["finetune"][1] == "block of Science"
+    assert page.data["gate"]["blocks"]["finetune"][1] == "adapter of Science"
     assert "Science 2 or 3 80.0" in page.text
     assert "(prescale): block 2 need not be" in page.text
     assert "With the other methods block 2 is that of the second task." in page.text
@@ -242,7 +242,10 @@ def test_pseudo_samples_are_a_table_and_dots_beside_forgetting(parsed: Parsed) -
     """`prescale` loses a point with each later task: most of the first, whose samples are told apart the least."""
     assert "Politics 100 60.0 – – – – 0.010 – – 0.75 – 3.0" in parsed.text
     panels = parsed.data["panels"]["pseudo-dots"]
-    assert [panel["caption"] for panel in panels] == ["Told apart from real texts", "Fréchet distance of query vectors"]
+    assert [panel["caption"] for panel in panels] == [
+        "Classifier accuracy against real texts",
+        "Fréchet distance of query vectors",
+    ]
     points = [(round(point["x"], 2), point["value"]) for point in panels[0]["points"]]
     assert points == [(0.6, 3.0), (0.7, 2.0), (0.8, 1.0)] * 3
     assert "r = −1.00" in panels[0]["note"]
@@ -261,14 +264,14 @@ def test_without_pseudo_samples_there_is_no_such_section(tmp_path: Path) -> None
 
 def test_what_runs_warn_of_is_on_the_page_and_the_terminal() -> None:
     """All of it, or the first few."""
-    one = {"method": "sapt", "seed": 39, "warnings": ["gate: the block of A got 0.01 of its rows' weight"]}
+    one = {"method": "sapt", "seed": 39, "warnings": ["gate: the adapter of A got 0.01 of its rows' weight"]}
     record = learned.record(runs=[one, {"method": "sapt", "seed": 123}])
-    told = "sapt, seed 39: gate: the block of A got 0.01 of its rows' weight"
+    told = "sapt, seed 39: gate: the adapter of A got 0.01 of its rows' weight"
     assert told in Parsed(learn_page(TABLES, record)).text
-    assert warnings(TABLES, record)[-1] == told
-    many = [{**one, "warnings": [f"gate: {number}" for number in range(WARNED + 2)]}]
-    assert warnings(TABLES, learned.record(runs=many))[-2:] == [
-        f"sapt, seed 39: gate: {WARNED - 1}",
+    assert write_warnings(TABLES, record)[-1] == told
+    many = [{**one, "warnings": [f"gate: {number}" for number in range(MAX_WARNINGS + 2)]}]
+    assert write_warnings(TABLES, learned.record(runs=many))[-2:] == [
+        f"sapt, seed 39: gate: {MAX_WARNINGS - 1}",
         "2 warnings more in results.json.",
     ]
 
@@ -311,10 +314,10 @@ def test_where_orders_differ_means_are_by_place() -> None:
     found = page.data["matrix"]["tasks"]
     assert found[MEAN] == ["Task 1", "Task 2", "Task 3", "Task 4"]
     assert found["seed 123, order 1-2-3-0"] == ["Science", "Sports", "Health", "Politics"]
-    assert "Orders differ between runs, so the mean is by place in the stream." in page.text
+    assert "Orders differ between runs: the mean is by position in the stream." in page.text
     assert "3 orders" in page.text
     assert [panel["caption"] for panel in page.data["curves"]["til"]][2:] == ["Task 1", "Task 2", "Task 3"]
-    assert not agree(scores)
+    assert not has_one_order(scores)
     assert task_names(scores[scores["seed"] == 508]) == ["Sports", "Health", "Politics", "Science"]
 
 
@@ -331,9 +334,9 @@ def test_curves_are_means_over_runs(parsed: Parsed) -> None:
 
 def test_unfinished_runs_are_warned_of() -> None:
     scores = TABLES["matrix"].query("not (method == 'prescale' and seed == 123 and after_task > 2)")
-    assert unfinished(scores) == [("prescale", 123, 2)]
+    assert find_unfinished_runs(scores) == [("prescale", 123, 2)]
     page = Parsed(learn_page({**TABLES, "matrix": scores}, learned.record()))
-    assert "1 run without a score after the last task (tasks learnt): prescale with seed 123 (2)." in page.text
+    assert "1 run without a score after the last task (tasks trained): prescale with seed 123 (2)." in page.text
 
 
 def test_other_seeds_and_kept_overlaps_are_warned_of(parsed: Parsed) -> None:
@@ -342,7 +345,7 @@ def test_other_seeds_and_kept_overlaps_are_warned_of(parsed: Parsed) -> None:
     record["stream"]["protocol"] = "paper"
     page = Parsed(learn_page({**TABLES, "matrix": scores}, record))
     assert "The methods were not run with the same seeds and orders." in page.text
-    assert "Protocol paper: rows in two splits are kept and dev is the split scored" in page.text
+    assert "Protocol paper: splits may share rows, and dev may be the test split" in page.text
     assert "warning" not in {attributes.get("class") for _, attributes in parsed.tags}
 
 
@@ -350,7 +353,7 @@ def test_many_methods_have_no_bands_and_many_tasks_not_all_panels() -> None:
     many = learned.matrix([f"m{i}" for i in range(20)], (1, 2, 3), [f"t{i}" for i in range(16)], ("til",))
     page = Parsed(learn_page(learned.tables(many), {}))
     panels = page.data["curves"]["til"]
-    assert len(panels) == 2 + SHOWN_TASKS
+    assert len(panels) == 2 + MAX_TASK_PANELS
     assert (panels[2]["caption"], panels[-1]["caption"]) == ("t0", "t14")
     assert {point["low"] for panel in panels for point in panel["points"]} == {None}
     assert "12 of the 15 old tasks are drawn" in page.text
@@ -360,13 +363,13 @@ def test_many_methods_have_no_bands_and_many_tasks_not_all_panels() -> None:
 
 def test_a_large_comparison_keeps_the_means_only() -> None:
     tasks = 40
-    runs = NUMBERS // (tasks * (tasks + 1)) + 1
+    runs = MAX_NUMBERS // (tasks * (tasks + 1)) + 1
     places = [(seed, place) for seed in range(runs) for place in range(1, tasks + 1)]
     rows = [("s", "m", seed, "0", tasks, place, str(place), "til", 90.0, 10) for seed, place in places]
-    found = matrices(pd.DataFrame(rows, columns=TABLES["matrix"].columns))
+    found = make_matrix_data(pd.DataFrame(rows, columns=TABLES["matrix"].columns))
     assert found["runs"] == [MEAN]
     assert list(found["cells"]["til"]["m"]) == [MEAN]
-    assert matrices(TABLES["matrix"])["runs"][1:] == ["seed 39", "seed 123", "seed 508"]
+    assert make_matrix_data(TABLES["matrix"])["runs"][1:] == ["seed 39", "seed 123", "seed 508"]
 
 
 # -- numbers
@@ -378,7 +381,7 @@ def test_tables_are_sorted_by_ap_with_intervals(parsed: Parsed) -> None:
     places = [parsed.text.index(row) for row in [*order, f"finetune 3 84.10 ± {width} 16.00 ± 0.00"]]
     assert places == sorted(places)
     assert "Method Runs AP FGT Learning accuracy" in parsed.text
-    assert "Less is better: FGT." in parsed.text
+    assert "Lower is better: FGT." in parsed.text
 
 
 def test_differences_stand_against_the_first_method(parsed: Parsed) -> None:
@@ -395,7 +398,7 @@ def test_corrected_tests_are_told_where_there_are_some() -> None:
     assert "95 % interval p, t-test, Holm" in page.text
     assert "0.032 higher" in page.text
     more = pd.concat([TABLES["differences"], TABLES["differences"].assign(against="prescale")])
-    assert against(more, learned.METHODS) == "finetune"
+    assert find_baseline(more, learned.METHODS) == "finetune"
 
 
 def test_one_run_has_no_intervals() -> None:
@@ -418,7 +421,7 @@ def test_runs_are_dots_of_ap_over_fgt(parsed: Parsed) -> None:
 
 
 def test_cost_stands_beside_the_score(parsed: Parsed) -> None:
-    found = totals(TABLES["cost"])
+    found = sum_costs(TABLES["cost"])
     assert found.loc["prescale"].tolist() == [80, 16, 8e12, 840, 4 * 2**20, 0, 32, 96]
     assert found.loc["finetune"].tolist() == [40, 8, 8e12, 840, 0, 0, 64, 48]
     assert "1 min 36 s 16.0 s 8.00 840 4.00 MiB 0 32.0" in parsed.text
@@ -429,7 +432,7 @@ def test_cost_stands_beside_the_score(parsed: Parsed) -> None:
 
 
 def test_unknown_costs_stay_unknown() -> None:
-    found = totals(TABLES["cost"].assign(flops=None))
+    found = sum_costs(TABLES["cost"].assign(flops=None))
     assert found["flops"].isna().all()
     page = Parsed(learn_page({**TABLES, "cost": TABLES["cost"].assign(flops=None)}, learned.record()))
     assert "1 min 36 s 16.0 s – 840" in page.text
@@ -452,7 +455,7 @@ def test_zero_shot_is_told_as_it_is_computed() -> None:
     found = metrics_table(scores.assign(order="0-1"), initial={"first": 50.0, "second": 50.0})
     before = scores.query("after_task == 1 and task_index == 2")["score"].item()
     assert found.set_index("metric").loc["zero_shot_transfer", "value"] == before - 50
-    about = METRICS["zero_shot_transfer"].about
+    about = METRICS["zero_shot_transfer"].description
     assert about.startswith("mean score of all tasks but the first, each just before it is learnt, less what guessing")
     assert "100 divided by the number of its classes, or 0 where answers are written" in about
     summary = pd.concat([TABLES["summary"], TABLES["summary"].assign(metric="zero_shot_transfer")])
@@ -521,7 +524,7 @@ def with_protocols(**told: Any) -> dict[str, Any]:
 
 def test_what_the_protocols_differ_in_is_a_table_of_the_tasks_in_which_they_do() -> None:
     text = Parsed(learn_page(TABLES, with_protocols(one=APART, two=ALIKE, three=APART))).text
-    same = "tested on the test file the same, byte for byte 10 1 1 41, 10, 10 36, 4, 10 1 \n"
+    same = "tested on the test file identical files 10 1 1 41, 10, 10 36, 4, 10 1 \n"
     assert f"one {same}" in text
     assert f"three {same}" in text
     assert "two tested" not in text

@@ -146,7 +146,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
         ("probe", 2, 3, 4),
         ("joint", 2, 4, 4),
     ]
-    done = [one.told.task_index for one in told if one.told.phase == TASK_END and one.run == 1]
+    done = [one.event.task_index for one in told if one.event.phase == TASK_END and one.run == 1]
     assert done == [1, 2, 3]
 
 
@@ -303,7 +303,7 @@ def stopped_run(work: Path, **options: Any) -> None:
     """Leave in a folder what a run that is interrupted in its third task leaves."""
 
     def stop(progress: Progress) -> None:
-        if progress.told.task_index == 3:
+        if progress.event.task_index == 3:
             raise Broken
 
     with pytest.raises(Broken):

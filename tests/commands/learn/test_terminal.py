@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from regard.commands.learn.charts import DOTS, dots, lost_so_far, means_seen
-from regard.commands.learn.costs import size
-from regard.commands.learn.diagnostics import whole
-from regard.commands.learn.differences import probability
-from regard.commands.learn.metrics import METRICS, Estimate, format_fixed, metric, ordered, shown
+from regard.commands.learn.charts import MAX_DOTS, average_forgetting, average_seen_tasks, make_dot_panel
+from regard.commands.learn.costs import format_bytes
+from regard.commands.learn.diagnostics import average_layers
+from regard.commands.learn.differences import format_p_value
+from regard.commands.learn.metrics import METRICS, Estimate, format_estimate, format_fixed, get_metric, order_metrics
 from regard.commands.learn.page import learn_page
-from regard.commands.learn.tables import correlation, forgotten
-from regard.commands.learn.terminal import AHEAD, apart, learn_summary
-from regard.commands.learn.words import between
+from regard.commands.learn.tables import compute_correlation, compute_forgetting
+from regard.commands.learn.terminal import FUTURE_NOTE, learn_summary, shorten_names
+from regard.commands.learn.words import describe_overlap
 from regard.report.words import format_signed
 from tests.commands.learn import learned
 
@@ -48,10 +48,10 @@ def test_every_metric_of_the_paper_has_a_title() -> None:
         "intransigence",
         "learning_accuracy",
     ]
-    assert ordered(names)[:3] == ["average_performance", "forgetting", "forgetting_rate"]
-    assert ordered(names)[-1] == "something_else"
-    assert (metric("forgetting_rate").title, metric("something_else").title) == ("F.Ra", "something else")
-    assert [name for name, one in METRICS.items() if not one.rises] == [
+    assert order_metrics(names)[:3] == ["average_performance", "forgetting", "forgetting_rate"]
+    assert order_metrics(names)[-1] == "something_else"
+    assert (get_metric("forgetting_rate").title, get_metric("something_else").title) == ("F.Ra", "something else")
+    assert [name for name, one in METRICS.items() if not one.higher_is_better] == [
         "forgetting",
         "forgetting_rate",
         "intransigence",
@@ -60,13 +60,13 @@ def test_every_metric_of_the_paper_has_a_title() -> None:
 
 def test_correlations() -> None:
     x, y = [1.0, 2.0, 4.0, 7.0], [2.0, 1.0, 5.0, 4.0]
-    assert correlation(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
-    assert np.isnan(correlation(x[:2], y[:2]))
-    assert np.isnan(correlation(x, [1.0] * 4))
+    assert compute_correlation(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert np.isnan(compute_correlation(x[:2], y[:2]))
+    assert np.isnan(compute_correlation(x, [1.0] * 4))
 
 
 def test_forgetting_is_first_score_less_last() -> None:
-    found = forgotten(TABLES["matrix"], "cil")
+    found = compute_forgetting(TABLES["matrix"], "cil")
     assert found.query("method == 'finetune'").groupby("task_index")["forgetting"].mean().to_dict() == {
         1: 24,
         2: 16,
@@ -77,16 +77,18 @@ def test_forgetting_is_first_score_less_last() -> None:
 
 def test_unfinished_rows_make_no_mean() -> None:
     rows = TABLES["matrix"].query("task_index <= after_task and scenario == 'til'").iloc[1:]
-    assert 1 not in set(means_seen(rows.query("method == 'finetune' and seed == 39"))["after_task"])
-    assert set(lost_so_far(rows.query("method == 'finetune' and seed == 39"))["after_task"]) == set()
-    assert set(lost_so_far(rows.query("method == 'finetune' and seed == 123"))["value"]) == {8, 12, 16}
+    assert 1 not in set(average_seen_tasks(rows.query("method == 'finetune' and seed == 39"))["after_task"])
+    assert set(average_forgetting(rows.query("method == 'finetune' and seed == 39"))["after_task"]) == set()
+    assert set(average_forgetting(rows.query("method == 'finetune' and seed == 123"))["value"]) == {8, 12, 16}
 
 
 def test_without_a_value_for_all_layers_their_mean_is_taken() -> None:
     table = TABLES["diagnostics"]
-    found = whole(table[table["layer"].notna()]).set_index(["method", "seed", "task_index", "statistic", "after_task"])
+    found = average_layers(table[table["layer"].notna()]).set_index(
+        ["method", "seed", "task_index", "statistic", "after_task"]
+    )
     assert found.loc[("finetune", 39, 2, "over_smoothing", 2), "value"] == 6
-    own = whole(table).set_index(["method", "seed", "task_index", "statistic", "after_task"])
+    own = average_layers(table).set_index(["method", "seed", "task_index", "statistic", "after_task"])
     assert own.loc[("finetune", 39, 2, "over_smoothing", 2), "value"] == 17
 
 
@@ -104,28 +106,33 @@ def test_without_a_value_for_all_layers_their_mean_is_taken() -> None:
     ],
 )
 def test_estimates(one: Estimate | None, text: str) -> None:
-    assert shown(one) == text
+    assert format_estimate(one) == text
 
 
 def test_intervals_overlap_where_they_touch() -> None:
     one, above, touching = Estimate(3, 2, 1, 3), Estimate(3, 5, 4, 6), Estimate(3, 4, 3, 5)
-    assert between(above, one) == between(one, above) == "the 95 % intervals do not overlap"
-    assert between(one, touching) == between(touching, one) == "the 95 % intervals overlap"
-    assert "no intervals" in between(one, Estimate(1, 2, np.nan, np.nan))
+    assert describe_overlap(above, one) == describe_overlap(one, above) == "the 95 % intervals do not overlap"
+    assert describe_overlap(one, touching) == describe_overlap(touching, one) == "the 95 % intervals overlap"
+    assert "no intervals" in describe_overlap(one, Estimate(1, 2, np.nan, np.nan))
 
 
 def test_numbers() -> None:
     assert (format_fixed(-0.004), format_fixed(1234.5), format_fixed(np.nan)) == ("0.00", "1,234.50", "–")
     assert tuple(format_signed(value, 2) for value in (0.001, 2, -2)) == ("0.00", "+2.00", "−2.00")
-    assert (size(0), size(1536), size(2**20), size(np.nan)) == ("0 B", "1.50 KiB", "1.00 MiB", "–")
-    assert (probability(0.0004), probability(0.0312), probability(np.nan)) == ("< 0.001", "0.031", "–")
+    assert (format_bytes(0), format_bytes(1536), format_bytes(2**20), format_bytes(np.nan)) == (
+        "0 B",
+        "1.50 KiB",
+        "1.00 MiB",
+        "–",
+    )
+    assert (format_p_value(0.0004), format_p_value(0.0312), format_p_value(np.nan)) == ("< 0.001", "0.031", "–")
 
 
 def test_dots_are_thinned() -> None:
-    points = [{"series": "m", "what": "", "x": i, "value": i, "shown": ""} for i in range(2 * DOTS)]
-    (panel,) = dots("Many", "", "x", points, [("m", 0, 0)])
-    assert len(panel["points"]) == DOTS
-    assert dots("None", "", "x", points, [("other", 0, 0)]) == []
+    points = [{"series": "m", "what": "", "x": i, "value": i, "shown": ""} for i in range(2 * MAX_DOTS)]
+    (panel,) = make_dot_panel("Many", "", "x", points, [("m", 0, 0)])
+    assert len(panel["points"]) == MAX_DOTS
+    assert make_dot_panel("None", "", "x", points, [("other", 0, 0)]) == []
 
 
 def test_script_is_shipped_beside_its_page() -> None:
@@ -164,10 +171,10 @@ def test_scores_of_tasks_not_yet_learnt_are_marked() -> None:
     start = lines.index(next(line for line in lines if line.startswith("TIL")))
     assert lines[start + 2].split() == ["after", "1", "96.0", "(50.0)", "–", "–"]
     assert lines[start + 5].split() == ["after", "4", "72.0", "80.0", "88.0", "96.0"]
-    assert lines[start + 6] == AHEAD
+    assert lines[start + 6] == FUTURE_NOTE
     assert lines[start + 1].index("50.0") == lines[start + 2].index("96.0")
-    assert lines.count(AHEAD) == 1
-    assert AHEAD not in terminal(learned.tables(scores[scores["task_index"] <= scores["after_task"]]), {})
+    assert lines.count(FUTURE_NOTE) == 1
+    assert FUTURE_NOTE not in terminal(learned.tables(scores[scores["task_index"] <= scores["after_task"]]), {})
 
 
 @pytest.mark.parametrize(
@@ -184,7 +191,7 @@ def test_scores_of_tasks_not_yet_learnt_are_marked() -> None:
     ],
 )
 def test_names_keep_what_tells_them_apart(names: tuple[str, ...], wide: int, told: list[str]) -> None:
-    found = apart(names, wide)
+    found = shorten_names(names, wide)
     assert found == told
     assert max(map(len, found)) <= wide
 

@@ -78,7 +78,7 @@ def test_headline_tells_scores_and_drops(parsed: Parsed) -> None:
     assert f"original {row['original']:.3g}, drop {row['drop']:.1f} %" in parsed.text
     assert f"{row['score']:.3g}" in parsed.text
     assert re.search(r"drop 0\.\d\d nats", parsed.text)
-    assert "One forward then takes 80 % of the time and 80 % of the FLOPs." in parsed.text
+    assert "One forward pass then takes 80 % of the time and 80 % of the FLOPs." in parsed.text
     assert "1.25×" in parsed.text
     assert "3 tasks · 3 seeds" in parsed.text
 

@@ -15,75 +15,76 @@ if TYPE_CHECKING:
 
     from regard.continual.forgetting import ForgottenTask
 
-HELP = "Say whether old tasks of a run of learning have been forgotten."
+HELP = "Check whether a continual-learning run has forgotten old tasks."
 EXAMPLES = """examples:
   regard check runs/db
   regard check runs/db --margin 0.5 --scenario cil
 
-Ends with code 1 if an old task has dropped by more than the margin: the whole
-95 % interval of its drop is over it. With 0 if none has, or there is none.
+Exits with 1 if an old task dropped by more than the margin, that is, if the whole
+95 % interval of its drop exceeds it. Exits with 0 otherwise.
 """
 WIDTH = 120
-"""Columns of the table where it is not shown on a terminal."""
+"""Width of the table without a terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder that `regard learn` has written")
-    parser.add_argument("--margin", default="1.0", metavar="POINTS", help="points that a task may drop (default: 1.0)")
+    """Add the options of the command."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder written by `regard learn`")
+    parser.add_argument("--margin", default="1.0", metavar="POINTS", help="allowed drop in points (default: 1.0)")
     parser.add_argument(
-        "--scenario", default="til", metavar="SCENARIO", help="til: among a task's own classes (default), or cil: all"
+        "--scenario", default="til", metavar="SCENARIO", help="til: classes of the task (default), or cil: all classes"
     )
 
 
-def run(given: argparse.Namespace) -> int:
-    """1 if a task has dropped, else 0; every old task is told of, or why there is none."""
+def run(args: argparse.Namespace) -> int:
+    """Print how much every old task dropped. Returns 1 if one dropped by more than the margin, else 0."""
     from rich.console import Console
 
     from regard.commands.learn.result import LearnResult
     from regard.continual.forgetting import find_drops, nothing_to_check
     from regard.continual.metrics import Scenario
 
-    margin = float(parse_number(given.margin, float, "--margin"))
-    check_choice("scenario", given.scenario, get_args(Scenario))
-    scores = LearnResult.load(given.run).accuracy_matrix
+    margin = float(parse_number(args.margin, float, "--margin"))
+    check_choice("scenario", args.scenario, get_args(Scenario))
+    scores = LearnResult.load(args.run).accuracy_matrix
     methods = list(scores["method"].unique())
-    found = sorted(find_drops(scores, margin, scenario=given.scenario), key=lambda one: methods.index(one.method))
+    drops = sorted(find_drops(scores, margin, scenario=args.scenario), key=lambda drop: methods.index(drop.method))
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = max(console.width, WIDTH)  # a log has no edge, and a verdict must not be cut
-    if not found:
-        console.print(nothing_to_check(scores, scenario=given.scenario), soft_wrap=True)
+        console.width = max(console.width, WIDTH)  # keep verdicts in logs complete
+    if not drops:
+        console.print(nothing_to_check(scores, scenario=args.scenario), soft_wrap=True)
         return 0
-    console.print(_table(found))
-    dropped = sum(one.verdict == "dropped" for one in found)
-    told = f"{dropped} of {len(found)} old tasks" if len(found) > 1 else f"{dropped} of 1 old task"
-    console.print(f"\n{told} dropped by more than {margin:g} points ({given.scenario.upper()}, 95 % intervals)")
-    if any(one.verdict == "maybe" for one in found):
-        console.print("maybe: dropped by more, but the interval of the drop leaves that open", soft_wrap=True)
-    return int(dropped > 0)
+    console.print(_table(drops))
+    num_dropped = sum(drop.verdict == "dropped" for drop in drops)
+    count = f"{num_dropped} of {len(drops)} old tasks" if len(drops) > 1 else f"{num_dropped} of 1 old task"
+    console.print(f"\n{count} dropped by more than {margin:g} points ({args.scenario.upper()}, 95 % intervals)")
+    if any(drop.verdict == "maybe" for drop in drops):
+        console.print("maybe: dropped by more than the margin, but the interval includes smaller drops", soft_wrap=True)
+    return int(num_dropped > 0)
 
 
-def _table(found: Sequence[ForgottenTask]) -> Table:
-    """A line for each old task."""
+def _table(drops: Sequence[ForgottenTask]) -> Table:
+    """Make a row per old task."""
     from rich.table import Table
     from rich.text import Text
 
     from regard.commands.learn.metrics import format_fixed
 
-    several = len({(one.stream, one.method) for one in found}) > 1
+    multiple_methods = len({(drop.stream, drop.method) for drop in drops}) > 1
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("method", "task") if several else ("task",):
+    for name in ("method", "task") if multiple_methods else ("task",):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
     for name in ("before", "after", "drop", "interval"):
         table.add_column(name, no_wrap=True, justify="right", min_width=len("before"))
     table.add_column("verdict", no_wrap=True, min_width=len("verdict"))
-    for one in found:
-        names = (one.method, one.task) if several else (one.task,)
-        scores = [format_fixed(value, 1) for value in (one.before, one.after, one.drop)]
+    for drop in drops:
+        names = (drop.method, drop.task) if multiple_methods else (drop.task,)
+        scores = [format_fixed(value, 1) for value in (drop.before, drop.after, drop.drop)]
         table.add_row(
             *map(
-                Text, (*names, *scores, f"{format_fixed(one.ci_low, 1)} to {format_fixed(one.ci_high, 1)}", one.verdict)
+                Text,
+                (*names, *scores, f"{format_fixed(drop.ci_low, 1)} to {format_fixed(drop.ci_high, 1)}", drop.verdict),
             )
         )
     return table

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from regard.commands.learn.run import Progress
     from regard.runs.progress import OnProgress
 
-HELP = "Learn task after task, and see what is kept of each."
+HELP = "Train on task after task, and measure forgetting."
 EXAMPLES = """streams:
   stdlib-split (embedded), ag-split, db-split, yahoo-split, yahoo-db-split,
   news-series, news-series-mnli, reviews, long-sequence, superni
@@ -26,15 +26,15 @@ EXAMPLES = """streams:
 methods:
   all of a model   finetune, probe, probe-finetune, prescale, replay, agem,
                    der++, mbpa++, ewc, lwf, idbr, osf
-  LoRA             sapt, sapt-task-free, sequential-lora,
-                   incremental-lora, replay-lora, o-lora, n-lora, inflora, migu, slao, gainlora,
+  LoRA             sapt, sapt-task-free, sequential-lora, incremental-lora,
+                   replay-lora, o-lora, n-lora, inflora, migu, slao, gainlora,
                    seekr, epi
   prompts, other   l2p, progprompt, lfpt5, ctr
-  to compare with  separate (a model for each task), joint (all tasks at once)
+  references       separate (a model for each task), joint (all tasks at once)
 
 settings:
-  --set NAME=VALUE, of the method; those of sapt and sapt-task-free stand in
-  docs/sapt-settings.md, a name that there is not is answered with all there are
+  --set NAME=VALUE sets a field of the method. For sapt and sapt-task-free, see
+  docs/sapt-settings.md. An unknown name prints the valid ones.
 
 examples:
   regard learn stdlib-split
@@ -45,11 +45,11 @@ examples:
   regard learn --config runs/db --method joint --out runs/joint
   regard sweep learn --vary method=finetune,prescale --seeds 508,39 --out runs/s
 
-Several methods are one comparison: one run for each method and seed, one after
-the other. `regard sweep learn` gives each a process of its own.
+With several methods, each method and seed is run in turn in one process.
+`regard sweep learn` starts a process for each.
 """
-BY_SCALE = """Rows, lengths, batch, epochs, rates, schedule and precision that are not given
-are those of --scale."""
+BY_SCALE = """--scale sets the defaults of rows, lengths, batch, epochs, rates, schedule and
+precision."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,12 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "stream",
         nargs="?",
         metavar="STREAM",
-        help="a stream by its name (default: stdlib-split), a .jsonl, .csv, .tsv or .parquet file with the columns "
-        "task, text and label, or a folder with a folder for each task",
+        help="stream name (default: stdlib-split), .jsonl, .csv, .tsv or .parquet file with columns task, text and "
+        "label, or folder with a folder per task",
     )
-    parser.add_argument("--seeds", metavar="A,B,…", help="of rows, order, weights and batches (default: 508)")
+    parser.add_argument(
+        "--seeds", metavar="A,B,…", help="seeds of sampling, task order, initialization and batches (default: 508)"
+    )
     add_run_options(parser, "runs/learn-STREAM-METHOD")
-    parser.add_argument("--no-save-models", action="store_true", help="keep no model of every task's end, for rollback")
+    parser.add_argument(
+        "--no-save-models", action="store_true", help="do not save the model after each task, for rollback"
+    )
     add_config_options(parser, LearnConfig, BY_SCALE, exclude=("stream", "seed"), show_defaults=False)
 
 
@@ -81,7 +85,7 @@ def parse_config(args: argparse.Namespace) -> tuple[LearnConfig, list[int]]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Learn, save, print. What can be refused is refused before the model is loaded."""
+    """Train, save and print; check the configuration before the model is loaded."""
     config, seeds = parse_config(args)
     from regard.commands.learn.run import PARTS, learn
     from regard.runs.command_line import run_command
@@ -101,9 +105,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def describe_progress(on_progress: OnProgress) -> Callable[[Progress], None]:
-    """Return a callback that describes each event of a comparison in words.
+    """Return a callback that reports the events of a comparison as text.
 
-    What the stream's protocols differ in, which every run says before its first task, becomes a note.
+    The differences between the stream's protocols become a note.
     """
     from regard.commands.learn.one_run import PROTOCOLS, TASK_END
     from regard.data.protocols import format_protocol_differences
@@ -111,55 +115,58 @@ def describe_progress(on_progress: OnProgress) -> Callable[[Progress], None]:
     clock = Clock()
 
     def report(progress: Progress) -> None:
-        if progress.told.phase == PROTOCOLS:
+        if progress.event.phase == PROTOCOLS:
             on_progress(
-                ProgressEvent(phase="reading the stream", note=format_protocol_differences(progress.told.metrics))
+                ProgressEvent(phase="reading the stream", note=format_protocol_differences(progress.event.metrics))
             )
             return
         clock.tick(progress)
         on_progress(
             ProgressEvent(
                 phase=clock.describe(progress),
-                step=finished(progress),
+                step=count_finished(progress),
                 steps=progress.runs * progress.tasks,
-                milestone=progress.told.phase == TASK_END,
+                milestone=progress.event.phase == TASK_END,
             )
         )
 
     return report
 
 
-def finished(told: Progress) -> int:
+def count_finished(progress: Progress) -> int:
     """Return how many tasks of all runs are done."""
     from regard.commands.learn.one_run import TASK_END
 
-    return (told.run - 1) * told.tasks + told.told.task_index - (told.told.phase != TASK_END)
+    return (progress.run - 1) * progress.tasks + progress.event.task_index - (progress.event.phase != TASK_END)
 
 
 class Clock:
-    """Measures how long a task takes, and describes how far a run is."""
+    """Measures how long a task takes, and describes progress."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._began: float | None = None
-        self._first = 0
+        self._start: float | None = None
+        self._first_task = 0
 
-    def tick(self, told: Progress) -> None:
-        """Begin to measure with the first event."""
-        if self._began is None:
-            self._began, self._first = self._now(), finished(told)
+    def tick(self, progress: Progress) -> None:
+        """Start measuring at the first event."""
+        if self._start is None:
+            self._start, self._first_task = self._now(), count_finished(progress)
 
-    def left(self, told: Progress) -> datetime.timedelta | None:
-        """Return the time for the tasks that are left, if they take as long as the finished ones; None at first."""
-        done = finished(told) - self._first
-        if self._began is None or done < 1:
+    def left(self, progress: Progress) -> datetime.timedelta | None:
+        """Estimate the time for the remaining tasks from the finished ones; None before the first."""
+        done = count_finished(progress) - self._first_task
+        if self._start is None or done < 1:
             return None
-        each = (self._now() - self._began) / done
-        return datetime.timedelta(seconds=round(each * (told.runs * told.tasks - finished(told))))
+        seconds_per_task = (self._now() - self._start) / done
+        return datetime.timedelta(
+            seconds=round(seconds_per_task * (progress.runs * progress.tasks - count_finished(progress)))
+        )
 
-    def describe(self, told: Progress) -> str:
-        """Return how far a run is, as in "run 2 of 6, prescale, seed 39: task 3 of 7, science-computers, learnt"."""
-        one, left = told.told, self.left(told)
-        place = f"run {told.run} of {told.runs}, {told.method}, seed {told.seed}: task {one.task_index} of {told.tasks}"
-        step = f" {one.step}/{one.steps}" if one.steps else ""
-        return f"{place}, {one.task}, {one.phase}{step}" + (f"; {left} left" if left is not None else "")
+    def describe(self, progress: Progress) -> str:
+        """Describe progress, as in "run 2 of 6, prescale, seed 39: task 3 of 7, science-computers, learnt"."""
+        event, time_left = progress.event, self.left(progress)
+        run = f"run {progress.run} of {progress.runs}, {progress.method}, seed {progress.seed}"
+        task = f"task {event.task_index} of {progress.tasks}, {event.task}"
+        step = f" {event.step}/{event.steps}" if event.steps else ""
+        return f"{run}: {task}, {event.phase}{step}" + (f"; {time_left} left" if time_left is not None else "")

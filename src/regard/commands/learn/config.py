@@ -1,6 +1,6 @@
-"""The configuration of `regard learn`, and the scales.
+"""Configuration of `regard learn`, and its scales.
 
-Cheap to import: what the values mean is looked up when a configuration is made.
+Cheap to import: values are resolved when a configuration is made.
 """
 
 from __future__ import annotations
@@ -47,92 +47,92 @@ SCALES: dict[str, dict[str, Any]] = {
     "sapt-llama-superni": {**_SAPT_LLAMA, "num_epochs": 50},
     "sapt-llama-long": {**_SAPT_LLAMA, "num_epochs": 20, "max_steps": _FEW_STEPS},
 }
-"""What fields are that are not given: `paper` and `paper-roberta` as arXiv 2410.05648 trains BERT and RoBERTa.
+"""Defaults by scale.
 
-Texts of RTE are cut at 128 tokens as all others are, and not at 512. `laptop` has fewer rows and so fewer steps, for
-which the rates are larger: a run of seven tasks takes about a minute.
-
-`sapt-…` are those with which arXiv 2401.08295 trains T5 and LLaMA-2 on `superni` and `long-sequence`. Its ranks and its
-λ are settings of the method; the rates of heads that are probed, which it has none of, are those of `paper`.
+`paper` and `paper-roberta`: BERT and RoBERTa in arXiv 2410.05648, but RTE is cut at 128 tokens instead of 512.
+`sapt-…`: T5 and LLaMA-2 on `superni` and `long-sequence` in arXiv 2401.08295; its ranks and λ are fields of the method,
+and probing uses the values of `paper`. `laptop` uses fewer rows, hence fewer steps and larger rates: about a minute for
+seven tasks.
 """
 PUBLISHED_SEEDS = (508, 39, 123, 4536, 67)
-"""The seeds of arXiv 2410.05648."""
+"""Seeds of arXiv 2410.05648."""
 SAPT_SEED = 42
-"""The seed of arXiv 2401.08295."""
+"""Seed of arXiv 2401.08295."""
 AS_GIVEN = "given"
-"""The order of a `Stream` that is given, as it is; one by its name has none."""
+"""Keeps the order of a `Stream` object; named streams have no such order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnConfig(Config):
-    """Everything that a run of `regard learn` depends on. Each field is an option of the command line.
+    """Configuration of `regard learn`; each field is a command-line option.
 
-    A field that is None becomes what the `scale` has for it.
+    Fields that are None take the value of `scale`.
     """
 
     command: ClassVar[str] = "learn"
-    # they change numbers by rounding only; with dropout `micro_batch_size` also changes what is dropped
+    # They change results by rounding only; with dropout, `micro_batch_size` also changes the masks.
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data"})
 
-    stream: str = config_field("stdlib-split", "stream by its name, or a table or folder of your own")
-    method: str = config_field("prescale", "method by its name, or several apart by commas (default: prescale)")
-    model: str = config_field("minilm", "hub id, folder, or minilm, the embedded one (default: minilm)")
+    stream: str = config_field("stdlib-split", "name of a stream, or your own table or folder")
+    method: str = config_field("prescale", "name of a method, or several separated by commas (default: prescale)")
+    model: str = config_field("minilm", "hub id, folder, or minilm, which is included (default: minilm)")
     data: str | None = config_field(None, "folder of published files (default: $REGARD_DATA, else the hub)")
     order: str = config_field(
-        "random", "paper (or 1), a number the stream knows it by, random (by the seed; default), or tasks as 2-0-1"
+        "random",
+        "task order: paper (or 1), another number of the stream, random (by seed; default), or indices as 2-0-1",
     )
-    seed: int = config_field(508, "of rows, order, weights and batches", minimum=0, maximum=MAX_SEED)
+    seed: int = config_field(
+        508, "seed of sampling, task order, initialization and batches", minimum=0, maximum=MAX_SEED
+    )
     scale: str = config_field(
         "laptop",
-        f"what rows, lengths, epochs and rates are: {', '.join(SCALES)} (default: laptop)",
+        f"defaults of rows, lengths, epochs and rates: {', '.join(SCALES)} (default: laptop)",
         choices=tuple(SCALES),
     )
     protocol: Literal["clean", "paper"] = config_field(
-        "clean", "clean, or paper: nothing in common between splits is dropped"
+        "clean", "clean drops rows shared by splits; paper uses the published files unchanged"
     )
     task_type: Literal["auto", "classification", "generation"] = config_field(
-        "auto", "what is learnt: classification, generation (of answers), or auto (the first that the stream has)"
+        "auto", "classification, generation (of answers), or auto (the first that the stream supports)"
     )
-    missing_tasks: Literal["refuse", "skip"] = config_field(
-        "refuse", "tasks whose files are not there: refuse, or skip"
-    )
-    instructions: bool = config_field(False, "put the task's definition before each text, in classification")
-    samples_per_class: int | None = config_field(None, "training rows a class, at most")
-    max_eval_samples: int | None = config_field(None, "test rows a task, at most, and as many dev rows")
-    length: int | None = config_field(None, "tokens of a text, at most", minimum=4)
-    target_length: int | None = config_field(None, "tokens of an answer that is written, at most")
-    batch_size: int | None = config_field(None, "rows an update")
-    micro_batch_size: int | None = config_field(None, "rows a forward (default: all)")
-    num_epochs: int | None = config_field(None, "epochs of training everything")
+    missing_tasks: Literal["refuse", "skip"] = config_field("refuse", "tasks whose files are missing: refuse or skip")
+    instructions: bool = config_field(False, "prepend the task's definition to each text, in classification")
+    samples_per_class: int | None = config_field(None, "maximum training rows per class")
+    max_eval_samples: int | None = config_field(None, "maximum test rows per task, and maximum dev rows")
+    length: int | None = config_field(None, "maximum tokens per text", minimum=4)
+    target_length: int | None = config_field(None, "maximum tokens per generated answer")
+    batch_size: int | None = config_field(None, "rows per update")
+    micro_batch_size: int | None = config_field(None, "rows per forward pass (default: all)")
+    num_epochs: int | None = config_field(None, "epochs of full training")
     max_steps: tuple[str, ...] | None = config_field(
-        None, "steps of a stage on a task's own rows, at most, each TASK=STEPS; none", repeated=True, none_word=""
+        None, "maximum steps of a phase on a task's rows, each TASK=STEPS; or none", repeated=True, none_word=""
     )
-    learning_rate: float | None = config_field(None, "of training everything, at its peak", exclusive_minimum=0)
+    learning_rate: float | None = config_field(None, "peak learning rate of full training", exclusive_minimum=0)
     lr_scheduler_type: Literal["linear", "constant"] | None = config_field(
-        None, "of the learning rate after the warm-up: linear (to 0), or constant"
+        None, "learning rate after warm-up: linear (to 0) or constant"
     )
     warmup_ratio: float | None = config_field(
-        None, "share of a stage's steps in which the learning rate grows", minimum=0, maximum=1
+        None, "fraction of a phase's steps spent on warm-up", minimum=0, maximum=1
     )
-    weight_decay: float | None = config_field(None, "AdamW's, of matrices", minimum=0)
+    weight_decay: float | None = config_field(None, "weight decay of AdamW, on matrices only", minimum=0)
     search_learning_rates: str | None = config_field(
-        None, "learning rates apart by commas, of which the first task's dev rows choose"
+        None, "learning rates separated by commas; the best on the first task's dev rows is used"
     )
     num_probing_epochs: int | None = config_field(None, "epochs of training the head alone")
     probing_learning_rate: float | None = config_field(None, "learning rate of the head alone", exclusive_minimum=0)
     precision: Literal["float32", "bfloat16"] | None = config_field(None, "float32, or bfloat16 (autocast)")
     head: Literal["labels"] | None = config_field(
-        None, "labels (a text's state against those of the labels' words), or none: the method's"
+        None, "labels: compare a text's state with those of the label words; none: the method's head"
     )
-    lora_rank: int | None = config_field(None, "rank of low-rank adapters that are trained in place of the model")
-    set: tuple[str, ...] = config_field((), "settings of the method, each NAME=VALUE", repeated=True)
+    lora_rank: int | None = config_field(None, "train LoRA adapters of this rank instead of the model")
+    set: tuple[str, ...] = config_field((), "field of the method, as NAME=VALUE", repeated=True)
     diagnostic_samples: int = config_field(
-        32, "dev rows a task for sinks, interference and gates; 0: nothing is diagnosed", minimum=0
+        32, "dev rows per task for sinks, interference and gates; 0 disables diagnostics", minimum=0
     )
-    save_steps: int | None = config_field(None, "steps between two checkpoints within a task (default: none)")
+    save_steps: int | None = config_field(None, "steps between checkpoints within a task (default: none)")
 
     def check(self) -> None:
-        """Take from the scale what is not given, and check how the fields go together. Raises UserError."""
+        """Fill in the scale's values and validate combinations. Raises UserError."""
         for name, value in SCALES[self.scale].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
@@ -142,72 +142,72 @@ class LearnConfig(Config):
         _limits(self.max_steps or ())
 
     def _check_search(self) -> None:
-        """Check that learning rates can be, and are not chosen on test rows. Raises UserError."""
+        """Validate learning rates. Raises UserError."""
         if len(self.learning_rates) > 1 and self.protocol == "paper":
             raise UserError(
-                "search-learning-rates: expected the protocol clean, with paper the dev rows are those that are "
-                "evaluated on"
+                "search-learning-rates cannot be used with protocol=paper, whose dev rows are evaluated on. "
+                "Use protocol=clean."
             )
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """The learning rates to choose from; one where nothing is to be searched."""
+        """Learning rates to choose from."""
         try:
-            found = tuple(float(part) for part in (self.search_learning_rates or str(self.learning_rate)).split(","))
+            rates = tuple(float(part) for part in (self.search_learning_rates or str(self.learning_rate)).split(","))
         except ValueError:
             raise UserError(
                 f"search-learning-rates: expected learning rates apart by commas, got {self.search_learning_rates!r}"
             ) from None
-        if not all(0 < rate < float("inf") for rate in found):
+        if not all(0 < rate < float("inf") for rate in rates):
             raise UserError(
                 f"search-learning-rates: expected learning rates over 0, got {self.search_learning_rates!r}"
             )
-        return found
+        return rates
 
     @property
     def step_limits(self) -> dict[str, int]:
-        """The most steps on a task's own batches in a stage, by its name; one without a limit is not there."""
+        """Maximum number of steps by task name, for the tasks that have one."""
         return _limits(self.max_steps or ())
 
     @property
     def label(self) -> str:
-        """What the method is called in tables: its name, and what is set."""
+        """Name of the method in tables, with its settings."""
         return " ".join([self.method, *self.set])
 
     def budget(self, rate: float | None = None) -> TrainingBudget:
-        """What each task is trained with."""
+        """Return the training budget of a task."""
         from regard.continual.training_phase import TrainingBudget
 
-        named = {one.name for one in fields(TrainingBudget)} & {one.name for one in fields(self)}
-        said = {name: getattr(self, name) for name in named - {"max_steps", "learning_rate"}}
-        return TrainingBudget(**said, max_steps=self.step_limits, learning_rate=rate or self.learning_rates[0])
+        names = {item.name for item in fields(TrainingBudget)} & {item.name for item in fields(self)}
+        values = {name: getattr(self, name) for name in names - {"max_steps", "learning_rate"}}
+        return TrainingBudget(**values, max_steps=self.step_limits, learning_rate=rate or self.learning_rates[0])
 
     def unused_rate(self) -> list[str]:
-        """What to say where a learning rate is asked for that the method is not trained at; nothing where it is."""
-        asked = (
+        """Warn about a learning rate that the method does not use."""
+        name = (
             "search_learning_rates"
             if self.search_learning_rates is not None
             else "learning_rate"
             if "learning_rate" in self.explicit_fields()
             else None
         )
-        own = None if asked is None else self.make_method().own_learning_rate(self.budget())
-        if asked is None or own is None:
+        method_rate = None if name is None else self.make_method().own_learning_rate(self.budget())
+        if name is None or method_rate is None:
             return []
-        told = f"{asked.replace('_', '-')}: {getattr(self, asked)} was not used"
-        return [f"{told}, {self.method} is trained at a rate of its own: {own.option_text}"]
+        message = f"{name.replace('_', '-')}: {getattr(self, name)} was not used"
+        return [f"{message}, {self.method} is trained at a rate of its own: {method_rate.option_text}"]
 
     def make_method(self) -> Method:
-        """The method with its settings. Raises UserError."""
+        """Return the method with its settings. Raises UserError."""
         from regard.continual.methods import method_named
 
-        kind, said = method_named(self.method), dict(map(_pair, self.set))
-        if said and not fields(kind.Config):
-            raise UserError(f"set: {self.method} has no settings, got {next(iter(said))}")
-        return kind(kind.Config.parsed(said))
+        method_class, settings = method_named(self.method), dict(map(_pair, self.set))
+        if settings and not fields(method_class.Config):
+            raise UserError(f"set: {self.method} has no settings, got {next(iter(settings))}")
+        return method_class(method_class.Config.parsed(settings))
 
     def read(self, folder: str | None = None) -> Stream:
-        """The stream; one that is published from the course's folder, or from this one. Raises UserError."""
+        """Read the stream; a published one from `data` or else `folder`. Raises UserError."""
         from regard.data.stream_catalog import STREAMS
         from regard.data.streams import STDLIB, read_stream
 
@@ -225,17 +225,17 @@ class LearnConfig(Config):
         )
 
     def check_tasks(self, stream: Stream) -> None:
-        """Nothing, or a UserError: a task that is limited is not in the stream, nor in those that the scale is for."""
-        there = [task.name for task in stream.tasks]
-        if self.max_steps != SCALES[self.scale]["max_steps"] and (other := set(self.step_limits).difference(there)):
-            raise UserError(f"max-steps: expected tasks of {stream.name} ({', '.join(there)}), got {min(other)!r}")
+        """Check that tasks with a step limit are in the stream. Raises UserError."""
+        names = [task.name for task in stream.tasks]
+        if self.max_steps != SCALES[self.scale]["max_steps"] and (unknown := set(self.step_limits).difference(names)):
+            raise UserError(f"max-steps: expected tasks of {stream.name} ({', '.join(names)}), got {min(unknown)!r}")
 
     def replace(self, **changes: Any) -> LearnConfig:
-        """Return the configuration with some fields changed; what was of its scale becomes that of the new scale."""
+        """Return a changed configuration; values of the old scale become those of the new one."""
         return LearnConfig.from_dict({**self.explicit_fields(), **changes})
 
     def explicit_fields(self) -> dict[str, Any]:
-        """Return the fields by name but for those that are as the scale has them."""
+        """Return the fields whose values differ from those of the scale."""
         defaults = SCALES[self.scale]
         return {
             name: value
@@ -245,57 +245,60 @@ class LearnConfig(Config):
 
 
 def parse_recorded_seeds(path: str | Path) -> tuple[int, ...]:
-    """Return the seeds of the runs in a folder or file; none if it has a configuration only."""
+    """Return the seeds of the runs in a folder or file; none if it has only a configuration."""
     runs = read_results(path, "learn").get("runs", ())
     return tuple(dict.fromkeys(int(run["seed"]) for run in runs))
 
 
-def split_methods(course: LearnConfig) -> list[LearnConfig]:
-    """The course for each of its methods: equal in everything else.
+def split_methods(config: LearnConfig) -> list[LearnConfig]:
+    """Return a configuration per method, each with the items of `set` that it knows.
 
-    Of `set` each has what it knows; what none knows is refused. Raises UserError.
+    Raises:
+        UserError: A method is unknown or named twice, or no method knows an item.
     """
     from regard.continual.method import suggest
     from regard.continual.methods import method_named
 
-    wanted = [name.strip() for name in course.method.split(",") if name.strip()]
-    if not wanted or len(set(wanted)) < len(wanted):
-        raise UserError(f"method: expected names apart by commas, each once, got {course.method!r}")
-    kinds = {name: {one.name for one in fields(method_named(name).Config)} for name in wanted}
-    every = {one for known in kinds.values() for one in known}
-    for name, _ in map(_pair, course.set if len(wanted) > 1 else ()):
-        if name not in every:
-            raise UserError(f"set: none of {', '.join(wanted)} has a setting {name}{suggest(name, sorted(every))}")
-    found = []
-    for name, known in kinds.items():
-        own = course.set if len(wanted) == 1 else tuple(said for said in course.set if _pair(said)[0] in known)
-        found.append(replace(course, method=name, set=own))
-        _check_head(found[-1])
-    return found
+    names = [name.strip() for name in config.method.split(",") if name.strip()]
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"method: expected names apart by commas, each once, got {config.method!r}")
+    settings_by_method = {name: {field.name for field in fields(method_named(name).Config)} for name in names}
+    all_settings = {field for settings in settings_by_method.values() for field in settings}
+    for name, _ in map(_pair, config.set if len(names) > 1 else ()):
+        if name not in all_settings:
+            raise UserError(
+                f"set: none of {', '.join(names)} has a setting {name}{suggest(name, sorted(all_settings))}"
+            )
+    configs = []
+    for name, settings in settings_by_method.items():
+        values = config.set if len(names) == 1 else tuple(value for value in config.set if _pair(value)[0] in settings)
+        configs.append(replace(config, method=name, set=values))
+        _check_head(configs[-1])
+    return configs
 
 
-def _check_head(course: LearnConfig) -> None:
-    """Nothing, or a UserError: the settings of the method cannot be, or it cannot have the head that is asked for."""
-    own = course.make_method().head
-    if course.head is not None and own != "linear":
-        raise UserError(f"head: expected none with {course.method}, whose own head is {own}, got {course.head!r}")
+def _check_head(config: LearnConfig) -> None:
+    """Check the method's settings, and that it accepts `head`. Raises UserError."""
+    head = config.make_method().head
+    if config.head is not None and head != "linear":
+        raise UserError(f"head: expected none with {config.method}, whose own head is {head}, got {config.head!r}")
 
 
-def _pair(said: str) -> tuple[str, str]:
-    name, equal, value = said.partition("=")
+def _pair(item: str) -> tuple[str, str]:
+    name, equal, value = item.partition("=")
     if not (name and equal and value):
-        raise UserError(f"set: expected NAME=VALUE, got {said!r}")
+        raise UserError(f"set: expected NAME=VALUE, got {item!r}")
     return name.strip().replace("-", "_"), value.strip()
 
 
 def _limits(max_steps: tuple[str, ...]) -> dict[str, int]:
-    """Steps by the task's name. Raises UserError."""
-    found = {}
-    for said in max_steps:
-        name, _, steps = said.rpartition("=")
+    """Parse steps by task name. Raises UserError."""
+    limits = {}
+    for item in max_steps:
+        name, _, steps = item.rpartition("=")
         if not name or not steps.isdecimal() or not int(steps):
-            raise UserError(f"max-steps: expected TASK=STEPS, a whole number of at least 1, got {said!r}")
-        if name in found:
+            raise UserError(f"max-steps: expected TASK=STEPS, a whole number of at least 1, got {item!r}")
+        if name in limits:
             raise UserError(f"max-steps: expected each task once, got {name!r} twice")
-        found[name] = int(steps)
-    return found
+        limits[name] = int(steps)
+    return limits

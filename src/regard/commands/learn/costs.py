@@ -1,4 +1,4 @@
-"""What learning cost: sums and peaks over the tasks of a run, means over runs, beside the score."""
+"""Cost of learning: totals and peaks of a run, averaged over runs."""
 
 from __future__ import annotations
 
@@ -23,52 +23,55 @@ _NUMBERS = {
     "examples_per_second": "mean",
 }
 ABOUT = (
-    "Time and FLOPs are of all tasks of a run; memory, bytes and examples the most of any task; means over runs. Peak "
-    "memory on a GPU is of the task alone, from before a method prepares for it until it is learnt, what is looked at "
-    "before its steps included; on the CPU it is the most that the process has had up to then, so that in a "
-    "comparison in one process a method inherits what those before it took (regard sweep learn has a process for "
-    "each). Time is that of training and of what a method does around it: before its steps, and when a task is done. "
-    "That part is told again beside it; scoring and diagnostics are in neither. FLOPs and examples/s are of training "
-    "steps alone, what corrects their gradients included. What is computed before an answer (mbpa++ adapts itself to "
-    "each text) is in no column. Stored is what a method keeps beside the model. Examples kept are rows that are "
-    "stored as they are: vectors, densities and texts that a method makes of rows are counted under Stored alone."
+    "Means over runs. Time and FLOPs are summed over tasks; memory, bytes and examples are the maximum over tasks. "
+    "Peak memory on a GPU is that of the task, including what a method prepares and what is measured before its steps. "
+    "On the CPU it is the peak of the process so far, so methods of one process inherit it; regard sweep learn starts "
+    "a process for each. Time covers training and the method’s work before and after it, which is also shown alone; "
+    "scoring and diagnostics are excluded. FLOPs and examples/s cover training steps, including gradient correction. "
+    "Computation before an answer (mbpa++ adapts itself to each text) is in no column. Stored: what a method stores "
+    "beside the model. Stored examples: rows stored unchanged; vectors, densities and texts made of rows count as "
+    "Stored only."
 )
-"""What the columns of the table are."""
+"""Description of the table's columns."""
 
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def totals(cost: pd.DataFrame) -> pd.DataFrame:
-    """By method, means over runs: seconds and FLOPs of all tasks, the most memory, bytes and examples of any task.
+def sum_costs(cost: pd.DataFrame) -> pd.DataFrame:
+    """Sum costs over tasks and average them over runs, by method.
 
-    `whole_seconds` are those of training (`seconds`) and those around it (`hook_seconds`), where these are known.
+    `whole_seconds` adds the time around training (`hook_seconds`), where known.
     """
     keys = [key for key in ("method", "seed", "order") if key in cost]
     numbers = pd.DataFrame({name: numeric_column(cost, name) for name in _NUMBERS}, index=cost.index)
     runs = numbers.groupby([cost[key] for key in keys], sort=False)
-    by_run = pd.DataFrame({name: _reduced(runs[name], how) for name, how in _NUMBERS.items()})
-    found = by_run.groupby(level=0, sort=False).mean()
-    return found.assign(whole_seconds=found["seconds"] + found["hook_seconds"].fillna(0.0))
+    by_run = pd.DataFrame({name: _reduced(runs[name], reduction) for name, reduction in _NUMBERS.items()})
+    means = by_run.groupby(level=0, sort=False).mean()
+    return means.assign(whole_seconds=means["seconds"] + means["hook_seconds"].fillna(0.0))
 
 
-def _reduced(groups: pd.api.typing.SeriesGroupBy, how: str) -> pd.Series:
-    """The sum (unknown where every value is), maximum or mean of each group."""
-    found: pd.Series = groups.sum(min_count=1) if how == "sum" else groups.agg(how)
-    return found
+def _reduced(groups: pd.api.typing.SeriesGroupBy, reduction: str) -> pd.Series:
+    """Reduce each group by sum (NaN if all values are), maximum or mean."""
+    values: pd.Series = groups.sum(min_count=1) if reduction == "sum" else groups.agg(reduction)
+    return values
 
 
-def table(found: pd.DataFrame, methods: Sequence[str], scores: Mapping[str, Estimate], name: str) -> Table:
-    """A row for each method: its score `name`, then what it cost."""
+def make_cost_table(costs: pd.DataFrame, methods: Sequence[str], scores: Mapping[str, Estimate], name: str) -> Table:
+    """Make a row per method: its score `name`, then its cost."""
     rows = []
     for method in methods:
-        if method in found.index:
-            row = found.loc[method]
-            cells = [learn_metrics.shown(scores.get(method)), _time(row["whole_seconds"]), _time(row["hook_seconds"])]
-            cells += [_flops(row["flops"]), _number(row["peak_memory_mib"]), size(row["memory_bytes"])]
+        if method in costs.index:
+            row = costs.loc[method]
+            cells = [
+                learn_metrics.format_estimate(scores.get(method)),
+                _time(row["whole_seconds"]),
+                _time(row["hook_seconds"]),
+            ]
+            cells += [_flops(row["flops"]), _number(row["peak_memory_mib"]), format_bytes(row["memory_bytes"])]
             cells += [_number(row["memory_examples"]), _number(row["examples_per_second"])]
             rows.append((method, learn_metrics.REFERENCES.get(method, ""), cells))
     head = ["Method", name, "Time a run", "Around training", "TFLOPs a run", "Peak memory, MiB", "Stored"]
-    head += ["Examples kept", "Examples/s"]
+    head += ["Stored examples", "Examples/s"]
     return Table(rows, head, "Cost by method")
 
 
@@ -84,8 +87,8 @@ def _number(value: float) -> str:
     return labels.number(float(value), 3)
 
 
-def size(count: float) -> str:
-    """Bytes in the unit that fits, as in "1.5 MiB"; "–" for NaN."""
+def format_bytes(count: float) -> str:
+    """Format bytes in a suitable unit, as in "1.5 MiB"; "–" for NaN."""
     if pd.isna(count):
         return "–"
     unit, name = next(((unit, name) for unit, name in _SIZES if count >= unit), (1, "B"))

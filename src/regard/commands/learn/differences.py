@@ -1,4 +1,4 @@
-"""The differences between methods as tables: AP and forgetting open, the other metrics folded."""
+"""Tables of the differences between methods."""
 
 from __future__ import annotations
 
@@ -10,67 +10,69 @@ import pandas as pd
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.metrics import Difference, format_fixed
-from regard.commands.learn.tables import SETTINGS
+from regard.commands.learn.tables import SCENARIOS
 from regard.report.page import Table, Tables
 from regard.report.words import format_signed, verdict
 
-OPEN = ("average_performance", "forgetting")
-"""The metrics whose differences stand open on the page."""
+UNFOLDED_METRICS = ("average_performance", "forgetting")
+"""Metrics whose differences are not folded on the page."""
 
 
-def differences(tables: Mapping[str, pd.DataFrame]) -> tuple[list[Tables], str]:
-    """A table for each setting and metric, and what they are; "" where there are no differences."""
-    table = learn_tables.table(tables, "differences")
-    baseline = against(table, learn_tables.methods(tables["matrix"]))
-    shown: list[Table] = []
+def make_difference_tables(tables: Mapping[str, pd.DataFrame]) -> tuple[list[Tables], str]:
+    """Make a table per scenario and metric, and their description; "" without differences."""
+    table = learn_tables.get_table(tables, "differences")
+    baseline = find_baseline(table, learn_tables.method_names(tables["matrix"]))
+    unfolded: list[Table] = []
     folded: list[Table] = []
-    told: list[Difference] = []
-    for setting, name in SETTINGS.items():
-        for metric, found in learn_metrics.differences(table, setting).items():
-            known = [one for one in found if one.against == baseline != one.method and math.isfinite(one.value)]
-            caption = f"{learn_metrics.metric(metric).title}, {name}"
-            entries = shown if metric in OPEN else folded
-            entries += [_table(known, caption, _test(table))] if known else []
-            told += known
-    names = ", ".join(dict.fromkeys(one.caption.rsplit(", ", 1)[0] for one in folded))
-    return [Tables(shown), Tables(folded, names)], _about(told, baseline)
+    plotted: list[Difference] = []
+    for setting, name in SCENARIOS.items():
+        for metric, differences in learn_metrics.make_differences(table, setting).items():
+            finite = [
+                item for item in differences if item.against == baseline != item.method and math.isfinite(item.value)
+            ]
+            caption = f"{learn_metrics.get_metric(metric).title}, {name}"
+            entries = unfolded if metric in UNFOLDED_METRICS else folded
+            entries += [_table(finite, caption, _test(table))] if finite else []
+            plotted += finite
+    names = ", ".join(dict.fromkeys(table.caption.rsplit(", ", 1)[0] for table in folded))
+    return [Tables(unfolded), Tables(folded, names)], _about(plotted, baseline)
 
 
-def against(table: pd.DataFrame, methods: Sequence[str]) -> str:
-    """The method that the page holds the others against: the first one that the table has differences to."""
-    there = {str(name) for name in table["against"]}
-    return next((name for name in methods if name in there), "")
+def find_baseline(table: pd.DataFrame, methods: Sequence[str]) -> str:
+    """Return the first method that the table has differences to."""
+    names = {str(name) for name in table["against"]}
+    return next((name for name in methods if name in names), "")
 
 
 def _test(table: pd.DataFrame) -> str:
-    return learn_metrics.TESTS[learn_metrics.tested(table)]
+    return learn_metrics.P_COLUMNS[learn_metrics.find_p_column(table)]
 
 
-def _table(found: Sequence[Difference], caption: str, test: str) -> Table:
+def _table(differences: Sequence[Difference], caption: str, test: str) -> Table:
     rows = []
-    for one in found:
-        told = verdict(one.value, one.overlaps if one.sure else None)
-        span = f"{format_signed(one.low, 2)} to {format_signed(one.high, 2)}" if one.sure else "–"
-        rows.append((one.method, "", [format_signed(one.value, 2), span, probability(one.p), told]))
+    for item in differences:
+        result = verdict(item.value, item.overlaps if item.has_interval else None)
+        interval = f"{format_signed(item.ci_low, 2)} to {format_signed(item.ci_high, 2)}" if item.has_interval else "–"
+        rows.append((item.method, "", [format_signed(item.value, 2), interval, format_p_value(item.p), result]))
     head = ["Method", "Difference", "95 % interval", test, ""]
     return Table(rows, head, f"{caption}: differences", caption)
 
 
-def probability(p: float) -> str:
-    """A p-value to three decimals; "–" for NaN."""
+def format_p_value(p: float) -> str:
+    """Format a p-value to three decimals; "–" for NaN."""
     return "< 0.001" if p < 0.0005 else format_fixed(p, 3)
 
 
-def _about(found: Sequence[Difference], baseline: str) -> str:
-    """How the differences are to be read."""
-    if not found:
+def _about(differences: Sequence[Difference], baseline: str) -> str:
+    """Describe how to read the differences."""
+    if not differences:
         return ""
-    first = f"To {baseline}, in points, run by run (same seed, same order)."
-    pairs = sorted({one.n for one in found if one.sure})
-    if not pairs:
-        return f"{first} One run of each method says nothing about chance."
-    counted = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else str(pairs[0])
+    sentence = f"Difference to {baseline} in points, paired by run (same seed and order)."
+    pair_counts = sorted({item.n for item in differences if item.has_interval})
+    if not pair_counts:
+        return f"{sentence} One run of each method gives no interval."
+    num_pairs = f"{pair_counts[0]} to {pair_counts[-1]}" if len(pair_counts) > 1 else str(pair_counts[0])
     return (
-        f"{first} 95 % intervals from {counted} pairs; where one overlaps 0, these runs do not tell the two "
-        "methods apart."
+        f"{sentence} 95 % intervals from {num_pairs} pairs; if an interval contains 0, these runs do not "
+        "separate the two methods."
     )

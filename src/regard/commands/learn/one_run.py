@@ -1,4 +1,4 @@
-"""One run of a comparison: a method over a stream, looked at along the way."""
+"""One run of a comparison: a method over a stream, with diagnostics."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from regard.runs.rank import is_main_process
 from regard.training.states import eval_mode
 
 TASK_END = "learnt"
-"""The stage that is told of when a task is done, and kept."""
+"""Phase reported when a task is done and saved."""
 PROTOCOLS = "protocols"
-"""The stage that is told of before the first task where the protocols differ: in its numbers is in what."""
-SHARED = 0.5
-"""A mean weight of the own blocks below which a run says that they are shared."""
-MOST_NAMED = 5
-"""Tasks that a warning names."""
+"""Phase reported before the first task if the protocols differ; `metrics` holds the differences."""
+SHARED_WEIGHT = 0.5
+"""Mean weight of the tasks' own adapters below which a run warns."""
+MAX_NAMED_TASKS = 5
+"""Tasks named in a warning, at most."""
 Row = dict[str, Any]
 
 
 def run_method(
-    course: LearnConfig,
+    config: LearnConfig,
     stream: Stream,
     loaded: Loaded,
     *,
@@ -60,139 +60,156 @@ def run_method(
     resume: bool = False,
     tell: Callable[[ProgressEvent], None] | None = None,
 ) -> Row:
-    """What one run gives: the rows of its tables by name, and what its record says.
+    """Run a method over a stream.
 
-    `states` is the folder of the state that it goes on from with `resume`; `models` that of what each task has changed,
-    None to keep nothing of it. `tell` is told how far it is, and before (stage `PROTOCOLS`) what the stream's protocols
-    differ in, if they do: `text_streams.difference`, from what the stream's record says. Raises UserError.
+    Args:
+        config: Configuration with one method.
+        stream: Tasks in order.
+        loaded: Model and tokenizer.
+        states: Folder of the state to resume from.
+        models: Folder for the tasks' changes to the model; None to save none.
+        resume: Resume from `states`.
+        tell: Called with progress; first with phase `PROTOCOLS` if the stream's protocols differ.
+
+    Returns:
+        Rows of the tables by name, and metadata.
+
+    Raises:
+        UserError: The method cannot run on the stream.
     """
-    began = time.perf_counter()
-    method = course.make_method()
-    own = method.own_learning_rate(course.budget())
-    budget, tried = _budget(course, stream, loaded) if own is None else (course.budget(), [])
-    learner = _begun(course, stream, method, loaded, budget)
+    start = time.perf_counter()
+    method = config.make_method()
+    method_rate = method.own_learning_rate(config.budget())
+    budget, search = _budget(config, stream, loaded) if method_rate is None else (config.budget(), [])
+    learner = _make_learner(config, stream, method, loaded, budget)
     if tell is not None and is_main_process() and (numbers := describe_protocol_differences(stream)):
         tell(ProgressEvent(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
     deltas = None if models is None else TaskDeltas(models)
     with processes.raise_on_all_ranks():
         if deltas is not None and is_main_process():
-            deltas.begin(learner, method, course.method)
-    pairs: list[Row] = _interference(learner, course, learnt=0)
+            deltas.begin(learner, method, config.method)
+    pairs: list[Row] = _interference(learner, config, num_tasks=0)
 
-    def done(learner: Learner, learnt: int) -> None:
+    def save_task(learner: Learner, num_tasks: int) -> None:
         with processes.raise_on_all_ranks():
             if deltas is not None and is_main_process():
-                deltas.keep(learner, learnt)
+                deltas.keep(learner, num_tasks)
 
-    def kept(learnt: int) -> None:
+    def report_task(num_tasks: int) -> None:
         if tell is not None and is_main_process():
-            tell(ProgressEvent(learnt, stream.tasks[learnt - 1].name, TASK_END, 0, 0, {}))
+            tell(ProgressEvent(num_tasks, stream.tasks[num_tasks - 1].name, TASK_END, 0, 0, {}))
 
-    ran = run_stream(
+    run_state = run_stream(
         learner,
         method,
         folder=states,
         resume=resume,
-        checkpoint_every=course.save_steps,
-        diagnose=_looking(course, loaded) if course.diagnostic_samples else None,
-        gated=course.diagnostic_samples,
+        checkpoint_every=config.save_steps,
+        diagnose=_make_diagnostics(config, loaded) if config.diagnostic_samples else None,
+        gated=config.diagnostic_samples,
         on_progress=tell,
-        on_task=done,
-        on_kept=kept,
+        on_task=save_task,
+        on_kept=report_task,
     )
-    pairs += _interference(learner, course, learnt=len(stream))
+    pairs += _interference(learner, config, num_tasks=len(stream))
     classifier = learner.network.classifier
     return {
-        **ran.rows,
+        **run_state.rows,
         "interference": pairs,
-        "pseudo": pseudo_rows(learner, method, len(stream)) if course.diagnostic_samples else [],
-        "seconds": round(time.perf_counter() - began, 3),
-        "peak_memory_mib": round(max(ran.peak_memory, peak_memory(learner.device)), 1),
+        "pseudo": pseudo_rows(learner, method, len(stream)) if config.diagnostic_samples else [],
+        "seconds": round(time.perf_counter() - start, 3),
+        "peak_memory_mib": round(max(run_state.peak_memory, peak_memory(learner.device)), 1),
         "tasks": task_hashes(stream),
         "device": str(learner.device),
-        "parameters": sum(one.numel() for one in classifier.parameters()),
-        "learning_rate": budget.learning_rate if own is None else own.value,
-        "search": tried,
+        "parameters": sum(parameter.numel() for parameter in classifier.parameters()),
+        "learning_rate": budget.learning_rate if method_rate is None else method_rate.value,
+        "search": search,
         "settings": method.config.to_dict(),
-        "truncated": sum(part.truncated for part in learner.encoded.values()),
-        "blocks": blocks_of(ran.rows["gate"]),
-        "warnings": [*warnings_of(ran.rows["gate"], method), *unlearnt(ran.rows["matrix"], stream, own)],
+        "truncated": sum(split.truncated for split in learner.encoded.values()),
+        "blocks": find_task_adapters(run_state.rows["gate"]),
+        "warnings": [
+            *write_gate_warnings(run_state.rows["gate"], method),
+            *write_score_warnings(run_state.rows["matrix"], stream, method_rate),
+        ],
     }
 
 
 def check_method(config: LearnConfig, stream: Stream, loaded: Loaded) -> None:
     """Check that a run can begin. Raises UserError."""
-    _begun(config, stream, config.make_method(), loaded, config.budget())
+    _make_learner(config, stream, config.make_method(), loaded, config.budget())
 
 
 def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
-    """The hash of each split of each task."""
+    """Return the hash of each split of each task."""
     return {task.name: dict(task.sha256) for task in stream.tasks}
 
 
-def blocks_of(gate: Sequence[Row]) -> dict[str, int]:
-    """The block of each task, by its place from 1, where a method has a gate."""
+def find_task_adapters(gate: Sequence[Row]) -> dict[str, int]:
+    """Return each task's adapter, for methods with a gate."""
     return {row["task"]: row["adapter"] for row in gate if row["statistic"] == "own_adapter_weight"}
 
 
-def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
-    """What to say of a run: the tasks whose blocks the gate had shut off when they had just been learnt, and later."""
-    found, told = [], set[str]()
-    looks: dict[int, list[Row]] = {}
+def write_gate_warnings(gate: Sequence[Row], method: Method) -> list[str]:
+    """Warn about closed gates, right after a task and at the end."""
+    warnings, named = [], set[str]()
+    by_time: dict[int, list[Row]] = {}
     for row in gate:
-        looks.setdefault(int(row["after_task"]), []).append(row)
-    for learnt, rows in looks.items():
-        for task, weight in find_closed_gates(rows, learnt, fresh=True).items():
-            said = f"gate: the block of {task} got {weight:.2g} of its rows' weight; it was not learnt."
-            found.append(f"{said} Open it: {_opening(method.config)}")
-            told.add(task)
-    for learnt, rows in list(looks.items())[-1:]:
-        for task, weight in find_closed_gates(rows, learnt, fresh=False).items():
-            if task not in told:
-                said = f"gate: the block of {task} got {weight:.2g} of its rows' weight in the end; it is lost."
-                found.append(f"{said} Hold it: {_holding(method.config)}")
-        own = [row["value"] for row in rows if row["statistic"] == "own_adapter_weight"]
-        if own and (mean := sum(own) / len(own)) < SHARED:
-            said = f"gate: tasks give their own blocks {mean:.2g} of their rows' weight on average in the end"
-            found.append(f"{said}; either the gate is shut, or their texts are alike and share blocks")
-    return found
+        by_time.setdefault(int(row["after_task"]), []).append(row)
+    for num_tasks, rows in by_time.items():
+        for task, weight in find_closed_gates(rows, num_tasks, fresh=True).items():
+            message = f"gate: the adapter of {task} got {weight:.2g} of its rows' weight; it was not trained."
+            warnings.append(f"{message} Open it: {_suggest_opening(method.config)}")
+            named.add(task)
+    for num_tasks, rows in list(by_time.items())[-1:]:
+        for task, weight in find_closed_gates(rows, num_tasks, fresh=False).items():
+            if task not in named:
+                message = f"gate: the adapter of {task} got {weight:.2g} of its rows' weight at the end; it is lost."
+                warnings.append(f"{message} Preserve it: {_suggest_preserving(method.config)}")
+        weights = [row["value"] for row in rows if row["statistic"] == "own_adapter_weight"]
+        if weights and (mean := sum(weights) / len(weights)) < SHARED_WEIGHT:
+            message = f"gate: tasks give their own adapters {mean:.2g} of their rows' weight on average at the end"
+            warnings.append(f"{message}; either the gate is closed, or their texts are similar and share adapters")
+    return warnings
 
 
-def unlearnt(matrix: Sequence[Row], stream: Stream, own: MethodLearningRate | None = None) -> list[str]:
-    """What to say of tasks that were scored no better, when they had been learnt, than their commonest test label.
+def write_score_warnings(
+    matrix: Sequence[Row], stream: Stream, method_rate: MethodLearningRate | None = None
+) -> list[str]:
+    """Warn about tasks scored no better than their most frequent test label right after training.
 
-    `own`: the rate that the method is trained at, None: the budget's.
+    `method_rate`: The method's own learning rate; None if it uses the budget's.
     """
-    places = {task.name: task for task in stream.tasks if isinstance(task, ClassificationTask)}
-    of_each = {
+    tasks = {task.name: task for task in stream.tasks if isinstance(task, ClassificationTask)}
+    scores = {
         row["task"]: row["score"]
         for row in matrix
-        if row["scenario"] == "til" and row["after_task"] == row["task_index"] and row["task"] in places
+        if row["scenario"] == "til" and row["after_task"] == row["task_index"] and row["task"] in tasks
     }
-    found = [task for task, score in of_each.items() if score <= commonest(places[task].test.labels)]
-    if not found:
+    names = [task for task, score in scores.items() if score <= majority_score(tasks[task].test.labels)]
+    if not names:
         return []
-    names = ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
-    more = (
-        "more --num-epochs or --learning-rate" if own is None else f"more epochs or another {own.option.rstrip(' =')}"
-    )
-    return [f"scores: no better than the commonest label when learnt: {names}. Try {more}"]
+    text = ", ".join(names[:MAX_NAMED_TASKS])
+    if len(names) > MAX_NAMED_TASKS:
+        text += f" and {len(names) - MAX_NAMED_TASKS} more"
+    option = "--learning-rate" if method_rate is None else method_rate.option.rstrip(" =")
+    hint = f"more --num-epochs or {option}" if method_rate is None else f"more epochs or another {option}"
+    return [f"scores: no better than the most frequent label right after training: {text}. Try {hint}"]
 
 
-def commonest(labels: Sequence[int]) -> float:
-    """Per cent of the labels that are the most frequent one."""
+def majority_score(labels: Sequence[int]) -> float:
+    """Return the percentage of the most frequent label."""
     return 100 * max(Counter(labels).values()) / len(labels)
 
 
-def _opening(config: Any) -> str:
-    """What opens a gate more than this configuration does."""
+def _suggest_opening(config: Any) -> str:
+    """Suggest settings that open the gate."""
     if config.gate != "open":
         return "--set gate=open"
     return f"more than --set router_warmup_steps={config.router_warmup_steps:g}, --set freeze_router=true"
 
 
-def _holding(config: Any) -> str:
-    """What holds the weights of earlier tasks more than this configuration does."""
+def _suggest_preserving(config: Any) -> str:
+    """Suggest settings that preserve the weights of earlier tasks."""
     if config.reflection == "none":
         return "--set reflection=real"
     if config.gate == "open":
@@ -200,74 +217,79 @@ def _holding(config: Any) -> str:
     return f"more than --set reflection_weight={config.reflection_weight:g}, or gate=open"
 
 
-def _begun(course: LearnConfig, stream: Stream, method: Method, loaded: Loaded, budget: TrainingBudget) -> Learner:
-    """A run before its first task, as its course has it."""
-    lora = None if course.lora_rank is None else {"rank": course.lora_rank}
-    return make_learner(stream, method, loaded, budget, seed=course.seed, lora=lora, head=course.head)
+def _make_learner(
+    config: LearnConfig, stream: Stream, method: Method, loaded: Loaded, budget: TrainingBudget
+) -> Learner:
+    """Make the learner before its first task."""
+    lora = None if config.lora_rank is None else {"rank": config.lora_rank}
+    return make_learner(stream, method, loaded, budget, seed=config.seed, lora=lora, head=config.head)
 
 
-def _budget(course: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[TrainingBudget, list[Row]]:
-    """The budget, its learning rate chosen on the dev rows of the first task if there are several to choose from."""
-    if len(course.learning_rates) == 1:
-        return course.budget(), []
-    first = replace(stream, tasks=stream.tasks[:1], order=(0,))
-    check_disjoint(first.tasks[0])
-    tried = []
-    for rate in course.learning_rates:
-        method = course.make_method()
-        learner = _begun(course, first, method, loaded, course.budget(rate))
+def _budget(config: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[TrainingBudget, list[Row]]:
+    """Return the budget, with the learning rate searched on the first task's dev rows if there are several."""
+    if len(config.learning_rates) == 1:
+        return config.budget(), []
+    first_stream = replace(stream, tasks=stream.tasks[:1], order=(0,))
+    check_disjoint(first_stream.tasks[0])
+    search = []
+    for rate in config.learning_rates:
+        method = config.make_method()
+        learner = _make_learner(config, first_stream, method, loaded, config.budget(rate))
         run_stream(learner, method)
-        tried.append({"learning_rate": rate, "score": score_task(learner, 0, learnt=1, split="dev").til})
-    best = max(tried, key=lambda one: one["score"])
-    return course.budget(best["learning_rate"]), tried
+        search.append({"learning_rate": rate, "score": score_task(learner, 0, learnt=1, split="dev").til})
+    best = max(search, key=lambda entry: entry["score"])
+    return config.budget(best["learning_rate"]), search
 
 
-def _looking(course: LearnConfig, loaded: Loaded) -> Callable[[Learner, int], list[Row]]:
-    """What looks at sinks and over-smoothing on the dev rows of a task, of prompts in the part that reads them."""
+def _make_diagnostics(config: LearnConfig, loaded: Loaded) -> Callable[[Learner, int], list[Row]]:
+    """Make a function that measures sinks and over-smoothing on a task's dev rows."""
     common = common_tokens(loaded.tokenizer)
 
-    def look(learner: Learner, task: int) -> list[Row]:
-        items = learner.sampled(task, "dev", course.diagnostic_samples)
-        found = diagnose(_reader(learner), _shown(learner, learner.each(items, "dev")), common=common)
-        return [dict(one) for one in json.loads(found.to_json(orient="records", double_precision=15))]
+    def diagnose_task(learner: Learner, task: int) -> list[Row]:
+        examples = learner.sampled(task, "dev", config.diagnostic_samples)
+        statistics = diagnose(
+            _text_encoder(learner), _encoder_inputs(learner, learner.each(examples, "dev")), common=common
+        )
+        return [dict(row) for row in json.loads(statistics.to_json(orient="records", double_precision=15))]
 
-    return look
+    return diagnose_task
 
 
-def _reader(learner: Learner) -> PreTrainedModel:
-    """What reads texts: the encoder of a classifier; of a language model its encoder, or all below its head."""
+def _text_encoder(learner: Learner) -> PreTrainedModel:
+    """Return what reads texts: the encoder, or a language model without its head."""
     model = learner.network.classifier.encoder
     return extract_encoder(model) if learner.stream.text else model
 
 
-def _shown(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """The inputs of each batch, read as the network would, with the low-rank blocks that its rows get; as text alone
-    where the network puts soft prompts before it.
+def _encoder_inputs(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Iterate over encoder inputs, each with its batch's routing weights active.
+
+    Batches of soft-prompt networks come without prompts.
     """
     network = learner.network
-    for rows in batches:
-        given = {name: rows[name] for name in INPUTS if name in rows}
+    for batch in batches:
+        inputs = {name: batch[name] for name in INPUTS if name in batch}
         if not isinstance(network, AdapterNetwork) or network.lengthens:
-            yield given
+            yield inputs
             continue
         with eval_mode(network), torch.no_grad():
-            weights = network.weights(rows)
+            weights = network.weights(batch)
         with network.pool.weighing(weights):
-            yield given
+            yield inputs
 
 
-def _interference(learner: Learner, course: LearnConfig, *, learnt: int) -> list[Row]:
-    """The dot products of the gradients that the tasks' losses have in the encoder."""
-    if not course.diagnostic_samples or len(learner.stream) < 2:
+def _interference(learner: Learner, config: LearnConfig, *, num_tasks: int) -> list[Row]:
+    """Compute dot products of the tasks' loss gradients in the encoder."""
+    if not config.diagnostic_samples or len(learner.stream) < 2:
         return []
     encoder = learner.network.classifier.encoder
-    trained = [one for one in encoder.parameters() if one.requires_grad]
+    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     if not trained:
         return []
-    learner.task = max(0, learnt - 1)
+    learner.task = max(0, num_tasks - 1)
     tasks = range(len(learner.stream))
-    rows = [learner.each(learner.sampled(task, "dev", course.diagnostic_samples), "dev") for task in tasks]
-    found = interference_table(
+    rows = [learner.each(learner.sampled(task, "dev", config.diagnostic_samples), "dev") for task in tasks]
+    products = interference_table(
         gradients_of(
             learner.network.to(learner.device),
             rows,
@@ -277,7 +299,7 @@ def _interference(learner: Learner, course: LearnConfig, *, learnt: int) -> list
         )
     )
     names = {task + 1: learner.stream.tasks[task].name for task in tasks}
-    named = found.assign(
-        task_a=found["task_index_a"].map(names), task_b=found["task_index_b"].map(names), after_task=learnt
+    table = products.assign(
+        task_a=products["task_index_a"].map(names), task_b=products["task_index_b"].map(names), after_task=num_tasks
     )
-    return [dict(one) for one in json.loads(named.to_json(orient="records", double_precision=15))]
+    return [dict(parameter) for parameter in json.loads(table.to_json(orient="records", double_precision=15))]

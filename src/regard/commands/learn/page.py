@@ -1,4 +1,4 @@
-"""The runs of continual learning on one stream as one HTML file that needs nothing else."""
+"""Report on continual-learning runs as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from regard.commands.learn import diagnostics as learn_diagnostics
 from regard.commands.learn import matrix as learn_matrix
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
-from regard.commands.learn.differences import differences
-from regard.commands.learn.tables import SETTINGS, Tables
+from regard.commands.learn.differences import make_difference_tables
+from regard.commands.learn.tables import SCENARIOS, Tables
 from regard.report import labels
 from regard.report.page import (
     Box,
@@ -33,215 +33,231 @@ from regard.report.page import (
 from regard.report.words import format_value
 
 
-def learn_page(tables: Tables, record: Mapping[str, Any]) -> str:
+def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
     """Return the report as one self-contained HTML file.
 
     Args:
-        tables: The run folder's tables by name: "matrix", "metrics" and "summary", and, where there is something to
-            show, "differences", "cost", "diagnostics", "interference", "gate" and "pseudo".
-        record: The metadata in `results.json`. It may add `command`.
+        tables: The run's tables by name: "matrix", "metrics" and "summary"; optionally "differences", "cost",
+            "diagnostics", "interference", "gate" and "pseudo".
+        metadata: The metadata in `results.json`.
 
     Raises:
-        UserError: A table that is needed is missing or empty, a table lacks a column, or the matrix is of several
-            streams or has a score twice.
+        UserError: A required table is missing or empty, a table lacks a column, the matrix has several streams or a
+            score twice.
     """
     learn_tables.check_tables(tables)
-    matrix, title, scored = tables["matrix"], words.title(tables["matrix"], record), words.measure(record)
+    matrix = tables["matrix"]
+    score = words.score_name(metadata)
     data = _data(tables)
-    table = {name: learn_tables.table(tables, name) for name in ("diagnostics", "gate", "pseudo")}
-    beside = Panels(learn_diagnostics.beside_forgetting(table["diagnostics"], matrix), "beside-dots")
-    about_matrix = words.about_matrix(matrix, scored, left_out=learn_matrix.left_out(matrix))
-    about_curves = words.about_curves(matrix, charts.SHOWN_TASKS, learn_tables.INKS * learn_tables.STROKES)
+    table = {name: learn_tables.get_table(tables, name) for name in ("diagnostics", "gate", "pseudo")}
+    beside = Panels(learn_diagnostics.make_diagnostic_panels(table["diagnostics"], matrix), "beside-dots")
+    about_matrix = words.describe_matrix(matrix, score, omits_runs=learn_matrix.omits_runs(matrix))
+    about_curves = words.describe_curves(
+        matrix, charts.MAX_TASK_PANELS, learn_tables.NUM_INKS * learn_tables.NUM_STROKES
+    )
     return Page(
         eyebrow="Regard · continual learning",
-        title=title,
-        ledes=words.ledes(tables, record),
-        key_figures=words.key_figures(tables, record),
-        warnings=words.warnings(tables, record),
+        title=words.stream_name(matrix, metadata),
+        ledes=words.write_ledes(tables, metadata),
+        key_figures=words.make_key_figures(tables, metadata),
+        warnings=words.write_warnings(tables, metadata),
         sections=[
-            Section("matrix", f"{scored} matrix", [_matrix(tables, data)], about_matrix),
+            Section("matrix", f"{score} matrix", [_matrix(tables, data)], about_matrix),
             Section("curves", "Forgetting", [_curves(data)], about_curves),
-            Section("metrics", "In numbers", _metrics(tables), _about_metrics(tables)),
-            Section("differences", "Differences", *differences(tables)),
+            Section("metrics", "Metrics", _metrics(tables), _about_metrics(tables)),
+            Section("differences", "Differences", *make_difference_tables(tables)),
             Section("cost", "Cost", _cost(tables), costs.ABOUT),
             Section("diagnostics", "Diagnostics", [_diagnostics(data)], _DIAGNOSTICS),
             Section("beside", "Diagnostics and forgetting", [beside], _BESIDE),
             Section("interference", "Gradient interference", [_interference(data)], _INTERFERENCE),
-            Section("gate", "Gate", [_gate(data), *gate.scores(table["gate"], matrix)], gate.about(table["gate"])),
+            Section(
+                "gate",
+                "Gate",
+                [_gate(data), *gate.make_score_tables(table["gate"], matrix)],
+                gate.describe_gates(table["gate"]),
+            ),
             Section("pseudo", "Pseudo samples", _pseudo(table["pseudo"], matrix), pseudo.ABOUT),
-            Section("stream", "Stream", _stream(record)),
-            Section("settings", "Settings", [Record(labels.section(record, "config"))]),
-            Section("again", "How to run it again", [Command(_command(matrix, record))], _AGAIN),
-            Section("provenance", "Provenance", [Record(_rest(record))]),
+            Section("stream", "Stream", _stream(metadata)),
+            Section("settings", "Settings", [Record(labels.section(metadata, "config"))]),
+            Section("again", "Command", [Command(_command(matrix, metadata))], _AGAIN),
+            Section("provenance", "Provenance", [Record(_rest(metadata))]),
         ],
-        record=record,
+        record=metadata,
         data=data,
         script=read_asset("page.js", __package__),
     ).html()
 
 
 def _data(tables: Tables) -> dict[str, Any]:
-    """What the command's own script draws."""
+    """Collect the data that the page's script draws."""
     matrix = tables["matrix"]
     return {
-        "styles": learn_tables.styles(learn_tables.methods(matrix)),
-        "matrix": learn_matrix.matrices(matrix),
-        "curves": charts.curve_panels(matrix),
-        "diagnostics": learn_diagnostics.by_layer(learn_tables.table(tables, "diagnostics"), matrix),
-        "interference": learn_matrix.interference(learn_tables.table(tables, "interference"), matrix),
-        "gate": gate.gates(learn_tables.table(tables, "gate"), matrix),
+        "styles": learn_tables.assign_styles(learn_tables.method_names(matrix)),
+        "matrix": learn_matrix.make_matrix_data(matrix),
+        "curves": charts.make_curve_panels(matrix),
+        "diagnostics": learn_diagnostics.average_by_layer(learn_tables.get_table(tables, "diagnostics"), matrix),
+        "interference": learn_matrix.make_interference_data(learn_tables.get_table(tables, "interference"), matrix),
+        "gate": gate.make_gate_data(learn_tables.get_table(tables, "gate"), matrix),
     }
 
 
 def _first(tables: Tables) -> tuple[str, dict[str, learn_metrics.Estimate]]:
-    """The first setting that has an AP, and the AP by method."""
-    found = {one: learn_metrics.final(tables["summary"], one) for one in SETTINGS}
-    return next(((one, scores) for one, scores in found.items() if scores), ("til", {}))
+    """Return the first scenario with an AP, and the AP by method."""
+    by_scenario = {scenario: learn_metrics.final_estimates(tables["summary"], scenario) for scenario in SCENARIOS}
+    return next(((scenario, scores) for scenario, scores in by_scenario.items() if scores), ("til", {}))
 
 
 def _same(names: list[str]) -> dict[str, str]:
-    """Options whose values are their names."""
+    """Map names to themselves."""
     return dict(zip(names, names, strict=True))
 
 
 def _matrix(tables: Tables, data: Mapping[str, Any]) -> Box:
-    """The fields that choose, and the box of two matrices: the best method's and, beside it, the first one's."""
-    found, (_, scores) = data["matrix"], _first(tables)
-    methods = found["methods"]
-    names = learn_metrics.ranked(methods, scores)
+    """Make the box of two matrices and its fields: the best method beside the first one."""
+    matrices, (_, scores) = data["matrix"], _first(tables)
+    methods = matrices["methods"]
+    names = learn_metrics.rank_methods(methods, scores)
     best = next((name for name in names if name not in learn_metrics.REFERENCES), names[0])
     other = next((name for name in methods if name != best), "")
     beside = {**(_same(methods) if len(methods) > 1 else {}), "": "none"}
     fields = [
         Select("matrix-method", "Method", _same(methods), best),
-        Select("matrix-beside", "Beside it", beside, other),
-        Select("matrix-run", "Run", _same(found["runs"])),
-        Select("matrix-setting", "Setting", found["settings"]),
+        Select("matrix-beside", "Compare with", beside, other),
+        Select("matrix-run", "Run", _same(matrices["runs"])),
+        Select("matrix-setting", "Scenario", matrices["settings"]),
     ]
     return Box(names, ["matrix-grids"], fields)
 
 
 def _curves(data: Mapping[str, Any]) -> Box:
-    there = {setting: SETTINGS[setting] for setting in data["curves"]}
-    return Box(there, ["curves-lines"], [Select("curves-setting", "Setting", there)])
+    scenarios = {scenario: SCENARIOS[scenario] for scenario in data["curves"]}
+    return Box(scenarios, ["curves-lines"], [Select("curves-setting", "Scenario", scenarios)])
 
 
 def _metrics(tables: Tables) -> list[Part]:
-    """A table of all metrics for each setting, sorted by AP, and a dot for each run."""
+    """Make a table of all metrics per scenario, sorted by AP, and a dot per run."""
     parts: list[Part] = []
-    for setting, name in SETTINGS.items():
-        found = learn_metrics.estimates(tables["summary"], setting)
-        parts += [Heading(name), _table(found, name)] if found else []
-    return [*parts, Panels(charts.metric_panels(tables["metrics"], tables["matrix"]), "metrics-dots")]
+    for scenario, name in SCENARIOS.items():
+        estimates = learn_metrics.make_estimates(tables["summary"], scenario)
+        parts += [Heading(name), _table(estimates, name)] if estimates else []
+    return [*parts, Panels(charts.make_metric_panels(tables["metrics"], tables["matrix"]), "metrics-dots")]
 
 
-def _table(found: Mapping[str, Mapping[str, learn_metrics.Estimate]], setting: str) -> Table:
-    methods = list(dict.fromkeys(method for scores in found.values() for method in scores))
+def _table(estimates: Mapping[str, Mapping[str, learn_metrics.Estimate]], scenario: str) -> Table:
+    methods = list(dict.fromkeys(method for scores in estimates.values() for method in scores))
     rows = []
-    for method in learn_metrics.ranked(methods, found.get("average_performance", {})):
-        runs = max(scores[method].n for scores in found.values() if method in scores)
-        cells = [learn_metrics.shown(scores.get(method)) for scores in found.values()]
+    for method in learn_metrics.rank_methods(methods, estimates.get("average_performance", {})):
+        runs = max(scores[method].n for scores in estimates.values() if method in scores)
+        cells = [learn_metrics.format_estimate(scores.get(method)) for scores in estimates.values()]
         rows.append((method, learn_metrics.REFERENCES.get(method, ""), [str(runs), *cells]))
-    head = ["Method", "Runs", *(learn_metrics.metric(one).title for one in found)]
-    return Table(rows, head, f"Metrics by method, {setting}")
+    head = ["Method", "Runs", *(learn_metrics.get_metric(metric).title for metric in estimates)]
+    return Table(rows, head, f"Metrics by method, {scenario}")
 
 
 def _about_metrics(tables: Tables) -> str:
-    sure = tables["summary"][["ci_low", "ci_high"]].notna().all(axis=1).any()
-    names = learn_metrics.ordered(tables["summary"]["metric"].unique())
-    each = [learn_metrics.metric(name) for name in names]
-    told = "; ".join(f"{one.title}: {one.about}" for one in each if one.about)
-    less = [one.title for one in each if not one.rises]
-    low = f" Less is better: {', '.join(less)}." if less else ""
-    return f"Means over runs{', ± half of the 95 % interval' if sure else ''}, sorted by AP. {told}.{low}"
+    has_intervals = tables["summary"][["ci_low", "ci_high"]].notna().all(axis=1).any()
+    names = learn_metrics.order_metrics(tables["summary"]["metric"].unique())
+    metrics = [learn_metrics.get_metric(name) for name in names]
+    descriptions = "; ".join(f"{metric.title}: {metric.description}" for metric in metrics if metric.description)
+    decreasing = [metric.title for metric in metrics if not metric.higher_is_better]
+    direction = f" Lower is better: {', '.join(decreasing)}." if decreasing else ""
+    intervals = ", ± half of the 95 % interval" if has_intervals else ""
+    return f"Means over runs{intervals}, sorted by AP. {descriptions}.{direction}"
 
 
 def _cost(tables: Tables) -> list[Part]:
-    """What each method cost as a table, and as dots beside its score."""
-    totals = costs.totals(learn_tables.table(tables, "cost"))
-    setting, scores = _first(tables)
-    score = f"AP, {SETTINGS[setting]}"
-    methods = learn_metrics.ranked([str(name) for name in totals.index], scores)
-    means = {name: one.mean for name, one in scores.items()}
-    panels = charts.cost_panels(totals, tables["matrix"], means, score) if means else []
-    return [costs.table(totals, methods, scores, score), Panels(panels, "cost-dots")]
+    """Make the table of costs, and dots of score over cost."""
+    costs_by_method = costs.sum_costs(learn_tables.get_table(tables, "cost"))
+    scenario, scores = _first(tables)
+    score = f"AP, {SCENARIOS[scenario]}"
+    methods = learn_metrics.rank_methods([str(name) for name in costs_by_method.index], scores)
+    means = {name: estimate.mean for name, estimate in scores.items()}
+    panels = charts.make_cost_panels(costs_by_method, tables["matrix"], means, score) if means else []
+    return [costs.make_cost_table(costs_by_method, methods, scores, score), Panels(panels, "cost-dots")]
 
 
 _DIAGNOSTICS = (
-    "On the dev rows of a task, before and after it was learnt; means over runs. The spectral bound is λ_max of "
-    "Aᵀ(I − 11ᵀ/n)A, over-smoothing the mean cosine of two tokens of a layer’s output."
+    "Measured on dev rows of a task before and after its training; means over runs. Spectral bound: λ_max of "
+    "Aᵀ(I − 11ᵀ/n)A. Over-smoothing: mean cosine of two tokens in a layer’s output."
 )
 _BESIDE = (
-    "A dot for each task of each run, but the last: what it lost by the end, over what was measured right after it "
-    "was learnt (the mean over layers). A correlation is no cause."
+    "A dot per task and run, except the last task: points lost by the end, over the value right after its training "
+    "(mean over layers). Correlation is not causation."
 )
 _INTERFERENCE = (
-    "Cosine of the loss gradients of two tasks, mean over runs. Below zero, a step that helps one task harms the other."
+    "Cosine of the loss gradients of two tasks, mean over runs. Below zero, a step that improves one task degrades the "
+    "other."
 )
 
 
 def _diagnostics(data: Mapping[str, Any]) -> Box:
-    found = data["diagnostics"]
-    methods = found.get("methods", [])
-    every = {"": "all methods, after"} if len(methods) > 1 else {}
+    diagnostics = data["diagnostics"]
+    methods = diagnostics.get("methods", [])
+    all_methods = {"": "all methods, after"} if len(methods) > 1 else {}
     fields = [
-        Select("diagnostics-method", "Method", {**every, **_same(methods)}),
-        Select("diagnostics-task", "Task", _same(found.get("tasks", []))),
+        Select("diagnostics-method", "Method", {**all_methods, **_same(methods)}),
+        Select("diagnostics-task", "Task", _same(diagnostics.get("tasks", []))),
     ]
-    return Box(found, ["diagnostics-lines"], fields)
+    return Box(diagnostics, ["diagnostics-lines"], fields)
 
 
 def _interference(data: Mapping[str, Any]) -> Box:
-    found = data["interference"]
-    afters = {str(after): words.count(int(after), "task") for after in found.get("afters", [])}
+    interference = data["interference"]
+    afters = {str(after): words.pluralize(int(after), "task") for after in interference.get("afters", [])}
     fields = [
-        Select("interference-method", "Method", _same(found.get("methods", []))),
-        Select("interference-after", "Learnt", afters, list(afters)[-1] if afters else ""),
+        Select("interference-method", "Method", _same(interference.get("methods", []))),
+        Select("interference-after", "Tasks trained", afters, list(afters)[-1] if afters else ""),
     ]
-    return Box(found, ["interference-grids"], fields)
+    return Box(interference, ["interference-grids"], fields)
 
 
 def _gate(data: Mapping[str, Any]) -> Box:
-    found = data["gate"]
-    fields = [Select("gate-method", "Method", _same(found.get("methods", [])))]
-    return Box(found, ["gate-grids", "gate-lines"], fields)
+    gates = data["gate"]
+    fields = [Select("gate-method", "Method", _same(gates.get("methods", [])))]
+    return Box(gates, ["gate-grids", "gate-lines"], fields)
 
 
 def _pseudo(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Part]:
-    return [*pseudo.qualities(table, matrix), Panels(pseudo.beside_forgetting(table, matrix), "pseudo-dots")]
+    return [*pseudo.make_quality_tables(table, matrix), Panels(pseudo.make_pseudo_panels(table, matrix), "pseudo-dots")]
 
 
-def _stream(record: Mapping[str, Any]) -> list[Part]:
-    """The tasks as a table, what the protocols differ in, then all else that is known of the stream."""
+def _stream(metadata: Mapping[str, Any]) -> list[Part]:
+    """Make the table of tasks, the differences between protocols, and the other metadata of the stream."""
     head = ["Task", "Classes", "Train", "Dev", "Test", "SHA-256 of train, dev, test"]
-    tasks = Table([_task(one) for one in words.tasks(record)], head, "Tasks of the stream")
-    shown = ("tasks", protocols.KEY)
-    rest = {key: value for key, value in labels.section(record, "stream").items() if key not in shown}
-    return [tasks, *protocols.protocols(record), Record(rest)]
+    tasks = Table([_task(one) for one in words.task_records(metadata)], head, "Tasks of the stream")
+    excluded = ("tasks", protocols.KEY)
+    rest = {key: value for key, value in labels.section(metadata, "stream").items() if key not in excluded}
+    return [tasks, *protocols.make_protocol_parts(metadata), Record(rest)]
 
 
-def _task(one: Mapping[str, Any]) -> Row:
-    rows, hashes = labels.section(one, "rows"), labels.section(one, "sha256")
+def _task(task: Mapping[str, Any]) -> Row:
+    rows, hashes = labels.section(task, "rows"), labels.section(task, "sha256")
     splits = ("train", "dev", "test")
-    classes = [str(label) for label in one.get("labels") or []]
-    named = f"{len(classes)}: {', '.join(classes)}" if len(classes) <= _NAMED else str(len(classes))
-    short = ", ".join(str(hashes.get(split) or "–")[:12] for split in splits)
-    cells = [named, *(format_value(rows.get(split)) for split in splits), short]
-    return str(one.get("name", "")), str(one.get("source") or ""), cells
+    classes = [str(label) for label in task.get("labels") or []]
+    classes_text = f"{len(classes)}: {', '.join(classes)}" if len(classes) <= _MAX_NAMED_CLASSES else str(len(classes))
+    short_hashes = ", ".join(str(hashes.get(split) or "–")[:12] for split in splits)
+    cells = [classes_text, *(format_value(rows.get(split)) for split in splits), short_hashes]
+    return str(task.get("name", "")), str(task.get("source") or ""), cells
 
 
-_NAMED = 4
-"""The most classes of a task that are named in the table."""
+_MAX_NAMED_CLASSES = 4
+"""Classes of a task named in the table, at most."""
 
-_AGAIN = "results.json of this run holds every setting; the same data, seeds and versions give these runs again."
+_AGAIN = "results.json holds the full configuration; the same data, seeds and versions reproduce these runs."
 
 
-def _command(matrix: pd.DataFrame, record: Mapping[str, Any]) -> str:
-    """The command line in the record, else one of stream, methods, model, seeds and protocol."""
-    if record.get("command_line"):
-        return str(record["command_line"])
-    parts = ["regard", "learn", words.title(matrix, record), "--method", ",".join(learn_tables.methods(matrix))]
-    model, protocol = labels.section(record, "model").get("name"), labels.section(record, "stream").get("protocol")
+def _command(matrix: pd.DataFrame, metadata: Mapping[str, Any]) -> str:
+    """Return the recorded command line, else one made of the metadata."""
+    if metadata.get("command_line"):
+        return str(metadata["command_line"])
+    parts = [
+        "regard",
+        "learn",
+        words.stream_name(matrix, metadata),
+        "--method",
+        ",".join(learn_tables.method_names(matrix)),
+    ]
+    model, protocol = labels.section(metadata, "model").get("name"), labels.section(metadata, "stream").get("protocol")
     parts += ["--model", str(model)] if model else []
     parts += ["--seeds", ",".join(str(int(seed)) for seed in matrix["seed"].unique())]
     parts += ["--protocol", str(protocol)] if protocol else []
@@ -251,15 +267,15 @@ def _command(matrix: pd.DataFrame, record: Mapping[str, Any]) -> str:
 _SHOWN = ("config", "stream", "command_line")
 
 
-def _rest(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What no other section shows; of the runs what makes them and where they stand."""
-    rest = {key: value for key, value in record.items() if key not in _SHOWN}
-    runs = [one for one in rest.pop("runs", None) or [] if isinstance(one, Mapping)]
-    told = {str(one.get("key") or number): _run(one) for number, one in enumerate(runs, 1)}
-    return {**rest, "runs": told} if told else rest
+def _rest(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that no other section shows, with one line per run."""
+    rest = {key: value for key, value in metadata.items() if key not in _SHOWN}
+    runs = [run for run in rest.pop("runs", None) or [] if isinstance(run, Mapping)]
+    by_key = {str(run.get("key") or index): _run(run) for index, run in enumerate(runs, 1)}
+    return {**rest, "runs": by_key} if by_key else rest
 
 
-def _run(one: Mapping[str, Any]) -> str:
-    parts = [one.get("method"), f"seed {one.get('seed')}", f"order {one.get('order')}"]
-    parts += [one["state"]] if isinstance(one.get("state"), str) else []
+def _run(run: Mapping[str, Any]) -> str:
+    parts = [run.get("method"), f"seed {run.get('seed')}", f"order {run.get('order')}"]
+    parts += [run["state"]] if isinstance(run.get("state"), str) else []
     return ", ".join(str(part) for part in parts)

@@ -1,4 +1,4 @@
-"""What the protocols of a stream differ in: a row for each task in which they do, and one for all."""
+"""Differences between a stream's protocols: a row per task that differs, and their sum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regard.report.page import Heading, Part, Table, Text
 from regard.report.words import format_value
 
 KEY = "protocols"
-"""Where the record of a stream tells it."""
+"""Key of the differences in the stream's metadata."""
 _SPLITS = ("train", "dev", "test")
 _SHARED = ("dev_in_test", "train_in_test", "train_in_dev")
 _HEAD = (
@@ -18,53 +18,51 @@ _HEAD = (
     *("Paper: train, dev, test", "Clean: train, dev, test", "Dropped by clean"),
 )
 _ABOUT = (
-    "Rows of the published files that are in two splits, and the rows of each protocol before any are drawn. Paper "
-    "keeps them as published, dev being the test rows where it has no others; clean drops what a later split has, and "
-    "holds dev out of train where it was test."
+    "Rows of the published files that occur in two splits, and the rows of each protocol before sampling. Paper keeps "
+    "the files as published; dev is the test split if there is no other. Clean drops rows that a later split has, and "
+    "takes dev from train where dev was test."
 )
-_REFUSED = " Here clean refuses this stream: a split or a class would be left without rows."
-_FILES = {True: "the same, byte for byte", False: "two files", None: "not both there"}
-
-Row = Mapping[str, Any]
+_REFUSED = " Clean refuses this stream: a split or a class would have no rows left."
+_FILES = {True: "identical files", False: "two files", None: "incomplete"}
 
 
-def protocols(record: Mapping[str, Any]) -> list[Part]:
-    """The heading, how to read it, and the table; nothing where the protocols are alike, or it is not known."""
-    told = labels.section(labels.section(record, "stream"), KEY)
-    every = {str(name): one for name, one in told.items() if isinstance(one, Mapping)}
-    apart = {name: one for name, one in every.items() if one.get("paper") != one.get("clean")}
-    if not apart:
+def make_protocol_parts(metadata: Mapping[str, Any]) -> list[Part]:
+    """Make heading, description and table; nothing if the protocols are equal or unknown."""
+    entries = labels.section(labels.section(metadata, "stream"), KEY)
+    by_task = {str(name): entry for name, entry in entries.items() if isinstance(entry, Mapping)}
+    different = {name: entry for name, entry in by_task.items() if entry.get("paper") != entry.get("clean")}
+    if not different:
         return []
-    rows = [(name, f"tested on {one.get('evaluated')}", _cells(one)) for name, one in apart.items()]
-    rows += [(f"all {len(every)} tasks", "", _all(list(every.values())))] if len(every) > 1 else []
-    about = _ABOUT + (_REFUSED if any(one.get("clean") is None for one in apart.values()) else "")
-    return [Heading("Protocols"), Text(about), Table(rows, _HEAD, "What the protocols differ in")]
+    rows = [(name, f"tested on {entry.get('evaluated')}", _cells(entry)) for name, entry in different.items()]
+    rows += [(f"all {len(by_task)} tasks", "", _all(list(by_task.values())))] if len(by_task) > 1 else []
+    description = _ABOUT + (_REFUSED if any(entry.get("clean") is None for entry in different.values()) else "")
+    return [Heading("Protocols"), Text(description), Table(rows, _HEAD, "Differences between protocols")]
 
 
-def _cells(one: Row) -> list[str]:
-    shared = [format_value(one.get(name)) for name in _SHARED]
-    return [_FILES.get(one.get("identical"), "–"), *shared, *_sizes(one), format_value(one.get("dropped"))]
+def _cells(entry: Mapping[str, Any]) -> list[str]:
+    shared = [format_value(entry.get(name)) for name in _SHARED]
+    return [_FILES.get(entry.get("identical"), "–"), *shared, *_sizes(entry), format_value(entry.get("dropped"))]
 
 
-def _all(every: Sequence[Row]) -> list[str]:
-    """The sums over all tasks, also those in which nothing differs."""
-    both = [one for one in every if one.get("identical") is not None]
-    same = f"{sum(one['identical'] is True for one in both)} of {len(both)} the same"
-    total = {name: _sum([one.get(name) for one in every]) for name in (*_SHARED, "dropped")}
+def _all(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Sum over all tasks, including those without a difference."""
+    known = [entry for entry in entries if entry.get("identical") is not None]
+    identical = f"{sum(entry['identical'] is True for entry in known)} of {len(known)} the same"
+    total = {name: _sum([entry.get(name) for entry in entries]) for name in (*_SHARED, "dropped")}
     sizes = {
-        name: {split: _sum([labels.section(one, name).get(split) for one in every]) for split in _SPLITS}
+        name: {split: _sum([labels.section(entry, name).get(split) for entry in entries]) for split in _SPLITS}
         for name in ("paper", "clean")
     }
     shared = [format_value(total[name]) for name in _SHARED]
-    return [same, *shared, *_sizes(sizes), format_value(total["dropped"])]
+    return [identical, *shared, *_sizes(sizes), format_value(total["dropped"])]
 
 
 def _sum(numbers: Sequence[Any]) -> int | None:
-    """Their sum; None where one is not known."""
-    return None if any(one is None for one in numbers) else sum(numbers)
+    """Sum numbers; None if one is unknown."""
+    return None if any(number is None for number in numbers) else sum(numbers)
 
 
-def _sizes(one: Row) -> list[str]:
-    """The rows of each split, by protocol."""
-    found = ([labels.section(one, name).get(split) for split in _SPLITS] for name in ("paper", "clean"))
-    return ["–" if None in sizes else format_value(sizes) for sizes in found]
+def _sizes(entry: Mapping[str, Any]) -> list[str]:
+    """Format the rows of each split, by protocol."""
+    sizes = ([labels.section(entry, name).get(split) for split in _SPLITS] for name in ("paper", "clean"))
+    return ["–" if None in counts else format_value(counts) for counts in sizes]

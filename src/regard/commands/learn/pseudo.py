@@ -1,4 +1,4 @@
-"""Pseudo samples of a run: how like real rows they are, what they give away, and forgetting beside it."""
+"""Quality of pseudo samples: similarity to real rows, privacy, and forgetting over them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from regard.report.page import Heading, Part, Table
 from regard.report.panels import Panel
 
 COLUMNS: dict[str, tuple[str, float, int]] = {
-    "kept": ("Kept", 1, 0),
-    "two_sample_accuracy": ("Told apart, %", 100, 1),
+    "kept": ("Samples", 1, 0),
+    "two_sample_accuracy": ("Classifier accuracy, %", 100, 1),
     "two_sample_p": ("p, largest", 1, 3),
     "near_duplicates": ("Near duplicates, %", 100, 1),
     "copied_whole": ("Copied whole, %", 100, 1),
@@ -25,60 +25,59 @@ COLUMNS: dict[str, tuple[str, float, int]] = {
     "real membership": ("Membership, real", 1, 2),
     "density membership": ("Membership, density", 1, 2),
 }
-"""The statistics that the table shows: their titles, what they are multiplied with, and their digits."""
+"""Statistics of the table: title, factor, decimals."""
 
-BESIDE = {
-    "two_sample_accuracy": ("Told apart from real texts", "share of rows told apart"),
+PLOTTED = {
+    "two_sample_accuracy": ("Classifier accuracy against real texts", "share of rows"),
     "frechet": ("Fréchet distance of query vectors", "distance"),
-    "copied_8grams": ("Copied runs of 8 words", "share of runs"),
+    "copied_8grams": ("Copied 8-grams", "share of 8-grams"),
 }
-"""The statistics that forgetting is drawn over: their titles, and what their values are."""
+"""Statistics that forgetting is plotted over: title and axis title."""
 
 ABOUT = (
-    "What stands for each task while later ones are learnt, means over runs. Told apart: how often a classifier tells "
-    "pseudo samples from dev rows, 50 where it cannot, with the p of that being chance, the largest of any run. Near "
-    "duplicates: of one another; copied: of training rows, as a whole, or of all their runs of 8 words. Fréchet: the "
-    "distance of their query vectors from those of training rows; real: of as many of these from the others. "
-    "Membership: how likely a training row is nearer to them than a dev row is, 0.5 where they give nothing away; the "
-    "same of as many real query vectors and of draws from a density over them. Forgotten: points until the end, TIL "
-    "where there is one. The dots put forgetting beside three of these; a correlation is no cause."
+    "Pseudo samples that stand for each task while later tasks are trained, means over runs. Classifier accuracy: how "
+    "well a classifier separates them from dev rows; 50 means it cannot. p: largest p-value of any run that this is "
+    "chance. Near duplicates: of one another. Copied: training rows copied whole, or as 8-grams. Fréchet: distance of "
+    "their query vectors from those of training rows; real: of as many real vectors from the rest. Membership: how "
+    "often a training row is nearer to them than a dev row; 0.5 reveals nothing. Also for real query vectors and for "
+    "draws from a density over them. Forgotten: points lost by the end, TIL if available. Correlation is not causation."
 )
 
 
-def beside_forgetting(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
-    """For each statistic of `BESIDE` a panel: a task's forgetting over its value, a dot for each task of each run."""
+def make_pseudo_panels(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
+    """Plot a task's forgetting over each statistic of `PLOTTED`, a dot per task and run."""
     rows = table.dropna(subset=["value"]).astype({"value": "float64"})
-    return learn_diagnostics.forgetting_over(rows, matrix, BESIDE)
+    return learn_diagnostics.make_forgetting_panels(rows, matrix, PLOTTED)
 
 
-def qualities(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Part]:
-    """A table for each method that has kept pseudo samples: `COLUMNS` by task, and what was forgotten of it."""
+def make_quality_tables(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Part]:
+    """Make a table of `COLUMNS` and forgetting by task, for each method with pseudo samples."""
     rows = table.dropna(subset=["value"]).astype({"value": "float64"})
-    names, lost = learn_tables.task_names(matrix), _forgotten(matrix)
+    names, forgetting = learn_tables.task_names(matrix), _forgotten(matrix)
     parts: list[Part] = []
     head = ["Task", *(title for title, _, _ in COLUMNS.values()), "Forgotten"]
     for method in map(str, rows["method"].unique()):
-        each = rows[rows["method"] == method].groupby(["task_index", "statistic"])["value"]
-        means = {key: values.max() if key[1] == "two_sample_p" else values.mean() for key, values in each}
-        lines = []
-        for place in sorted({position for position, _ in means}):
+        groups = rows[rows["method"] == method].groupby(["task_index", "statistic"])["value"]
+        means = {key: values.max() if key[1] == "two_sample_p" else values.mean() for key, values in groups}
+        table_rows = []
+        for task in sorted({position for position, _ in means}):
             cells = [
-                learn_metrics.format_fixed(scale * means.get((place, name), math.nan), digits)
+                learn_metrics.format_fixed(scale * means.get((task, name), math.nan), digits)
                 for name, (_, scale, digits) in COLUMNS.items()
             ]
-            cells.append(learn_metrics.format_fixed(lost.get((method, place), math.nan), 1))
-            lines.append((names[int(place) - 1], "", cells))
-        parts += [Heading(method), Table(lines, head, f"{method}, pseudo samples")]
+            cells.append(learn_metrics.format_fixed(forgetting.get((method, task), math.nan), 1))
+            table_rows.append((names[int(task) - 1], "", cells))
+        parts += [Heading(method), Table(table_rows, head, f"{method}, pseudo samples")]
     return parts
 
 
 def _forgotten(matrix: pd.DataFrame) -> dict[tuple[str, int], float]:
-    """The mean over runs of what was forgotten, by method and place."""
-    settings = learn_tables.settings(matrix)
-    if not settings:
+    """Average forgetting over runs, by method and task."""
+    scenarios = learn_tables.find_scenarios(matrix)
+    if not scenarios:
         return {}
-    lost = learn_tables.forgotten(matrix, settings[0])
+    forgetting = learn_tables.compute_forgetting(matrix, scenarios[0])
     return {
-        (str(method), int(place)): float(one)
-        for (method, place), one in lost.groupby(["method", "task_index"])["forgetting"].mean().items()
+        (str(method), int(task)): float(value)
+        for (method, task), value in forgetting.groupby(["method", "task_index"])["forgetting"].mean().items()
     }

@@ -1,4 +1,4 @@
-"""The result of `regard learn`, to and from disk."""
+"""Result of `regard learn`, and its files."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "gate": (*("stream", "method", "seed", "order", "after_task"), *_PLACE, *("statistic", "adapter", "value")),
     "pseudo": (*("stream", "method", "seed", "order"), *_PLACE, *("statistic", "value")),
 }
-"""The columns of each table."""
+"""Columns of each table."""
 
 
 @dataclass(frozen=True, repr=False)
 class LearnResult(RunResult):
-    """What methods made of a stream. `docs/design.md` describes tables and metadata.
+    """Result of methods on a stream; `docs/design.md` describes tables and metadata.
 
     Attributes:
-        accuracy_matrix: The scores of every task after every task, of every run (in matrix.parquet).
-        cost: What each task of each run cost.
-        diagnostics: Sinks and over-smoothing along the way.
+        accuracy_matrix: Score of each task after each task, for every run (`matrix.parquet`).
+        cost: Cost of each task and run.
+        diagnostics: Sinks and over-smoothing before and after tasks.
         interference: Dot products of the tasks' gradients.
-        metadata: Where the numbers come from.
-        models: The folder of what each task has changed of the model; None if nothing was kept.
-        gate: What the gates of methods do that have one.
-        pseudo: The quality of what SAPT has generated.
+        metadata: Provenance of the results.
+        models: Folder of the tasks' changes to the model; None if not saved.
+        gate: Routing weights of methods with a gate.
+        pseudo: Quality of SAPT's generated samples.
     """
 
     command: ClassVar[str] = "learn"
@@ -75,12 +75,12 @@ class LearnResult(RunResult):
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """AP, FGT, BWT and the other measures of each run, see `regard.continual.metrics`."""
+        """AP, FGT, BWT and other metrics of each run, see `regard.continual.metrics`."""
         return metrics.metrics_table(self.accuracy_matrix, initial=self._chance)
 
     @cached_property
     def summary_table(self) -> pd.DataFrame:
-        """Means over runs with standard deviations and 95 % intervals, see `regard.continual.comparison.summary`."""
+        """Means, standard deviations and 95 % intervals, see `regard.continual.comparison.summary`."""
         return comparison.summary(self.metrics)
 
     @cached_property
@@ -89,19 +89,19 @@ class LearnResult(RunResult):
         return comparison.differences(self.metrics)
 
     def forgotten_tasks(self, margin: float = 1.0) -> list[forgetting.ForgottenTask]:
-        """Tasks that have lost more than a margin since they were learnt, see `regard.continual.forgetting.check`."""
+        """Return tasks that lost more than a margin, see `regard.continual.forgetting.check`."""
         return forgetting.check(self.accuracy_matrix, margin=margin)
 
     @property
     def _chance(self) -> dict[str, float]:
-        """What guessing scores; an answer that is written is not guessed."""
+        """Chance score by task; 0 for generated answers."""
         tasks = self.metadata["stream"]["tasks"]
         return {task["name"]: 0.0 if task.get("metric") else 100 / len(task["labels"]) for task in tasks}
 
     def __repr__(self) -> str:
-        told = self.summary_table
-        told = told[(told["scenario"] == "til") & (told["metric"] == "average_performance")]
-        means = ", ".join(f"{method} {mean:.1f}" for method, mean in zip(told["method"], told["mean"], strict=True))
+        rows = self.summary_table
+        rows = rows[(rows["scenario"] == "til") & (rows["metric"] == "average_performance")]
+        means = ", ".join(f"{method} {mean:.1f}" for method, mean in zip(rows["method"], rows["mean"], strict=True))
         return f"LearnResult({self.metadata['stream']['name']}: {means})"
 
     @property
@@ -116,7 +116,7 @@ class LearnResult(RunResult):
         return learn_page(self._all_tables, self.metadata)
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write what the tasks have changed of the model, if it was kept."""
+        """Write the tasks' changes to the model, if saved."""
         if self.models is not None:
             shutil.copytree(self.models, folder / MODELS, copy_function=_link)
 
@@ -127,7 +127,7 @@ class LearnResult(RunResult):
 
 
 def _link(source: str, target: str) -> None:
-    """Give a file a second name, for it is never changed; copy it if the disk has no such thing."""
+    """Hard-link a file, which never changes; copy it if the disk has no links."""
     try:
         os.link(source, target)
     except OSError:
@@ -135,7 +135,7 @@ def _link(source: str, target: str) -> None:
 
 
 def make_table(name: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return rows as a table with all its columns; what a row lacks is null."""
+    """Return rows as a table with all columns; missing values are null."""
     frame = pd.DataFrame(list(rows), columns=list(COLUMNS[name]))
-    whole = [one for one in ("layer", "adapter") if one in frame]
-    return frame.astype(dict.fromkeys(whole, "Int64"))
+    integer_columns = [name for name in ("layer", "adapter") if name in frame]
+    return frame.astype(dict.fromkeys(integer_columns, "Int64"))

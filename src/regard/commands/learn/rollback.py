@@ -1,4 +1,4 @@
-"""A learnt model as it was after one of its tasks."""
+"""Restoring a model as it was after one of its tasks."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ def rollback(
     it. With `overwrite` it may take the place of another such model. Raises UserError.
     """
     check_output_dir(out, overwrite=overwrite, marker=LINEAGE)
-    record = read_metadata(run, "learn")
-    chosen = _chosen(record["runs"], method, seed)
-    folder = Path(run) / MODELS / chosen["key"]
+    metadata = read_metadata(run, "learn")
+    run_metadata = _chosen(metadata["runs"], method, seed)
+    folder = Path(run) / MODELS / run_metadata["key"]
     if not folder.is_dir():
-        raise UserError(f"models: {run} has none of {chosen['key']}; learn again without --no-save-models")
-    learnt = _place(chosen["tasks"], task)
-    texts = any("metric" in one for one in record["stream"]["tasks"])
-    loaded = model or load(record["model"]["name"], dtype="float32", device="cpu", language_model=texts)
-    network, about = rebuild_network(folder, learnt, loaded)
-    return export(network, loaded.tokenizer, about, out, overwrite=overwrite)
+        raise UserError(f"models: {run} has none of {run_metadata['key']}; learn again without --no-save-models")
+    num_tasks = _place(run_metadata["tasks"], task)
+    is_text = any("metric" in task_metadata for task_metadata in metadata["stream"]["tasks"])
+    loaded = model or load(metadata["model"]["name"], dtype="float32", device="cpu", language_model=is_text)
+    network, lineage = rebuild_network(folder, num_tasks, loaded)
+    return export(network, loaded.tokenizer, lineage, out, overwrite=overwrite)
 
 
 def _chosen(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int | None) -> Mapping[str, Any]:
-    """The one run with that method and seed."""
-    found = [run for run in runs if method in (None, run["method"]) and seed in (None, run["seed"])]
-    if len(found) != 1:
-        told = ", ".join(f"{run['method']} with seed {run['seed']}" for run in runs[:12])
-        fit = "several fit" if found else "none fits"
-        raise UserError(f"run: expected one, by method and seed, {fit}; the folder has {told}")
-    return found[0]
+    """Find the run with a method and seed."""
+    matching = [run for run in runs if method in (None, run["method"]) and seed in (None, run["seed"])]
+    if len(matching) != 1:
+        available = ", ".join(f"{run['method']} with seed {run['seed']}" for run in runs[:12])
+        problem = "several fit" if matching else "none fits"
+        raise UserError(f"run: expected one, by method and seed, {problem}; the folder has {available}")
+    return matching[0]
 
 
 def _place(tasks: Sequence[str], task: int | str) -> int:
-    """The place of a task, from 1."""
+    """Return a task's position, from 1."""
     if isinstance(task, str) and task in tasks:
         return list(tasks).index(task) + 1
     if isinstance(task, int) or str(task).isdecimal():
-        number = int(task)
-        if 1 <= number <= len(tasks):
-            return number
+        index = int(task)
+        if 1 <= index <= len(tasks):
+            return index
     raise UserError(f"task: expected a number from 1 to {len(tasks)}, or one of {', '.join(tasks)}; got {task!r}")

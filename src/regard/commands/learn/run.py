@@ -1,4 +1,4 @@
-"""Learn task after task, and see what is kept of each: a comparison of methods, and its work folder."""
+"""Comparison of methods on a stream, task after task, and its work folder."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from regard.runs.work_dir import WorkDir, check_same_identity, open_work_dir
 __all__ = ["DATA", "PARTS", "STATES", "TASK_END", "Progress", "learn"]
 
 DATA = "REGARD_DATA"
-"""The environment variable that names the folder of published files where a configuration does not."""
+"""Environment variable with the folder of published files, if the configuration has none."""
 STATES = "states"
 PARTS, PRODUCTS = (STATES,), (MODELS,)
 """What a comparison makes in its work folder, beside the journal: what it goes on with, and what it keeps."""
-OF_THE_STREAM = (
+STREAM_FIELDS = (
     "data",
     "protocol",
     "samples_per_class",
@@ -47,14 +47,20 @@ OF_THE_STREAM = (
     "missing_tasks",
     "instructions",
 )
-"""Fields that choose the rows of a stream by its name; a `Stream` has its rows."""
+"""Fields that select the rows of a named stream; a `Stream` object has its rows."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a comparison is: the run at hand among all, how many tasks it has, and how far it is.
+    """Progress of a comparison.
 
-    Once a task is learnt and scored, `told` has the phase `TASK_END`.
+    Attributes:
+        method: Name of the method.
+        seed: Seed of the run.
+        run: Number of the run, from 1.
+        runs: Number of runs.
+        tasks: Number of tasks in a run.
+        event: Progress within the run; its phase is `TASK_END` once a task is trained and scored.
     """
 
     method: str
@@ -62,7 +68,7 @@ class Progress:
     run: int
     runs: int
     tasks: int
-    told: ProgressEvent
+    event: ProgressEvent
 
 
 def learn(
@@ -106,79 +112,80 @@ def learn(
     diagnostic_samples: int | Unset = UNSET,
     save_steps: int | Unset | None = UNSET,
 ) -> LearnResult:
-    """Run methods over a stream, task after task: a run for each method and seed, all with the same budget.
+    """Train methods on a stream, task after task: a run for each method and seed, all with the same budget.
 
-    Under `accelerate launch` all processes train together, and each returns the same.
+    Under `accelerate launch` all processes train together, and each returns the same result.
 
     Args:
-        stream: A stream by its name, a table or folder of your own, a `Stream`, or a configuration of everything. The
-            arguments after `on_progress` are fields of `LearnConfig`, which change it.
-        method: A name out of `regard.continual.methods.METHODS`, or several.
-        model: A name, or a model.
-        tokenizer: The tokenizer of a model.
-        seeds: Seeds of rows, order, weights and batches, a run for each. None for that of the configuration.
-        work_dir: Folder of finished runs and of the state of the current one, new or of an earlier comparison. It
-            stays. None for a temporary one.
-        resume: Go on with the comparison that was interrupted in `work_dir`, if there is one, to the same numbers.
-        save_models: Keep in `work_dir` what each task has changed of the model, for `regard rollback`.
-        on_progress: Called as tasks are trained.
-        seed: The seed, if it is one.
+        stream: Name of a stream, a table or folder, a `Stream`, or a configuration. The arguments after
+            `on_progress` are fields of `LearnConfig` and override it.
+        method: A name from `regard.continual.methods.METHODS`, or several.
+        model: A name or a model.
+        tokenizer: The tokenizer of a model object.
+        seeds: Seeds of sampling, task order, initialization and batches, one run each. None for the configuration's.
+        work_dir: Folder of finished runs and of the state of the current one; it is kept. None for a temporary one.
+        resume: Resume the comparison interrupted in `work_dir`, if any, with the same results.
+        save_models: Save the tasks' changes to the model in `work_dir`, for `regard rollback`.
+        on_progress: Called with progress.
+        seed: The seed, if there is one.
         data: Folder of published files (default: $REGARD_DATA, else the hub).
-        order: Paper (or 1), a number the stream knows it by, random (by the seed; default), or tasks as 2-0-1.
-        scale: What rows, lengths, epochs and rates are, one of `SCALES`.
-        protocol: Clean, or paper: nothing in common between splits is dropped.
-        task_type: What is learnt: classification, generation (of answers), or auto (the first that the stream has).
-        missing_tasks: Tasks whose files are not there: refuse, or skip.
-        instructions: Put the task's definition before each text, in classification.
-        samples_per_class: Training rows a class, at most.
-        max_eval_samples: Test rows a task, at most, and as many dev rows.
-        length: Tokens of a text, at most.
-        target_length: Tokens of an answer that is written, at most.
-        batch_size: Rows an update.
-        micro_batch_size: Rows a forward (default: all).
-        num_epochs: Epochs of training everything.
-        max_steps: Steps of a stage on a task's own rows, at most, each TASK=STEPS; none.
-        learning_rate: Of training everything, at its peak.
-        lr_scheduler_type: Of the learning rate after the warm-up: linear (to 0), or constant.
-        warmup_ratio: Share of a stage's steps in which the learning rate grows.
-        weight_decay: AdamW's, of matrices.
-        search_learning_rates: Learning rates apart by commas, of which the first task's dev rows choose.
+        order: Paper (or 1), another number of the stream, random (by seed; default), or indices as 2-0-1.
+        scale: Defaults of rows, lengths, epochs and rates, one of `SCALES`.
+        protocol: Clean drops rows shared by splits; paper uses the published files unchanged.
+        task_type: Classification, generation (of answers), or auto (the first that the stream supports).
+        missing_tasks: Tasks whose files are missing: refuse or skip.
+        instructions: Prepend the task's definition to each text, in classification.
+        samples_per_class: Maximum training rows per class.
+        max_eval_samples: Maximum test rows per task, and maximum dev rows.
+        length: Maximum tokens per text.
+        target_length: Maximum tokens per generated answer.
+        batch_size: Rows per update.
+        micro_batch_size: Rows per forward pass (default: all).
+        num_epochs: Epochs of full training.
+        max_steps: Maximum steps of a phase on a task's rows, each TASK=STEPS; or none.
+        learning_rate: Peak learning rate of full training.
+        lr_scheduler_type: Learning rate after warm-up: linear (to 0) or constant.
+        warmup_ratio: Fraction of a phase's steps spent on warm-up.
+        weight_decay: Weight decay of AdamW, on matrices only.
+        search_learning_rates: Learning rates separated by commas; the best on the first task's dev rows is used.
         num_probing_epochs: Epochs of training the head alone.
         probing_learning_rate: Learning rate of the head alone.
         precision: Float32, or bfloat16 (autocast).
-        head: Labels (a text's state against those of the labels' words), or none: the method's.
-        lora_rank: Rank of low-rank adapters that are trained in place of the model.
-        set: Settings of the method, each NAME=VALUE.
-        diagnostic_samples: Dev rows a task for sinks, interference and gates; 0: nothing is diagnosed.
-        save_steps: Steps between two checkpoints within a task (default: none).
+        head: Labels: compare a text's state with those of the label words. None: the method's head.
+        lora_rank: Train LoRA adapters of this rank instead of the model.
+        set: Fields of the method, each NAME=VALUE.
+        diagnostic_samples: Dev rows per task for sinks, interference and gates; 0 disables diagnostics.
+        save_steps: Steps between checkpoints within a task (default: none).
 
     Returns:
-        The accuracy matrix of every run, its cost, and its diagnostics.
+        Scores, cost and diagnostics of every run.
 
     Raises:
-        UserError: An argument cannot be, or `work_dir` holds something else.
+        UserError: An argument is invalid, or `work_dir` belongs to another run.
     """
     config = _make_config(stream, method, model, explicit_arguments(locals(), LearnConfig))
-    configs = [replace(one, seed=number) for number in _seeds(seeds, config) for one in split_methods(config)]
+    by_method = split_methods(config)
+    configs = [replace(run, seed=run_seed) for run_seed in _seeds(seeds, config) for run in by_method]
     own_stream = add_row_hashes(stream) if isinstance(stream, Stream) else None
     _join_processes()
     with open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work:
-        streams = {number: _read_stream(one, own_stream) for number, one in {one.seed: one for one in configs}.items()}
+        streams = {run_seed: _read_stream(run, own_stream) for run_seed, run in {c.seed: c for c in configs}.items()}
         text = next(iter(streams.values())).text
         loaded = _load_model(config, model, tokenizer, text=text)
-        if work.can_resume() and not work.resume:  # which `start` deletes: first look for mistakes
-            for one in configs[: len(split_methods(config))]:
-                check_method(one, streams[one.seed], loaded)
+        if work.can_resume() and not work.resume:  # `start` deletes its state: check first
+            for run in configs[: len(by_method)]:
+                check_method(run, streams[run.seed], loaded)
         work.start(_identity(config, loaded, streams))
         results = {key: work.journal[key] for key in map(_key, configs) if key in work.journal}
-        for one in configs:
-            if _key(one) in results:
-                check_same_identity({"tasks": results[_key(one)]["tasks"]}, {"tasks": task_hashes(streams[one.seed])})
-        for number, one in enumerate(configs):
-            if _key(one) not in results:
-                report = _report_run(one, number, len(configs), len(streams[one.seed]), on_progress)
-                results[_key(one)] = _run_and_keep(
-                    one, streams[one.seed], loaded, work, save_models=save_models, report=report
+        for run in configs:
+            if _key(run) in results:
+                check_same_identity({"tasks": results[_key(run)]["tasks"]}, {"tasks": task_hashes(streams[run.seed])})
+        for index, run in enumerate(configs):
+            if _key(run) not in results:
+                run_stream = streams[run.seed]
+                report = _report_run(run, index, len(configs), len(run_stream), on_progress)
+                results[_key(run)] = _run_and_keep(
+                    run, run_stream, loaded, work, save_models=save_models, report=report
                 )
         models = work.folder / MODELS if save_models and work_dir is not None else None
         tables, metadata = _tables(configs, streams, results), _metadata(config, configs, streams, loaded, results)
@@ -199,7 +206,7 @@ def _run_and_keep(
     save_models: bool,
     report: Callable[[ProgressEvent], None] | None,
 ) -> Row:
-    """Run one method with one seed, and write the result to the journal; its states are no longer needed then."""
+    """Run one method with one seed, write the result to the journal, and delete its states."""
     key = _key(config)
     result = run_method(
         config,
@@ -221,58 +228,55 @@ def _make_config(
     stream: str | Stream | LearnConfig, method: Any, model: Any, arguments: Mapping[str, Any]
 ) -> LearnConfig:
     """Return the configuration that the arguments of `learn` make."""
-    said = {name: value for name, value in arguments.items() if name not in ("stream", "method", "model")}
+    changes = {name: value for name, value in arguments.items() if name not in ("stream", "method", "model")}
     if method is not None:
-        said["method"] = ",".join(map(str, method)) if isinstance(method, (list, tuple)) else method
-    refused = [name for name in OF_THE_STREAM if isinstance(stream, Stream) and said.get(name) is not None]
+        changes["method"] = ",".join(map(str, method)) if isinstance(method, (list, tuple)) else method
+    refused = [name for name in STREAM_FIELDS if isinstance(stream, Stream) and changes.get(name) is not None]
     if refused:
         option = refused[0].replace("_", "-")
-        raise UserError(f"{option}: expected none with a stream that is given, which has its rows")
+        raise UserError(f"{option} cannot be used with a Stream object, which has its own rows")
     if isinstance(model, str):
-        said["model"] = model
-    if said.get("order") is None:
-        said.pop("order", None)
-        said |= {"order": AS_GIVEN} if isinstance(stream, Stream) else {}
+        changes["model"] = model
+    if changes.get("order") is None:
+        changes.pop("order", None)
+        changes |= {"order": AS_GIVEN} if isinstance(stream, Stream) else {}
     if isinstance(stream, LearnConfig):
-        return stream.replace(**said)
-    named = stream.name if isinstance(stream, Stream) else str(stream)
+        return stream.replace(**changes)
+    name = stream.name if isinstance(stream, Stream) else str(stream)
     if model is not None and not isinstance(model, str):
-        said["model"] = getattr(model, "name", None) or type(model).__name__
-    return LearnConfig.from_dict({"stream": named, **said})
+        changes["model"] = getattr(model, "name", None) or type(model).__name__
+    return LearnConfig.from_dict({"stream": name, **changes})
 
 
 def _seeds(seeds: Any, config: LearnConfig) -> tuple[int, ...]:
-    found = (config.seed,) if seeds is None else tuple(seeds) if isinstance(seeds, (list, tuple, range)) else ()
-    if not found or any(found.count(one) > 1 for one in found):
+    values = (config.seed,) if seeds is None else tuple(seeds) if isinstance(seeds, (list, tuple, range)) else ()
+    if not values or any(values.count(value) > 1 for value in values):
         raise UserError(f"seeds: expected a list of whole numbers, at least one and each once, got {seeds!r}")
-    return found
+    return values
 
 
 def _load_model(config: LearnConfig, model: Any, tokenizer: Any, *, text: bool) -> Loaded:
-    """The model; with the head of a language model where tasks are from text to text."""
+    """Load the model; a language model for text-to-text tasks."""
     if model is None or isinstance(model, str):
         return load(config.model, dtype="float32", language_model=text)
     call = "regard.learn(stream, method, model, tokenizer=tokenizer)"
     return with_model_hash(as_loaded(model, tokenizer, to="teach", call=call))
 
 
-def _read_stream(config: LearnConfig, own: Stream | None) -> Stream:
-    """Return the stream of a configuration; one of the user's in its own order, or in that of the configuration."""
-    if own is None:
+def _read_stream(config: LearnConfig, user_stream: Stream | None) -> Stream:
+    """Read the stream, or reorder the user's own."""
+    if user_stream is None:
         stream = config.read(os.environ.get(DATA) or None)
     elif config.order == AS_GIVEN:
-        stream = own
+        stream = user_stream
     else:
-        stream = own.reorder(parse_order(config.order, len(own), config.seed))
+        stream = user_stream.reorder(parse_order(config.order, len(user_stream), config.seed))
     config.check_tasks(stream)
     return stream
 
 
-# -- where it is kept -----------------------------------------------------------------------------------
-
-
 def _join_processes() -> None:
-    """Join the other processes, if there are any, before the first of them waits for another."""
+    """Join the process group before a process waits for another."""
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         raise UserError("FSDP: expected processes that each hold the whole model, learn does not shard it")
     if num_processes() > 1 and not dist.is_initialized():
@@ -280,20 +284,17 @@ def _join_processes() -> None:
 
 
 def _identity(config: LearnConfig, loaded: Loaded, streams: Mapping[int, Stream]) -> dict[str, Any]:
-    """Return what every run of a comparison depends on. Methods and seeds may be added to it later."""
+    """Return what every run of a comparison depends on, without methods and seeds, which may be added later."""
     fields = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
     tasks = sorted(task.name for task in next(iter(streams.values())).tasks)
     return {"config": fields, "model": loaded.sha256, "tasks": tasks}
 
 
 def _key(config: LearnConfig) -> str:
-    """Return the name of a run: letters, digits and signs that a folder may have."""
+    """Return the name of a run, usable as a folder name."""
     return "-".join(
         "".join(c if c.isalnum() or c in "+=." else "-" for c in part) for part in (config.label, str(config.seed))
     )
-
-
-# -- what it comes to -----------------------------------------------------------------------------------
 
 
 def _report_run(
@@ -307,7 +308,7 @@ def _report_run(
 def _tables(
     configs: Sequence[LearnConfig], streams: Mapping[int, Stream], results: Mapping[str, Row]
 ) -> dict[str, pd.DataFrame]:
-    """Return the tables of all runs, one under the other."""
+    """Concatenate the tables of all runs."""
     return {
         name: make_table(
             name,
@@ -322,7 +323,7 @@ def _tables(
 
 
 def _run_columns(config: LearnConfig, stream: Stream) -> Row:
-    """Return the columns that are the same in each row of a run."""
+    """Return the columns that are constant in a run."""
     return {"stream": stream.name, "method": config.label, "seed": config.seed, "order": _order(stream)}
 
 
@@ -337,28 +338,28 @@ def _metadata(
     loaded: Loaded,
     results: Mapping[str, Row],
 ) -> dict[str, Any]:
-    """Return where the numbers come from."""
-    first = configs[0].seed
-    rows = [results[_key(one)] for one in configs]
+    """Return the provenance of the results."""
+    first_seed = configs[0].seed
+    run_results = [results[_key(run_config)] for run_config in configs]
     return describe_run(
-        replace(config, seed=first),
+        replace(config, seed=first_seed),
         runs=[
-            _describe_one(one, streams[one.seed], row, is_first=one.seed == first)
-            for one, row in zip(configs, rows, strict=True)
+            _describe_one(run_config, streams[run_config.seed], result, is_first=run_config.seed == first_seed)
+            for run_config, result in zip(configs, run_results, strict=True)
         ],
-        stream=_describe_stream(streams[first]),
-        model={"name": loaded.name, "sha256": loaded.sha256, "parameters": rows[0]["parameters"]},
+        stream=_describe_stream(streams[first_seed]),
+        model={"name": loaded.name, "sha256": loaded.sha256, "parameters": run_results[0]["parameters"]},
         cost={
-            "seconds": round(sum(row["seconds"] for row in rows), 1),
-            "peak_memory_mib": max(row["peak_memory_mib"] for row in rows),
-            "device": rows[0]["device"],
+            "seconds": round(sum(result["seconds"] for result in run_results), 1),
+            "peak_memory_mib": max(result["peak_memory_mib"] for result in run_results),
+            "device": run_results[0]["device"],
             "processes": num_processes(),
         },
     )
 
 
 def _describe_one(config: LearnConfig, stream: Stream, result: Row, *, is_first: bool) -> dict[str, Any]:
-    """Return what the metadata say of a run; what is the same for all seeds only of the first."""
+    """Return a run's metadata; warnings shared by all seeds only for the first."""
     return {
         "key": _key(config),
         "method": config.label,
@@ -372,7 +373,7 @@ def _describe_one(config: LearnConfig, stream: Stream, result: Row, *, is_first:
 
 
 def _describe_stream(stream: Stream) -> dict[str, Any]:
-    """Return what the metadata say of the stream."""
+    """Return the stream's metadata."""
     return {
         "name": stream.name,
         "protocol": stream.protocol,

@@ -1,4 +1,4 @@
-"""The tables of a run of continual learning: what they must hold, which runs they are of, and how tasks are named."""
+"""Tables of a continual-learning run: required columns, runs, task names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pandas as pd
 from regard.commands.learn import metrics as learn_metrics
 from regard.errors import UserError
 
-SETTINGS = {"til": "TIL", "cil": "CIL"}
-"""The settings and their names: with the task known, and among the classes of all tasks so far."""
+SCENARIOS = {"til": "TIL", "cil": "CIL"}
+"""Names of the scenarios: task-incremental (task known) and class-incremental learning."""
 
 COLUMNS = {
     "matrix": ("stream", "method", "seed", "order", "after_task", "task_index", "task", "scenario", "score"),
@@ -28,30 +28,30 @@ COLUMNS = {
     "gate": ("method", "seed", "after_task", "task_index", "statistic", "adapter", "value"),
     "pseudo": ("method", "seed", "task_index", "statistic", "value"),
 }
-"""The columns that the report reads of each table."""
+"""Columns that the report reads, by table."""
 
-NEEDED = ("matrix", "metrics", "summary")
-"""The tables without which there is no report; the others may be empty or missing."""
+REQUIRED_TABLES = ("matrix", "metrics", "summary")
+"""Tables without which there is no report; the others may be empty or missing."""
 
-RUN = ["method", "seed", "order"]
+RUN_KEYS = ["method", "seed", "order"]
 
 Tables = Mapping[str, pd.DataFrame]
 
 
 def check_tables(tables: Tables) -> None:
-    """Nothing, or a UserError: a table is missing, empty, lacks a column, or tells a score twice."""
-    for name, wanted in COLUMNS.items():
-        found = tables.get(name)
-        if found is None or found.empty:
-            if name in NEEDED:
-                there = "there is no such table" if found is None else "the table is empty"
-                raise UserError(f"{name}: expected at least one row, {there}")
+    """Check that tables and columns exist and scores are unique. Raises UserError."""
+    for name, columns in COLUMNS.items():
+        table = tables.get(name)
+        if table is None or table.empty:
+            if name in REQUIRED_TABLES:
+                problem = "the table is missing" if table is None else "the table is empty"
+                raise UserError(f"{name}: expected at least one row, {problem}")
             continue
-        missing = [one for one in wanted if one not in found]
+        missing = [column for column in columns if column not in table]
         if missing:
-            raise UserError(f"{name}: expected the columns {', '.join(wanted)}; missing: {', '.join(missing)}")
-    if len(table(tables, "differences")):
-        learn_metrics.tested(tables["differences"])
+            raise UserError(f"{name}: expected the columns {', '.join(columns)}; missing: {', '.join(missing)}")
+    if len(get_table(tables, "differences")):
+        learn_metrics.find_p_column(tables["differences"])
     _check_matrix(tables["matrix"])
 
 
@@ -59,100 +59,103 @@ def _check_matrix(matrix: pd.DataFrame) -> None:
     streams = [str(name) for name in matrix["stream"].unique()]
     if len(streams) > 1:
         raise UserError(f"matrix: expected the runs of one stream, got {', '.join(streams)}")
-    unknown = sorted({str(one) for one in matrix["scenario"].unique()} - set(SETTINGS))
+    unknown = sorted({str(scenario) for scenario in matrix["scenario"].unique()} - set(SCENARIOS))
     if unknown:
-        raise UserError(f"scenario: expected {' or '.join(SETTINGS)}, got {', '.join(unknown)}")
-    keys = [*RUN, "after_task", "task_index", "scenario"]
-    twice = matrix[matrix.duplicated(keys)]
-    if len(twice):
-        told = ", ".join(f"{key} {twice.iloc[0][key]}" for key in keys)
-        raise UserError(f"matrix: expected one row for each score, several are of {told}")
+        raise UserError(f"scenario: expected {' or '.join(SCENARIOS)}, got {', '.join(unknown)}")
+    keys = [*RUN_KEYS, "after_task", "task_index", "scenario"]
+    duplicates = matrix[matrix.duplicated(keys)]
+    if len(duplicates):
+        values = ", ".join(f"{key} {duplicates.iloc[0][key]}" for key in keys)
+        raise UserError(f"matrix: expected one row for each score, several are of {values}")
 
 
-def table(tables: Tables, name: str) -> pd.DataFrame:
-    """The table of that name, with its columns and no row where it is missing or empty."""
-    found = tables.get(name)
-    return pd.DataFrame(columns=list(COLUMNS[name])) if found is None or found.empty else found
+def get_table(tables: Tables, name: str) -> pd.DataFrame:
+    """Return a table; with its columns and no rows if it is missing or empty."""
+    table = tables.get(name)
+    return pd.DataFrame(columns=list(COLUMNS[name])) if table is None or table.empty else table
 
 
-def methods(matrix: pd.DataFrame) -> list[str]:
-    """The methods in the order in which they come."""
+def method_names(matrix: pd.DataFrame) -> list[str]:
+    """Return the methods in order of appearance."""
     return [str(name) for name in matrix["method"].unique()]
 
 
-def settings(matrix: pd.DataFrame) -> list[str]:
-    """The settings that have scores of learnt tasks, TIL first."""
-    there = set(learnt(matrix)["scenario"])
-    return [one for one in SETTINGS if one in there]
+def find_scenarios(matrix: pd.DataFrame) -> list[str]:
+    """Return the scenarios with scores of trained tasks, TIL first."""
+    available = set(select_trained(matrix)["scenario"])
+    return [scenario for scenario in SCENARIOS if scenario in available]
 
 
 def count_tasks(matrix: pd.DataFrame) -> int:
-    """The number of tasks of the stream, as far as there are scores of them."""
+    """Return the number of tasks with scores."""
     return int(matrix["task_index"].max())
 
 
-def learnt(matrix: pd.DataFrame, setting: str | None = None) -> pd.DataFrame:
-    """The rows of tasks that have been learnt, of one setting or of all."""
+def select_trained(matrix: pd.DataFrame, scenario: str | None = None) -> pd.DataFrame:
+    """Return the rows of tasks already trained, of one scenario or all."""
     rows = matrix[matrix["task_index"] <= matrix["after_task"]]
-    return rows if setting is None else rows[rows["scenario"] == setting]
+    return rows if scenario is None else rows[rows["scenario"] == scenario]
 
 
-def agree(matrix: pd.DataFrame) -> bool:
-    """Whether each place has the same task in all runs."""
+def has_one_order(matrix: pd.DataFrame) -> bool:
+    """Return whether all runs have the same task at each position."""
     return bool((matrix.groupby("task_index")["task"].nunique() == 1).all())
 
 
 def task_names(matrix: pd.DataFrame) -> list[str]:
-    """A name for each place: the task's where the orders of all runs agree, else "Task 1", "Task 2" and so on."""
-    places = range(1, count_tasks(matrix) + 1)
-    if not agree(matrix):
-        return [f"Task {place}" for place in places]
-    by = matrix.drop_duplicates("task_index").set_index("task_index")["task"].to_dict()
-    return [str(by.get(place, f"Task {place}")) for place in places]
+    """Return a name for each position: the task's, or "Task 1", … if orders differ between runs."""
+    positions = range(1, count_tasks(matrix) + 1)
+    if not has_one_order(matrix):
+        return [f"Task {position}" for position in positions]
+    names = matrix.drop_duplicates("task_index").set_index("task_index")["task"].to_dict()
+    return [str(names.get(position, f"Task {position}")) for position in positions]
 
 
 def run_names(matrix: pd.DataFrame) -> dict[tuple[int, str], str]:
-    """The runs of any method by seed and order, as in "seed 508, order 2-0-1"; the order where a seed has several."""
+    """Name runs by seed and order, as in "seed 508, order 2-0-1"; the order only if there are several."""
     pairs = matrix[["seed", "order"]].drop_duplicates()
-    found = [(int(seed), str(order)) for seed, order in zip(pairs["seed"], pairs["order"], strict=True)]
-    several = len({order for _, order in found}) > 1
-    return {(seed, order): f"seed {seed}" + (f", order {order}" if several else "") for seed, order in found}
+    runs = [(int(seed), str(order)) for seed, order in zip(pairs["seed"], pairs["order"], strict=True)]
+    multiple_orders = len({order for _, order in runs}) > 1
+    return {(seed, order): f"seed {seed}" + (f", order {order}" if multiple_orders else "") for seed, order in runs}
 
 
-def unfinished(matrix: pd.DataFrame) -> list[tuple[str, int, int]]:
-    """The runs without a score after the last task: method, seed, and how many tasks they have learnt."""
-    last, whole = learnt(matrix).groupby(RUN, sort=False)["after_task"].max(), count_tasks(matrix)
-    return [(str(run[0]), int(run[1]), int(after)) for run, after in last.items() if after < whole]
+def find_unfinished_runs(matrix: pd.DataFrame) -> list[tuple[str, int, int]]:
+    """Find runs without a score after the last task: method, seed, tasks trained."""
+    last, num_tasks = select_trained(matrix).groupby(RUN_KEYS, sort=False)["after_task"].max(), count_tasks(matrix)
+    return [(str(run[0]), int(run[1]), int(after)) for run, after in last.items() if after < num_tasks]
 
 
-def forgotten(matrix: pd.DataFrame, setting: str) -> pd.DataFrame:
-    """How much each old task of a finished run lost: its score when it was learnt minus that after the last task.
+def compute_forgetting(matrix: pd.DataFrame, scenario: str) -> pd.DataFrame:
+    """Return how many points each old task of a finished run lost since it was trained.
 
-    Columns: method, seed, order, position, task, forgetting (points).
+    Returns:
+        Columns method, seed, order, task_index, task, forgetting.
     """
-    rows, whole = learnt(matrix, setting), count_tasks(matrix)
-    first = rows[(rows["after_task"] == rows["task_index"]) & (rows["task_index"] < whole)]
-    last = rows[rows["after_task"] == whole][[*RUN, "task_index", "score"]].rename(columns={"score": "at_end"})
-    both = first.merge(last, on=[*RUN, "task_index"])
-    return both.assign(forgetting=both["score"] - both["at_end"])[[*RUN, "task_index", "task", "forgetting"]]
+    rows, num_tasks = select_trained(matrix, scenario), count_tasks(matrix)
+    initial = rows[(rows["after_task"] == rows["task_index"]) & (rows["task_index"] < num_tasks)]
+    final = rows[rows["after_task"] == num_tasks][[*RUN_KEYS, "task_index", "score"]].rename(
+        columns={"score": "at_end"}
+    )
+    scores = initial.merge(final, on=[*RUN_KEYS, "task_index"])
+    return scores.assign(forgetting=scores["score"] - scores["at_end"])[[*RUN_KEYS, "task_index", "task", "forgetting"]]
 
 
-def correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Pearson's correlation; NaN for fewer than three pairs, or where one side does not vary."""
+def compute_correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return Pearson's correlation; NaN for fewer than three pairs or a constant side."""
     frame = pd.DataFrame({"x": list(x), "y": list(y)}, dtype="float64")
     if len(frame) < 3 or frame.nunique().min() < 2:
         return math.nan
     return float(frame["x"].corr(frame["y"]))
 
 
-def styles(names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """For each method an ink and a stroke of its own, as many as there are."""
-    return [(name, i % INKS, i // INKS) for i, name in enumerate(names[: INKS * STROKES])]
+def assign_styles(names: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Assign an ink and a stroke to each method, as far as they suffice."""
+    return [(name, i % NUM_INKS, i // NUM_INKS) for i, name in enumerate(names[: NUM_INKS * NUM_STROKES])]
 
 
-INKS, STROKES = 6, 3
+NUM_INKS, NUM_STROKES = 6, 3
 
 
-def rounded(value: Any) -> float | None:
-    """The number to five digits, None where it is not finite."""
+def round_value(value: Any) -> float | None:
+    """Round to five digits; None if not finite."""
     return float(f"{float(value):.5g}") if pd.notna(value) and math.isfinite(float(value)) else None

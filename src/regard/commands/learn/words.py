@@ -1,4 +1,4 @@
-"""What a report on continual learning says in words and key figures; every sentence is computed from the tables."""
+"""Sentences and key figures of a report on continual learning, computed from its tables."""
 
 from __future__ import annotations
 
@@ -10,254 +10,257 @@ import pandas as pd
 from regard.commands.learn import metrics as learn_metrics
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, format_fixed
-from regard.commands.learn.tables import SETTINGS, Tables
+from regard.commands.learn.tables import SCENARIOS, Tables
 from regard.report import labels
 from regard.report.key_figure import KeyFigure
 from regard.report.words import format_duration, format_signed, metadata_number
 
+_SCENARIO_PHRASES = {"til": "With the task known (TIL)", "cil": "Among the classes of all tasks so far (CIL)"}
+SCORE_NAMES = {"accuracy": "Accuracy", "rouge-l": "Rouge-L", "exact-match": "Exact match"}
+MAX_WARNINGS = 4
+"""Warnings of runs that a report repeats, at most."""
 
-def title(matrix: pd.DataFrame, record: Mapping[str, Any]) -> str:
-    """The stream's name in the record, else in the matrix."""
-    return str(labels.section(record, "stream").get("name") or matrix["stream"].iloc[0])
+
+def stream_name(matrix: pd.DataFrame, metadata: Mapping[str, Any]) -> str:
+    """Return the stream's name from the metadata, else from the matrix."""
+    return str(labels.section(metadata, "stream").get("name") or matrix["stream"].iloc[0])
 
 
-def ledes(tables: Tables, record: Mapping[str, Any]) -> list[str]:
-    """What was learnt with what, then for each setting who kept most and whether the intervals overlap."""
+def write_ledes(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
+    """Write what was trained, then the outcome of each scenario."""
     matrix = tables["matrix"]
-    return [_run(matrix, record), *(_found(tables, setting) for setting in learn_tables.settings(matrix))]
+    outcomes = [_write_outcome(tables, scenario) for scenario in learn_tables.find_scenarios(matrix)]
+    return [_write_run(matrix, metadata), *outcomes]
 
 
-def _run(matrix: pd.DataFrame, record: Mapping[str, Any]) -> str:
-    runs, orders = len(matrix[learn_tables.RUN].drop_duplicates()), [str(one) for one in matrix["order"].unique()]
-    parts = [count(learn_tables.count_tasks(matrix), "task"), count(matrix["method"].nunique(), "method")]
-    parts += [count(matrix["seed"].nunique(), "seed"), count(runs, "run")]
+def _write_run(matrix: pd.DataFrame, metadata: Mapping[str, Any]) -> str:
+    num_runs = len(matrix[learn_tables.RUN_KEYS].drop_duplicates())
+    orders = [str(order) for order in matrix["order"].unique()]
+    parts = [pluralize(learn_tables.count_tasks(matrix), "task"), pluralize(matrix["method"].nunique(), "method")]
+    parts += [pluralize(matrix["seed"].nunique(), "seed"), pluralize(num_runs, "run")]
     parts.append(f"order {orders[0]}" if len(orders) == 1 else f"{len(orders)} orders")
-    protocol = labels.section(record, "stream").get("protocol")
-    parts += [str(labels.section(record, "model")["name"])] if labels.section(record, "model").get("name") else []
+    model = labels.section(metadata, "model").get("name")
+    protocol = labels.section(metadata, "stream").get("protocol")
+    parts += [str(model)] if model else []
     parts += [f"protocol {protocol}"] if protocol else []
     return " · ".join(parts)
 
 
-def _found(tables: Tables, setting: str) -> str:
-    """Who ends highest and who is next, what paired runs say of it, who forgets, and what is the bound."""
-    scores = learn_metrics.final(tables["summary"], setting)
-    rivals = [name for name in learn_metrics.ranked(list(scores), scores) if name not in REFERENCES]
-    if not rivals:
+def _write_outcome(tables: Tables, scenario: str) -> str:
+    """Compare the methods in one scenario: AP, paired difference, forgetting, upper bound."""
+    scores = learn_metrics.final_estimates(tables["summary"], scenario)
+    competitors = _rank_competitors(scores)
+    if not competitors:
         return ""
-    told = [_most(rivals, scores), *_paired(tables, setting, rivals), *_rest(tables, setting, rivals)]
-    return f"{_HOW[setting]}: {' '.join(told)}"
+    difference = _find_paired_difference(tables, scenario, competitors)
+    sentences = [_write_ranking(competitors, scores), *([_write_difference(difference)] if difference else [])]
+    sentences += _write_forgetting(tables, scenario, competitors)
+    return f"{_SCENARIO_PHRASES[scenario]}: {' '.join(sentences)}"
 
 
-_HOW = {"til": "With the task known (TIL)", "cil": "Among the classes of all tasks so far (CIL)"}
+def _rank_competitors(scores: Mapping[str, Estimate]) -> list[str]:
+    """Rank the methods that learn task after task, highest mean first."""
+    return [method for method in learn_metrics.rank_methods(list(scores), scores) if method not in REFERENCES]
 
 
-def _most(rivals: Sequence[str], scores: Mapping[str, Estimate]) -> str:
-    best, level = scores[rivals[0]], learn_metrics.level(rivals, scores)
-    if len(rivals) == 1:
-        return f"{rivals[0]} ends at AP {learn_metrics.shown(best)}."
-    following = "".join(
-        f", before {name} with {learn_metrics.shown(scores[name])}" for name in rivals[len(level) :][:1]
+def _write_ranking(competitors: Sequence[str], scores: Mapping[str, Estimate]) -> str:
+    best, ties = scores[competitors[0]], learn_metrics.find_ties(competitors, scores)
+    if len(competitors) == 1:
+        return f"{competitors[0]} ends at AP {learn_metrics.format_estimate(best)}."
+    next_best = "".join(
+        f", before {method} with {learn_metrics.format_estimate(scores[method])}"
+        for method in competitors[len(ties) :][:1]
     )
-    if len(level) > 1:
-        return f"{listed(level)} end with the same AP, {format_fixed(best.mean)}{following}."
-    return f"{rivals[0]} keeps most, AP {learn_metrics.shown(best)}{following}; {between(best, scores[rivals[1]])}."
+    if len(ties) > 1:
+        return f"{join_names(ties)} end with the same AP, {format_fixed(best.mean)}{next_best}."
+    overlap = describe_overlap(best, scores[competitors[1]])
+    return f"{competitors[0]} has the highest AP, {learn_metrics.format_estimate(best)}{next_best}; {overlap}."
 
 
-def listed(names: Sequence[str], most: int = 4) -> str:
-    """The names as in "a, b and c"; beyond so many the number of the others."""
-    rest = len(names) - most
-    shown = [*names[:most], f"{rest} more"] if rest > 0 else list(names)
-    return " and ".join([*([", ".join(shown[:-1])] if shown[:-1] else []), shown[-1]])
+def join_names(names: Sequence[str], max_names: int = 4) -> str:
+    """Join names as in "a, b and c"; names beyond `max_names` are counted."""
+    rest = len(names) - max_names
+    parts = [*names[:max_names], f"{rest} more"] if rest > 0 else list(names)
+    return " and ".join([*([", ".join(parts[:-1])] if parts[:-1] else []), parts[-1]])
 
 
-def between(one: Estimate, other: Estimate) -> str:
-    """Whether two intervals overlap, said plainly."""
-    if not (one.sure and other.sure):
-        return "there are no intervals, so it may be chance"
-    return "the 95 % intervals overlap" if one.overlaps(other) else "the 95 % intervals do not overlap"
+def describe_overlap(estimate: Estimate, other: Estimate) -> str:
+    """Say whether two 95 % intervals overlap."""
+    if not (estimate.has_interval and other.has_interval):
+        return "there are no intervals, so this may be chance"
+    return "the 95 % intervals overlap" if estimate.overlaps(other) else "the 95 % intervals do not overlap"
 
 
-def _paired(tables: Tables, setting: str, rivals: Sequence[str]) -> list[str]:
-    """What the best method has run by run more than the next one; than the first, if the table has no more.
-
-    Nothing where several share the highest AP.
-    """
-    if len(learn_metrics.level(rivals, learn_metrics.final(tables["summary"], setting))) > 1:
-        return []
-    every = learn_metrics.differences(learn_tables.table(tables, "differences"), setting).get("average_performance", [])
-    others = dict.fromkeys([*rivals[1:2], learn_tables.methods(tables["matrix"])[0]])
-    found = [_between(every, rivals[0], other) for other in others]
-    return [_difference(one) for one in found if one is not None and one.sure][:1]
-
-
-def _between(every: Sequence[Difference], best: str, other: str) -> Difference | None:
-    """The difference between two methods, the best one's less the other's, whichever way the table has it."""
-    for one in every:
-        if (one.method, one.against) == (best, other):
-            return one
-        if (one.method, one.against) == (other, best):
-            return one.turned()
+def _find_paired_difference(tables: Tables, scenario: str, competitors: Sequence[str]) -> Difference | None:
+    """Find the difference of AP between the best method and the next one, else the first one; None at a tie."""
+    if len(learn_metrics.find_ties(competitors, learn_metrics.final_estimates(tables["summary"], scenario))) > 1:
+        return None
+    table = learn_tables.get_table(tables, "differences")
+    differences = learn_metrics.make_differences(table, scenario).get("average_performance", [])
+    best = competitors[0]
+    for other in (*competitors[1:2], learn_tables.method_names(tables["matrix"])[0]):
+        for difference in differences:
+            if {difference.method, difference.against} == {best, other} and difference.has_interval:
+                return difference if difference.method == best else difference.reverse()
     return None
 
 
-def _difference(one: Difference) -> str:
-    """How much more one method has than another run by run, and whether the interval holds 0."""
-    span = f"95 % interval {format_signed(one.low, 2)} to {format_signed(one.high, 2)}"
-    zero = "which holds 0" if one.overlaps else "which does not hold 0"
-    return f"Run by run that is {format_signed(one.value, 2)} points against {one.against} ({span}, {zero})."
-
-
-def _rest(tables: Tables, setting: str, rivals: Sequence[str]) -> list[str]:
-    """Who forgets most and least, and where joint training ends."""
-    lost = learn_metrics.final(tables["summary"], setting, "forgetting")
-    scores = learn_metrics.final(tables["summary"], setting)
-    ours = learn_metrics.ranked([name for name in rivals if name in lost], lost)
-    told = _extremes(ours, lost)
-    told += (
-        [f"joint, {REFERENCES['joint']}, reaches AP {format_fixed(scores['joint'].mean)}"] if "joint" in scores else []
+def _write_difference(difference: Difference) -> str:
+    interval = f"{format_signed(difference.ci_low, 2)} to {format_signed(difference.ci_high, 2)}"
+    zero = "which contains 0" if difference.overlaps else "which does not contain 0"
+    value = format_signed(difference.value, 2)
+    return (
+        f"Paired by run, the difference to {difference.against} is {value} points (95 % interval {interval}, {zero})."
     )
-    return [f"{'; '.join(told)}."] if told else []
 
 
-def _extremes(ours: Sequence[str], lost: Mapping[str, Estimate]) -> list[str]:
-    """Who of the methods, those that forget more first, forgets least and most; that they are level if all are."""
-    if not ours:
+def _write_forgetting(tables: Tables, scenario: str, competitors: Sequence[str]) -> list[str]:
+    """Say which methods forget most and least, and the AP of joint training."""
+    forgetting = learn_metrics.final_estimates(tables["summary"], scenario, "forgetting")
+    scores = learn_metrics.final_estimates(tables["summary"], scenario)
+    methods = learn_metrics.rank_methods([name for name in competitors if name in forgetting], forgetting)
+    clauses = _compare_forgetting(methods, forgetting)
+    if "joint" in scores:
+        clauses.append(f"joint, {REFERENCES['joint']}, reaches AP {format_fixed(scores['joint'].mean)}")
+    return [f"{'; '.join(clauses)}."] if clauses else []
+
+
+def _compare_forgetting(methods: Sequence[str], forgetting: Mapping[str, Estimate]) -> list[str]:
+    """Name the methods that forget least and most; `methods` starts with the one that forgets most."""
+    if not methods:
         return []
-    most, least = learn_metrics.level(ours, lost), learn_metrics.level(ours[::-1], lost)
-    if len(most) == len(ours):
-        return [
-            f"{listed(most)} {_forgets(most)} {'the same, ' if most[1:] else ''}"
-            f"{format_fixed(lost[most[0]].mean)} points"
-        ]
+    most = learn_metrics.find_ties(methods, forgetting)
+    least = learn_metrics.find_ties(methods[::-1], forgetting)
+    if len(most) == len(methods):
+        same = "the same, " if most[1:] else ""
+        return [f"{join_names(most)} {_forget(most)} {same}{format_fixed(forgetting[most[0]].mean)} points"]
     return [
-        f"{listed(names)} {_forgets(names)} {how}, {format_fixed(lost[names[0]].mean)} points"
+        f"{join_names(names)} {_forget(names)} {extreme}, {format_fixed(forgetting[names[0]].mean)} points"
         f"{' each' if names[1:] else ''}"
-        for names, how in ((least, "least"), (most, "most"))
+        for names, extreme in ((least, "least"), (most, "most"))
     ]
 
 
-def _forgets(names: Sequence[str]) -> str:
+def _forget(names: Sequence[str]) -> str:
     return "forget" if names[1:] else "forgets"
 
 
-def warnings(tables: Tables, record: Mapping[str, Any]) -> list[str]:
-    """What keeps the numbers from being complete, sure or clean, one sentence each."""
+def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
+    """Write one sentence for everything that makes the numbers incomplete, uncertain or biased."""
     matrix, notes = tables["matrix"], []
-    left = learn_tables.unfinished(matrix)
-    if left:
-        which = ", ".join(f"{method} with seed {seed} ({after})" for method, seed, after in left[:3])
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-        notes.append(f"{count(len(left), 'run')} without a score after the last task (tasks learnt): {which}{more}.")
-    runs = matrix[learn_tables.RUN].drop_duplicates().groupby("method", sort=False).size()
-    if runs.max() == 1:
+    unfinished = learn_tables.find_unfinished_runs(matrix)
+    if unfinished:
+        names = ", ".join(f"{method} with seed {seed} ({after})" for method, seed, after in unfinished[:3])
+        more = f" and {len(unfinished) - 3} more" if len(unfinished) > 3 else ""
+        runs = pluralize(len(unfinished), "run")
+        notes.append(f"{runs} without a score after the last task (tasks trained): {names}{more}.")
+    if _max_runs(matrix) == 1:
         notes.append("One run of each method: there are no intervals, and differences may be chance.")
     pairs = matrix.groupby("method", sort=False)[["seed", "order"]].apply(
         lambda rows: frozenset(map(tuple, rows.values))
     )
     if pairs.nunique() > 1:
         notes.append("The methods were not run with the same seeds and orders.")
-    if labels.section(record, "stream").get("protocol") == "paper":
-        notes.append("Protocol paper: rows in two splits are kept and dev is the split scored: scores may be too high.")
-    return [*notes, *_of_runs(record)]
+    if labels.section(metadata, "stream").get("protocol") == "paper":
+        notes.append("Protocol paper: splits may share rows, and dev may be the test split: scores may be too high.")
+    return [*notes, *_collect_run_warnings(metadata)]
 
 
-def _of_runs(record: Mapping[str, Any]) -> list[str]:
-    """What the runs themselves warn of, each with its method and seed; the first few of many."""
-    runs = [one for one in record.get("runs") or [] if isinstance(one, Mapping)]
-    told = [
-        f"{one.get('method')}, seed {one.get('seed')}: {warning}"
-        for one in runs
-        for warning in one.get("warnings") or []
+def _max_runs(matrix: pd.DataFrame) -> int:
+    return int(matrix[learn_tables.RUN_KEYS].drop_duplicates().groupby("method").size().max())
+
+
+def _collect_run_warnings(metadata: Mapping[str, Any]) -> list[str]:
+    """Collect the warnings in the metadata of the runs, at most `MAX_WARNINGS`."""
+    warnings = [
+        f"{run.get('method')}, seed {run.get('seed')}: {warning}"
+        for run in metadata.get("runs") or []
+        if isinstance(run, Mapping)
+        for warning in run.get("warnings") or []
     ]
-    more = [f"{count(len(told) - WARNED, 'warning')} more in results.json."] if len(told) > WARNED else []
-    return [*told[:WARNED], *more]
+    rest = len(warnings) - MAX_WARNINGS
+    return [*warnings[:MAX_WARNINGS], *([f"{pluralize(rest, 'warning')} more in results.json."] if rest > 0 else [])]
 
 
-WARNED = 4
-"""The most warnings of runs that a report repeats."""
-
-
-def key_figures(tables: Tables, record: Mapping[str, Any]) -> list[KeyFigure]:
-    """By setting the highest AP and the least FGT of methods that learn in order; then size and time."""
+def make_key_figures(tables: Tables, metadata: Mapping[str, Any]) -> list[KeyFigure]:
+    """Make the highest AP and the least FGT of each scenario, then the stream's size and the time."""
     matrix, figures = tables["matrix"], []
-    several = len(learn_tables.settings(matrix)) > 1
-    for setting in learn_tables.settings(matrix):
-        where = f", {SETTINGS[setting]}" if several else ""
-        for name, end in (("average_performance", "highest"), ("forgetting", "least")):
-            scores = learn_metrics.final(tables["summary"], setting, name)
-            order = [one for one in learn_metrics.ranked(list(scores), scores) if one not in REFERENCES]
-            if order:
-                title = f"{learn_metrics.metric(name).title}{where}"
-                figures.append(_best(title, end, order if end == "highest" else order[::-1], scores))
-    return [*figures, *_size(matrix, record), *_time(record)]
+    scenarios = learn_tables.find_scenarios(matrix)
+    for scenario in scenarios:
+        suffix = f", {SCENARIOS[scenario]}" if len(scenarios) > 1 else ""
+        for name, extreme in (("average_performance", "highest"), ("forgetting", "least")):
+            scores = learn_metrics.final_estimates(tables["summary"], scenario, name)
+            methods = _rank_competitors(scores)
+            if methods:
+                title = f"{learn_metrics.get_metric(name).title}{suffix}"
+                figures.append(_best_figure(title, extreme, methods[:: 1 if extreme == "highest" else -1], scores))
+    return [*figures, _size_figure(matrix, metadata), *_time_figures(metadata)]
 
 
-def _best(title: str, end: str, order: Sequence[str], scores: Mapping[str, Estimate]) -> KeyFigure:
-    """The value at an end of the order and whose it is; of no end where all methods have it."""
-    level = learn_metrics.level(order, scores)
-    label = f"{title}, {end}" if len(level) < len(order) else title
-    if len(level) == 1:
-        return KeyFigure(label, learn_metrics.shown(scores[order[0]]), order[0])
-    return KeyFigure(label, format_fixed(scores[order[0]].mean), f"the same: {listed(level)}")
+def _best_figure(title: str, extreme: str, methods: Sequence[str], scores: Mapping[str, Estimate]) -> KeyFigure:
+    """Make the figure of the first method, or of all that tie with it."""
+    ties = learn_metrics.find_ties(methods, scores)
+    label = f"{title}, {extreme}" if len(ties) < len(methods) else title
+    if len(ties) == 1:
+        return KeyFigure(label, learn_metrics.format_estimate(scores[methods[0]]), methods[0])
+    return KeyFigure(label, format_fixed(scores[methods[0]].mean), f"the same: {join_names(ties)}")
 
 
-def _size(matrix: pd.DataFrame, record: Mapping[str, Any]) -> list[KeyFigure]:
-    every = classes(record)
-    tasks = learn_tables.count_tasks(matrix)
-    return [KeyFigure("Tasks", str(tasks), count(len(every), "class", "classes") if every else "")]
+def _size_figure(matrix: pd.DataFrame, metadata: Mapping[str, Any]) -> KeyFigure:
+    names = class_names(metadata)
+    note = pluralize(len(names), "class", "classes") if names else ""
+    return KeyFigure("Tasks", str(learn_tables.count_tasks(matrix)), note)
 
 
-def classes(record: Mapping[str, Any]) -> list[str]:
-    """The classes of all tasks in the record, each name once."""
-    told = [one.get("labels") or [] for one in tasks(record)]
-    return list(dict.fromkeys(str(label) for of_task in told for label in of_task))
+def class_names(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the classes of all tasks, each once."""
+    return list(dict.fromkeys(str(label) for task in task_records(metadata) for label in task.get("labels") or []))
 
 
-def tasks(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What the record tells of each task."""
-    found = labels.section(record, "stream").get("tasks") or []
-    return [one for one in found if isinstance(one, Mapping)]
+def task_records(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the metadata of each task."""
+    tasks = labels.section(metadata, "stream").get("tasks") or []
+    return [task for task in tasks if isinstance(task, Mapping)]
 
 
-MEASURES = {"accuracy": "Accuracy", "rouge-l": "Rouge-L", "exact-match": "Exact match"}
+def score_name(metadata: Mapping[str, Any]) -> str:
+    """Return the name of the score of all tasks, "Score" where they differ."""
+    metrics = {str(task.get("metric") or "accuracy") for task in task_records(metadata)} or {"accuracy"}
+    return SCORE_NAMES.get(next(iter(metrics)), "Score") if len(metrics) == 1 else "Score"
 
 
-def measure(record: Mapping[str, Any]) -> str:
-    """What tasks are scored by: accuracy, or what answers that are written are graded by."""
-    found = {str(one.get("metric") or "accuracy") for one in tasks(record)} or {"accuracy"}
-    return MEASURES.get(next(iter(found)), "Score") if len(found) == 1 else "Score"
-
-
-def _time(record: Mapping[str, Any]) -> list[KeyFigure]:
-    seconds, memory = metadata_number(record, "cost", "seconds"), metadata_number(record, "cost", "peak_memory_mib")
+def _time_figures(metadata: Mapping[str, Any]) -> list[KeyFigure]:
+    seconds, memory = metadata_number(metadata, "cost", "seconds"), metadata_number(metadata, "cost", "peak_memory_mib")
     if seconds is None:
         return []
-    device = labels.section(record, "cost").get("device")
-    parts = [f"on {device}"] if device else []
-    parts += [] if memory is None else [f"peak memory {labels.number(memory, 3)} MiB"]
-    return [KeyFigure("Time", format_duration(seconds), ", ".join(parts))]
+    device = labels.section(metadata, "cost").get("device")
+    notes = [f"on {device}"] if device else []
+    notes += [] if memory is None else [f"peak memory {labels.number(memory, 3)} MiB"]
+    return [KeyFigure("Time", format_duration(seconds), ", ".join(notes))]
 
 
-def about_matrix(matrix: pd.DataFrame, scored: str, *, left_out: bool) -> str:
-    """How to read the matrices, of what tasks are `scored` by."""
-    places = "" if learn_tables.agree(matrix) else " Orders differ between runs, so the mean is by place in the stream."
-    zero = " Faint cells: tasks not yet learnt." if len(learn_tables.learnt(matrix)) < len(matrix) else ""
-    room = " To keep the page small it holds the means only; matrix.parquet has every run." if left_out else ""
-    return f"{scored} in per cent: a row for each number of tasks learnt, a column for each task.{zero}{places}{room}"
+def describe_matrix(matrix: pd.DataFrame, score: str, *, omits_runs: bool) -> str:
+    """Describe rows, columns and shading of the matrices; `score` names their unit."""
+    positions = ""
+    if not learn_tables.has_one_order(matrix):
+        positions = " Orders differ between runs: the mean is by position in the stream."
+    future = " Faint cells: tasks not yet trained." if len(learn_tables.select_trained(matrix)) < len(matrix) else ""
+    means = " The page holds only means, to stay small; matrix.parquet has every run." if omits_runs else ""
+    return f"{score} in per cent. Rows: tasks trained so far. Columns: the task scored.{future}{positions}{means}"
 
 
-def about_curves(matrix: pd.DataFrame, shown_tasks: int, drawn: int) -> str:
-    """What lines and bands are."""
-    several = matrix[learn_tables.RUN].drop_duplicates().groupby("method").size().max() > 1
-    band = "; band: 95 % interval (Student’s t)" if matrix["method"].nunique() <= learn_tables.INKS else ""
-    parts = [f"Means over runs{band}." if several else "One run of each method."]
-    old = learn_tables.count_tasks(matrix) - 1
-    parts += [f"{shown_tasks} of the {old} old tasks are drawn, spread evenly."] if old > shown_tasks else []
-    known = matrix["method"].nunique()
-    parts += [f"Only the first {drawn} of {known} methods are drawn."] if known > drawn else []
+def describe_curves(matrix: pd.DataFrame, max_tasks: int, max_methods: int) -> str:
+    """Describe lines and bands of the curves, and which tasks and methods they leave out."""
+    num_methods, num_old_tasks = matrix["method"].nunique(), learn_tables.count_tasks(matrix) - 1
+    band = "; band: 95 % interval (Student’s t)" if num_methods <= learn_tables.NUM_INKS else ""
+    parts = [f"Means over runs{band}." if _max_runs(matrix) > 1 else "One run of each method."]
+    if num_old_tasks > max_tasks:
+        parts.append(f"{max_tasks} of the {num_old_tasks} old tasks are drawn, spread evenly.")
+    if num_methods > max_methods:
+        parts.append(f"Only the first {max_methods} of {num_methods} methods are drawn.")
     return " ".join(parts)
 
 
-def count(number: int, name: str, plural: str = "") -> str:
-    """The number and the word, as in "3 tasks"."""
+def pluralize(number: int, name: str, plural: str = "") -> str:
+    """Return the number and the word, as in "3 tasks"."""
     return f"{number:,} {name if number == 1 else plural or name + 's'}"

@@ -1,4 +1,4 @@
-"""The averages that heads become: of the task's inputs, or from elsewhere."""
+"""Averages that replace heads: of the task's inputs, or from another source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Elsewhere = Constants | tuple[Encoded, str] | None
 def read_other_source(
     origin: From, data: str | Path | None, encoder: Any, tokenizer: Any, train: Encoded, scale: TaskPreset
 ) -> Elsewhere:
-    """What the averages come from, if not from the task's inputs: constants, or other inputs and their source."""
+    """Read what the averages come from, if not the task's inputs: constants, or other inputs and their source."""
     if origin is None or isinstance(origin, Constants):
         return None if origin is None else _fit_constants(origin, encoder, tokenizer, train)
     if str(origin) in TASKS:
@@ -33,28 +33,28 @@ def read_other_source(
     return _fit_constants(Constants.load(origin), encoder, tokenizer, train)
 
 
-def find_averages(trials: HeadEvaluation, read: Task, tokenizer: Any, elsewhere: Elsewhere) -> Constants:
-    """The averages over the task's training inputs, or from elsewhere."""
+def find_averages(evaluation: HeadEvaluation, read: Task, tokenizer: Any, elsewhere: Elsewhere) -> Constants:
+    """Return the averages over the task's training inputs, or from the other source."""
     if isinstance(elsewhere, Constants):
         return elsewhere
-    inputs, source = elsewhere or (trials.train, read.source)
-    return trials.averages(inputs, source, tokenizer)
+    inputs, source = elsewhere or (evaluation.train, read.source)
+    return evaluation.averages(inputs, source, tokenizer)
 
 
-def _fit_constants(given: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> Constants:
-    """Constants from elsewhere, if they fit model, length and layout."""
-    if given.origin.layout != train.layout:
+def _fit_constants(constants: Constants, encoder: Any, tokenizer: Any, train: Encoded) -> Constants:
+    """Check that constants fit model, length and layout, and cut them to length."""
+    if constants.origin.layout != train.layout:
         raise UserError(
-            f"constants: expected averages in layout {train.layout}, got {given.origin.layout}; choose that layout, "
-            "or average anew"
+            f"constants: expected averages in layout {train.layout}, got {constants.origin.layout}; choose that "
+            "layout, or compute new averages"
         )
-    given.check_model(model_fingerprint(encoder))
-    own = vocabulary_digest(tokenizer)
-    if given.origin.tokenizer not in (None, own):
+    constants.check_model(model_fingerprint(encoder))
+    vocabulary = vocabulary_digest(tokenizer)
+    if constants.origin.tokenizer not in (None, vocabulary):
         raise UserError("constants: expected averages over inputs of this tokenizer, got those of another vocabulary")
-    if given.length < train.length:
+    if constants.length < train.length:
         raise UserError(
-            f"constants: expected some for {train.length} tokens, got {given.length}; choose --length "
-            f"{given.length}, or fit them with regard.constants.to_length"
+            f"constants: expected some for {train.length} tokens, got {constants.length}; choose --length "
+            f"{constants.length}, or fit them with regard.constants.to_length"
         )
-    return to_length(given, train.length)
+    return to_length(constants, train.length)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from regard.commands.replace.result import ReplaceResult
     from regard.runs.progress import OnProgress
 
-HELP = "Put constants or another operation where attention was; score a task."
+HELP = "Replace attention by constants or another operation, and score a task."
 EXAMPLES = """examples:
   regard replace minilm --task sst2 --data glue
   regard replace bert-base-uncased --task cola --scale paper --out runs/cola
@@ -49,14 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder with the task's files as published; default: $REGARD_DATA, else the hub",
     )
     parser.add_argument(
-        "--constants-from", metavar="TASK|FILE", help="take the averages from another task, or from a file of constants"
+        "--constants-from", metavar="TASK|FILE", help="source of the averages: another task, or a file of constants"
     )
     add_run_options(parser, "runs/replace-MODEL-TASK")
     add_config_options(parser, ReplaceConfig)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Replace, save, print. What can be refused is refused before the model is loaded."""
+    """Replace, save and print; check the configuration before the model is loaded."""
     config = ReplaceConfig.from_options(args.config, parse_config_options(args, ReplaceConfig))
     from regard.commands.replace.run import PARTS
     from regard.runs.command_line import run_command
@@ -98,7 +98,7 @@ def _replace(args: argparse.Namespace, config: ReplaceConfig, work_dir: Path, on
 
 
 def _check(args: argparse.Namespace, config: ReplaceConfig, data: str | None) -> None:
-    """Check all that can be checked without the model. Raises UserError."""
+    """Check what does not need the model. Raises UserError."""
     from regard.data import TASKS, read_task
     from regard.hooks.operation import parse_attention
 

@@ -1,4 +1,4 @@
-"""The configuration of `regard replace`, and the settings of its two scales."""
+"""Configuration of `regard replace`, and its two scales."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from regard.errors import UserError
 from regard.runs.config import Config, config_field
 
 TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
-"""Sources that are trained on the task's labels, and what each starts from."""
+"""Sources trained on the task's labels, and what each starts from."""
 AVERAGED = ("average", "average-init")
-"""Sources that read averages; the others need their shape alone."""
+"""Sources that read averages; the others need only their shape."""
 OF_PLACE = ("first-layers", "last-layers", "random")
-"""Orders of the heads that read no averages."""
+"""Rankings that read no averages."""
 FRACTIONS = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
 UNTOUCHED = "none"
 OTHER_OPERATION = "attention"
-"""What stands for the order of heads where another operation is put into all of them."""
+"""Ranking in rows where all heads use another operation."""
 LANGUAGE_MODEL = "lm"
-"""The task of a causal language model: it is judged by the likelihood that it gives to text, without a probe."""
+"""Task of a causal language model: it is scored by the likelihood of text, without a probe."""
 GATE_RATE = {"paper": None, "laptop": 2e-2}
 """Learning rate of the gates; None is the probe's, as published."""
 CONSTANTS_RATE = {"paper": None, "laptop": 2e-3}
@@ -36,7 +36,7 @@ def constants_names() -> tuple[str, ...]:
 
 
 def ranking_names() -> tuple[str, ...]:
-    """Return the names of the orders of heads."""
+    """Return the names of the head rankings."""
     from regard.commands.replace.ranking import RANKINGS
 
     return tuple(RANKINGS)
@@ -49,9 +49,9 @@ def parse_fractions(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaceConfig(Config):
-    """Everything that a run of `regard replace` depends on beside model and task.
+    """Configuration of `regard replace`; model and task are arguments.
 
-    A length, a number of samples, epochs, a batch size and a learning rate that are None are those of the `scale`.
+    Fields that are None take the value of `scale`.
     """
 
     command: ClassVar[str] = "replace"
@@ -64,51 +64,52 @@ class ReplaceConfig(Config):
     )
     attention: tuple[str, ...] = config_field(
         (),
-        "operations in the place of softmax in all heads: sigmoid, sigmoid-normalised, off-by-one, softpick, "
+        "operations instead of softmax in all heads: sigmoid, sigmoid-normalised, off-by-one, softpick, "
         "elu-kernel-normalised, softmax+window=8, …",
     )
     rank_heads_by: tuple[str, ...] | None = config_field(
         None,
-        "order of the heads: lambda (default), input-dependence, output-norm, first-layers, last-layers, random, "
-        "reversed",
+        "head ranking: lambda (default), input-dependence, output-norm, first-layers, last-layers, random, reversed",
         choices=ranking_names,
         none_word="",
     )
     dynamic_fractions: tuple[float, ...] | None = config_field(
         None,
-        "heads that stay dynamic (default: 1,1/2,1/8,1/16,0)",
+        "fractions of heads that stay dynamic (default: 1,1/2,1/8,1/16,0)",
         minimum=0,
         maximum=1,
         min_items=1,
         parser=parse_fractions,
         none_word="",
     )
-    num_seeds: int = config_field(3, "probes for each score")
+    num_seeds: int = config_field(3, "number of probes per score")
     scale: Literal["paper", "laptop"] = config_field("laptop", "laptop or paper")
     special_token_layout: Literal["paper", "natural"] = config_field(
-        "paper", "where special tokens stand: paper or natural"
+        "paper", "position of special tokens: paper or natural"
     )
-    length: int | None = config_field(None, "tokens of an input (default: the scale's)")
-    max_train_samples: int | None = config_field(None, "training examples, at most (default: the scale's)")
-    max_eval_samples: int | None = config_field(None, "validation examples, at most (default: the scale's)")
-    num_epochs: int | None = config_field(None, "epochs of a probe (default: the scale's)")
-    batch_size: int | None = config_field(None, "examples a step (default: the scale's)")
-    learning_rate: float | None = config_field(None, "of the probe (default: the scale's)", exclusive_minimum=0)
-    text: str | None = config_field(None, "column of texts in your own file, or two: a,b (default: text)", none_word="")
-    label: str | None = config_field(None, "column of labels in your own file (default: label)", none_word="")
+    length: int | None = config_field(None, "tokens per input (default: the scale's)")
+    max_train_samples: int | None = config_field(None, "maximum training examples (default: the scale's)")
+    max_eval_samples: int | None = config_field(None, "maximum validation examples (default: the scale's)")
+    num_epochs: int | None = config_field(None, "epochs of fitting a probe (default: the scale's)")
+    batch_size: int | None = config_field(None, "examples per step (default: the scale's)")
+    learning_rate: float | None = config_field(
+        None, "learning rate of the probe (default: the scale's)", exclusive_minimum=0
+    )
+    text: str | None = config_field(None, "text column of your own file, or two: a,b (default: text)", none_word="")
+    label: str | None = config_field(None, "label column of your own file (default: label)", none_word="")
     validation: str | None = config_field(
-        None, "file of validation rows of your own (default: a fifth of the file)", none_word=""
+        None, "your own file of validation rows (default: a fifth of the file)", none_word=""
     )
-    metric: str | None = config_field(None, "for your own file: accuracy (default), f1 or mcc", none_word="")
+    metric: str | None = config_field(None, "metric for your own file: accuracy (default), f1 or mcc", none_word="")
 
     def check(self) -> None:
-        """Check how the fields go together. Raises UserError."""
+        """Validate combinations of fields. Raises UserError."""
         if self._only_attention:
-            for name, value, only in (
+            for name, value, allowed in (
                 ("rank-heads-by", self.rank_heads_by, ()),
                 ("dynamic-fractions", self.dynamic_fractions, (1.0,)),
             ):
-                if value not in (None, only):
+                if value not in (None, allowed):
                     raise UserError(
                         f"{name}: expected constants beside attention, for an operation is put into all heads at "
                         f"once; give constants as well, or leave {name} out"
@@ -124,27 +125,27 @@ class ReplaceConfig(Config):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The sources of constants; `average` by default, unless there are other operations."""
+        """Sources of constants; `average` by default, unless there are other operations."""
         if self.constants is None:
             return () if self.attention else ("average",)
         return self.constants
 
     @property
     def rankings(self) -> tuple[str, ...]:
-        """The orders of the heads; none if no head becomes constant."""
+        """Head rankings; none if no head becomes constant."""
         if self.rank_heads_by is None:
             return () if self._only_attention else ("lambda",)
         return self.rank_heads_by
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """The fractions of heads that stay dynamic, 1 being the untouched model."""
+        """Fractions of heads that stay dynamic; 1 is the original model."""
         if self.dynamic_fractions is None:
             return (1.0,) if self._only_attention else FRACTIONS
         return self.dynamic_fractions
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field by its name, sources, orders and fractions as they are used."""
+        """Return every field, with sources, rankings and fractions as used."""
         return {
             **super().to_dict(),
             "constants": list(self.sources),
@@ -153,7 +154,7 @@ class ReplaceConfig(Config):
         }
 
     def check_constants_from(self) -> None:
-        """Check that something reads averages, which are to come from elsewhere. Raises UserError."""
+        """Check that averages from another source are read. Raises UserError."""
         if not self.sources:
             raise UserError(
                 "constants-from: expected constants beside attention, for these are what it gives; got none"

@@ -1,4 +1,4 @@
-"""How well a model does in the state it is in: by a probe behind it, or by the likelihood it gives to text."""
+"""Scores of a model in its current state: by a probe, or by the likelihood it gives to text."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from regard.training.states import eval_mode, get_encoder, hidden_states
 from regard.training.through import only_trainable
 
 EVALUATION_TOKENS = 2048
-"""Tokens, padding included, of a batch that is only read."""
+"""Tokens, including padding, of an evaluation batch."""
 OnProgress = Callable[[int, int, float], None]
 
 
 class Evaluator(Protocol):
-    """What scores a model, and trains parameters inside it for a better score."""
+    """Scores a model, and trains parameters inside it."""
 
     @property
     def metric(self) -> str:
-        """The name of the score."""
+        """Name of the score."""
 
     def seeds(self, count: int) -> Sequence[int]:
-        """The seeds that a score depends on, of so many."""
+        """Return the seeds that a score depends on."""
 
     def scores(self, key: str, seeds: Sequence[int]) -> Iterable[tuple[int, float]]:
-        """(seed, score) of the model as it is now, one after the other; `key` names that state of it."""
+        """Yield (seed, score) of the model as it is; `key` names that state."""
 
-    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: OnProgress) -> None:
-        """Train parameters that stand in the model; at the settings' rate if None."""
+    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:
+        """Train parameters inside the model; at the configured rate if None."""
 
 
 def read_batches(encoded: Encoded) -> Iterator[dict[str, Tensor]]:
-    """All inputs in batches that are as large as is of use."""
+    """Iterate over all inputs in evaluation batches."""
     return encoded.batches(max(1, EVALUATION_TOKENS // encoded.length))
 
 
 @dataclass(frozen=True)
 class ProbeEvaluator:
-    """A probe of the paper behind the frozen encoder, fitted from scratch on the task for each seed.
+    """A probe behind the frozen encoder, fitted from scratch for each seed.
 
-    `settings` say how it is fitted, `through` how it is trained together with parameters in the encoder. The states of
-    the encoder are computed once for all seeds, and kept in `folder` until then.
+    `settings` configure fitting, `through` training together with parameters in the encoder. The encoder's states are
+    computed once for all seeds, and stored in `folder`.
     """
 
     model: Any
@@ -73,30 +73,30 @@ class ProbeEvaluator:
 
     @property
     def metric(self) -> str:
-        """The task's."""
+        """Metric of the task."""
         return self.task.metric
 
     def seeds(self, count: int) -> Sequence[int]:
-        """All: each is another probe."""
+        """Return all seeds."""
         return range(count)
 
     def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
-        """The score of a probe for each seed."""
-        parts = {"train": self.train_rows, "validation": self.validation_rows}
-        states = {name: self._states(part, f"{name}-{key}") for name, part in parts.items()}
+        """Yield the score of a probe for each seed."""
+        splits = {"train": self.train_rows, "validation": self.validation_rows}
+        states = {name: self._states(split, f"{name}-{key}") for name, split in splits.items()}
         for seed in seeds:
             yield seed, self._score(states["train"], states["validation"], seed)
-        for name in parts:
+        for name in splits:
             States.remove(self.folder, f"{name}-{key}")
 
     def _states(self, encoded: Encoded, key: str) -> States:
-        kept = States.open(self.folder, key)
-        if kept is not None:
-            return kept
-        wanted = encoded.attention_mask
+        states = States.open(self.folder, key)
+        if states is not None:
+            return states
+        mask = encoded.attention_mask
         if self.task.kind != "sequence":
-            wanted = wanted & (encoded.labels != IGNORE_INDEX)  # a token without a label is never looked at
-        return encode_states(self.model, read_batches(encoded), self.folder, mask=wanted, key=key)
+            mask = mask & (encoded.labels != IGNORE_INDEX)  # skip tokens without a label
+        return encode_states(self.model, read_batches(encoded), self.folder, mask=mask, key=key)
 
     def _score(self, train: States, validation: States, seed: int) -> float:
         probe = fit_probe(
@@ -109,28 +109,28 @@ class ProbeEvaluator:
             activation=self._activation,
             device=self.model.device,
         )
-        told = predict(probe, validation, labels=self.validation_rows.labels)
-        return score(self.task.metric, self.validation_rows.labels, told, self.task.labels)
+        predictions = predict(probe, validation, labels=self.validation_rows.labels)
+        return score(self.task.metric, self.validation_rows.labels, predictions, self.task.labels)
 
     @property
     def _classes(self) -> int:
-        """What the probe tells apart: the labels, or the vocabulary."""
+        """Number of labels, or size of the vocabulary."""
         return int(self.model.config.vocab_size) if self.task.kind == "mlm" else len(self.task.labels)
 
     def _layers(self) -> int:
-        """How many states a token has: that of the embeddings, and one for each block."""
+        """Return the number of hidden states of a token, including the embeddings."""
         inputs = next(self.train_rows.batches(1))
         with eval_mode(self.model), torch.no_grad():
-            found = hidden_states(get_encoder(self.model), {n: v.to(self.model.device) for n, v in inputs.items()})
-        return int(found.shape[1])
+            states = hidden_states(get_encoder(self.model), {n: v.to(self.model.device) for n, v in inputs.items()})
+        return int(states.shape[1])
 
     @property
     def _activation(self) -> str | None:
         names = ("hidden_act", "activation", "activation_function")
         return next((getattr(self.model.config, name) for name in names if hasattr(self.model.config, name)), None)
 
-    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: OnProgress) -> None:
-        """Train them together with a probe, which is thrown away."""
+    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:
+        """Train parameters together with a probe, which is discarded."""
         probe = make_probe(
             self.task.kind,
             layers=self._layers(),
@@ -142,23 +142,23 @@ class ProbeEvaluator:
             seed=seed,
         )
         train_through_encoder(
-            self.model, probe, self._batches, parameters, self.through, seed, parameters_rate=rate, on_epoch=told
+            self.model, probe, self._batches, parameters, self.through, seed, parameters_rate=rate, on_epoch=on_epoch
         )
 
     def _batches(self, seed: int, epoch: int) -> Iterator[tuple[Mapping[str, Tensor], Tensor, Tensor]]:
         rows = self.train_rows
-        for chosen in batch_rows(len(rows), self.through.batch_size, seed, epoch):
-            inputs = {"input_ids": rows.input_ids[chosen], "attention_mask": rows.attention_mask[chosen]}
+        for index in batch_rows(len(rows), self.through.batch_size, seed, epoch):
+            inputs = {"input_ids": rows.input_ids[index], "attention_mask": rows.attention_mask[index]}
             if rows.token_type_ids is not None:
-                inputs["token_type_ids"] = rows.token_type_ids[chosen]
-            yield inputs, rows.attention_mask[chosen], rows.labels[chosen]
+                inputs["token_type_ids"] = rows.token_type_ids[index]
+            yield inputs, rows.attention_mask[index], rows.labels[index]
 
 
 @dataclass(frozen=True)
 class PerplexityEvaluator:
-    """The likelihood that a causal language model gives to text: −log of its perplexity, in nats a token.
+    """Mean log-likelihood of text under a causal language model, in nats per token.
 
-    Nothing is fitted, so that one seed is enough. `settings` say how parameters inside the model are trained.
+    Nothing is fitted, so one seed suffices. `settings` configure training of parameters inside the model.
     """
 
     model: Any
@@ -172,39 +172,41 @@ class PerplexityEvaluator:
         return "negative_log_perplexity"
 
     def seeds(self, count: int) -> Sequence[int]:
-        """One."""
+        """Return one seed."""
         return (0,)
 
     def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
-        """The mean log-likelihood of the validation tokens."""
+        """Yield the mean log-likelihood of the validation tokens."""
         total, tokens = 0.0, 0
         with eval_mode(self.model), torch.no_grad():
             for batch in read_batches(self.validation_rows):
                 losses = self._losses(batch)
                 total, tokens = total + float(losses.double().sum()), tokens + losses.numel()
         if not total < float("inf"):
-            raise UserError("perplexity: the model gives some token no likelihood at all; expected finite logits")
+            raise UserError("perplexity: a token has likelihood 0; expected finite logits")
         for seed in seeds:
             yield seed, -total / tokens
 
     def _losses(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """−log p of each token but the first of its row, (token,)."""
+        """Return −log p of each token but the first of its row, of shape (token,)."""
         inputs = {name: values.to(self.model.device) for name, values in batch.items() if name != "token_type_ids"}
         logits = self.model(**inputs, use_cache=False).logits[:, :-1]
-        real = inputs["attention_mask"][:, 1:].bool()
-        return nn.functional.cross_entropy(logits[real].float(), inputs["input_ids"][:, 1:][real], reduction="none")
+        valid_mask = inputs["attention_mask"][:, 1:].bool()
+        return nn.functional.cross_entropy(
+            logits[valid_mask].float(), inputs["input_ids"][:, 1:][valid_mask], reduction="none"
+        )
 
-    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, told: OnProgress) -> None:
-        """Train them for the likelihood of the training text."""
+    def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:
+        """Train parameters for the likelihood of the training text."""
         rows = self.train_rows
 
         def losses(epoch: int) -> Iterator[Tensor]:
-            for chosen in batch_rows(len(rows), self.settings.batch_size, seed, epoch):
-                ids, mask = rows.input_ids[chosen], rows.attention_mask[chosen]
+            for index in batch_rows(len(rows), self.settings.batch_size, seed, epoch):
+                ids, mask = rows.input_ids[index], rows.attention_mask[index]
                 yield self._losses({"input_ids": ids, "attention_mask": mask}).mean()
 
         groups: list[dict[str, object]] = [{"params": list(parameters), "lr": rate or self.settings.learning_rate}]
         optimizer = make_adam(groups, self.settings)
         with eval_mode(self.model), only_trainable(self.model, parameters):
-            optimize(optimizer, losses, self.settings.epochs, seed, self.model.device, told)
+            optimize(optimizer, losses, self.settings.epochs, seed, self.model.device, on_epoch)
             optimizer.zero_grad(set_to_none=True)

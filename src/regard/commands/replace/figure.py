@@ -1,4 +1,4 @@
-"""A run with replaced heads as a Matplotlib figure."""
+"""Matplotlib figure of a run with replaced heads."""
 
 from __future__ import annotations
 
@@ -26,25 +26,32 @@ def replace_figure(
     kind: ReplaceKind,
     scores: pd.DataFrame,
     heads: pd.DataFrame,
-    record: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     matrices: Mapping[str, Tensor],
 ) -> Figure:
-    """Scores by fraction of dynamic heads, a line for each source of constants ("fractions") or each order of the heads
-    ("orders", PAPA's figure 5), with 95 % intervals; or the matrices of some heads ("constants").
+    """Draw a figure without touching pyplot's global state.
 
-    The figure belongs to the caller: no global state of pyplot is touched. Raises UserError for another kind, and where
-    there is nothing to draw.
+    Args:
+        kind: "fractions": scores by fraction, a line per source of constants; "orders": a line per head ranking (PAPA,
+            figure 5); both with 95 % intervals. "constants": matrices of some heads.
+        scores: Rows of `scores.parquet`.
+        heads: Rows of `heads.json`.
+        metadata: Metadata in `results.json`.
+        matrices: Constants by "site.layer".
+
+    Raises:
+        UserError: The kind is unknown, or there is nothing to draw.
     """
     if kind == "constants":
-        found = replace_pictures.pictures(heads, matrices)
-        if not found:
+        images = replace_pictures.pictures(heads, matrices)
+        if not images:
             raise UserError("there are no constant matrices to draw: expected those of at least one layer")
-        return _matrices(found)
+        return _matrices(images)
     if kind not in get_args(ReplaceKind):
         raise UserError(f"cannot draw {kind!r}: expected one of {', '.join(get_args(ReplaceKind))}")
     check_scores(scores)
     draw = replace_charts.score_panels if kind == "fractions" else replace_charts.order_panels
-    panels = draw(scores, record)
+    panels = draw(scores, metadata)
     if not panels:
         needed = "scores with constant heads" if kind == "fractions" else "scores in at least two orders of the heads"
         raise UserError(f"there are no {kind} to draw: expected {needed}")
@@ -54,46 +61,46 @@ def replace_figure(
 def _grid(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure
 
-    across = min(count, columns)
-    down = math.ceil(count / across)
-    made = Figure(figsize=(width * across, height * down), layout="constrained")
-    every = made.subplots(down, across, squeeze=False).flatten().tolist()
-    for spare in every[count:]:
-        spare.remove()
-    return made, every[:count]
+    num_columns = min(count, columns)
+    num_rows = math.ceil(count / num_columns)
+    figure = Figure(figsize=(width * num_columns, height * num_rows), layout="constrained")
+    all_axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten().tolist()
+    for unused in all_axes[count:]:
+        unused.remove()
+    return figure, all_axes[:count]
 
 
 def _lines(panels: list[dict[str, Any]]) -> Figure:
-    made, every = _grid(len(panels), 3, 3.6, 2.9)
-    for axes, panel in zip(every, panels, strict=True):
+    figure, all_axes = _grid(len(panels), 3, 3.6, 2.9)
+    for axes, panel in zip(all_axes, panels, strict=True):
         points = pd.DataFrame(panel["points"])
-        for number, (name, line) in enumerate(points.groupby("series", sort=False)):
-            _line(axes, line.astype({"value": float, "low": float, "high": float}), str(name), number)
+        for index, (name, line) in enumerate(points.groupby("series", sort=False)):
+            _line(axes, line.astype({"value": float, "low": float, "high": float}), str(name), index)
         axes.set_title(f"{panel['caption']}, {panel['note']}", fontsize=9, loc="left")
         axes.set_xticks(panel["ticks"]["places"], panel["ticks"]["names"])
         axes.set_xlabel("Dynamic heads")
         axes.spines[["top", "right"]].set_visible(False)
-    lines, names = every[0].get_legend_handles_labels()
+    lines, names = all_axes[0].get_legend_handles_labels()
     if len(names) > 1:
-        every[0].legend(lines, names, fontsize=7, frameon=False)
-    return made
+        all_axes[0].legend(lines, names, fontsize=7, frameon=False)
+    return figure
 
 
-def _line(axes: Axes, line: pd.DataFrame, name: str, number: int) -> None:
-    inks = colors.SERIES_LIGHT
-    colour, style = inks[number % len(inks)], "-" if number < len(inks) else "--"
-    axes.plot(line["place"], line["value"], style, color=colour, linewidth=1.5, marker="o", markersize=3, label=name)
-    axes.vlines(line["place"], line["low"], line["high"], color=colour, linewidth=1, alpha=0.6)
+def _line(axes: Axes, line: pd.DataFrame, name: str, index: int) -> None:
+    palette = colors.SERIES_LIGHT
+    color, style = palette[index % len(palette)], "-" if index < len(palette) else "--"
+    axes.plot(line["place"], line["value"], style, color=color, linewidth=1.5, marker="o", markersize=3, label=name)
+    axes.vlines(line["place"], line["low"], line["high"], color=color, linewidth=1, alpha=0.6)
 
 
-def _matrices(found: list[replace_pictures.Picture]) -> Figure:
+def _matrices(images: list[replace_pictures.Picture]) -> Figure:
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-    made, every = _grid(len(found), 4, 2.1, 2.3)
+    figure, all_axes = _grid(len(images), 4, 2.1, 2.3)
     ramp = LinearSegmentedColormap.from_list("regard", colors.RAMP_LIGHT)
-    for axes, one in zip(every, found, strict=True):
-        axes.imshow(one.weights, cmap=ramp, norm=PowerNorm(0.5, vmin=0), interpolation="nearest")
-        axes.set_title(f"{one.site} {one.layer}.{one.head}\n{one.pattern}".rstrip(), fontsize=8, loc="left")
+    for axes, image in zip(all_axes, images, strict=True):
+        axes.imshow(image.weights, cmap=ramp, norm=PowerNorm(0.5, vmin=0), interpolation="nearest")
+        axes.set_title(f"{image.site} {image.layer}.{image.head}\n{image.pattern}".rstrip(), fontsize=8, loc="left")
         axes.set_xticks([])
         axes.set_yticks([])
-    return made
+    return figure

@@ -1,4 +1,4 @@
-"""Constant matrices as small pictures, and how often each pattern occurs."""
+"""Images of constant matrices, and how often each pattern occurs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch import Tensor
 from regard.report import labels
 
 SIDE = 64
-"""The most rows and columns of a picture."""
+"""Rows and columns of an image, at most."""
 
 MOST = 12
-"""The most pictures on a page."""
+"""Images on a page, at most."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """The matrix of one head: its weights, reduced to at most `SIDE` × `SIDE` means of blocks, and what is known of it.
+    """Matrix of one head, reduced to block means of at most `SIDE` × `SIDE`.
 
-    `size` is the whole matrix's; `largest` its largest weight before it was reduced.
+    `size` and `largest` are those of the full matrix.
     """
 
     site: str
@@ -39,23 +39,20 @@ class Picture:
     largest: float
 
 
-def pictures(heads: pd.DataFrame, matrices: Mapping[str, Tensor], most: int = MOST) -> list[Picture]:
-    """The heads of each pattern that become constant first, at most `most` in all, taken pattern by pattern in turn.
-
-    Without an order or names of patterns they are the first heads there are.
-    """
-    found = [_picture(row, matrices) for row in _chosen(heads, matrices, most)]
-    return sorted(found, key=lambda one: (one.site, one.layer, one.head))
+def pictures(heads: pd.DataFrame, matrices: Mapping[str, Tensor], max_images: int = MOST) -> list[Picture]:
+    """Make images of the heads of each pattern that become constant first, pattern by pattern in turn."""
+    images = [_picture(row, matrices) for row in _chosen(heads, matrices, max_images)]
+    return sorted(images, key=lambda image: (image.site, image.layer, image.head))
 
 
-def _chosen(heads: pd.DataFrame, matrices: Mapping[str, Tensor], most: int) -> list[dict[str, Any]]:
+def _chosen(heads: pd.DataFrame, matrices: Mapping[str, Tensor], max_images: int) -> list[dict[str, Any]]:
     known = heads[[f"{site}.{layer}" in matrices for site, layer in zip(heads["site"], heads["layer"], strict=True)]]
     if known.empty:
         return []
     ordered = known.sort_values("rank", ascending=False, na_position="last", kind="stable")
     turn = ordered.groupby(ordered["pattern"].fillna("").astype(str), sort=False).cumcount()
-    taken = ordered.assign(turn=turn).sort_values("turn", kind="stable").head(most)
-    return [{str(name): value for name, value in row.items()} for row in taken.to_dict("records")]
+    selected = ordered.assign(turn=turn).sort_values("turn", kind="stable").head(max_images)
+    return [{str(name): value for name, value in row.items()} for row in selected.to_dict("records")]
 
 
 def _picture(row: Mapping[str, Any], matrices: Mapping[str, Tensor]) -> Picture:
@@ -74,48 +71,49 @@ def _picture(row: Mapping[str, Any], matrices: Mapping[str, Tensor]) -> Picture:
     )
 
 
-def payload(found: list[Picture]) -> list[dict[str, Any]]:
-    """The pictures as the page's script reads them: shades 0–255 as base64, row by row."""
-    several = len({one.site for one in found}) > 1
+def payload(images: list[Picture]) -> list[dict[str, Any]]:
+    """Encode images for the page's script: shades 0–255 as base64, row by row."""
+    multiple_sites = len({image.site for image in images}) > 1
     return [
         {
-            "caption": f"Layer {one.layer}, head {one.head}" + (f", {labels.site(one.site)}" if several else ""),
-            "note": _note(one),
-            "size": list(one.weights.shape),
-            "shades": base64.b64encode(_shades(one.weights).tobytes()).decode("ascii"),
+            "caption": f"Layer {image.layer}, head {image.head}"
+            + (f", {labels.site(image.site)}" if multiple_sites else ""),
+            "note": _note(image),
+            "size": list(image.weights.shape),
+            "shades": base64.b64encode(_shades(image.weights).tobytes()).decode("ascii"),
         }
-        for one in found
+        for image in images
     ]
 
 
-def _note(one: Picture) -> str:
-    rank = "" if one.rank is None else f"rank {one.rank}"
-    return ", ".join(part for part in (one.pattern, rank, f"max. {labels.number(one.largest, 2)}") if part)
+def _note(image: Picture) -> str:
+    rank = "" if image.rank is None else f"rank {image.rank}"
+    return ", ".join(part for part in (image.pattern, rank, f"max. {labels.number(image.largest, 2)}") if part)
 
 
 def _shades(weights: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """The square root of each weight's share of the picture's largest, as 0–255."""
+    """Scale the square root of each weight, relative to the largest, to 0–255."""
     size = np.abs(weights)
     return np.round(255 * np.sqrt(size / max(float(size.max()), 1e-300))).astype(np.uint8)
 
 
-def about(found: list[Picture]) -> str:
-    """How to read the pictures, in a few sentences."""
-    if not found:
+def about(images: list[Picture]) -> str:
+    """Describe how to read the images."""
+    if not images:
         return ""
     words = (
-        "Rows are queries, columns keys, the first token at the top left; the shade is the square root of the weight "
-        "relative to the largest. Shown are, of each pattern, the heads that become constant first."
+        "Rows are queries, columns keys, with the first token at the top left. The shade is the square root of the "
+        "weight relative to the largest. Of each pattern, the heads that become constant first are shown."
     )
-    reduced = sorted({one.size for one in found if one.size != one.weights.shape})
+    reduced = sorted({image.size for image in images if image.size != image.weights.shape})
     if reduced:
-        whole = ", ".join(f"{query}×{key}" for query, key in reduced)
-        words += f" Matrices of {whole} are reduced to means of blocks, at most {SIDE}×{SIDE}."
+        sizes = ", ".join(f"{query}×{key}" for query, key in reduced)
+        words += f" Matrices of {sizes} are reduced to means of blocks, at most {SIDE}×{SIDE}."
     return words
 
 
 def pattern_counts(heads: pd.DataFrame) -> list[tuple[str, int, float]]:
-    """By pattern the number of heads and their share of all, the most frequent first; empty where none is named."""
+    """Count heads by pattern, with fractions, most frequent first."""
     named = heads["pattern"].dropna()
     counts = named[named != ""].value_counts()
     return [(str(name), int(count), float(count / counts.sum())) for name, count in counts.items()]

@@ -1,4 +1,4 @@
-"""Which heads to keep: orders over all heads, those that need their attention most first (PAPA, figure 5)."""
+"""Rankings of heads: those that need attention most come first (PAPA, figure 5)."""
 
 from __future__ import annotations
 
@@ -17,67 +17,67 @@ from regard.hooks.layers import eval_mode
 
 @dataclass(frozen=True)
 class HeadRanking:
-    """Heads, the first to stay dynamic first, with the value each was ranked by (larger: kept longer)."""
+    """Heads, the one that stays dynamic longest first, with the values they are ranked by."""
 
     heads: tuple[Head, ...]
     values: tuple[float, ...]
 
     @classmethod
     def by(cls, values: Mapping[Head, float]) -> HeadRanking:
-        """The heads by falling value; of equal ones those of later layers first."""
+        """Rank heads by descending value; among equals later layers first."""
         ranked = sorted(values, key=lambda head: (values[head], head), reverse=True)
         return cls(tuple(ranked), tuple(values[head] for head in ranked))
 
     def constant(self, dynamic_fraction: float) -> list[Head]:
-        """The heads to replace so that this fraction of them stays dynamic, rounded to whole heads."""
+        """Return the heads to replace so that this fraction stays dynamic, rounded to whole heads."""
         if not 0 <= dynamic_fraction <= 1:
             raise UserError(f"dynamic-fractions: expected numbers from 0 to 1, got {dynamic_fraction:g}")
         return sorted(self.heads[round(dynamic_fraction * len(self.heads)) :])
 
     def reversed(self) -> HeadRanking:
-        """The same from the other end."""
+        """Return the reverse ranking."""
         return HeadRanking(self.heads[::-1], tuple(-value for value in self.values[::-1]))
 
 
 def rank_by_input_dependence(constants: Constants) -> HeadRanking:
-    """By the share of each head's squared weights that its average does not explain: from averaging alone."""
-    found = constants.input_dependence()
-    return HeadRanking.by({head: float(found[head[:2]][head[2]]) for head in constants.heads})
+    """Rank by the fraction of each head's squared weights that its average does not explain."""
+    dependence = constants.input_dependence()
+    return HeadRanking.by({head: float(dependence[head[:2]][head[2]]) for head in constants.heads})
 
 
 def rank_by_output_norm(model: nn.Module, batches: Iterable[Mapping[str, Tensor]], constants: Constants) -> HeadRanking:
-    """By the mean norm of what each head adds to the residual stream, one forward over the data."""
-    with eval_mode(model), watching(model, "head_output_norm") as seen:
+    """Rank by the mean norm of what each head adds to the residual stream."""
+    with eval_mode(model), watching(model, "head_output_norm") as observer:
         for batch in batches:
             model(**batch)
-    rows = seen.frame("head_output_norm")
+    rows = observer.frame("head_output_norm")
     rows = rows[rows["head"].notna() & rows["position"].isna()]
     norms = {(row.site, int(row.layer), int(row.head)): float(row.value) for row in rows.itertuples()}
     return HeadRanking.by({head: norms[head] for head in constants.heads})
 
 
 def rank_by_layer(constants: Constants, *, first_replaced: bool) -> HeadRanking:
-    """Layer by layer: the first (or the last) layers are replaced first."""
+    """Rank by layer: the first (or the last) layers are replaced first."""
     sign = 1 if first_replaced else -1
     return HeadRanking.by({head: float(sign * head[1]) for head in constants.heads})
 
 
 def rank_randomly(constants: Constants, seed: int) -> HeadRanking:
-    """Drawn with the seed."""
+    """Rank in random order."""
     heads = random.Random(seed).sample(constants.heads, len(constants.heads))
     return HeadRanking(tuple(heads), tuple(float(rank) for rank in range(len(heads), 0, -1)))
 
 
-def rank_by_gate(shares: Mapping[Any, Tensor]) -> HeadRanking:
-    """By σ(l), the trained share of attention in each head."""
+def rank_by_gate(gates: Mapping[Any, Tensor]) -> HeadRanking:
+    """Rank by σ(l), the trained gate between attention and constant."""
     return HeadRanking.by(
-        {(*place, head): float(share) for place, layer in shares.items() for head, share in enumerate(layer)}
+        {(*site_layer, head): float(gate) for site_layer, layer in gates.items() for head, gate in enumerate(layer)}
     )
 
 
 RANKINGS = ("lambda", "input-dependence", "output-norm", "first-layers", "last-layers", "random", "reversed")
 LABELLED = frozenset({"lambda", "reversed"})
-"""Orders that need training on labels; reversed is lambda's from the other end."""
+"""Rankings that are trained on labels; reversed is lambda's reverse."""
 
 
 def rank_heads(
@@ -88,10 +88,10 @@ def rank_heads(
     lambdas: Callable[[], HeadRanking],
     norms: Callable[[], HeadRanking],
 ) -> HeadRanking:
-    """The order of that name; `lambdas` and `norms` are asked only where they are needed."""
+    """Return the ranking of a name; `lambdas` and `norms` are called only if needed."""
     if name in LABELLED:
-        found = lambdas()
-        return found.reversed() if name == "reversed" else found
+        ranking = lambdas()
+        return ranking.reversed() if name == "reversed" else ranking
     if name == "input-dependence":
         return rank_by_input_dependence(constants)
     if name == "output-norm":

@@ -1,4 +1,4 @@
-"""The result of `regard replace`, to and from disk."""
+"""Result of `regard replace`, and its files."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ __all__ = ["COST_COLUMNS", "HEAD_COLUMNS", "SCORE_COLUMNS", "ReplaceResult", "in
 
 @dataclass(frozen=True)
 class ReplaceResult(RunResult):
-    """Scores, the order of the heads, costs, and where they come from. `docs/design.md` describes them.
+    """Scores, head ranking and cost; `docs/design.md` describes the tables.
 
     Attributes:
-        scores: One row for each score (`SCORE_COLUMNS`). Rows with a `dynamic_fraction` of 1 are the untouched model,
-            with "none" for constants and rank_heads_by. Rows of another operation have its name for constants,
-            "attention" for rank_heads_by, and a fraction of 0.
-        heads: One row for each head (`HEAD_COLUMNS`); that of rank 0 stays dynamic longest.
+        scores: One row per score (`SCORE_COLUMNS`). Rows with a `dynamic_fraction` of 1 are the original model, with
+            "none" for constants and rank_heads_by. Rows of another operation have its name for constants, "attention"
+            for rank_heads_by, and a fraction of 0.
+        heads: One row per head (`HEAD_COLUMNS`); rank 0 stays dynamic longest.
         cost: One forward pass of a batch at each fraction (`COST_COLUMNS`).
-        metadata: Where the numbers come from.
-        matrices: The constants, of shape (head, query, key), by "site.layer".
-        constants: The same as the bytes of their file.
+        metadata: Provenance of the results.
+        matrices: Constants of shape (head, query, key), by "site.layer".
+        constants: Bytes of the file of constants.
     """
 
     command: ClassVar[str] = "replace"
@@ -59,16 +59,16 @@ class ReplaceResult(RunResult):
     constants: bytes | None = None
 
     def frame(self, **equal: Any) -> pd.DataFrame:
-        """The scores, and of these only those where a column equals a value, or one of several, or is null (None).
+        """Return scores, filtered by column: a value, one of several, or null (None).
 
-        `r.frame(task="sst2", dynamic_fraction=0)` are the scores with all heads constant.
+        `result.frame(task="sst2", dynamic_fraction=0)` returns the scores with all heads constant.
         """
         return select_rows(self.scores, None, equal)
 
     def constant_heads(self, dynamic_fraction: float) -> list[tuple[str, int, int]]:
-        """The heads (site, layer, head) that are constant where this fraction stays dynamic, in the run's order.
+        """Return the heads (site, layer, head) that are constant at a dynamic fraction, in the run's ranking.
 
-        As `regard.replacing` and `regard.replaced` take them. Raises UserError for a fraction outside 0 to 1.
+        Use them with `regard.replacing` and `regard.replaced`. Raises UserError for a fraction outside 0 to 1.
         """
         if not 0 <= dynamic_fraction <= 1:
             raise UserError(f"dynamic-fraction: expected a number from 0 to 1, got {dynamic_fraction}")
@@ -77,7 +77,7 @@ class ReplaceResult(RunResult):
         return sorted((str(row.site), int(row.layer), int(row.head)) for row in rows.itertuples())
 
     def plot(self, kind: Literal["fractions", "orders", "constants"] = "fractions") -> Figure:
-        """A figure: scores by fraction for each source of constants, or for each order; or matrices of some heads."""
+        """Plot scores by fraction for each source of constants or ranking, or matrices of some heads."""
         return replace_figure(kind, self.scores, self.heads, self.metadata, self.matrices)
 
     def summary(self) -> RenderableType:
@@ -87,7 +87,7 @@ class ReplaceResult(RunResult):
         return replace_page(self.scores, self.heads, self.cost, self.metadata, self.matrices)
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write the order of the heads, and the constants if there are any."""
+        """Write the head ranking, and the constants if there are any."""
         text = json.dumps(self._order(), ensure_ascii=False, allow_nan=False)
         (folder / HEADS).write_text(text + "\n", encoding="utf-8")
         if self.constants is not None:
@@ -103,13 +103,13 @@ class ReplaceResult(RunResult):
         return {"heads": heads, "constants": constants, "matrices": dict(_matrices(constants))}
 
     def _order(self) -> dict[str, Any]:
-        """The heads, most dynamic first, as `heads.json` holds them."""
+        """Return the content of `heads.json`."""
         heads = self.heads.sort_values("rank", kind="stable")
-        places = zip(heads["site"], heads["layer"], heads["head"], strict=True)
+        positions = zip(heads["site"], heads["layer"], heads["head"], strict=True)
         rankings = self.metadata["config"]["rank_heads_by"]
         return {
             "rank_heads_by": rankings[0] if rankings else None,  # the order of `heads`
-            "order": [[str(site), int(layer), int(head)] for site, layer, head in places],
+            "order": [[str(site), int(layer), int(head)] for site, layer, head in positions],
             "value": [_number(value) for value in heads["value"]],
             "pattern": [None if pd.isna(pattern) else str(pattern) for pattern in heads["pattern"]],
         }
@@ -119,12 +119,12 @@ def _number(value: Any) -> float | None:
     return None if pd.isna(value) or not math.isfinite(value) else float(value)
 
 
-def _heads(told: Mapping[str, Any]) -> pd.DataFrame:
-    """The table of heads from `heads.json`."""
+def _heads(ranking: Mapping[str, Any]) -> pd.DataFrame:
+    """Make the table of heads from `heads.json`."""
     rows = [
         (site, layer, head, rank, value, pattern)
         for rank, ((site, layer, head), value, pattern) in enumerate(
-            zip(told["order"], told["value"], told["pattern"], strict=True)
+            zip(ranking["order"], ranking["value"], ranking["pattern"], strict=True)
         )
     ]
     table = pd.DataFrame(rows, columns=list(HEAD_COLUMNS))
@@ -132,8 +132,8 @@ def _heads(told: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _matrices(constants: bytes) -> Iterator[tuple[str, Tensor]]:
-    """The matrices of the constants' file, where they are named "site.layer.matrix", by "site.layer"."""
+    """Iterate over the matrices in a file of constants, by "site.layer"."""
     for name, tensor in safetensors.torch.load(constants).items():
-        place, _, what = name.rpartition(".")
-        if what == "matrix":
-            yield place, tensor
+        layer, _, kind = name.rpartition(".")
+        if kind == "matrix":
+            yield layer, tensor

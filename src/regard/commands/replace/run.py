@@ -1,4 +1,4 @@
-"""What a model can do with constants (PAPA, arXiv 2211.03495) or another operation as attention."""
+"""Replacement of attention by constants (PAPA, arXiv 2211.03495) or another operation."""
 
 from __future__ import annotations
 
@@ -77,48 +77,48 @@ def replace(
     validation: str | Unset | None = UNSET,
     metric: str | Unset | None = UNSET,
 ) -> ReplaceResult:
-    """Score probes behind the frozen model on a task, with heads constant, or with another operation in all.
+    """Score a frozen model on a task with constant heads, or with another operation in all heads.
 
     An encoder–decoder's encoder is probed.
 
     Args:
-        model: A model, what `regard.models.load` returned, or a name it takes.
+        model: A model, a `regard.models.Loaded`, or a name.
         task: One of `regard.data.TASKS`, a file of your own, or a `regard.data.Task`.
-        others: Nothing; what stands here is refused.
+        others: Not used; refused with a hint.
         tokenizer: The model's tokenizer, if `model` is a model.
         data: Folder with the task's files; None for the hub.
-        constants_from: What the averages are of, if not of the task's inputs: another task by its name, a file that
-            `Constants.save` wrote, or constants.
-        config: Values of the arguments below that are not given; None for the defaults of `ReplaceConfig`.
-        work_dir: Folder of hidden states and of the scores so far, new or of an earlier run; None for a temporary one.
-        resume: Go on with the run that was interrupted in `work_dir`, if there is one, to the same scores.
-        keep_work_dir: Do not delete what is in `work_dir` at the end.
+        constants_from: Source of the averages, if not the task's inputs: name of another task, file of constants, or
+            constants.
+        config: Values of the arguments below that are left out; None for the defaults of `ReplaceConfig`.
+        work_dir: Folder of hidden states and scores so far; None for a temporary one.
+        resume: Resume the run interrupted in `work_dir`, if any, with the same results.
+        keep_work_dir: Keep the contents of `work_dir` at the end.
         on_progress: Called before each part of the run.
         constants: Average (default, but for --attention), identity, toeplitz, zeros, toeplitz-init, average-init.
-        attention: Operations in the place of softmax in all heads: sigmoid, sigmoid-normalised, off-by-one, softpick,
+        attention: Operations instead of softmax in all heads: sigmoid, sigmoid-normalised, off-by-one, softpick,
             elu-kernel-normalised, softmax+window=8, ….
-        rank_heads_by: Order of the heads: lambda (default), input-dependence, output-norm, first-layers, last-layers,
+        rank_heads_by: Head ranking: lambda (default), input-dependence, output-norm, first-layers, last-layers,
             random, reversed.
-        dynamic_fractions: Heads that stay dynamic (default: 1,1/2,1/8,1/16,0).
-        num_seeds: Probes for each score.
+        dynamic_fractions: Fractions of heads that stay dynamic (default: 1,1/2,1/8,1/16,0).
+        num_seeds: Number of probes per score.
         scale: Laptop or paper.
-        special_token_layout: Where special tokens stand: paper or natural.
-        length: Tokens of an input (default: the scale's).
-        max_train_samples: Training examples, at most (default: the scale's).
-        max_eval_samples: Validation examples, at most (default: the scale's).
-        num_epochs: Epochs of a probe (default: the scale's).
-        batch_size: Examples a step (default: the scale's).
-        learning_rate: Of the probe (default: the scale's).
-        text: Column of texts in your own file, or two: a,b (default: text).
-        label: Column of labels in your own file (default: label).
-        validation: File of validation rows of your own (default: a fifth of the file).
-        metric: For your own file: accuracy (default), f1 or mcc.
+        special_token_layout: Position of special tokens: paper or natural.
+        length: Tokens per input (default: the scale's).
+        max_train_samples: Maximum training examples (default: the scale's).
+        max_eval_samples: Maximum validation examples (default: the scale's).
+        num_epochs: Epochs of fitting a probe (default: the scale's).
+        batch_size: Examples per step (default: the scale's).
+        learning_rate: Learning rate of the probe (default: the scale's).
+        text: Text column of your own file, or two: a,b (default: text).
+        label: Label column of your own file (default: label).
+        validation: Your own file of validation rows (default: a fifth of the file).
+        metric: Metric for your own file: accuracy (default), f1 or mcc.
 
     Returns:
-        The scores, the order of the heads, and what a forward pass costs.
+        Scores, head ranking, and cost of a forward pass.
 
     Raises:
-        UserError: An argument cannot be, does not go with the model or the task, or `work_dir` holds something else.
+        UserError: An argument is invalid for the model or the task, or `work_dir` belongs to another run.
     """
     config = (config or ReplaceConfig()).replace(**explicit_arguments(locals(), ReplaceConfig))
     for name in config.attention:
@@ -126,7 +126,7 @@ def replace(
     task = _named(task, others)
     if constants_from is not None:
         config.check_constants_from()
-    started = time.perf_counter()
+    start = time.perf_counter()
     report = _report_phase(on_progress)
     with open_work_dir(work_dir, command="replace", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
@@ -136,14 +136,14 @@ def replace(
         preset, read = _task(task, data, config)
         train, valid = _encoded(read, loaded, config, preset)
         elsewhere = read_other_source(constants_from, data, encoder, loaded.tokenizer, train, preset)
-        given = elsewhere if isinstance(elsewhere, Constants) else None
-        _check_order(config, given)
-        metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, given)
+        constants_object = elsewhere if isinstance(elsewhere, Constants) else None
+        _check_order(config, constants_object)
+        metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, constants_object)
         evaluator = _evaluator(encoder, read, (train, valid), config, preset, work.folder / STATES)
         work.start({name: value for name, value in metadata.items() if name != "created"})
-        trials = HeadEvaluation(
+        evaluation = HeadEvaluation(
             model=encoder,
-            judge=evaluator,
+            evaluator=evaluator,
             train=train,
             validation=valid,
             gate_rate=GATE_RATE[config.scale],
@@ -152,11 +152,11 @@ def replace(
             folder=work.folder / CONSTANTS,
             step=report,
         )
-        averages = find_averages(trials, read, loaded.tokenizer, elsewhere) if config.sources else None
-        scores = _scores(trials, averages, config, loaded.name, read.name)
-        tables, sections = ({}, {}) if averages is None else _of_constants(trials, averages, config)
+        averages = find_averages(evaluation, read, loaded.tokenizer, elsewhere) if config.sources else None
+        scores = _scores(evaluation, averages, config, loaded.name, read.name)
+        tables, sections = ({}, {}) if averages is None else _of_constants(evaluation, averages, config)
     cost = {
-        **describe_cost(encoder.device, time.perf_counter() - started),
+        **describe_cost(encoder.device, time.perf_counter() - start),
         "batch_size": max(1, EVALUATION_TOKENS // valid.length),
         "length": valid.length,
     }
@@ -170,9 +170,9 @@ def _report_phase(on_progress: OnProgress | None) -> Callable[[str], None]:
 
 
 def _named(task: Any, others: Sequence[Any]) -> str | Task:
-    """The task, or its name. Raises UserError for what is none, as a tokenizer in its place."""
+    """Return the task, or its name. Raises UserError for other types."""
     if others or not isinstance(task, (str, Path, Task)):
-        got = ", ".join(type(one).__name__ for one in (task, *others))
+        got = ", ".join(type(argument).__name__ for argument in (task, *others))
         raise UserError(
             f"task: expected one of {', '.join(TASKS)}, a file of your own, or a regard.data.Task, as in "
             f"replace(model, task, tokenizer=tokenizer); got {got}"
@@ -193,40 +193,40 @@ def _load_model(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, la
 
 
 def _task(task: str | Task, folder: str | Path | None, config: ReplaceConfig) -> tuple[TaskPreset, Task]:
-    """The task, and its settings with those of the user in their place."""
+    """Return the task and its preset with the configuration's overrides."""
     name = task.name if isinstance(task, Task) else task
     scale: TaskPreset = getattr(TASKS.get(name, TASKS["sst2"]), config.scale)
     train_rows, eval_rows = scale.rows or (None, None)
     rows = (config.max_train_samples or train_rows, config.max_eval_samples or eval_rows)
-    own: dict[str, Any] = {n: getattr(config, n) for n in ("length", "batch_size", "learning_rate")}
-    own |= {"epochs": config.num_epochs, "rows": None if rows == (None, None) else rows}
-    scale = changed(scale, **{n: value for n, value in own.items() if value is not None})
-    user: dict[str, Any] = {n: getattr(config, n) for n in ("text", "label", "validation", "metric")}
+    overrides: dict[str, Any] = {n: getattr(config, n) for n in ("length", "batch_size", "learning_rate")}
+    overrides |= {"epochs": config.num_epochs, "rows": None if rows == (None, None) else rows}
+    scale = changed(scale, **{n: value for n, value in overrides.items() if value is not None})
+    columns: dict[str, Any] = {n: getattr(config, n) for n in ("text", "label", "validation", "metric")}
     read = task if isinstance(task, Task) else None
     if read is None:
-        read = read_task(name, None if name not in TASKS else folder, rows=scale.rows, **user)
+        read = read_task(name, None if name not in TASKS else folder, rows=scale.rows, **columns)
     check_metric(read.metric)
     return scale, read
 
 
 def _encoded(read: Task, loaded: models.Loaded, config: ReplaceConfig, scale: TaskPreset) -> tuple[Encoded, Encoded]:
     tokenizer, length = loaded.tokenizer, scale.length
-    most = models.maximum_length(loaded.model, tokenizer)
-    if most is not None and length > most:
-        raise UserError(f"length: expected at most {most} tokens, the most this model was made for; got {length}")
-    parts = [
-        encode(read.kind, part, tokenizer, length, config.special_token_layout)
-        for part in (read.train, read.validation)
+    max_length = models.maximum_length(loaded.model, tokenizer)
+    if max_length is not None and length > max_length:
+        raise UserError(f"length: expected at most {max_length} tokens, the most this model was made for; got {length}")
+    splits = [
+        encode(read.kind, split, tokenizer, length, config.special_token_layout)
+        for split in (read.train, read.validation)
     ]
     if read.kind == "mlm" and read.name != LANGUAGE_MODEL:
-        parts = [mask_tokens(part, tokenizer, seed) for seed, part in enumerate(parts)]
-    return parts[0], parts[1]
+        splits = [mask_tokens(split, tokenizer, seed) for seed, split in enumerate(splits)]
+    return splits[0], splits[1]
 
 
 def _evaluator(
-    encoder: Any, read: Task, parts: tuple[Encoded, Encoded], config: ReplaceConfig, scale: TaskPreset, folder: Path
+    encoder: Any, read: Task, splits: tuple[Encoded, Encoded], config: ReplaceConfig, scale: TaskPreset, folder: Path
 ) -> Evaluator:
-    train, validation = parts
+    train, validation = splits
     through = _probe(scale, THROUGH_EPOCHS[config.scale])
     if read.name == LANGUAGE_MODEL:
         return PerplexityEvaluator(model=encoder, train_rows=train, validation_rows=validation, settings=through)
@@ -251,13 +251,13 @@ def _describe(
     loaded: models.Loaded,
     encoder: Any,
     read: Task,
-    parts: tuple[Encoded, Encoded],
+    splits: tuple[Encoded, Encoded],
     config: ReplaceConfig,
     origin: From,
     constants: Constants | None,
 ) -> dict[str, Any]:
     """Return everything that the scores depend on."""
-    train, validation = parts
+    train, validation = splits
     model = describe_model(encoder, loaded.name, loaded.sha256 or sha256_of_weights(encoder))
     return describe_run(
         config.replace(length=train.length),
@@ -279,83 +279,86 @@ def _describe(
     )
 
 
-def _check_order(config: ReplaceConfig, given: Constants | None) -> None:
-    """Check that given constants have what an order needs. Raises UserError."""
-    if given is not None and "input-dependence" in config.rankings:
-        given.input_dependence()
+def _check_order(config: ReplaceConfig, constants: Constants | None) -> None:
+    """Check that constants support the rankings. Raises UserError."""
+    if constants is not None and "input-dependence" in config.rankings:
+        constants.input_dependence()
 
 
-def _source(trials: HeadEvaluation, averages: Constants, name: str) -> Constants:
+def _source(evaluation: HeadEvaluation, averages: Constants, name: str) -> Constants:
     if name in SOURCES:
         return make_data_free(name, averages)
     if name in TRAINED:
         start = averages if TRAINED[name] == "average" else make_data_free(TRAINED[name], averages)
-        return trials.trained(start, 0, name)
+        return evaluation.train_constants(start, 0, name)
     return averages
 
 
 def _scores(
-    trials: HeadEvaluation, averages: Constants | None, config: ReplaceConfig, model: str, task: str
+    evaluation: HeadEvaluation, averages: Constants | None, config: ReplaceConfig, model: str, task: str
 ) -> pd.DataFrame:
-    """One row for each source, order, fraction and seed; for each operation and seed."""
-    seeds, metric = trials.judge.seeds(config.num_seeds), trials.judge.metric
+    """Score each source, ranking, fraction and seed, and each operation and seed."""
+    seeds, metric = evaluation.evaluator.seeds(config.num_seeds), evaluation.evaluator.metric
     rows: list[tuple[Any, ...]] = []
 
-    def add(constants: str, select: str, fraction: float, found: dict[int, float]) -> None:
-        rows.extend((model, task, constants, select, fraction, seed, metric, value) for seed, value in found.items())
+    def add(constants: str, ranking: str, fraction: float, scores_by_seed: dict[int, float]) -> None:
+        rows.extend(
+            (model, task, constants, ranking, fraction, seed, metric, value) for seed, value in scores_by_seed.items()
+        )
 
     if 1.0 in config.shares:
-        trials.step("scoring the model as it is")
-        add(UNTOUCHED, UNTOUCHED, 1.0, trials.scores(None, (), seeds))
+        evaluation.step("scoring the model as it is")
+        add(UNTOUCHED, UNTOUCHED, 1.0, evaluation.scores(None, (), seeds))
     for name in config.attention:
-        trials.step(f"scoring {name}")
-        add(name, OTHER_OPERATION, 0.0, trials.swapped(name, seeds))
+        evaluation.step(f"scoring {name}")
+        add(name, OTHER_OPERATION, 0.0, evaluation.attention_scores(name, seeds))
     for name in config.sources:
         assert averages is not None, "constants are asked for"
-        constants = _source(trials, averages, name)
-        for select in config.rankings:
+        constants = _source(evaluation, averages, name)
+        for ranking in config.rankings:
             for fraction in (f for f in config.shares if f < 1):
-                trials.step(f"scoring {name}, {select}, {fraction:g} dynamic")
-                for group in _same_order(select, seeds, fraction):
+                evaluation.step(f"scoring {name}, {ranking}, {fraction:g} dynamic")
+                for group in _same_order(ranking, seeds, fraction):
                     heads = averages.heads
                     if fraction:
-                        heads = trials.order(averages, select, group[0]).constant(fraction)
-                    add(name, select, fraction, trials.scores(constants, heads, group))
+                        heads = evaluation.rank_heads(averages, ranking, group[0]).constant(fraction)
+                    add(name, ranking, fraction, evaluation.scores(constants, heads, group))
     return pd.DataFrame(rows, columns=list(SCORE_COLUMNS))
 
 
-def _same_order(select: str, seeds: Sequence[int], fraction: float) -> Iterable[Sequence[int]]:
-    """The seeds in groups for which the same heads are constant: a random order is drawn for each."""
-    return [[seed] for seed in seeds] if select == "random" and fraction > 0 else [list(seeds)]
+def _same_order(ranking: str, seeds: Sequence[int], fraction: float) -> Iterable[Sequence[int]]:
+    """Group the seeds with the same constant heads: random rankings differ by seed."""
+    return [[seed] for seed in seeds] if ranking == "random" and fraction > 0 else [list(seeds)]
 
 
 def _no_constants() -> dict[str, Any]:
-    """The tables of a run that makes no head constant."""
+    """Return the empty tables of a run without constant heads."""
     return {"heads": pd.DataFrame(columns=list(HEAD_COLUMNS)), "cost": pd.DataFrame(columns=list(COST_COLUMNS))}
 
 
 def _of_constants(
-    trials: HeadEvaluation, averages: Constants, config: ReplaceConfig
+    evaluation: HeadEvaluation, averages: Constants, config: ReplaceConfig
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tables that are of constants, and what the record says of these."""
-    first = trials.order(averages, config.rankings[0], 0)
+    """Return the tables and the metadata about constants."""
+    ranking = evaluation.rank_heads(averages, config.rankings[0], 0)
     matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
-    cost = trials.cost(averages, first, config.shares)
-    tables = {"heads": _heads(averages, first), "cost": pd.DataFrame(cost, columns=list(COST_COLUMNS))}
-    told = {
+    cost = evaluation.cost(averages, ranking, config.shares)
+    tables = {"heads": _heads(averages, ranking), "cost": pd.DataFrame(cost, columns=list(COST_COLUMNS))}
+    sections = {
         "constants": {name: value for name, value in vars(averages.origin).items() if name != "model"},
         "patterns": pattern_fractions(matrices, averages.origin.separators),
     }
-    return {**tables, "matrices": matrices, "constants": averages.to_bytes()}, told
+    return {**tables, "matrices": matrices, "constants": averages.to_bytes()}, sections
 
 
-def _heads(averages: Constants, first: HeadRanking) -> pd.DataFrame:
-    """One row a head: its rank, the value it was ranked by, and the pattern of its average."""
-    found = {}
+def _heads(averages: Constants, ranking: HeadRanking) -> pd.DataFrame:
+    """Make a row per head: rank, ranking value, and pattern of its average."""
+    patterns = {}
     for (site, layer), matrix in averages.matrices.items():
         for head, pattern in enumerate(classify_patterns(matrix, averages.origin.separators)):
-            found[site, layer, head] = str(pattern)
+            patterns[site, layer, head] = str(pattern)
     rows = [
-        (*head, rank, value, found[head]) for rank, (head, value) in enumerate(zip(*vars(first).values(), strict=True))
+        (*head, rank, value, patterns[head])
+        for rank, (head, value) in enumerate(zip(*vars(ranking).values(), strict=True))
     ]
     return pd.DataFrame(rows, columns=list(HEAD_COLUMNS))

@@ -1,4 +1,4 @@
-"""Scores of models with constant heads: means with intervals, relative drops, and the curves they make."""
+"""Scores of models with constant heads: means with intervals, relative drops, curves."""
 
 from __future__ import annotations
 
@@ -16,48 +16,47 @@ from regard.runs.intervals import t_value
 
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
 NONE = "none"
-"""What stands for constants and order in the rows of the untouched model, whose fraction of dynamic heads is 1."""
+"""Constants and ranking in rows of the original model, whose fraction of dynamic heads is 1."""
 
 ATTENTION = "attention"
-"""What stands for the order in the rows of a model whose heads all compute another operation, named as constants."""
+"""Ranking in rows of a model whose heads compute another operation, named as constants."""
 
 IN_NATS = ("negative_log_perplexity",)
-"""Metrics whose zero means nothing: not a ratio but a difference is told of them."""
+"""Metrics without a meaningful zero: their drop is a difference."""
 
 KEYS = ["model", "task", "metric", "constants", "rank_heads_by", "dynamic_fraction"]
 GROUP = ["model", "task", "metric"]
 
 
 def check_scores(scores: pd.DataFrame) -> None:
-    """Nothing, or a UserError: the scores are empty or lack a column, or a score is told twice."""
+    """Check that scores are present, complete and unique. Raises UserError."""
     missing = [column for column in COLUMNS if column not in scores]
     if missing:
         raise UserError(f"scores: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
     if scores.empty:
         raise UserError("scores: expected at least one row, the table is empty")
-    twice = scores[scores.duplicated([*KEYS, "seed"])]
-    if len(twice):
-        told = ", ".join(f"{column} {twice.iloc[0][column]}" for column in (*KEYS, "seed"))
-        raise UserError(f"scores: expected one row for each run, several are of {told}")
+    duplicates = scores[scores.duplicated([*KEYS, "seed"])]
+    if len(duplicates):
+        values = ", ".join(f"{column} {duplicates.iloc[0][column]}" for column in (*KEYS, "seed"))
+        raise UserError(f"scores: expected one row for each run, several are of {values}")
 
 
 def constant_rows(scores: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the untouched model, and of constant heads."""
+    """Return the rows of the original model and of constant heads."""
     return scores[scores["rank_heads_by"] != ATTENTION]
 
 
 def intervals(scores: pd.DataFrame) -> pd.DataFrame:
-    """One row for each `KEYS`: `n` seeds, their `mean`, and its 95 % interval `ci_low`, `ci_high`, null for one seed.
+    """Return the mean over seeds for each `KEYS`: `n`, `mean`, and its 95 % interval `ci_low`, `ci_high`.
 
-    The interval is mean ± t · s/√n with Student's t for n − 1 degrees of freedom and the sample's standard deviation s.
-    Null scores are left out.
+    The interval is Student's t with n − 1 degrees of freedom, null for one seed. Null scores are left out.
     """
     check_scores(scores)
     grouped = scores.dropna(subset="score").groupby(KEYS, sort=False)["score"]
-    found = grouped.agg(n="count", mean="mean", deviation="std").reset_index()
-    half = [_half(int(n), float(s)) for n, s in zip(found["n"], found["deviation"], strict=True)]
-    found["ci_low"], found["ci_high"] = found["mean"] - half, found["mean"] + half
-    return found.drop(columns="deviation").astype({"ci_low": "float64", "ci_high": "float64"})
+    means = grouped.agg(n="count", mean="mean", deviation="std").reset_index()
+    margins = [_half(int(n), float(s)) for n, s in zip(means["n"], means["deviation"], strict=True)]
+    means["ci_low"], means["ci_high"] = means["mean"] - margins, means["mean"] + margins
+    return means.drop(columns="deviation").astype({"ci_low": "float64", "ci_high": "float64"})
 
 
 def _half(n: int, deviation: float) -> float:
@@ -65,77 +64,79 @@ def _half(n: int, deviation: float) -> float:
 
 
 def relative_drop(scores: pd.DataFrame) -> pd.DataFrame:
-    """One row for each `KEYS` with constant heads: mean `score`, the `original`'s, the `drop`, and its `unit`.
+    """Return the drop for each `KEYS` with constant heads: mean `score`, `original`, `drop` and its `unit`.
 
     The drop is 100 · (original − score) / |original| in "%", and original − score in "nats" for the negative log
-    perplexity; null where the original has no score or, in "%", scores 0.
+    perplexity; null if the original has no score or, in "%", scores 0.
     """
     means = intervals(scores).rename(columns={"mean": "score"})
-    whole = means["dynamic_fraction"] == 1
-    original = means[whole].drop_duplicates(GROUP)[[*GROUP, "score"]].rename(columns={"score": "original"})
-    found = means[~whole][[*KEYS, "score"]].merge(original, on=GROUP, how="left")
-    nats = found["metric"].isin(IN_NATS)
-    size = found["original"].abs().where(found["original"] != 0)
-    less = found["original"] - found["score"]
-    found["drop"] = less.where(nats, 100 * less / size)
-    found["unit"] = np.where(nats, "nats", "%")
-    return found
+    is_original = means["dynamic_fraction"] == 1
+    original = means[is_original].drop_duplicates(GROUP)[[*GROUP, "score"]].rename(columns={"score": "original"})
+    drops = means[~is_original][[*KEYS, "score"]].merge(original, on=GROUP, how="left")
+    in_nats = drops["metric"].isin(IN_NATS)
+    size = drops["original"].abs().where(drops["original"] != 0)
+    difference = drops["original"] - drops["score"]
+    drops["drop"] = difference.where(in_nats, 100 * difference / size)
+    drops["unit"] = np.where(in_nats, "nats", "%")
+    return drops
 
 
 def curves(scores: pd.DataFrame) -> pd.DataFrame:
-    """The `intervals` as curves, one for each model, task, constants and order, from all heads dynamic to none.
+    """Return the `intervals` as curves by model, task, constants and ranking, from all heads dynamic to none.
 
-    The untouched model begins every curve of its task. With no head dynamic the order does not matter: an order that
-    was not run there ends at what another one of the same constants gave.
+    Every curve starts at the original model. Without dynamic heads the ranking is irrelevant: a ranking not run
+    there ends at the value of another one with the same constants.
     """
     points = intervals(scores)
-    whole = points[points["dynamic_fraction"] == 1].drop_duplicates(GROUP)
+    original = points[points["dynamic_fraction"] == 1].drop_duplicates(GROUP)
     rest = points[points["dynamic_fraction"] != 1]
-    parts = []
+    all_curves = []
     for key, group in rest.groupby([*GROUP, "constants", "rank_heads_by"], sort=False):
-        begin = _of(whole, dict(zip(GROUP, key, strict=False)))
+        start = _of(original, dict(zip(GROUP, key, strict=False)))
         end = _of(rest, dict(zip([*GROUP, "constants"], key, strict=False)) | {"dynamic_fraction": 0}).head(1)
-        drawn = [begin, group, *([] if (group["dynamic_fraction"] == 0).any() else [end])]
-        curve = pd.concat([part for part in drawn if len(part)]).assign(constants=key[3], rank_heads_by=key[4])
-        parts.append(curve.sort_values("dynamic_fraction", ascending=False))
-    return pd.concat(parts, ignore_index=True) if parts else rest.reset_index(drop=True)
+        pieces = [start, group, *([] if (group["dynamic_fraction"] == 0).any() else [end])]
+        curve = pd.concat([piece for piece in pieces if len(piece)]).assign(constants=key[3], rank_heads_by=key[4])
+        all_curves.append(curve.sort_values("dynamic_fraction", ascending=False))
+    return pd.concat(all_curves, ignore_index=True) if all_curves else rest.reset_index(drop=True)
 
 
-def _of(points: pd.DataFrame, equal: Mapping[str, Any]) -> pd.DataFrame:
-    for column, value in equal.items():
+def _of(points: pd.DataFrame, conditions: Mapping[str, Any]) -> pd.DataFrame:
+    for column, value in conditions.items():
         points = points[points[column] == value]
     return points
 
 
-def shown_constants(scores: pd.DataFrame, record: Mapping[str, Any]) -> tuple[str, str]:
-    """The constants and the order that the run is about: those of the configuration, else the first in the table.
+def shown_constants(scores: pd.DataFrame, metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the run's main constants and ranking: those of the configuration, else the first in the table.
 
-    Both are "none" where no head was replaced.
+    Both are "none" if no head was replaced.
     """
-    settings = labels.section(record, "config")
-    there = constant_rows(scores)
-    there = there[there["dynamic_fraction"] != 1]
-    constants = _first(there["constants"], settings.get("constants"))
-    select = _first(there["rank_heads_by"][there["constants"] == constants], settings.get("rank_heads_by"))
-    return constants, select
+    config = labels.section(metadata, "config")
+    rows = constant_rows(scores)
+    rows = rows[rows["dynamic_fraction"] != 1]
+    constants = _first(rows["constants"], config.get("constants"))
+    ranking = _first(rows["rank_heads_by"][rows["constants"] == constants], config.get("rank_heads_by"))
+    return constants, ranking
 
 
-def _first(column: pd.Series, wanted: Any) -> str:
+def _first(column: pd.Series, requested: Any) -> str:
     names = [str(name) for name in column.unique()]
-    told = [wanted] if isinstance(wanted, str) else list(wanted) if isinstance(wanted, (list, tuple)) else []
-    return next((name for name in told if name in names), names[0] if names else NONE)
+    candidates = (
+        [requested] if isinstance(requested, str) else list(requested) if isinstance(requested, (list, tuple)) else []
+    )
+    return next((name for name in candidates if name in names), names[0] if names else NONE)
 
 
 def fraction_name(fraction: float) -> str:
-    """The fraction as people write it: 1, 1/2, 3/4, 1/16, 0; else a decimal number."""
+    """Format a fraction as 1, 1/2, 3/4, 1/16 or 0; else as a decimal."""
     simple = Fraction(fraction).limit_denominator(64)
     return str(simple) if math.isclose(float(simple), fraction, abs_tol=1e-9) else f"{fraction:.3g}"
 
 
 def axis_places(fractions: Sequence[float]) -> dict[float, float]:
-    """Where each fraction stands on an axis of powers of two, from 1 on the left to 0, which has its own place."""
-    known = sorted({float(fraction) for fraction in fractions}, reverse=True)
-    found = {fraction: round(-math.log2(fraction), 4) for fraction in known if fraction > 0}
-    if 0.0 in known:
-        found[0.0] = max(found.values(), default=0.0) + 1.5
-    return found
+    """Return each fraction's position on an axis of powers of two from 1 to 0, which has a position of its own."""
+    sorted_fractions = sorted({float(fraction) for fraction in fractions}, reverse=True)
+    positions = {fraction: round(-math.log2(fraction), 4) for fraction in sorted_fractions if fraction > 0}
+    if 0.0 in sorted_fractions:
+        positions[0.0] = max(positions.values(), default=0.0) + 1.5
+    return positions

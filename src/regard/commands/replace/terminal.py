@@ -1,4 +1,4 @@
-"""A run with replaced heads as a few lines for the terminal."""
+"""Terminal summary of a run with replaced heads."""
 
 from __future__ import annotations
 
@@ -19,54 +19,59 @@ CELL = 11
 ROOM = (WIDTH - NAME) // CELL
 
 
-def replace_summary(scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, record: Mapping[str, Any]) -> Group:
-    """What matters most, for a terminal of 80 columns: scores and drops by fraction, patterns, time and FLOPs.
+def replace_summary(
+    scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, metadata: Mapping[str, Any]
+) -> Group:
+    """Summarize a run for a terminal of 80 columns: scores and drops by fraction, patterns, time and FLOPs.
 
-    Raises UserError on scores that are empty or lack a column.
+    Raises:
+        UserError: The scores are empty or lack a column.
     """
     check_scores(scores)
-    blocks = [_scores(scores, record), _operations(scores), _patterns(heads), _cost(cost)]
-    return summary(labels.model_name(record), words.ledes(scores, heads, cost, record), blocks)
+    blocks = [_scores(scores, metadata), _operations(scores), _patterns(heads), _cost(cost)]
+    return summary(labels.model_name(metadata), words.ledes(scores, heads, cost, metadata), blocks)
 
 
-def _scores(scores: pd.DataFrame, record: Mapping[str, Any]) -> list[str]:
-    """A line of scores and one of drops for each task, by fraction of dynamic heads."""
-    rows, drops = words.summary_rows(scores, record), words.main_drops(scores, record)
+def _scores(scores: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
+    """Format a line of scores and one of drops per task, by fraction of dynamic heads."""
+    rows, drops = words.summary_rows(scores, metadata), words.main_drops(scores, metadata)
     if drops.empty and len(words.operations(scores)):
         return []
-    constants, select = shown_constants(scores, record)
+    constants, ranking = shown_constants(scores, metadata)
     fractions = _spread(sorted({float(fraction) for fraction in rows["dynamic_fraction"]}, reverse=True))
-    several = scores["model"].nunique() > 1
-    lines = [f"Constants {constants}, order {select}" if len(drops) else "No head was replaced"]
+    multiple_models = scores["model"].nunique() > 1
+    lines = [f"Constants {constants}, ranking {ranking}" if len(drops) else "No head was replaced"]
     lines.append(_line("dynamic heads", [fraction_name(fraction) for fraction in fractions]))
     for (model, task, metric), group in rows.groupby(["model", "task", "metric"], sort=False):
-        name = words.title(str(model), str(task), with_model=several)
+        name = words.title(str(model), str(task), with_model=multiple_models)
         means = dict(zip(group["dynamic_fraction"], group["mean"], strict=True))
-        ours = drops[(drops["model"] == model) & (drops["task"] == task) & (drops["metric"] == metric)]
-        lost = {row.dynamic_fraction: words.drop(float(row.drop), str(row.unit)) for row in ours.itertuples()}
-        shown = [labels.number(means[fraction], 3) if fraction in means else "–" for fraction in fractions]
-        lines.append(_line(plain(name), shown))
-        if lost:
-            lines.append(_line("  drop", [lost.get(fraction, "") for fraction in fractions]))
+        task_drops = drops[(drops["model"] == model) & (drops["task"] == task) & (drops["metric"] == metric)]
+        formatted_drops = {
+            row.dynamic_fraction: words.drop(float(row.drop), str(row.unit)) for row in task_drops.itertuples()
+        }
+        formatted_scores = [labels.number(means[fraction], 3) if fraction in means else "–" for fraction in fractions]
+        lines.append(_line(plain(name), formatted_scores))
+        if formatted_drops:
+            lines.append(_line("  drop", [formatted_drops.get(fraction, "") for fraction in fractions]))
     return lines
 
 
 def _operations(scores: pd.DataFrame) -> list[str]:
-    """For each task a line for each operation: its score, and the drop."""
+    """Format a line per operation and task: score and drop."""
     drops = words.operations(scores)
-    several, lines = scores["model"].nunique() > 1, []
+    multiple_models, lines = scores["model"].nunique() > 1, []
     for (model, task, _), rows in drops.groupby(["model", "task", "metric"], sort=False) if len(drops) else ():
-        name = plain(words.title(str(model), str(task), with_model=several))
+        name = plain(words.title(str(model), str(task), with_model=multiple_models))
         lines.append(_line(name, ["score", "drop"]))
-        lines.append(_line("  untouched", [labels.number(float(rows["original"].iloc[0]), 3), ""]))
+        lines.append(_line("  original", [labels.number(float(rows["original"].iloc[0]), 3), ""]))
         for row in rows.itertuples():
-            shown = [labels.number(float(row.score), 3), words.drop(float(row.drop), str(row.unit))]
-            lines.append(_line(f"  {labels.visible(str(row.constants))}", shown))
-    return ["Other operations in the place of softmax", *lines] if lines else []
+            cells = [labels.number(float(row.score), 3), words.drop(float(row.drop), str(row.unit))]
+            lines.append(_line(f"  {labels.visible(str(row.constants))}", cells))
+    return ["Other operations instead of softmax", *lines] if lines else []
 
 
 def _spread(fractions: Sequence[float]) -> list[float]:
-    """As many as fit a line: the largest ones, and always the smallest."""
+    """Select as many fractions as fit a line: the largest ones and the smallest."""
     return list(fractions) if len(fractions) <= ROOM else [*fractions[: ROOM - 1], fractions[-1]]
 
 
@@ -87,10 +92,10 @@ def _cost(cost: pd.DataFrame) -> list[str]:
     if cost.empty:
         return []
     rows = words.relative_cost(cost)
-    kept = rows[rows["dynamic_fraction"].isin(_spread(rows["dynamic_fraction"].tolist()))].to_dict("records")
+    shown = rows[rows["dynamic_fraction"].isin(_spread(rows["dynamic_fraction"].tolist()))].to_dict("records")
     return [
-        _line("One forward", [fraction_name(row["dynamic_fraction"]) for row in kept]),
-        _line("  milliseconds", [labels.number(row["latency_ms"], 3) for row in kept]),
-        _line("  of the original", [f"{labels.number(row['time'], 3)} %" for row in kept]),
-        _line("  GFLOPs", [labels.number(row["flops"] / 1e9, 3) for row in kept]),
+        _line("Forward pass", [fraction_name(row["dynamic_fraction"]) for row in shown]),
+        _line("  milliseconds", [labels.number(row["latency_ms"], 3) for row in shown]),
+        _line("  of the original", [f"{labels.number(row['time'], 3)} %" for row in shown]),
+        _line("  GFLOPs", [labels.number(row["flops"] / 1e9, 3) for row in shown]),
     ]

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from regard.commands.learn import metrics as learn_metrics
-from regard.commands.learn.tables import SETTINGS
+from regard.commands.learn.tables import SCENARIOS
 from regard.errors import UserError
 from regard.report import labels
 from regard.report.arrays import Floats
@@ -27,8 +27,8 @@ METRICS = {
     "norm_ratio": ("|h₁| / mean |hₜ|", ""),
     "tokens_per_second": ("Tokens per second", ""),
     **{
-        f"{name}_{setting}": (f"{learn_metrics.metric(name).title} {words}", unit)
-        for setting, words in SETTINGS.items()
+        f"{name}_{setting}": (f"{learn_metrics.get_metric(name).title} {words}", unit)
+        for setting, words in SCENARIOS.items()
         for name, unit in (
             ("average_performance", "%"),
             ("forgetting", ""),
