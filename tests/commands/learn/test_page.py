@@ -210,7 +210,7 @@ def test_blocks_that_tasks_share_are_called_by_their_numbers() -> None:
     shared = learned.gate(TABLES["matrix"], given=(1, 2, 1, 3))
     page = Parsed(learn_page({**TABLES, "gate": shared}, learned.record()))
     found = page.data["gate"]
-    assert found["blocks"] == {"prescale": ["block 1", "block 2", "block 3"]}
+    assert found["blocks"] == {"prescale": ["adapter 1", "adapter 2", "adapter 3"]}
     assert found["cells"]["prescale"]["learning"][2] == [0.5, 0.5, None]
     assert found["cells"]["prescale"]["inference"][3] == [0.25, 0.25, 0.5]
     assert "may be shared by tasks (prescale): block 2 need not be that of the second task" in page.text
@@ -225,7 +225,7 @@ def test_a_block_for_each_task_need_not_be_its_own() -> None:
     one, other = (learned.gate(TABLES["matrix"], given=given) for given in ((), (1, 3, 2, 4)))
     table = pd.concat([one[one["seed"] == 39], other[other["seed"] != 39], one.assign(method="finetune")])
     page = Parsed(learn_page({**TABLES, "gate": table}, learned.record()))
-    assert page.data["gate"]["blocks"]["prescale"] == [f"block {number}" for number in (1, 2, 3, 4)]
+    assert page.data["gate"]["blocks"]["prescale"] == [f"adapter {number}" for number in (1, 2, 3, 4)]
     assert page.data["gate"]["blocks"]["finetune"][1] == "adapter of Science"
     assert "Science 2 or 3 80.0" in page.text
     assert "(prescale): block 2 need not be" in page.text
@@ -323,7 +323,7 @@ def test_where_orders_differ_means_are_by_place() -> None:
 
 def test_curves_are_means_over_runs(parsed: Parsed) -> None:
     captions = [panel["caption"] for panel in parsed.data["curves"]["til"]]
-    assert captions == ["Mean over the tasks seen", "Forgotten so far", *learned.TASKS[:-1]]
+    assert captions == ["Mean over tasks trained so far", "Forgotten so far", *learned.TASKS[:-1]]
     assert line(parsed, "til", 0, "finetune") == pytest.approx({1: 96.1, 2: 92.1, 3: 88.1, 4: 84.1})
     assert line(parsed, "til", 1, "finetune") == pytest.approx({2: 8, 3: 12, 4: 16})
     assert line(parsed, "til", 3, "prescale") == pytest.approx({2: 96.1, 3: 95.1, 4: 94.1})
@@ -388,7 +388,10 @@ def test_differences_stand_against_the_first_method(parsed: Parsed) -> None:
     assert "Method Difference 95 % interval p" in parsed.text
     assert "prescale +10.50 +10.00 to +11.00 0.010 higher" in parsed.text
     assert "prescale −14.00 −14.50 to −13.50 0.010 lower" in parsed.text
-    assert "To finetune, in points, run by run (same seed, same order). 95 % intervals from 3 pairs" in parsed.text
+    assert (
+        "Difference to finetune in points, paired by run (same seed and order). 95 % intervals from 3 pairs"
+        in parsed.text
+    )
     assert "Learning accuracy, TIL" in parsed.text[parsed.text.index("FGT, CIL") :]
 
 
@@ -406,7 +409,7 @@ def test_one_run_has_no_intervals() -> None:
     table = TABLES["differences"].assign(n=1, ci_low=np.nan, ci_high=np.nan, p=np.nan, overlaps=None)
     page = Parsed(learn_page({**learned.tables(scores), "differences": table}, learned.record()))
     assert "One run of each method: there are no intervals" in page.text
-    assert "there are no intervals, so it may be chance" in page.text
+    assert "there are no intervals, so this may be chance" in page.text
     assert "prescale +10.50 – – no interval" in page.text
     assert page.data["curves"]["til"][0]["points"][0]["low"] is None
     assert options(page, "matrix-run") == ["seed 7"]
@@ -441,7 +444,7 @@ def test_unknown_costs_stay_unknown() -> None:
 
 
 def test_the_note_on_costs_says_what_they_leave_out(parsed: Parsed) -> None:
-    assert "FLOPs and examples/s are of training steps alone, what corrects their gradients included." in parsed.text
+    assert "FLOPs and examples/s cover training steps, including gradient correction." in parsed.text
     assert "What is computed before an answer (mbpa++ adapts itself to each text) is in no column." in parsed.text
     assert "on the CPU it is the most that the process has had up to then" in parsed.text
     assert "in a comparison in one process a method inherits what those before it took" in parsed.text
@@ -456,7 +459,7 @@ def test_zero_shot_is_told_as_it_is_computed() -> None:
     before = scores.query("after_task == 1 and task_index == 2")["score"].item()
     assert found.set_index("metric").loc["zero_shot_transfer", "value"] == before - 50
     about = METRICS["zero_shot_transfer"].description
-    assert about.startswith("mean score of all tasks but the first, each just before it is learnt, less what guessing")
+    assert about.startswith("mean score of all tasks but the first, each just before its training, minus chance")
     assert "100 divided by the number of its classes, or 0 where answers are written" in about
     summary = pd.concat([TABLES["summary"], TABLES["summary"].assign(metric="zero_shot_transfer")])
     assert about in Parsed(learn_page({**TABLES, "summary": summary}, learned.record())).text
@@ -480,7 +483,7 @@ def test_forgetting_stands_over_what_was_measured_when_learnt(parsed: Parsed) ->
     assert found["finetune", "Politics, seed 39"] == (25, 24)
     assert found["prescale", "Sports, seed 508"] == (2, 1)
     assert len(found) == 2 * 3 * 3
-    assert smooth["note"] == "points forgotten until the end, r = 1.00 over 18 dots, 1.00 within methods"
+    assert smooth["note"] == "points forgotten by the end, r = 1.00 over 18 dots, 1.00 within methods"
 
 
 def test_interference_is_symmetric(parsed: Parsed) -> None:
@@ -542,7 +545,7 @@ def test_what_clean_refuses_has_no_numbers() -> None:
     refused = {**APART, "identical": False, "clean": None, "dropped": None}
     text = Parsed(learn_page(TABLES, with_protocols(one=refused))).text
     assert "tested on the test file two files 10 1 1 41, 10, 10 – –" in text
-    assert "clean refuses this stream" in text
+    assert "Clean refuses this stream" in text
 
 
 def test_settings_and_stream_read_as_text_alone(parsed: Parsed) -> None:
@@ -586,7 +589,7 @@ def test_scores_and_their_means_are_enough() -> None:
 def test_one_task_forgets_nothing() -> None:
     scores = learned.matrix(tasks=("only",), settings=("til",))
     page = Parsed(learn_page(learned.tables(scores), {}))
-    assert [panel["caption"] for panel in page.data["curves"]["til"]] == ["Mean over the tasks seen"]
+    assert [panel["caption"] for panel in page.data["curves"]["til"]] == ["Mean over tasks trained so far"]
     assert "beside-dots" not in page.data["panels"]
     assert "forgets" not in page.text
     assert "1 task ·" in page.text

@@ -1,4 +1,4 @@
-"""`regard compare`: several measurements side by side."""
+"""`regard compare`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = """examples:
   regard compare runs/* --out comparison.html
 """
 PAGES = (".html", ".htm")
-"""How the name of a page may end."""
+"""Suffixes of a page."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Compare, print, write the page."""
+    """Compare, print, and write the page."""
     if len(args.runs) < 2:
         raise UserError(f"expected at least two runs to compare, got {len(args.runs)}")
     if len({run.resolve() for run in args.runs}) < len(args.runs):
@@ -62,13 +62,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def compare(runs: Mapping[str, MeasureResult]) -> tuple[pd.DataFrame, str]:
-    """Put measurements side by side.
+    """Compare measurements.
 
     Args:
-        runs: Results by the names they are to have.
+        runs: Results by name.
 
     Returns:
-        A table with one column each, its notes in `.attrs["notes"]`, and a page.
+        A table with one column per run, its notes in `.attrs["notes"]`, and a page.
     """
     from regard.commands.measure.compare_page import comparison, comparison_page
 
@@ -78,13 +78,13 @@ def compare(runs: Mapping[str, MeasureResult]) -> tuple[pd.DataFrame, str]:
 
 
 def _names(runs: list[Path]) -> list[str]:
-    """Return the names of the folders if these differ, else their paths."""
+    """Return the folders' names if they differ, else their paths."""
     names = [run.resolve().name for run in runs]
     return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
 def _format_table(table: pd.DataFrame) -> RenderableType:
-    """Format the comparison for a terminal: the statistic in one column, a number in each of the others."""
+    """Format the comparison for a terminal."""
     import pandas as pd
     from rich.console import Group
     from rich.table import Table

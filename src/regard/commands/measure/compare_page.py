@@ -1,4 +1,4 @@
-"""Several measurements side by side."""
+"""Comparison of several measurements: a table and a page."""
 
 from __future__ import annotations
 
@@ -30,27 +30,33 @@ class _Value:
 
 
 def comparison(runs: Mapping[str, tuple[pd.DataFrame, dict[str, Any]]]) -> pd.DataFrame:
-    """One row per statistic, site and epsilon: each run's value; for two runs the difference and its standard error.
+    """Make a row per statistic, site and epsilon with the value of each run.
 
-    Columns: statistic, site, epsilon, scope, position, one per run, and for two runs `difference` (second minus first)
-    and `standard_error`. `scope` says what the value is: of the whole model where the table has such a row, else the
-    mean over layers and heads, or over layers (the embeddings, layer -1, left out). A value is of the whole sequence
-    where measured, else at `position`, the first. Runs that differ in scope or position get rows of their own.
+    The standard error of the difference is √(a² + b²), which assumes independent samples; for runs on the same texts
+    it is mostly too large. It is null where a run has none, as for means over heads.
 
-    The standard error is √(a² + b²), right for runs on independent samples; runs on the same texts are paired, and it
-    is then mostly too large. It is null where a run has none, as every mean over heads. What keeps the runs from being
-    comparable stands in `frame.attrs["notes"]`, see `caveats`. Raises UserError on no run, an empty table, or a run
-    named like a column.
+    Args:
+        runs: Table and metadata by name.
+
+    Returns:
+        Columns statistic, site, epsilon, scope, position, one per run, and for two runs `difference` (second minus
+        first) and `standard_error`. `scope` is the whole model if the table has such a row, else the mean over layers
+        and heads, or over layers (without embeddings, layer -1). `position` is null for values of the whole sequence,
+        else the first. Runs that differ in scope or position get separate rows. `frame.attrs["notes"]` holds
+        `caveats`.
+
+    Raises:
+        UserError: There is no run, a table is empty, or a run is named like a column.
     """
     _check_names(list(runs))
-    found = {name: measures(table) for name, (table, _) in runs.items()}
-    frame = _frame(found)
-    frame.attrs["notes"] = caveats({name: record for name, (_, record) in runs.items()})
+    measures_by_run = {name: measures(table) for name, (table, _) in runs.items()}
+    frame = _frame(measures_by_run)
+    frame.attrs["notes"] = caveats({name: metadata for name, (_, metadata) in runs.items()})
     return frame
 
 
 def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What differs between the runs' data and settings and moves their values, one sentence each."""
+    """List differences in data and settings that affect the values, one sentence each."""
     checks = [
         ("data", "length", "sequence length", "sink rates depend on it"),
         ("data", "source", "text", "values are of different texts"),
@@ -60,22 +66,22 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
         ("data", "samples", "number of samples", "standard errors differ with it"),
     ]
     notes = []
-    for part, key, what, why in checks:
-        told = {name: labels.section(record, part).get(key) for name, record in records.items()}
-        if len({str(value) for value in told.values()}) > 1:
-            each = ", ".join(f"{name}: {_short(value)}" for name, value in told.items())
-            notes.append(f"The runs differ in {what} ({each}); {why}.")
+    for part, key, quantity, why in checks:
+        values = {name: labels.section(metadata, part).get(key) for name, metadata in records.items()}
+        if len({str(value) for value in values.values()}) > 1:
+            described = ", ".join(f"{name}: {_short(value)}" for name, value in values.items())
+            notes.append(f"The runs differ in {quantity} ({described}); {why}.")
     return notes
 
 
 def comparison_page(runs: Mapping[str, tuple[pd.DataFrame, dict[str, Any], pd.DataFrame | None]]) -> str:
-    """The runs side by side as one self-contained HTML file: table, maps on one colour scale, curves in one chart."""
+    """Return the comparison as one self-contained HTML file: table, maps on one color scale, curves in one chart."""
     _check_names(list(runs))
-    found = {name: measures(table) for name, (table, _, _) in runs.items()}
-    records = {name: record for name, (_, record, _) in runs.items()}
+    measures_by_run = {name: measures(table) for name, (table, _, _) in runs.items()}
+    records = {name: metadata for name, (_, metadata, _) in runs.items()}
     statistics = _merged(records)
-    every = [measure for of_run in found.values() for measure in of_run]
-    table = _table(_frame(found), list(runs), statistics)
+    all_measures = [measure for run_measures in measures_by_run.values() for measure in run_measures]
+    table = _table(_frame(measures_by_run), list(runs), statistics)
     return Page(
         eyebrow="Regard · comparison",
         title=" against ".join(runs),
@@ -83,10 +89,10 @@ def comparison_page(runs: Mapping[str, tuple[pd.DataFrame, dict[str, Any], pd.Da
         warnings=caveats(records),
         sections=[
             Section("table", "In numbers", [table], _TABLE),
-            *chart_sections(every, several=len(runs) > 1),
+            *chart_sections(all_measures, multiple_runs=len(runs) > 1),
             *closing_sections(statistics, _without_labels(records)),
         ],
-        data=payload(found, statistics),
+        data=payload(measures_by_run, statistics),
         script=read_asset("page.js", __package__),
     ).html()
 
@@ -100,19 +106,19 @@ _TABLE = (
 def _check_names(names: Sequence[str]) -> None:
     if not names:
         raise UserError("expected at least one run to compare; none came")
-    taken = sorted(set(names) & {*KEYS, *ADDED})
-    if taken:
-        raise UserError(f"expected run names other than {', '.join(KEYS + ADDED)}; got {', '.join(taken)}")
+    reserved = sorted(set(names) & {*KEYS, *ADDED})
+    if reserved:
+        raise UserError(f"expected run names other than {', '.join(KEYS + ADDED)}; got {', '.join(reserved)}")
 
 
-def _frame(found: Mapping[str, Sequence[Measure]]) -> pd.DataFrame:
+def _frame(measures_by_run: Mapping[str, Sequence[Measure]]) -> pd.DataFrame:
     rows: dict[tuple[Any, ...], dict[str, _Value]] = {}
-    for name, of_run in found.items():
-        for measure in of_run:
-            one = _overall(measure)
-            if one is not None:
-                rows.setdefault((*measure.key, one.scope, one.position), {})[name] = one
-    names = list(found)
+    for name, run_measures in measures_by_run.items():
+        for measure in run_measures:
+            value = _overall(measure)
+            if value is not None:
+                rows.setdefault((*measure.key, value.scope, value.position), {})[name] = value
+    names = list(measures_by_run)
     frame = pd.DataFrame([_row(key, row, names) for key, row in rows.items()], columns=_columns(names))
     frame["position"] = frame["position"].astype("Int64")
     numeric = [name for name in frame.columns if name not in ("statistic", "site", "scope", "position")]
@@ -124,21 +130,21 @@ def _columns(names: Sequence[str]) -> list[str]:
 
 
 def _row(key: tuple[Any, ...], row: Mapping[str, _Value], names: Sequence[str]) -> dict[str, Any]:
-    written = dict(zip(KEYS, key, strict=True))
+    cells = dict(zip(KEYS, key, strict=True))
     for name in names:
-        written[name] = row[name].value if name in row else np.nan
+        cells[name] = row[name].value if name in row else np.nan
     if len(names) == 2:
         first, second = (row.get(name) for name in names)
         if first is not None and second is not None:
-            written["difference"] = second.value - first.value
-            written["standard_error"] = np.hypot(first.error, second.error)
-    return written
+            cells["difference"] = second.value - first.value
+            cells["standard_error"] = np.hypot(first.error, second.error)
+    return cells
 
 
 def _overall(measure: Measure) -> _Value | None:
-    whole, by_position = measure.block(), measure.block("position")
-    if whole is not None:
-        return _Value(MODEL, None, float(whole.values), float(whole.errors))
+    of_model, by_position = measure.block(), measure.block("position")
+    if of_model is not None:
+        return _Value(MODEL, None, float(of_model.values), float(of_model.errors))
     if by_position is not None:
         position = int(by_position.coordinates["position"][0])
         return _Value(MODEL, position, float(by_position.values[0]), float(by_position.errors[0]))
@@ -155,36 +161,36 @@ def _no_embeddings(block: Block) -> Block:
     return block.keep("layer", block.coordinates["layer"] >= 0)
 
 
-def _table(frame: pd.DataFrame, names: Sequence[str], record: Mapping[str, Any]) -> Table:
-    several = frame["site"].nunique() > 1
+def _table(frame: pd.DataFrame, names: Sequence[str], metadata: Mapping[str, Any]) -> Table:
+    multiple_sites = frame["site"].nunique() > 1
     head = ["Statistic", *names, *(["Difference", "SE"] if len(names) == 2 else [])]
     rows = []
     for row in frame.to_dict("records"):
         measure = Measure(row["statistic"], row["site"], None if pd.isna(row["epsilon"]) else row["epsilon"], {})
         scope = row["scope"] + ("" if pd.isna(row["position"]) else f", position {row['position']}")
-        unit = labels.unit(measure.statistic, record)
+        unit = labels.unit(measure.statistic, metadata)
         values = [labels.with_unit(row[name], unit) for name in names]
         if len(names) == 2:
             values += [labels.number(row["difference"], 3), labels.number(row["standard_error"], 2)]
-        rows.append((labels.name(measure, record, with_site=several), scope, values))
+        rows.append((labels.name(measure, metadata, with_site=multiple_sites), scope, values))
     return Table(rows, head, "The runs in numbers")
 
 
 def _ledes(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    parts = {name: [labels.model_name(record), lede(record)] for name, record in records.items()}
-    return [f"{name}: {', '.join(part for part in of_run if part)}" for name, of_run in parts.items()]
+    parts = {name: [labels.model_name(metadata), lede(metadata)] for name, metadata in records.items()}
+    return [f"{name}: {', '.join(part for part in run_parts if part)}" for name, run_parts in parts.items()]
 
 
 def _merged(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    for record in records.values():
-        told = {**labels.section(record, "statistics"), **told}
-    return {"statistics": told}
+    statistics: dict[str, Any] = {}
+    for metadata in records.values():
+        statistics = {**labels.section(metadata, "statistics"), **statistics}
+    return {"statistics": statistics}
 
 
 def _without_labels(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {
-        name: {key: part for key, part in record.items() if key != "statistics"} for name, record in records.items()
+        name: {key: part for key, part in metadata.items() if key != "statistics"} for name, metadata in records.items()
     }
 
 

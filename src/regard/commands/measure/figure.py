@@ -1,4 +1,4 @@
-"""One statistic as a Matplotlib figure."""
+"""Matplotlib figure of one statistic."""
 
 from __future__ import annotations
 
@@ -30,37 +30,45 @@ def figure(
     position: int | None = None,
     kind: Kind | None = None,
 ) -> Figure:
-    """One statistic drawn as a map (layers × heads), as curves over layers, or as a profile over positions.
+    """Draw a statistic as a map (layers × heads), curves over layers, or a profile over positions.
 
-    `site` and `epsilon` choose where the table has several (None: the first). `position` takes map and curves at that
-    position (None: of the whole sequence where measured, else at the first). `kind` None takes the first of map,
-    layers, profile that the statistic has. The figure belongs to the caller: no global state of pyplot is touched.
-    Raises UserError, naming what the table has, for an unknown statistic, site, epsilon, position or kind.
+    Pyplot's global state is not touched.
+
+    Args:
+        table: Rows in the schema of `statistics.parquet`.
+        statistic: Name of the statistic.
+        site: Site to draw; None for the first.
+        epsilon: Threshold to draw; None for the first.
+        position: Position of map and curves; None for the whole sequence if measured, else the first position.
+        kind: "map", "layers" or "profile"; None for the first one possible.
+
+    Raises:
+        UserError: The table lacks the statistic, site, epsilon or position, or the kind is not possible.
     """
     measure = _choose(measures(table), statistic, site, epsilon)
     possible = _possible(measure)
-    chosen = possible[0] if kind is None else kind
-    if chosen not in possible:
+    selected_kind = possible[0] if kind is None else kind
+    if selected_kind not in possible:
         raise UserError(f"{statistic} cannot be drawn as {kind!r}: expected one of {', '.join(possible)}")
-    draw = {"map": _map, "layers": _layers, "profile": _profile}[chosen]
+    draw = {"map": _map, "layers": _layers, "profile": _profile}[selected_kind]
     return draw(measure, position)
 
 
-def _choose(found: Sequence[Measure], statistic: str, site: str | None, epsilon: float | None) -> Measure:
-    left = _those([(measure, measure.statistic) for measure in found], statistic, "statistic")
+def _choose(all_measures: Sequence[Measure], statistic: str, site: str | None, epsilon: float | None) -> Measure:
+    candidates = _those([(measure, measure.statistic) for measure in all_measures], statistic, "statistic")
     if site is not None:
-        left = _those([(measure, measure.site) for measure in left], site, "site")
+        candidates = _those([(measure, measure.site) for measure in candidates], site, "site")
     if epsilon is not None:
-        left = _those([(measure, measure.epsilon) for measure in left], epsilon, "epsilon")
-    return left[0]
+        candidates = _those([(measure, measure.epsilon) for measure in candidates], epsilon, "epsilon")
+    return candidates[0]
 
 
-def _those(pairs: Sequence[tuple[Measure, object]], wanted: object, what: str) -> list[Measure]:
-    left = [measure for measure, has in pairs if has == wanted]
-    if not left:
-        there = ", ".join(dict.fromkeys(str(has) for _, has in pairs))
-        raise UserError(f"{what} {wanted!r} is not in the table: expected one of {there}")
-    return left
+def _those(pairs: Sequence[tuple[Measure, object]], requested: object, name: str) -> list[Measure]:
+    matching = [measure for measure, value in pairs if value == requested]
+    if not matching:
+        available = ", ".join(dict.fromkeys(str(value) for _, value in pairs))
+        raise UserError(f"{name} {requested!r} is not in the table: expected one of {available}")
+    return matching
 
 
 def _possible(measure: Measure) -> list[Kind]:
@@ -70,18 +78,18 @@ def _possible(measure: Measure) -> list[Kind]:
         "layers": any("layer" in key for key in keys),
         "profile": any("position" in key for key in keys),
     }
-    found = [kind for kind in KINDS if has[kind]]
-    if not found:
+    kinds = [kind for kind in KINDS if has[kind]]
+    if not kinds:
         raise UserError(f"{measure.statistic} has one value for the whole model: there is nothing to draw")
-    return found
+    return kinds
 
 
-def _canvas(measure: Measure, width: float, height: float, where: str) -> tuple[Figure, Axes]:
+def _canvas(measure: Measure, width: float, height: float, suffix: str) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")
     axes = made.add_subplot()
-    axes.set_title(labels.name(measure, {}, with_site=True) + where, fontsize=10, loc="left")
+    axes.set_title(labels.name(measure, {}, with_site=True) + suffix, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     return made, axes
 
@@ -93,20 +101,20 @@ def _ramp() -> LinearSegmentedColormap:
 
 
 def _map(measure: Measure, position: int | None) -> Figure:
-    taken = heads(measure, position)
-    if taken is None:
+    selected = heads(measure, position)
+    if selected is None:
         raise UserError(f"{measure.statistic} has no values by position: leave position out")
-    layer, head = taken.block.coordinates["layer"], taken.block.coordinates["head"]
-    where = "" if taken.position is None else f", position {taken.position}"
+    layer, head = selected.block.coordinates["layer"], selected.block.coordinates["head"]
+    suffix = "" if selected.position is None else f", position {selected.position}"
     size = min(0.32, 12 / max(len(layer), len(head)))
-    made, axes = _canvas(measure, max(3.2, 1.6 + size * len(head)), max(2.2, 0.9 + size * len(layer)), where)
-    image = axes.imshow(taken.block.values, cmap=_ramp(), aspect="equal", interpolation="nearest")
+    canvas, axes = _canvas(measure, max(3.2, 1.6 + size * len(head)), max(2.2, 0.9 + size * len(layer)), suffix)
+    image = axes.imshow(selected.block.values, cmap=_ramp(), aspect="equal", interpolation="nearest")
     axes.set(xlabel="Head", ylabel="Layer")
     axes.set_xticks(*_ticks(head))
     axes.set_yticks(*_ticks(layer))
     axes.spines[:].set_visible(False)
-    made.colorbar(image, ax=axes, shrink=0.8)
-    return made
+    canvas.colorbar(image, ax=axes, shrink=0.8)
+    return canvas
 
 
 def _ticks(places: Labels) -> tuple[list[int], list[str]]:
@@ -118,15 +126,15 @@ def _ticks(places: Labels) -> tuple[list[int], list[str]]:
 def _layers(measure: Measure, position: int | None) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
-    taken = layers(measure, position)
-    if taken is None:
+    selected = layers(measure, position)
+    if selected is None:
         raise UserError(f"{measure.statistic} has no values by position: leave position out")
-    where = "" if taken.position is None else f", position {taken.position}"
-    made, axes = _canvas(measure, 5.2, 3.0, where)
-    _line(axes, taken.block, "layer", colors.SERIES_LIGHT[0])
+    suffix = "" if selected.position is None else f", position {selected.position}"
+    canvas, axes = _canvas(measure, 5.2, 3.0, suffix)
+    _line(axes, selected.block, "layer", colors.SERIES_LIGHT[0])
     axes.set(xlabel="Layer")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return made
+    return canvas
 
 
 def _profile(measure: Measure, position: int | None) -> Figure:

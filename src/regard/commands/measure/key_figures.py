@@ -1,4 +1,4 @@
-"""The few numbers that a reader should see first."""
+"""Key figures of a measurement."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ EXTREMES = {
 }
 
 
-def key_figures(every: Sequence[Measure], record: Mapping[str, Any], tokens: pd.DataFrame | None) -> list[KeyFigure]:
-    """The key figures that the measures hold: whole-model values first, then sink tokens, then extremes over layers."""
-    return [*_models(every, record), *_tokens(tokens), *_extremes(every, record)]
+def key_figures(
+    all_measures: Sequence[Measure], metadata: Mapping[str, Any], tokens: pd.DataFrame | None
+) -> list[KeyFigure]:
+    """Make the key figures: whole-model values, then sink tokens, then extremes over layers."""
+    return [*_models(all_measures, metadata), *_tokens(tokens), *_extremes(all_measures, metadata)]
 
 
-def several_sites(every: Sequence[Measure]) -> bool:
-    """Whether the measures stand at more than one site."""
-    return len({measure.site for measure in every}) > 1
+def several_sites(all_measures: Sequence[Measure]) -> bool:
+    """Return whether the measures have several sites."""
+    return len({measure.site for measure in all_measures}) > 1
 
 
 def strongest(block: Block) -> tuple[int, float, float]:
-    """The position with the largest value of a block over positions alone: position, value, standard error."""
+    """Return position, value and standard error of the largest value of a block over positions."""
     if np.isnan(block.values).all():
         return int(block.coordinates["position"][0]), float("nan"), float("nan")
     at = int(np.nanargmax(block.values))
@@ -46,11 +48,11 @@ def over_layers_and_heads(block: Block) -> Block:
     return Block({"position": block.coordinates["position"]}, values, np.full_like(values, np.nan))
 
 
-def _models(every: Sequence[Measure], record: Mapping[str, Any]) -> list[KeyFigure]:
-    several, figures = several_sites(every), []
-    for measure in every:
-        label = labels.name(measure, record, with_site=False)
-        unit = labels.unit(measure.statistic, record)
+def _models(all_measures: Sequence[Measure], metadata: Mapping[str, Any]) -> list[KeyFigure]:
+    multiple_sites, figures = several_sites(all_measures), []
+    for measure in all_measures:
+        label = labels.name(measure, metadata, with_site=False)
+        unit = labels.unit(measure.statistic, metadata)
         whole, by_position = measure.block(), measure.block("position")
         if whole is not None:
             value, error, note = float(whole.values), float(whole.errors), "whole model"
@@ -63,40 +65,44 @@ def _models(every: Sequence[Measure], record: Mapping[str, Any]) -> list[KeyFigu
         else:
             continue
         sure = "" if np.isnan(error) else f"± {labels.number(error, 2)} (SE), "
-        figures.append(KeyFigure(label, labels.with_unit(value, unit), sure + note, _site(measure.site, several)))
+        figures.append(
+            KeyFigure(label, labels.with_unit(value, unit), sure + note, _site(measure.site, multiple_sites))
+        )
     return figures
 
 
 def _tokens(tokens: pd.DataFrame | None) -> list[KeyFigure]:
     best = top_tokens(tokens, 1)
-    several = len(best) > 1
+    multiple_sites = len(best) > 1
     return [
         KeyFigure(
             "Top sink token",
             labels.visible(str(row.token)),
             f"position {row.position}, strongest in {labels.number(100 * row.share, 3)} % of samples × heads",
-            _site(str(row.site), several),
+            _site(str(row.site), multiple_sites),
         )
         for row in best.itertuples(index=False)
     ]
 
 
-def _extremes(every: Sequence[Measure], record: Mapping[str, Any]) -> list[KeyFigure]:
-    several, figures = several_sites(every), []
-    for measure in every:
+def _extremes(all_measures: Sequence[Measure], metadata: Mapping[str, Any]) -> list[KeyFigure]:
+    multiple_sites, figures = several_sites(all_measures), []
+    for measure in all_measures:
         extreme, block = EXTREMES.get(measure.statistic), measure.block("layer")
         if extreme is None or block is None or np.isnan(block.values).all():
             continue
-        at = int(np.nanargmax(block.values) if extreme == "max" else np.nanargmin(block.values))
-        value = labels.with_unit(float(block.values[at]), labels.unit(measure.statistic, record))
-        error = block.errors[at]
-        sure = "" if np.isnan(error) else f"± {labels.number(float(error), 2)} (SE), "
-        label = f"{labels.name(measure, record, with_site=False)}, {extreme}."
+        index = int(np.nanargmax(block.values) if extreme == "max" else np.nanargmin(block.values))
+        value = labels.with_unit(float(block.values[index]), labels.unit(measure.statistic, metadata))
+        error = block.errors[index]
+        margin = "" if np.isnan(error) else f"± {labels.number(float(error), 2)} (SE), "
+        label = f"{labels.name(measure, metadata, with_site=False)}, {extreme}."
         figures.append(
-            KeyFigure(label, value, f"{sure}layer {block.coordinates['layer'][at]}", _site(measure.site, several))
+            KeyFigure(
+                label, value, f"{margin}layer {block.coordinates['layer'][index]}", _site(measure.site, multiple_sites)
+            )
         )
     return figures
 
 
-def _site(code: str, several: bool) -> str:
-    return labels.site(code) if several else ""
+def _site(code: str, multiple_sites: bool) -> str:
+    return labels.site(code) if multiple_sites else ""

@@ -1,4 +1,4 @@
-"""The report page of `regard measure`."""
+"""Report page of `regard measure`."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from regard.report.payload import payload, thinned_length
 from regard.report.words import format_value
 
 
-def page(table: pd.DataFrame, record: dict[str, Any], tokens: pd.DataFrame | None) -> str:
+def page(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | None) -> str:
     """Return the report as one self-contained HTML file.
 
     Args:
         table: Statistics in the schema of `statistics.parquet`.
-        record: The metadata in `results.json`. What it lacks is left out.
+        metadata: The metadata in `results.json`.
         tokens: Sink tokens in the schema of `tokens.parquet`, or None.
 
     Raises:
         UserError: The table is empty.
     """
-    every = measures(table)
-    name = labels.model_name(record)
+    all_measures = measures(table)
+    name = labels.model_name(metadata)
     return Page(
         eyebrow="Regard · attention report",
         title=name,
-        ledes=[lede(record)],
-        key_figures=key_figures(every, record, tokens),
+        ledes=[lede(metadata)],
+        key_figures=key_figures(all_measures, metadata, tokens),
         sections=[
-            *chart_sections(every, several=False),
+            *chart_sections(all_measures, multiple_runs=False),
             Section("tokens", "Sink tokens", [_tokens(top_tokens(tokens))], _TOKENS),
-            *closing_sections(record, record),
+            *closing_sections(metadata, metadata),
         ],
-        record=record,
-        data=payload({name: every}, record),
+        record=metadata,
+        data=payload({name: all_measures}, metadata),
         script=read_asset("page.js", __package__),
     ).html()
 
@@ -51,15 +51,27 @@ _TOKENS = (
 )
 
 
-def chart_sections(every: Sequence[Measure], *, several: bool) -> list[Section]:
-    """The sections that the page's script fills, those only for which there are values."""
-    axes = {key for measure in every for key in measure.blocks}
+def chart_sections(all_measures: Sequence[Measure], *, multiple_runs: bool) -> list[Section]:
+    """Make the sections that the page's script fills, if they have values."""
+    axes = {key for measure in all_measures for key in measure.blocks}
     has_map = any("layer" in key and len(key) > 1 for key in axes)
     has_lines = any("layer" in key for key in axes)
-    layers = [block.coordinates["layer"] for one in every for block in one.blocks.values() if "layer" in block.axes]
-    embeddings = "Layer \u22121 is the input of the first layer." if any(-1 in places for places in layers) else ""
+    layers = [
+        block.coordinates["layer"]
+        for measure in all_measures
+        for block in measure.blocks.values()
+        if "layer" in block.axes
+    ]
+    embeddings = (
+        "Layer \u22121 is the input of the first layer." if any(-1 in layer_ids for layer_ids in layers) else ""
+    )
     return [
-        Section("heads", "Layers and heads", [Explorer(has_map, several)], f"{_CLICK} {_thinning(every)}".strip()),
+        Section(
+            "heads",
+            "Layers and heads",
+            [Explorer(has_map, multiple_runs)],
+            f"{_CLICK} {_thinning(all_measures)}".strip(),
+        ),
         Section("layers", "By layer", [Box(has_lines, ["curves"])], embeddings),
         Section("model", "Whole model, by position", [Box(("position",) in axes, ["models"])]),
     ]
@@ -68,56 +80,62 @@ def chart_sections(every: Sequence[Measure], *, several: bool) -> list[Section]:
 _CLICK = "Click a cell, or type its layer and head, to see that head over positions."
 
 
-def closing_sections(statistics: Mapping[str, Any], record: Mapping[str, Any]) -> list[Section]:
-    """What the statistics are, by the labels in the first record, and all else that the second one holds."""
-    rest = {key: value for key, value in record.items() if key != "statistics"}
+def closing_sections(statistics: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Section]:
+    """Make the glossary of statistics, and the rest of the metadata."""
+    rest = {key: value for key, value in metadata.items() if key != "statistics"}
     return [
         Section("glossary", "What the statistics are", [Glossary(_glossary(statistics))]),
         Section("provenance", "Provenance", [Record(rest)]),
     ]
 
 
-def lede(record: Mapping[str, Any]) -> str:
-    """What was measured, in one line."""
-    cost = labels.section(record, "cost")
-    parts = [labels.model_size(record), labels.samples(record)]
+def lede(metadata: Mapping[str, Any]) -> str:
+    """Describe what was measured, in one line."""
+    cost = labels.section(metadata, "cost")
+    parts = [labels.model_size(metadata), labels.samples(metadata)]
     if isinstance(cost.get("seconds"), (int, float)):
         parts.append(f"measured in {labels.number(float(cost['seconds']), 3)} s")
     return " · ".join(part for part in parts if part)
 
 
-def _thinning(every: Sequence[Measure]) -> str:
-    """A sentence on positions left away, "" where the page holds all."""
-    kept = thinned_length(every)
-    if kept is None:
+def _thinning(all_measures: Sequence[Measure]) -> str:
+    """Describe the positions left out, "" if there are none."""
+    positions = thinned_length(all_measures)
+    if positions is None:
         return ""
+    num_positions = len(positions)
     return (
-        f"To keep the page small it holds {len(kept)} positions, the first ones and then ever fewer; the table has all."
+        f"To keep the page small it holds {num_positions} positions, the first ones and then ever fewer; "
+        "the table has all."
     )
 
 
-def _glossary(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """The title, name and description of each statistic; none where the record does not say."""
+def _glossary(metadata: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """List title, name and description of each statistic."""
     entries = []
-    for name, fields in labels.section(record, "statistics").items():
-        about = dict(fields) if isinstance(fields, Mapping) else {}
-        description = str(about.pop("description", ""))
-        about.pop("title", None)
-        facts = [f"{key.capitalize()}: {format_value(value)}." for key, value in about.items() if value]
-        entries.append((labels.title(name, record), name, " ".join([description, *facts]).strip()))
+    for name, fields in labels.section(metadata, "statistics").items():
+        facts_by_name = dict(fields) if isinstance(fields, Mapping) else {}
+        description = str(facts_by_name.pop("description", ""))
+        facts_by_name.pop("title", None)
+        facts = [f"{key.capitalize()}: {format_value(value)}." for key, value in facts_by_name.items() if value]
+        entries.append((labels.title(name, metadata), name, " ".join([description, *facts]).strip()))
     return entries
 
 
 def _tokens(rows: pd.DataFrame) -> Table:
-    """The top sink tokens, with a bar for each share."""
-    several = rows["site"].nunique() > 1
-    head = ["Token", *(["Site"] if several else []), "Position", "Share"]
+    """Make a table of the top sink tokens, with a bar per share."""
+    multiple_sites = rows["site"].nunique() > 1
+    head = ["Token", *(["Site"] if multiple_sites else []), "Position", "Share"]
     shares = [100 * float(share) for share in rows["share"]]
     cells = [
         (
             labels.visible(str(row.token)),
             "",
-            [*([labels.site(str(row.site))] if several else []), str(row.position), f"{labels.number(share, 3)} %"],
+            [
+                *([labels.site(str(row.site))] if multiple_sites else []),
+                str(row.position),
+                f"{labels.number(share, 3)} %",
+            ],
         )
         for row, share in zip(rows.itertuples(index=False), shares, strict=True)
     ]

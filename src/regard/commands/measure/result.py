@@ -1,4 +1,4 @@
-"""The result of `regard measure`, to and from disk."""
+"""Result of `regard measure`, and its files."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TOKENS, MATRICES = "tokens.parquet", "mean_attention.safetensors"
 
 @dataclass(frozen=True)
 class MeasureResult(RunResult):
-    """What a run measured. `docs/design.md` describes tables and metadata.
+    """Result of a measurement; `docs/design.md` describes tables and metadata.
 
     Attributes:
         table: All values, with the columns `regard.statistics.table.COLUMNS`.
-        metadata: Where the numbers come from.
-        tokens: On which tokens sinks stood (`TOKEN_COLUMNS`); None if `sink_tokens` was not measured.
+        metadata: Provenance of the results.
+        tokens: Tokens with sinks (`TOKEN_COLUMNS`); None if `sink_tokens` was not measured.
         matrices: Mean attention of shape (head, query, key) by "site.layer", if `input_dependence` was measured.
     """
 

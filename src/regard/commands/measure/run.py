@@ -1,4 +1,4 @@
-"""Measure what a model's attention does on some text."""
+"""Measurement of a model's attention on text."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def measure(
     batch_size: int | Unset | None = UNSET,
     seed: int | Unset = UNSET,
 ) -> MeasureResult:
-    """Measure what a model's attention does on windows of texts.
+    """Measure a model's attention on windows of text.
 
     An encoder–decoder reads each window on both sides, the decoder's shifted by one behind its start token. Under
     `torch.distributed`, as `accelerate launch` starts it, the processes share the samples, and each returns the same.
@@ -60,7 +60,7 @@ def measure(
         model: A model, what `regard.models.load` returned, or a name it takes: a hub id, a folder, `minilm`.
         tokenizer: The model's tokenizer, if `model` is a model.
         texts: Documents, for natural input only. None for Python's own documentation.
-        config: Values of the arguments below that are not given; None for the defaults of `MeasureConfig`.
+        config: Values of the arguments below that are left out; None for the defaults of `MeasureConfig`.
         on_progress: Called after each batch.
         statistics: "default", "all", names (in a list, or with commas between them), or instances of `Statistic`.
         input: Whether tokens are natural (of the text), random, or repeated.
@@ -93,7 +93,8 @@ def measure(
     _check_layers(config, set(table["layer"].dropna()))
     _check_statistics(observer, config, table)
     metadata = _describe(loaded, texts, windows, config, time.perf_counter() - started)
-    metadata["statistics"] = {name: _describe_statistic(one, table) for name, one in observer.statistics.items()}
+    by_name = observer.statistics.items()
+    metadata["statistics"] = {name: _describe_statistic(statistic, table) for name, statistic in by_name}
     return MeasureResult(table, metadata, _sink_tokens(observer, loaded.tokenizer), _mean_matrices(observer))
 
 
@@ -115,8 +116,8 @@ def _check_texts(texts: Texts | Sequence[str] | None, input: str) -> Texts | Non
     documents = () if isinstance(texts, str) else tuple(texts)
     if not documents or not all(isinstance(document, str) for document in documents):
         types = sorted({type(document).__name__ for document in documents} - {"str"})
-        shown = "one string" if isinstance(texts, str) else ", ".join(types) or "none"
-        raise UserError(f"texts: expected a list of at least one document, each a string; got {shown}")
+        got = "one string" if isinstance(texts, str) else ", ".join(types) or "none"
+        raise UserError(f"texts: expected a list of at least one document, each a string; got {got}")
     return Texts.of(documents, "given in Python")
 
 
@@ -179,7 +180,7 @@ def _model_inputs(model: Any, input_ids: Tensor) -> dict[str, Any]:
 
 
 def _decoder_start(model: Any) -> int:
-    """Return the token that a decoder begins with; where none is named, that of padding, as in T5."""
+    """Return the decoder's start token, else the padding token, as in T5."""
     for config, name in (
         (model.config, "decoder_start_token_id"),
         (getattr(model, "generation_config", None), "decoder_start_token_id"),
@@ -223,7 +224,7 @@ def _check_statistics(observer: Watch, config: MeasureConfig, table: pd.DataFram
 def _describe(
     loaded: models.Loaded, texts: Texts | None, windows: Windows, config: MeasureConfig, seconds: float
 ) -> dict[str, Any]:
-    """Return where the numbers come from."""
+    """Return the provenance of the results."""
     return describe_run(
         config.replace(batch_size=config.batch_rows),
         model=describe_model(loaded.model, loaded.name, loaded.sha256),
@@ -246,7 +247,7 @@ def _describe(
 
 
 def _describe_statistic(statistic: Statistic, table: pd.DataFrame) -> dict[str, Any]:
-    """Return what a reader needs to know of a statistic: the axes of its rows, and its description."""
+    """Return the axes of a statistic's rows, and its description."""
     rows = table[filter_statistic(table, statistic.name)]
     axes = [axis for axis in ("layer", "head", "position", "epsilon") if rows[axis].notna().any()]
     return {"axes": axes, **vars(statistic.info)}
@@ -269,7 +270,7 @@ def _mean_matrices(observer: Watch) -> dict[str, Tensor]:
 
 
 def merge(statistics: Iterable[Statistic]) -> None:
-    """Give the statistics of every process what all processes have seen."""
+    """Merge the statistics of all processes, in each of them."""
     if world_size() == 1:
         return
     for statistic in statistics:

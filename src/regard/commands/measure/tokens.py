@@ -1,4 +1,4 @@
-"""Which tokens the strongest columns stood on."""
+"""Tokens with the strongest columns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from regard.errors import UserError
 COLUMNS = ("site", "layer", "head", "position", "token", "share")
 
 
-def top_tokens(tokens: pd.DataFrame | None, most: int = 10) -> pd.DataFrame:
-    """The `most` strongest sinks of each site: site, position, token, share (a fraction, the mean over heads).
+def top_tokens(tokens: pd.DataFrame | None, max_tokens: int = 10) -> pd.DataFrame:
+    """Return the strongest sinks of each site: site, position, token, share (a fraction, mean over heads).
 
-    Rows of the whole site (layer and head null) are taken as they are; where there are none, the heads are averaged,
-    a head without a row for a token counting as 0. Empty where `tokens` is None or empty.
+    Rows of a whole site (layer and head null) are used if there are any; otherwise heads are averaged, and a head
+    without a row for a token counts as 0. Empty if `tokens` is None or empty.
     """
     kept = ["site", "position", "token", "share"]
     if tokens is None or tokens.empty:
@@ -22,7 +22,7 @@ def top_tokens(tokens: pd.DataFrame | None, most: int = 10) -> pd.DataFrame:
     if missing:
         raise UserError(f"expected tokens with the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
     sites = [_of_site(rows) for _, rows in tokens.groupby("site", sort=False, dropna=False)]
-    best = [rows.sort_values("share", ascending=False, kind="stable").head(most) for rows in sites]
+    best = [rows.sort_values("share", ascending=False, kind="stable").head(max_tokens) for rows in sites]
     return pd.concat(best, ignore_index=True)[kept]
 
 

@@ -1,4 +1,4 @@
-"""The panels and maps of a report on a pre-training run."""
+"""Panels and maps of a report on pre-training."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from regard.commands.pretrain.curves import GREY, at_step
 from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, panel, thin_indices
 
 SHOWN_LAYERS = 5
-"""The most layers with a curve of their own."""
+"""Layers with a curve, at most."""
 
 SHOWN_STEPS = 4
-"""The most steps whose profile over layers is drawn."""
+"""Steps with a profile over layers, at most."""
 
 MAP_STEPS = 60
-"""The most steps that a map can be turned to."""
+"""Steps of a map, at most."""
 
 
 def loss_panels(history: pd.DataFrame) -> list[Panel]:
-    """Training and validation loss by step; where there are several domains, a panel with a line for each."""
+    """Plot training and validation loss by step; with several domains, also a line for each."""
     step = numeric_column(history, "step")
     training = line("step", "training", step, numeric_column(history, "loss"))
     valid = line("step", "validation", step, numeric_column(history, "valid_loss"))
     names = domains(history)
-    each = [point for name in names for point in line("step", name, step, numeric_column(history, f"{DOMAIN}{name}"))]
-    several = panel("Validation by domain", _NATS, "step", each) if len(names) > 1 else []
+    domain_points = [
+        point for name in names for point in line("step", name, step, numeric_column(history, f"{DOMAIN}{name}"))
+    ]
+    domain_panels = panel("Validation by domain", _NATS, "step", domain_points) if len(names) > 1 else []
     lines = [("training", GREY, 0), ("validation", 0, 0)] if training and valid else None
     caption = "Training and validation" if training and valid else "Validation" if valid else "Training"
-    return panel(caption, _NATS, "step", training + valid, lines) + several
+    return panel(caption, _NATS, "step", training + valid, lines) + domain_panels
 
 
 _NATS = "nats per token"
 
 
-def sink_panels(history: pd.DataFrame, record: Mapping[str, Any]) -> list[Panel]:
-    """Sink rate and mean α_1 by step; the virtual sink's rate where the attention has one."""
+def sink_panels(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[Panel]:
+    """Plot sink rate and mean α_1 by step, and the rate of a virtual sink."""
     step = numeric_column(history, "step")
-    first, most = numeric_column(history, "sink_rate"), numeric_column(history, "sink_rate_max")
-    rates = line("step", words.symbol(record), step, first, "%")
-    if np.nanmax(np.abs(most - first), initial=0) > 0:
-        rates += line("step", "strongest position", step, most, "%")
+    first_rate, largest_rate = numeric_column(history, "sink_rate"), numeric_column(history, "sink_rate_max")
+    rates = line("step", words.symbol(metadata), step, first_rate, "%")
+    if np.nanmax(np.abs(largest_rate - first_rate), initial=0) > 0:
+        rates += line("step", "strongest position", step, largest_rate, "%")
     rates += line("step", "virtual sink", step, numeric_column(history, "virtual_sink_rate"), "%")
     masses = line("step", "mean α₁", step, numeric_column(history, "alpha_first"))
     uniform = line("step", UNIFORM, step, numeric_column(history, "alpha_uniform")) if masses else []
@@ -59,18 +61,18 @@ UNIFORM = "uniform attention"
 
 
 def norm_panels(history: pd.DataFrame, sinks: pd.DataFrame) -> list[Panel]:
-    """|h_1| against the mean of the others: by layer at a few steps, by step for a few layers and the largest."""
-    found = at_step(sinks, "norm_ratio")
-    steps = [list(found)[i] for i in thin_indices(len(found), SHOWN_STEPS)]
+    """Plot |h_1| relative to the mean of the others: by layer at a few steps, and by step for a few layers."""
+    by_step = at_step(sinks, "norm_ratio")
+    steps = [list(by_step)[i] for i in thin_indices(len(by_step), SHOWN_STEPS)]
     profiles, curves = [], []
     for step in steps:
-        rows = found[step].sort_values("layer")
+        rows = by_step[step].sort_values("layer")
         profiles += line("layer", f"step {step:,}", numeric_column(rows, "layer"), numeric_column(rows, "value"))
-    every = pd.concat(found.values()) if found else sinks.iloc[:0]
-    numbers = sorted(int(layer) for layer in every["layer"].dropna().unique()) if found else []
-    for number in [numbers[i] for i in thin_indices(len(numbers), SHOWN_LAYERS)]:
-        rows = every[every["layer"] == number]
-        name = "embeddings" if number == -1 else f"layer {number}"
+    all_rows = pd.concat(by_step.values()) if by_step else sinks.iloc[:0]
+    layers = sorted(int(layer) for layer in all_rows["layer"].dropna().unique()) if by_step else []
+    for layer in [layers[i] for i in thin_indices(len(layers), SHOWN_LAYERS)]:
+        rows = all_rows[all_rows["layer"] == layer]
+        name = "embeddings" if layer == -1 else f"layer {layer}"
         curves += line("step", name, numeric_column(rows, "step"), numeric_column(rows, "value"))
     largest = line(
         "step", "largest of all layers", numeric_column(history, "step"), numeric_column(history, "norm_ratio")
@@ -91,29 +93,31 @@ _INKS = (0, 1, 2, 3, 5)
 
 
 def _inks(count: int) -> Sequence[int]:
-    """Grey for the first of several, the house's first ink for the last one."""
+    """Choose gray for the first of several, and the first ink for the last one."""
     return [GREY, *_INKS[1 : count - 1], _INKS[0]] if count > 1 else [_INKS[0]][:count]
 
 
 def position_panels(sinks: pd.DataFrame) -> list[Panel]:
-    """The whole model's sink rate at each position at the last watched step, a line for each threshold."""
-    found = at_step(sinks, "sink_rate")
-    if not found:
+    """Plot the model's sink rate by position at the last monitored step, a line per threshold."""
+    by_step = at_step(sinks, "sink_rate")
+    if not by_step:
         return []
-    step = max(found)
-    rows = found[step][found[step]["layer"].isna() & found[step]["head"].isna()]
+    step = max(by_step)
+    rows = by_step[step][by_step[step]["layer"].isna() & by_step[step]["head"].isna()]
     points = []
     for epsilon, group in rows.groupby("epsilon", dropna=False):
-        ours = group.sort_values("position")
+        by_position = group.sort_values("position")
         name = "sink rate" if pd.isna(epsilon) else f"ε = {epsilon:g}"
-        points += line("position", name, numeric_column(ours, "position"), numeric_column(ours, "value"), "%")
+        points += line(
+            "position", name, numeric_column(by_position, "position"), numeric_column(by_position, "value"), "%"
+        )
     names = list(dict.fromkeys(point["series"] for point in points))
     caption = "Sink rate by position" + (f", {names[0]}" if len(names) == 1 and names[0] != "sink rate" else "")
     return panel(caption, f"% of heads × samples, step {step:,}", "position", points)
 
 
 def maps(sinks: pd.DataFrame) -> list[dict[str, Any]]:
-    """Maps of layers × heads by step: α_1, and the virtual sink's mass where the attention has one."""
+    """Map layers × heads by step: α_1, and the mass of a virtual sink."""
     return [*_map(sinks, "alpha", "Mean α₁"), *_map(sinks, "virtual_alpha", "Mass on the virtual sink")]
 
 

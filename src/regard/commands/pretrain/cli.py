@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from regard.commands.pretrain.result import PretrainResult
     from regard.runs.progress import OnProgress
 
-HELP = "Train a small decoder from nothing, and watch sinks while they emerge."
+HELP = "Train a small decoder from scratch, and monitor the emergence of sinks."
 EXAMPLES = """examples:
   regard pretrain nano
   regard pretrain pico --attention sigmoid --weight-decay 1
@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="preset: pico, nano (default), 1m, 60m or 1b")
     add_run_options(parser, "runs/pretrain-NAME")
     parser.add_argument(
-        "--cache", metavar="DIR", help="where packed text is kept (default: $REGARD_CACHE, else ~/.cache/regard)"
+        "--cache", metavar="DIR", help="folder of packed text (default: $REGARD_CACHE, else ~/.cache/regard)"
     )
     add_config_options(parser, PretrainConfig, "defaults are those of NAME", show_defaults=False)
 
 
 def parse_config(args: argparse.Namespace) -> tuple[str | PretrainConfig, dict[str, Any]]:
-    """Return the preset or configuration to begin with, and what the options change of it. Raises UserError."""
+    """Return the preset or configuration, and the changes from options. Raises UserError."""
     if args.name is not None and args.config is not None:
         raise UserError(f"--config: expected a preset's name or a file, got both '{args.name}' and {args.config}")
     base = PretrainConfig.from_file(args.config) if args.config is not None else args.name or DEFAULT_PRESET
@@ -46,7 +46,7 @@ def parse_config(args: argparse.Namespace) -> tuple[str | PretrainConfig, dict[s
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train, save, print. What can be refused is refused before the text is read."""
+    """Train, save and print; check the configuration before text is read."""
     base, changes = parse_config(args)
     from regard.commands.pretrain.run import PARTS, pretrain
     from regard.runs.command_line import run_command

@@ -1,4 +1,4 @@
-"""What a pre-training run watched, as columns without gaps, and as panels of lines that the page's script draws."""
+"""Rows of a pre-training run's history and sinks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pandas as pd
 from regard.errors import UserError
 
 GREY = 4
-"""The ink of lines that are there to compare with."""
+"""Ink of reference lines."""
 
 
 def check_history(history: pd.DataFrame) -> None:
-    """Nothing, or a UserError: the history is empty or lacks a column."""
+    """Check that the history has rows and columns. Raises UserError."""
     missing = [column for column in ("step", "loss") if column not in history]
     if missing:
         raise UserError(f"history: expected the columns step, loss, …; missing: {', '.join(missing)}")
@@ -20,7 +20,7 @@ def check_history(history: pd.DataFrame) -> None:
 
 
 def at_step(sinks: pd.DataFrame, statistic: str) -> dict[int, pd.DataFrame]:
-    """The rows of a statistic by the step they were watched at, in the steps' order; empty where there are none."""
+    """Group the rows of a statistic by step, in order."""
     if sinks.empty:
         return {}
     rows = sinks[sinks["statistic"] == statistic]

@@ -1,4 +1,4 @@
-"""One pre-training run as one HTML file that needs nothing else."""
+"""Report on a pre-training run as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from regard.report.panels import thinning_note
 from regard.report.words import format_count, format_value
 
 
-def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, record: dict[str, Any]) -> str:
+def pretrain_page(history: pd.DataFrame, sinks: pd.DataFrame, metadata: dict[str, Any]) -> str:
     """Return the report as one self-contained HTML file.
 
     Args:
         history: Rows in the schema of `history.parquet`.
-        sinks: Rows in the schema of `sinks.parquet`; empty where sinks were not watched.
-        record: The metadata in `results.json`. It may add `config_defaults` (the preset's fields) and `command_line`.
+        sinks: Rows in the schema of `sinks.parquet`; empty if sinks were not monitored.
+        metadata: The metadata in `results.json`; may include `config_defaults` (of the preset) and `command_line`.
 
     Raises:
         UserError: The history is empty or lacks a column.
     """
     check_history(history)
-    losses, watched = charts.loss_panels(history), charts.sink_panels(history, record)
+    losses, sinks_by_step = charts.loss_panels(history), charts.sink_panels(history, metadata)
     norms, positions = charts.norm_panels(history, sinks), charts.position_panels(sinks)
     note = thinning_note([len(history)], "history.parquet")
     return Page(
         eyebrow="Regard · pre-training",
-        title=words.name(record),
-        ledes=words.ledes(history, record),
-        key_figures=words.key_figures(history, record),
+        title=words.name(metadata),
+        ledes=words.ledes(history, metadata),
+        key_figures=words.key_figures(history, metadata),
         sections=[
             Section("loss", "Loss", [Panels(losses, "loss", fit=True)], note),
-            Section("sinks", "Sinks while they emerge", [Panels(watched, "sinks", fit=True)], _SINKS),
+            Section("sinks", "Sinks while they emerge", [Panels(sinks_by_step, "sinks", fit=True)], _SINKS),
             Section("maps", "Sink map", [Maps(charts.maps(sinks))], _MAPS),
             Section("positions", "Every position", [Panels(positions, "positions", fit=True)], _POSITIONS),
             Section("norms", "Norm of the first token", [Panels(norms, "norms", fit=True)], _NORMS),
-            Section("recipe", "Recipe", _recipe(record)),
-            Section("data", "Data", _data(record)),
-            Section("again", "How to run it again", [Command(str(record.get("command_line") or _COMMAND))], _AGAIN),
-            Section("provenance", "Provenance", [Record(_rest(record))]),
+            Section("recipe", "Recipe", _recipe(metadata)),
+            Section("data", "Data", _data(metadata)),
+            Section("again", "How to run it again", [Command(str(metadata.get("command_line") or _COMMAND))], _AGAIN),
+            Section("provenance", "Provenance", [Record(_rest(metadata))]),
         ],
-        record=record,
+        record=metadata,
     ).html()
 
 
@@ -66,45 +66,49 @@ _AGAIN = (
 )
 
 
-def _recipe(record: Mapping[str, Any]) -> list[Part]:
-    """The fields that differ from the base recipe as a table, then all others."""
-    recipe = labels.section(record, "config")
-    if not recipe or "config_defaults" not in record:
-        return [Record(recipe)]
-    base = labels.section(record, "config_defaults")
-    same = {field: value for field, value in recipe.items() if field in base and base[field] == value}
+def _recipe(metadata: Mapping[str, Any]) -> list[Part]:
+    """Make a table of the fields that differ from the preset, then list the others."""
+    config = labels.section(metadata, "config")
+    if not config or "config_defaults" not in metadata:
+        return [Record(config)]
+    base = labels.section(metadata, "config_defaults")
+    unchanged = {field: value for field, value in config.items() if field in base and base[field] == value}
     rows = [
         (field.replace("_", " "), "", [format_value(value), format_value(base.get(field))])
-        for field, value in recipe.items()
-        if field not in same
+        for field, value in config.items()
+        if field not in unchanged
     ]
     table = Table(rows, ["Differs from the base recipe", "Here", "Base recipe"], "Changed fields")
     return [
         table if rows else Text("Every field is the base recipe’s."),
-        Heading("As in the base recipe" if same else ""),
-        Record(same),
+        Heading("As in the base recipe" if unchanged else ""),
+        Record(unchanged),
     ]
 
 
-def _data(record: Mapping[str, Any]) -> list[Part]:
-    """The domains as a table, then the tokenizer."""
-    data = labels.section(record, "data")
+def _data(metadata: Mapping[str, Any]) -> list[Part]:
+    """Make a table of the domains, then describe the tokenizer."""
+    data = labels.section(metadata, "data")
     rows = [_domain(domain) for domain in data.get("domains") or [] if isinstance(domain, Mapping)]
     head = ["Domain", "Weight", "Training tokens", "Validation tokens", "SHA-256"]
     return [Table(rows, head, "Domains"), Record({key: value for key, value in data.items() if key != "domains"})]
 
 
-def _domain(one: Mapping[str, Any]) -> tuple[str, str, list[str]]:
-    counts = [one.get(key) for key in ("train_tokens", "valid_tokens")]
-    shown = [format_count(float(count)) if isinstance(count, (int, float)) else "–" for count in counts]
-    weight = one.get("weight")
-    share = labels.number(float(weight), 3) if isinstance(weight, (int, float)) else "–"
-    return str(one.get("name", "")), str(one.get("source") or ""), [share, *shown, str(one.get("sha256") or "–")[:12]]
+def _domain(domain: Mapping[str, Any]) -> tuple[str, str, list[str]]:
+    counts = [domain.get(key) for key in ("train_tokens", "valid_tokens")]
+    formatted = [format_count(float(count)) if isinstance(count, (int, float)) else "–" for count in counts]
+    weight = domain.get("weight")
+    formatted_weight = labels.number(float(weight), 3) if isinstance(weight, (int, float)) else "–"
+    return (
+        str(domain.get("name", "")),
+        str(domain.get("source") or ""),
+        [formatted_weight, *formatted, str(domain.get("sha256") or "–")[:12]],
+    )
 
 
 _SHOWN = ("config", "config_defaults", "data", "command_line", "final", "emergence", "name")
 
 
-def _rest(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What no other section shows."""
-    return {key: value for key, value in record.items() if key not in _SHOWN}
+def _rest(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that no other section shows."""
+    return {key: value for key, value in metadata.items() if key not in _SHOWN}

@@ -1,4 +1,4 @@
-"""The result of `regard pretrain`, to and from disk."""
+"""Result of `regard pretrain`, and its files."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ FINAL = (
 
 @dataclass(frozen=True, repr=False)
 class PretrainResult(RunResult):
-    """A trained model with its tokenizer, and how it came to be. `docs/design.md` describes tables and metadata.
+    """Trained model, tokenizer and history; `docs/design.md` describes tables and metadata.
 
     Attributes:
-        history: One row for each logged step.
-        sinks: What the monitor of sinks saw, one value a row.
-        metadata: Where the numbers come from.
+        history: One row per logged step.
+        sinks: Values of the sink monitor, one per row.
+        metadata: Provenance of the results.
         model: The model; None if the result was loaded from a folder.
         tokenizer: Its tokenizer; None if the result was loaded from a folder.
     """
@@ -55,7 +55,7 @@ class PretrainResult(RunResult):
 
     @property
     def final(self) -> dict[str, float]:
-        """The last numbers of the history, by name."""
+        """Last values of the history, by name."""
         return dict(self.metadata["final"])
 
     def __repr__(self) -> str:

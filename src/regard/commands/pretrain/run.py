@@ -1,4 +1,4 @@
-"""Train a small decoder from nothing, and watch sinks while they emerge."""
+"""Pre-training of a small decoder, with sinks monitored during training."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def pretrain(
     logging_steps: int | Unset = UNSET,
     trackers: str | Sequence[str] | Unset = UNSET,
 ) -> PretrainResult:
-    """Train a decoder from nothing.
+    """Train a decoder from scratch.
 
     Under `accelerate launch` all processes train together; each returns the same.
 
@@ -88,9 +88,9 @@ def pretrain(
         config: A preset out of `regard.commands.pretrain.config.PRESETS`, or a configuration. The arguments after
             `on_progress` are fields of `PretrainConfig`, which change it.
         work_dir: Folder of checkpoints, new or of an earlier run; None for a temporary one.
-        resume: Go on with the run that was interrupted in `work_dir`, if there is one, to the same numbers.
+        resume: Resume the run interrupted in `work_dir`, if any, with the same results.
         keep_work_dir: Do not delete the checkpoints at the end.
-        cache: Where packed text is kept and used again. None for $REGARD_CACHE, else `~/.cache/regard`.
+        cache: Folder of packed text, for reuse. None for $REGARD_CACHE, else `~/.cache/regard`.
         on_progress: Called while text is packed and after each step.
         attention: Operation, one of `regard.attention.spec.ATTENTIONS`.
         positions: Rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number.
@@ -137,7 +137,7 @@ def pretrain(
         The model with its tokenizer, and its history.
 
     Raises:
-        UserError: An argument cannot be, the text is not there, or `work_dir` holds something else.
+        UserError: An argument is invalid, text is missing, or `work_dir` belongs to another run.
     """
     preset = preset_config(config)
     name = config if isinstance(config, str) else None

@@ -1,4 +1,4 @@
-"""A pre-training run as a few lines for the terminal."""
+"""Terminal summary of a pre-training run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from regard.report.terminal import plain, sparkline, summary
 NAME = 26
 
 
-def pretrain_summary(history: pd.DataFrame, sinks: pd.DataFrame, record: Mapping[str, Any]) -> Group:
-    """What matters most, for a terminal of 80 columns: losses, sinks, curves of both, the strongest head, cost.
+def pretrain_summary(history: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any]) -> Group:
+    """Summarize a run for a terminal of 80 columns: losses, sinks, curves of both, strongest head, cost.
 
-    Raises UserError on a history that is empty or lacks a column.
+    Raises UserError if the history is empty or lacks a column.
     """
     check_history(history)
-    figures = [_line(one.label, one.value, one.note) for one in words.key_figures(history, record)]
+    figures = [_line(figure.label, figure.value, figure.note) for figure in words.key_figures(history, metadata)]
     blocks = [[*figures, *_strongest(sinks)], _curves(history)]
-    return summary(words.name(record), words.ledes(history, record), blocks)
+    return summary(words.name(metadata), words.ledes(history, metadata), blocks)
 
 
 def _line(label: str, value: str, note: str) -> str:
@@ -34,24 +34,26 @@ def _line(label: str, value: str, note: str) -> str:
 
 
 def _strongest(sinks: pd.DataFrame) -> list[str]:
-    """The head with the most attention on the first token at the last watched step."""
-    found = at_step(sinks, "alpha")
-    if not found:
+    """Find the head with the most attention on the first token at the last monitored step."""
+    by_step = at_step(sinks, "alpha")
+    if not by_step:
         return []
-    rows = found[max(found)].dropna(subset=["layer", "head", "value"])
+    rows = by_step[max(by_step)].dropna(subset=["layer", "head", "value"])
     if rows.empty:
         return []
     best = rows.loc[rows["value"].astype("float64").idxmax()]
-    where = f"layer {int(best['layer'])}, head {int(best['head'])}"
-    return [_line("Strongest head, α₁", labels.number(float(best["value"]), 3), where)]
+    location = f"layer {int(best['layer'])}, head {int(best['head'])}"
+    return [_line("Strongest head, α₁", labels.number(float(best["value"]), 3), location)]
 
 
 def _curves(history: pd.DataFrame) -> list[str]:
-    """Loss and mean α_1 as lines of blocks, each from its first value to its last."""
+    """Format loss and mean α_1 as sparklines between their first and last values."""
     lines = []
     for key, name in (("loss", "loss"), ("valid_loss", "validation loss"), ("alpha_first", "mean α₁")):
         values = numeric_column(history, key)
-        known = [float(value) for value in values if value == value and abs(value) != float("inf")]
-        if len(known) > 1:
-            lines.append(f"{name:<16}{labels.number(known[0], 3):>6} {sparkline(known)} {labels.number(known[-1], 3)}")
+        finite = [float(value) for value in values if value == value and abs(value) != float("inf")]
+        if len(finite) > 1:
+            lines.append(
+                f"{name:<16}{labels.number(finite[0], 3):>6} {sparkline(finite)} {labels.number(finite[-1], 3)}"
+            )
     return lines
