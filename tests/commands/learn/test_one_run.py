@@ -294,7 +294,7 @@ def test_others_learn_with_the_words_of_labels(method: str) -> None:
 def test_a_head_that_another_run_had_is_not_gone_on_with(tmp_path: Path) -> None:
     fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "work_dir": tmp_path}
     learn(stream(), "finetune", loaded(), **fields)
-    with pytest.raises(UserError, match=r"resume: .*; course.head was "):
+    with pytest.raises(UserError, match=r"cannot resume: config.head was "):
         learn(stream(), "finetune", loaded(), resume=True, head="labels", **fields)
 
 
@@ -375,7 +375,7 @@ def test_a_head_for_answers_is_refused(instructed: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize("said", [{"task_type": "generation"}, {"missing_tasks": "skip"}, {"instructions": True}])
 def test_a_stream_that_is_given_has_its_form(said: dict[str, Any]) -> None:
     with pytest.raises(
-        UserError, match=f"{next(iter(said)).replace('_', '-')}: expected none with a stream that is given"
+        UserError, match=f"{next(iter(said)).replace('_', '-')} cannot be used with a Stream object"
     ):
         learn(small_text_tasks.stream(), "sapt", small_text_tasks.loaded(), **said)
 

@@ -189,7 +189,7 @@ def test_wrong_scores_are_the_users_mistake() -> None:
 
 def test_pictures_take_patterns_in_turn_and_the_first_to_become_constant() -> None:
     heads = replaced_run.heads(layers=8)
-    found = pictures(heads, replaced_run.matrices(layers=8), most=4)
+    found = pictures(heads, replaced_run.matrices(layers=8), max_images=4)
     by = {pattern: sorted(group["rank"])[-2:] for pattern, group in heads.groupby("pattern")}
     shown = {pattern: sorted(one.rank or 0 for one in found if one.pattern == pattern) for pattern in by}
     assert shown == by

@@ -135,13 +135,13 @@ def test_trained_constants_differ_from_their_start(
     source: str, tiny: Tiny, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[tuple[Constants, Constants]] = []
-    train = HeadEvaluation.trained
+    train = HeadEvaluation.train_constants
 
     def noted(self: HeadEvaluation, constants: Constants, seed: int, name: str) -> Constants:
         trained.append((constants, train(self, constants, seed, name)))
         return trained[-1][1]
 
-    monkeypatch.setattr(HeadEvaluation, "trained", noted)
+    monkeypatch.setattr(HeadEvaluation, "train_constants", noted)
     options: dict[str, Any] = {"dynamic_fractions": (0,), "rank_heads_by": "input-dependence"}
     found = replaced(tiny, reviews, tmp_path / "work", constants=source, **options)
     assert set(found.scores["constants"]) == {source}
