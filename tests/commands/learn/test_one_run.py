@@ -374,9 +374,7 @@ def test_a_head_for_answers_is_refused(instructed: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("said", [{"task_type": "generation"}, {"missing_tasks": "skip"}, {"instructions": True}])
 def test_a_stream_that_is_given_has_its_form(said: dict[str, Any]) -> None:
-    with pytest.raises(
-        UserError, match=f"{next(iter(said)).replace('_', '-')} cannot be used with a Stream object"
-    ):
+    with pytest.raises(UserError, match=f"{next(iter(said)).replace('_', '-')} cannot be used with a Stream object"):
         learn(small_text_tasks.stream(), "sapt", small_text_tasks.loaded(), **said)
 
 
