@@ -97,7 +97,7 @@ def standing(ran: RunState) -> list[Number]:
     kind, tasks = method.config.reflection, range(len(ran.learner.stream) - 1)
     if kind != "none":
         found += _mean("membership", [privacies(learner, method, task)[kind].membership for task in tasks])
-    told = [measured(learner, method, task) for task in tasks if method.written(task) is not None]
+    told = [measured(learner, method, task) for task in tasks if method.pseudo_inputs(task) is not None]
     if told:
         for name, of in WRITTEN.items():
             found += _mean(name, [value for one in told if (value := one[of]) is not None])

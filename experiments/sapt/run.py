@@ -150,7 +150,7 @@ def learnt(
     settings = dict(of.settings)
     if "pseudo" in settings:
         settings["pseudo"] = str(Path(data) / settings["pseudo"])
-    method = kind(kind.Config.parsed(settings))
+    method = kind(kind.Config.parse(settings))
     lora = {"rank": RANK, "alpha": ALPHA} if of.lora else None
     budget = dataclasses.replace(budget, learning_rate=of.rate or budget.learning_rate)
     head: HeadName | None = "labels" if method.head == "linear" and not tasks.text else None

@@ -245,7 +245,7 @@ def test_closed_plugins_leave_the_model_as_it_is() -> None:
     assert isinstance(network, CtrNetwork)
     open_ = network(rows)
     with torch.no_grad():
-        for plugin in network.each:
+        for plugin in network.typed_plugins:
             for one in plugin.specific.tasks[1]:  # type: ignore[attr-defined]
                 one.fill_(-9.0)
     found = network(rows)
@@ -313,7 +313,7 @@ def test_the_loss_counts_free_neurons_that_are_taken() -> None:
     method.before_task(learner, 1)
     rows = {**learner.rows(learner.items(1)[:3], size=4), "slope": torch.full((4,), 2.0)}
     taken = free = 0.0
-    for plugin in network.each:
+    for plugin in network.typed_plugins:
         for embeddings in plugin.specific.tasks:
             for first, second in zip(embeddings[0].tolist(), embeddings[1].tolist(), strict=True):
                 left = 1 - 1 / (1 + math.exp(-140 * first))
@@ -333,7 +333,7 @@ def test_what_a_run_changes_and_what_not() -> None:
     assert all(torch.equal(before[name], second[name]) for name in encoder)
     assert not torch.equal(before["plugins.0.specific.layers.0.weight"], first["plugins.0.specific.layers.0.weight"])
     # the first task's classes, embeddings and neurons, after the second
-    own = learner.own[0]
+    own = learner.task_classes[0]
     assert torch.equal(first["classifier.head.vectors"][own], second["classifier.head.vectors"][own])
     assert not torch.equal(first["classifier.head.vectors"][~own], second["classifier.head.vectors"][~own])
     assert torch.equal(first["plugins.3.specific.tasks.1.0"], second["plugins.3.specific.tasks.1.0"])

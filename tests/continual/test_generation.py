@@ -53,7 +53,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(name: str) -> Method:
     kind = METHODS[name]
-    return kind(kind.Config.parsed(SMALL.get(name, {})))
+    return kind(kind.Config.parse(SMALL.get(name, {})))
 
 
 def learner_of(method: Method, kind: Kind = "t5", **options: Any) -> TextLearner:

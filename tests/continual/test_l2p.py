@@ -367,4 +367,4 @@ def test_adapters_are_refused() -> None:
 )
 def test_settings_that_cannot_be_are_refused(said: dict[str, str], expected: str) -> None:
     with pytest.raises(UserError, match=expected):
-        l2p.Config.parsed(said)
+        l2p.L2pConfig.parse(said)

@@ -83,7 +83,7 @@ def test_with_the_words_of_labels_a_row_is_held_against_all_that_was_seen() -> N
     alone = logits[0, :2].exp().sum().log() - logits[0, 1]
     only = {name: value[:1] for name, value in rows.items()}
     assert one.cross_entropy(logits[:1], only).item() == pytest.approx(alone.item(), rel=1e-14)
-    assert one.contrasted(torch.tensor([0])).tolist() == [[True, True, *[False] * 5]]
+    assert one.contrast_mask(torch.tensor([0])).tolist() == [[True, True, *[False] * 5]]
 
 
 def test_classes_seen_so_far() -> None:
@@ -150,7 +150,7 @@ def test_in_evaluation_and_back() -> None:
     one.network.train()
     one.network.classifier.encoder.eval()
     before = {name: module.training for name, module in one.network.named_modules()}
-    with one.evaluating() as network:
+    with one.evaluation_mode() as network:
         assert not any(module.training for module in network.modules())
     assert {name: module.training for name, module in one.network.named_modules()} == before
 

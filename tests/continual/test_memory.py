@@ -146,17 +146,17 @@ def test_what_is_kept_depends_on_the_seed_alone(learner: Learner) -> None:
 
 
 def test_what_is_drawn_is_a_function_of_seed_and_step() -> None:
-    first = [memory.drawn(ITEMS, 4, seed=3, step=step) for step in range(20)]
-    assert first == [memory.drawn(ITEMS, 4, seed=3, step=step) for step in range(20)]
-    assert first != [memory.drawn(ITEMS, 4, seed=4, step=step) for step in range(20)]
+    first = [memory.draw(ITEMS, 4, seed=3, step=step) for step in range(20)]
+    assert first == [memory.draw(ITEMS, 4, seed=3, step=step) for step in range(20)]
+    assert first != [memory.draw(ITEMS, 4, seed=4, step=step) for step in range(20)]
     assert len({tuple(each) for each in first}) > 15
     assert all(len(set(each)) == 4 for each in first)
-    assert sorted(memory.drawn(ITEMS, 9, seed=0, step=0)) == ITEMS
+    assert sorted(memory.draw(ITEMS, 9, seed=0, step=0)) == ITEMS
 
 
 def test_each_example_is_drawn_as_often_as_the_others() -> None:
     steps = 3000
-    found = Counter(item for step in range(steps) for item in memory.drawn(ITEMS, 2, seed=0, step=step))
+    found = Counter(item for step in range(steps) for item in memory.draw(ITEMS, 2, seed=0, step=step))
     expected, deviation = steps / 3, (steps * 2 / 9) ** 0.5
     assert all(abs(found[item] - expected) < 4 * deviation for item in ITEMS)
 
@@ -177,7 +177,7 @@ def items_of(rows: dict[str, torch.Tensor]) -> list[ExampleRef]:
 def test_batches_beside_a_memory_are_those_of_fine_tuning_and_more(learner: Learner) -> None:
     stage, kept = learner.fine_tuning(), kept_of(1, 4, 7)
     learner.task = 1
-    plain = learner.epochs(learner.items(1), stage)
+    plain = learner.epoch_batches(learner.items(1), stage)
     found = memory.beside(learner, kept, memory.MemoryConfig(replay_batch_size=2), 1, stage)
     assert (found.steps, found.size) == (plain.steps, 6)
     for step in range(found.steps):
@@ -202,7 +202,7 @@ def test_a_small_memory_is_drawn_whole_and_filled_up(learner: Learner) -> None:
 def test_one_batch_of_the_memory_follows_each_interval(interval: int, expected: str, learner: Learner) -> None:
     learner.task = 1
     stage = learner.fine_tuning()
-    plain = learner.epochs(learner.items(1), stage)
+    plain = learner.epoch_batches(learner.items(1), stage)
     kept = kept_of(1, 4, 7)
     found = memory.interleaved(learner, kept, ReplayConfig(replay_batch_size=3), 1, stage, interval=interval)
     assert found.steps == plain.steps + plain.steps // interval
@@ -230,11 +230,11 @@ def test_one_batch_of_the_memory_follows_each_interval(interval: int, expected: 
 )
 def test_settings_that_cannot_be(said: dict[str, object], told: str) -> None:
     with pytest.raises(UserError) as raised:
-        ReplayConfig.parsed(said)
+        ReplayConfig.parse(said)
     assert str(raised.value) == told
 
 
 def test_settings_come_from_texts() -> None:
-    assert ReplayConfig.parsed({"memory_size": "9", "replay_mode": "merge"}) == replace(
+    assert ReplayConfig.parse({"memory_size": "9", "replay_mode": "merge"}) == replace(
         ReplayConfig(), memory_size=9, replay_mode="merge"
     )

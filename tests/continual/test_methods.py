@@ -288,7 +288,7 @@ def test_names_that_are_no_method() -> None:
 
 
 def test_settings_that_are_none() -> None:
-    parsed = METHODS["replay"].Config.parsed
+    parsed = METHODS["replay"].Config.parse
     with pytest.raises(UserError, match=r"^set: there is no setting speed; allowed are memory_size, "):
         parsed({"speed": 1})
     with pytest.raises(
@@ -296,4 +296,4 @@ def test_settings_that_are_none() -> None:
     ):
         parsed({"memory_siz": 1})
     with pytest.raises(UserError, match=r"^set: there is no setting memory_size, the method has none$"):
-        METHODS["finetune"].Config.parsed({"memory_size": 1})
+        METHODS["finetune"].Config.parse({"memory_size": 1})

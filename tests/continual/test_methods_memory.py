@@ -72,7 +72,7 @@ def test_merging_goes_once_over_new_and_old_rows_an_epoch() -> None:
     learner = begun(method)
     found = second_batch(learner, method)
     told = [item for step in range(found.steps) for item in _items(found.rows(step))]
-    assert sorted(told) == sorted([*learner.items(1), *method.kept.items])
+    assert sorted(told) == sorted([*learner.items(1), *method.state.examples])
     assert found.steps == 6
 
 
@@ -130,7 +130,7 @@ def test_the_reference_is_the_gradient_of_the_memory_batch_s_mean_loss(micro: in
     (stage,) = method.phases(learner, 1)
     network = learner.network.train()
     parameters = [one for one in network.parameters() if one.requires_grad]
-    items = memory.drawn(method.state.examples, 5, seed=learner.seed_for("replay", 1), step=3)
+    items = memory.draw(method.state.examples, 5, seed=learner.seed_for("replay", 1), step=3)
     rows = learner.rows(items)
     reference = torch.autograd.grad(learner.cross_entropy(network(rows), rows) / 5, parameters)
     for one, gradient in zip(parameters, reference, strict=True):
@@ -152,11 +152,11 @@ def test_the_reference_is_the_gradient_of_the_memory_batch_s_mean_loss(micro: in
 def test_only_what_a_step_trains_is_corrected() -> None:
     method = of("agem")
     learner = begun(method)
-    method.finish(learner, 0)
+    method.after_task(learner, 0)
     learner.task = 1
     vectors = learner.network.get_parameter("classifier.head.vectors")
     vectors.grad = torch.ones_like(vectors)
-    (stage,) = method.stages(learner, 1)
+    (stage,) = method.phases(learner, 1)
     assert stage.correct is not None
     stage.correct(learner.network, 0)
     assert [name for name, one in learner.network.named_parameters() if one.grad is not None] == [
@@ -184,7 +184,7 @@ def test_dark_experience_is_the_sum_of_three_means() -> None:
     new, dark, old = items[:2], items[2:5], items[5:]
     assert ({item.task for item in new}, len(old)) == ({1}, 3)
     for name, drawn in (("logits", dark), ("labels", old)):
-        assert drawn == memory.drawn(kept, 3, seed=learner.seed_for("replay", name, 1), step=short)
+        assert drawn == memory.draw(kept, 3, seed=learner.seed_for("replay", name, 1), step=short)
     method.state.tensors["logits"] = stored + 1.0  # the network moved away
     rows, network = batches.rows(short), learner.network
 
@@ -389,5 +389,5 @@ def test_in_bfloat16_the_weights_are_adapted_in_float32() -> None:
 )
 def test_settings_that_cannot_be(name: str, said: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as raised:
-        METHODS[name].Config.parsed(said)
+        METHODS[name].Config.parse(said)
     assert str(raised.value) == told

@@ -55,7 +55,7 @@ def two() -> Stream:
 @cache
 def learnt(name: str, *, tasks: int = 2, **said: Any) -> RunState:
     """A run of the method over two tasks, or broken off after one."""
-    method = METHODS[name](METHODS[name].Config.parsed(said))
+    method = METHODS[name](METHODS[name].Config.parse(said))
     learner = make_learner(two(), method, loaded(), BUDGET, seed=1)
     return run_stream(learner, method) if tasks == 2 else stopped(learner, method)
 
@@ -416,7 +416,7 @@ def test_old_answers_on_new_texts_change_less() -> None:
 
 
 def test_the_warm_up_gives_the_vectors_of_old_classes_no_gradient() -> None:
-    learner, method = at_third_task(warm_up=True)
+    learner, method = at_third_task(warmup_head=True)
     assert [stage.trains for stage in method.phases(learner, 2)] == ["head", "all"]
     assert [stage.trains for stage in method.phases(learner, 0)] == ["all"]
     rows, name = learner.rows(learner.items(2)[:4]), "classifier.head.vectors"
@@ -433,7 +433,7 @@ def test_the_warm_up_gives_the_vectors_of_old_classes_no_gradient() -> None:
 @pytest.mark.parametrize("name,said", [("ewc", {}), ("ewc", {"online": True}), ("lwf", {"warmup_head": True})])
 def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: dict[str, Any], tmp_path: Path) -> None:
     def made() -> tuple[Learner, Method]:
-        method = METHODS[name](METHODS[name].Config.parsed(said))
+        method = METHODS[name](METHODS[name].Config.parse(said))
         return make_learner(two(), method, loaded(), BUDGET, seed=1), method
 
     whole = learnt(name, **said)
@@ -453,12 +453,12 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: 
         (lambda: ewc.EwcConfig(fisher_samples=0), "fisher_samples: expected a number of at least 1, got 0"),
         (lambda: ewc.EwcConfig(decay_factor=2.0), "decay_factor: expected a number of at least 0 and at most 1, got 2"),
         (
-            lambda: ewc.EwcConfig.parsed({"fisher_labels": "some"}),
+            lambda: ewc.EwcConfig.parse({"fisher_labels": "some"}),
             "fisher_labels: expected one of model, true, got 'some'",
         ),
         (lambda: lwf.LwfConfig(temperature=0.0), "temperature: expected a number of at least"),
         (
-            lambda: lwf.LwfConfig.parsed({"distillation_weight": "-1"}),
+            lambda: lwf.LwfConfig.parse({"distillation_weight": "-1"}),
             "distillation_weight: expected a number of at least 0, got -1",
         ),
     ],

@@ -41,7 +41,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def written(name: str, folder: Path, learnt: int, *said: str) -> Path:
     """A model as `regard rollback` writes it."""
     kind, model = METHODS[name], loaded(dropout=0.0)
-    method = kind(kind.Config.parsed(dict(one.split("=") for one in said)))
+    method = kind(kind.Config.parse(dict(one.split("=") for one in said)))
     return kept(make_learner(stream(4), method, model, BUDGET, seed=1), method, folder, model, learnt)
 
 
@@ -67,7 +67,7 @@ def test_blocks_of_a_run_compute_what_they_did_in_it(name: str, said: str, tmp_p
     assert adapters.provenance[adapters.adapter_names[1]]["tasks"][0]["sha256"] == stream(4).tasks[1].sha256
     with torch.no_grad():
         torch.testing.assert_close(adapters.routing_weights(**ROWS), network.weights(ROWS))
-        with network.pool.weighing(network.weights(ROWS)):
+        with network.pool.use_weights(network.weights(ROWS)):
             expected = network.classifier.encoder(**ROWS).last_hidden_state
         torch.testing.assert_close(adapters(**ROWS).last_hidden_state, expected, rtol=0, atol=1e-6)
     assert not torch.allclose(expected, loaded(dropout=0.0).model(**ROWS).last_hidden_state, atol=1e-3)
@@ -102,7 +102,7 @@ def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
         rows.pop("prompt_mask")
     with torch.no_grad():
         torch.testing.assert_close(adapters.routing_weights(**given), network.weights(rows))
-        with network.pool.weighing(network.weights(rows)):
+        with network.pool.use_weights(network.weights(rows)):
             plain = {name: value for name, value in rows.items() if name != "prompt_mask"}
             expected = network.classifier.encoder(**plain).logits
         torch.testing.assert_close(adapters(**given).logits, expected, rtol=0, atol=1e-5)
@@ -115,7 +115,7 @@ def test_blocks_of_t5_that_tells_classes_are_in_its_encoder(tmp_path: Path) -> N
     network, adapters = load_network(folder), load_adapters(found.model, folder)
     assert isinstance(network, SaptNetwork)
     assert all(name.startswith("encoder.") for name in adapters.layers("count"))
-    with torch.no_grad(), network.pool.weighing(network.weights(ROWS)):
+    with torch.no_grad(), network.pool.use_weights(network.weights(ROWS)):
         expected = network.classifier.encoder(**ROWS).last_hidden_state
     with torch.no_grad():
         encoder = adapters.model.get_encoder()

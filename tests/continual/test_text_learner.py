@@ -43,7 +43,7 @@ PAIRS = TextPairs(inputs=("say the cat", "say"), targets=(("a cat", "cat"), ("it
     ],
 )
 def test_prompts_and_answers(kind: Any, prompt: str, answer: str) -> None:
-    found = encode_pairs(PAIRS, tokenizer(kind), BUDGET, apart=kind in ("t5", "bart"))
+    found = encode_pairs(PAIRS, tokenizer(kind), BUDGET, encoder_decoder=kind in ("t5", "bart"))
     assert said(found.input_ids[0][found.attention_mask[0]].tolist()) == prompt
     assert said(found.answers[0].tolist()) == answer
     assert found.labels.tolist() == [0, 1]
@@ -52,14 +52,14 @@ def test_prompts_and_answers(kind: Any, prompt: str, answer: str) -> None:
 
 
 def test_a_prompt_that_is_to_go_on_has_no_end() -> None:
-    found = encode_pairs(PAIRS, tokenizer("t5"), BUDGET, apart=False)
+    found = encode_pairs(PAIRS, tokenizer("t5"), BUDGET, encoder_decoder=False)
     assert said(found.input_ids[0].tolist()) == "say the cat"
 
 
 @pytest.mark.parametrize("apart, prompt", [(True, "say the [EOS]"), (False, "say the cat")])
 def test_what_does_not_fit_is_cut_and_counted(apart: bool, prompt: str) -> None:
     tight = replace(BUDGET, length=3, target_length=3)
-    found = encode_pairs(PAIRS, tokenizer("t5" if apart else "gpt2"), tight, apart=apart)
+    found = encode_pairs(PAIRS, tokenizer("t5" if apart else "gpt2"), tight, encoder_decoder=apart)
     assert said(found.input_ids[0].tolist()) == prompt
     assert said(found.answers[0].tolist()) == "a cat [EOS]"
     assert said(found.answers[1].tolist()) == "it is [EOS]"

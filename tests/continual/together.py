@@ -51,7 +51,7 @@ TEXTS_ALONE = {"lfpt5"}
 def made(name: str) -> Method:
     """The method with small settings."""
     kind = METHODS[name]
-    return kind(kind.Config.parsed(SMALL.get(name, {})))
+    return kind(kind.Config.parse(SMALL.get(name, {})))
 
 
 def two_tasks() -> Stream:

@@ -16,11 +16,11 @@ def losses(learner: Learner, task: int, blocks: list[int], rows: int) -> dict[in
     """The mean loss of at most so many training rows of a task under each of some blocks alone; nothing is trained."""
     network = learner.network
     assert isinstance(network, AdapterNetwork)
-    items, found = learner.sampled(task, "train", rows), dict[int, float]()
+    items, found = learner.sample_examples(task, "train", rows), dict[int, float]()
     for block in blocks:
         total, count = 0.0, 0
-        with learner.losing() as shown, torch.no_grad(), network.forcing(block):
-            for batch in learner.each(items):
+        with learner.loss_mode() as shown, torch.no_grad(), network.use_only(block):
+            for batch in learner.iterate_batches(items):
                 total += float(learner.cross_entropy(shown(batch), batch))
                 count += len(batch["labels"])
         found[block] = total / count

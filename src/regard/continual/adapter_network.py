@@ -47,16 +47,16 @@ class AdapterPool(Protocol):
     def reserve(self, blocks: int) -> None:
         """Have so many blocks."""
 
-    def open(self, *blocks: int) -> None:
+    def set_trainable(self, *blocks: int) -> None:
         """Let these blocks be trained, and no others."""
 
     def copy(self, block: int, other: int) -> None:
         """Let a block be what another is."""
 
-    def weighing(self, weights: Tensor | None) -> AbstractContextManager[None]:
+    def use_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
         """While it lasts the model mixes its blocks with these weights, (row, block) or (block,)."""
 
-    def aside(self) -> AbstractContextManager[None]:
+    def disable(self) -> AbstractContextManager[None]:
         """While it lasts the model is as it was found."""
 
     def remove(self) -> None:
@@ -69,19 +69,19 @@ class AdapterNetwork(Network):
     `count` blocks are in use. Which of them a row gets, and how much, is for the method: `weights`.
     """
 
-    apart = True
+    needs_wrapper = True
     count: Tensor
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         if classifier.config.lora:
             raise UserError("lora: expected none with a method that has blocks of its own; --set r=… is theirs")
-        self._pool = (self.pool_in(classifier, config, seed),)
-        self.pool.reserve(self.blocks_for(tasks))
+        self._pool = (self.make_pool(classifier, config, seed),)
+        self.pool.reserve(self.count_adapters(tasks))
         self.register_buffer("count", torch.tensor(0))
         self._forced: int | None = None
 
-    def pool_in(self, classifier: Classifier, config: Any, seed: int) -> AdapterPool:
+    def make_pool(self, classifier: Classifier, config: Any, seed: int) -> AdapterPool:
         """The blocks, put into a model."""
         raise NotImplementedError
 
@@ -91,17 +91,17 @@ class AdapterNetwork(Network):
         return self._pool[0]
 
     @property
-    def lengthens(self) -> bool:
+    def lengthens_input(self) -> bool:
         """Whether the model reads more than a text with them, which low-rank ones do not make it."""
         return not isinstance(self.pool, LoraAdapterPool)
 
-    def blocks_for(self, tasks: int) -> int:
+    def count_adapters(self, tasks: int) -> int:
         """How many blocks so many tasks need."""
         return tasks
 
-    def begin_block(self, block: int) -> None:
+    def start_adapter(self, block: int) -> None:
         """Train this block from now on, and no other; it and those before it are in use."""
-        self.pool.open(block)
+        self.pool.set_trainable(block)
         self.count.fill_(block + 1)
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
@@ -109,7 +109,7 @@ class AdapterNetwork(Network):
         return torch.ones(int(self.count), device=self.count.device) if int(self.count) else None
 
     @contextmanager
-    def forcing(self, block: int) -> Iterator[None]:
+    def use_only(self, block: int) -> Iterator[None]:
         """While it lasts every row gets this block alone."""
         before, self._forced = self._forced, block
         try:
@@ -119,12 +119,12 @@ class AdapterNetwork(Network):
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         """The logits, with the blocks weighed."""
-        with self.pool.weighing(self._weights(rows)):
+        with self.pool.use_weights(self._weights(rows)):
             return super().forward(rows)
 
     def generate(self, rows: dict[str, Tensor], new_tokens: int) -> Tensor:
         """The answers to prompts, with the blocks weighed by the prompt, once for all tokens of an answer."""
-        with self.pool.weighing(self._weights(rows)):
+        with self.pool.use_weights(self._weights(rows)):
             return super().generate(rows, new_tokens)
 
     def _weights(self, rows: dict[str, Tensor]) -> Tensor | None:
@@ -138,16 +138,16 @@ class AdapterNetwork(Network):
 class PoolNetwork(AdapterNetwork):
     """A frozen model with low-rank blocks."""
 
-    def pool_in(self, classifier: Classifier, config: Any, seed: int) -> LoraAdapterPool:
+    def make_pool(self, classifier: Classifier, config: Any, seed: int) -> LoraAdapterPool:
         """The blocks, put into a model."""
-        return lora_pool(classifier, config, seed, **self.options(config))
+        return lora_pool(classifier, config, seed, **self.pool_options(config))
 
     @property
     def pool(self) -> LoraAdapterPool:
         """The blocks."""
         return cast(LoraAdapterPool, self._pool[0])
 
-    def options(self, config: Any) -> dict[str, Any]:
+    def pool_options(self, config: Any) -> dict[str, Any]:
         """What else a pool is made with."""
         return {}
 

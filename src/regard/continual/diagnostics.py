@@ -151,7 +151,7 @@ class _SinkDegree(PerLayer):
     """d of the strongest columns of each head, from that of all columns."""
 
     name = "sink_degree"
-    about, needs = ColumnMass.info, ColumnMass.needs
+    info, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, top: int) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class _TokenDegrees(PerLayer):
     """The mean d of each known token in a sample, over its places and heads; at the token's place among the known."""
 
     name = "sink_degrees"
-    about, needs = ColumnMass.info, ColumnMass.needs
+    info, needs = ColumnMass.info, ColumnMass.needs
 
     def __init__(self, known: Tensor) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class _TokenDegrees(PerLayer):
             mean = degree.double().mean(1).masked_fill(~present, 0.0)
             sums = mean.new_zeros(len(mean), len(self.known)).scatter_add_(1, at, mean)
             count = torch.zeros_like(sums).scatter_add_(1, at, present.double())
-            yield SampleValues(self.key(layer, "task_index"), sums / count.clamp(min=1), count > 0)
+            yield SampleValues(self.key(layer, "position"), sums / count.clamp(min=1), count > 0)
 
 
 _MADE: dict[str, Callable[[int, frozenset[int]], PerLayer]] = {

@@ -69,8 +69,10 @@ def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tup
     """What the gate gives the rows of a task."""
     network = learner.network
     assert isinstance(network, SaptNetwork)
-    with learner.evaluating(), torch.no_grad():
-        vectors = torch.cat([network.vectors(one) for one in learner.each(learner.sampled(task, "dev", most), "dev")])
+    with learner.evaluation_mode(), torch.no_grad():
+        vectors = torch.cat(
+            [network.vectors(one) for one in learner.iterate_batches(learner.sample_examples(task, "dev", most), "dev")]
+        )
         scores = network.attention.scores(vectors)
     own = network.block_of(task)
     shares: Tensor = scores.softmax(-1)
@@ -97,6 +99,6 @@ def score_rows(learner: Learner, task: int, learnt: int) -> list[tuple[str, int 
     found: list[tuple[str, int | None, float]] = [("routed_score", None, score_task(learner, task, learnt=learnt).til)]
     for name, block in (("own_adapter_score", own), ("last_adapter_score", others[0] if others else None)):
         if block is not None:
-            with network.forcing(block):
+            with network.use_only(block):
                 found.append((name, block + 1, score_task(learner, task, learnt=learnt).til))
     return found

@@ -49,7 +49,7 @@ def _part(learner: TextLearner, task: TextTask, split: Split) -> tuple[EncodedTe
 
 def _written(learner: TextLearner, part: EncodedTexts, order: Tensor, number: int) -> Iterator[tuple[int, str]]:
     """Rows of a split in that order, each with the answer that the network writes."""
-    with learner.evaluating() as network, torch.no_grad():
+    with learner.evaluation_mode() as network, torch.no_grad():
         for rows in order.split(learner.budget.eval_batch_size):
             given = {name: value.to(learner.device) for name, value in _rows(learner, part, rows, number).items()}
             found = cast(Any, network).generate(given, learner.budget.target_length)
@@ -65,7 +65,7 @@ def _rows(learner: TextLearner, part: EncodedTexts, rows: Tensor, number: int) -
 
 def decode_answers(learner: TextLearner, ids: Tensor) -> list[str]:
     """The texts of answers (row, token), each as far as its end."""
-    ends = set(cast(Generator, learner.network.classifier).ends)
+    ends = set(cast(Generator, learner.network.classifier).end_token_ids)
     return [learner.tokenizer.decode(_upto(row, ends), skip_special_tokens=True).strip() for row in ids.tolist()]
 
 

@@ -51,9 +51,9 @@ class _Masks:
         counted = answered.any(1, keepdim=True)
         model: Any = network.classifier
         self.read, self.written = real & counted, answered
-        self.apart = model.config.head == "text" and bool(model.reads_apart)
+        self.apart = model.config.head == "text" and bool(model.is_encoder_decoder)
         if model.config.head == "text" and not self.apart:
-            self.read = model.joined(rows["input_ids"], rows["attention_mask"], labels).attention_mask & counted
+            self.read = model.join(rows["input_ids"], rows["attention_mask"], labels).attention_mask & counted
 
     def of(self, name: str) -> Tensor:
         """The mask of a layer by its name: only what is not of an encoder, where there is one, reads answers apart.

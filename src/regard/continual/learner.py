@@ -46,13 +46,13 @@ class Learner:
     encoded: dict[tuple[int, Split], Encoded]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     task: int = 0
-    among: LossClasses = "task"
+    loss_classes: LossClasses = "task"
 
     def __post_init__(self) -> None:
         """Note which classes each task has, (task, class)."""
-        self.own = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
+        self.task_classes = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
         for number in range(len(self.stream)):
-            self.own[number, list(self.stream.class_indices(number))] = True
+            self.task_classes[number, list(self.stream.class_indices(number))] = True
 
     def network_as(self, kind: type[NetworkT]) -> NetworkT:
         """The network, which is of the kind that its method has made."""
@@ -75,16 +75,16 @@ class Learner:
         }
         return TrainingPhase(**{**said, "trains": "head", **changes})
 
-    def epochs(
+    def epoch_batches(
         self, items: Sequence[ExampleRef], stage: TrainingPhase, *, rows: Callable[..., Any] | None = None
     ) -> Batches:
         """Each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
-        make, drawn = rows or self.rows, self.drawn(items, stage)
+        make, drawn = rows or self.rows, self.schedule(items, stage)
         return Batches(
             drawn.steps, self.budget.batch_size, lambda step: make(drawn.at(step), size=self.budget.batch_size)
         )
 
-    def drawn(
+    def schedule(
         self, items: Sequence[ExampleRef], stage: TrainingPhase, *, lengths: Sequence[int] | None = None
     ) -> Epochs:
         """Each item once an epoch, as the seed draws them, in as many steps as the budget grants the task at hand."""
@@ -103,7 +103,7 @@ class Learner:
         """The training examples of a task."""
         return [ExampleRef(task, row) for row in range(len(self.encoded[task, "train"]))]
 
-    def sampled(self, task: int, split: Split, most: int) -> list[ExampleRef]:
+    def sample_examples(self, task: int, split: Split, most: int) -> list[ExampleRef]:
         """At most so many examples of a split of a task, drawn by the run's seed."""
         rows = len(self.encoded[task, split])
         drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed_for("sampled", task, split)))
@@ -157,27 +157,27 @@ class Learner:
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The sum of the cross-entropies over the classes that `among` says; rows labelled −100 add nothing."""
         return nn.functional.cross_entropy(
-            self.of_task(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="sum"
+            self.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="sum"
         )
 
-    def of_task(self, logits: Tensor, tasks: Tensor) -> Tensor:
+    def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
         """The logits (row, class), those of classes that a row is not held against so low that they have no share.
 
         Behind the classes of the stream a head may have one that all rows are held against: that of other words.
         """
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        held = self.contrasted(tasks).to(logits.device)
+        held = self.contrast_mask(tasks).to(logits.device)
         others = logits.shape[1] - held.shape[1]
         return exact.masked_fill(~nn.functional.pad(held, (0, others), value=True), _UNLIKELY)
 
-    def contrasted(self, tasks: Tensor) -> Tensor:
+    def contrast_mask(self, tasks: Tensor) -> Tensor:
         """(row, class): the classes that rows of these tasks are contrasted with, as `among` says."""
-        own = self.own.to(tasks.device)[tasks]
-        return own if self.among == "task" else own | self.seen_classes(self.task).to(tasks.device)
+        own = self.task_classes.to(tasks.device)[tasks]
+        return own if self.loss_classes == "task" else own | self.seen_classes(self.task).to(tasks.device)
 
     def seen_classes(self, task: int) -> Tensor:
         """(class,): which classes a task, or one before it, has."""
-        return self.own[: task + 1].any(0)
+        return self.task_classes[: task + 1].any(0)
 
     # -- the rest ---------------------------------------------------------------------------------------
 
@@ -187,16 +187,16 @@ class Learner:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big")
 
     @contextmanager
-    def evaluating(self) -> Iterator[nn.Module]:
+    def evaluation_mode(self) -> Iterator[nn.Module]:
         """The network in evaluation mode and the budget's precision; what was training goes on doing so afterwards."""
         low = self.budget.precision == "bfloat16"
         with eval_mode(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             yield self.network
 
     @contextmanager
-    def losing(self) -> Iterator[nn.Module]:
+    def loss_mode(self) -> Iterator[nn.Module]:
         """As `eval_mode`, for losses: a label-text head holds texts against other words too, as in training."""
-        with self.evaluating() as network:
+        with self.evaluation_mode() as network:
             heads = [one for one in network.modules() if isinstance(one, LabelTextHead)]
             try:
                 for head in heads:
@@ -206,7 +206,7 @@ class Learner:
                 for head in heads:
                     head.eval()
 
-    def each(
+    def iterate_batches(
         self, items: Iterable[ExampleRef], split: Split = "train", *, size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """All of some examples in batches on the device, in their order."""

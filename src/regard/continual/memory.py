@@ -136,7 +136,7 @@ class Remembering(method.Method):
 # -- what is drawn --------------------------------------------------------------------------------------
 
 
-def drawn(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> list[ExampleRef]:
+def draw(items: Sequence[ExampleRef], count: int, *, seed: int, step: int) -> list[ExampleRef]:
     """So many different examples of a memory, or all of a smaller one; a function of seed and step."""
     random = np.random.default_rng([seed, step])
     return [items[number] for number in random.choice(len(items), min(count, len(items)), replace=False)]
@@ -149,7 +149,7 @@ def replayed(learner: Learner, config: MemoryConfig) -> int:
 
 def arriving(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
     """The task's own examples at each step, those that fine-tuning has."""
-    return learner.drawn(learner.items(task), stage)
+    return learner.schedule(learner.items(task), stage)
 
 
 def beside(learner: Learner, kept: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase) -> Batches:
@@ -158,7 +158,7 @@ def beside(learner: Learner, kept: MethodState, config: MemoryConfig, task: int,
     items, size = list(kept.examples), learner.budget.batch_size + count
 
     def rows(step: int) -> Rows:
-        return learner.rows([*new.at(step), *drawn(items, count, seed=seed, step=step)], size=size)
+        return learner.rows([*new.at(step), *draw(items, count, seed=seed, step=step)], size=size)
 
     return Batches(new.steps, size, rows)
 
@@ -173,7 +173,7 @@ def interleaved(
     def rows(step: int) -> Rows:
         done, place = divmod(step, interval + 1)
         old = place == interval
-        here = drawn(items, count, seed=seed, step=step) if old else new.at(done * interval + place)
+        here = draw(items, count, seed=seed, step=step) if old else new.at(done * interval + place)
         return learner.rows(here, size=size)
 
     return Batches(new.steps + new.steps // interval, size, rows)

@@ -30,7 +30,7 @@ class MethodConfig:
     """The settings of a method that has none of its own; those of others extend this."""
 
     @classmethod
-    def parsed(cls, said: Mapping[str, Any]) -> MethodConfig:
+    def parse(cls, said: Mapping[str, Any]) -> MethodConfig:
         """The settings that are said, as values or as texts. Raises UserError for names and values that cannot be."""
         hints, known = get_type_hints(cls), [one.name for one in dataclasses.fields(cls)]
         unknown = [name for name in said if name not in known]
@@ -137,7 +137,7 @@ class Method:
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The batches of a stage: the task's training rows, `stage.epochs` times."""
-        return learner.epochs(learner.items(task), stage)
+        return learner.epoch_batches(learner.items(task), stage)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the losses of some rows: cross-entropy over the classes of each row's task."""
@@ -146,6 +146,6 @@ class Method:
     def after_task(self, learner: Learner, task: int) -> None:
         """Called after a task is trained, before it is scored."""
 
-    def written(self, task: int) -> tuple[str, ...] | None:
+    def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
         """The inputs that the method has written, or read, to stand for a task; None where there are none."""
         return None

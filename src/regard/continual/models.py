@@ -151,7 +151,7 @@ def _known(tasks: list[dict[str, Any]], learnt: int, name: str) -> list[dict[str
 def network_of(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
     """A method's network, by its name and settings."""
     kind = method_named(method["name"])
-    return kind.Network(classifier, tasks=tasks, config=kind.Config.parsed(method["settings"]), seed=seed)
+    return kind.Network(classifier, tasks=tasks, config=kind.Config.parse(method["settings"]), seed=seed)
 
 
 def export(
@@ -172,9 +172,9 @@ def export(
         (place / LINEAGE).write_text(lineage + "\n", encoding="utf-8")
         with suppress_logging():
             if isinstance(cast(nn.Module, network.classifier), Generator):
-                network.classifier.config.part_of = about["method"]["name"] if network.apart else None
+                network.classifier.config.part_of = about["method"]["name"] if network.needs_wrapper else None
                 network.classifier.save_pretrained(place)
-            elif network.apart:
+            elif network.needs_wrapper:
                 config = deepcopy(network.classifier.config)
                 config.part_of, config.architectures = about["method"]["name"], [Classifier.__name__]
                 config.save_pretrained(place)

@@ -24,7 +24,7 @@ class Network(nn.Module):
     `seed`. `apart`: whether the classifier, without the rest of the network, does not answer as the network does.
     """
 
-    apart: ClassVar[bool] = False
+    needs_wrapper: ClassVar[bool] = False
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__()
@@ -41,6 +41,6 @@ class Network(nn.Module):
         generator = cast(Generator, cast(nn.Module, self.classifier))
         return generator.generate(rows["input_ids"], rows["attention_mask"], new_tokens)
 
-    def in_head(self, name: str) -> bool:
+    def is_head_parameter(self, name: str) -> bool:
         """Whether a parameter belongs to the head, which stages that train the `head` train."""
         return name.startswith("classifier.head.")

@@ -56,7 +56,7 @@ class PromptNetwork(Network):
     `count` blocks are in use. Which of them stand before a row is for the method: `before`.
     """
 
-    apart: ClassVar[bool] = True
+    needs_wrapper: ClassVar[bool] = True
     count: Tensor
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
@@ -69,19 +69,19 @@ class PromptNetwork(Network):
             "residual": config.residual,
         }
         self.pool = PromptAdapterPool(classifier.encoder, **made, seed=seed)
-        self.pool.reserve(self.blocks_for(tasks))
+        self.pool.reserve(self.count_adapters(tasks))
         self.register_buffer("count", torch.tensor(0))
 
-    def blocks_for(self, tasks: int) -> int:
+    def count_adapters(self, tasks: int) -> int:
         """How many blocks so many tasks need."""
         return tasks
 
-    def begin_block(self, block: int) -> None:
+    def start_adapter(self, block: int) -> None:
         """Train this block from now on, and no other; it and those before it are in use."""
-        self.pool.open(block)
+        self.pool.set_trainable(block)
         self.count.fill_(block + 1)
 
-    def before(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
+    def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
         """What stands before rows; None where there is nothing yet."""
         raise NotImplementedError
 
@@ -96,8 +96,8 @@ class PromptNetwork(Network):
             return super().generate(rows, new_tokens)
 
     def _prompted(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
-        before = self.before(rows)
-        return self.pool.weighing(None) if before is None else self.pool.prepending(before.prompts, before.real)
+        before = self.make_prefix(rows)
+        return self.pool.use_weights(None) if before is None else self.pool.prepend(before.prompts, before.real)
 
 
 def check_prompt_room(learner: Learner, prompts: int) -> None:
@@ -119,7 +119,7 @@ def class_vectors(learner: Learner) -> dict[str, Tensor]:
 @torch.no_grad()
 def restore_rows(learner: Learner, before: Mapping[str, Tensor], task: int) -> None:
     """Give all classes but those of a task what the head had of them: weight decay has moved them as well."""
-    others = ~learner.own[task]
+    others = ~learner.task_classes[task]
     for name, one in _of_classes(learner):
         here = others.to(one.device)
         one[here] = before[name].to(one)[here]
@@ -128,4 +128,4 @@ def restore_rows(learner: Learner, before: Mapping[str, Tensor], task: int) -> N
 def _of_classes(learner: Learner) -> list[tuple[str, nn.Parameter]]:
     head = getattr(learner.network.classifier, "head", None)
     named = head.named_parameters() if isinstance(head, nn.Module) else ()
-    return [(name, one) for name, one in named if len(one) == learner.own.shape[1]]
+    return [(name, one) for name, one in named if len(one) == learner.task_classes.shape[1]]

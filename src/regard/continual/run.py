@@ -86,7 +86,7 @@ def make_learner(
     network = method.Network(classifier, tasks=len(stream), config=method.config, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     learner = Learner(stream, network, budget, loaded.tokenizer, seed, start, encoded, loaded.model.device)
-    learner.among = method.loss_classes or ("seen" if wanted == "labels" else "task")
+    learner.loss_classes = method.loss_classes or ("seen" if wanted == "labels" else "task")
     return learner
 
 
@@ -280,7 +280,7 @@ class _only:
     def __init__(self, learner: Learner, stage: TrainingPhase) -> None:
         network = learner.network
         trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-        if stage.trains == "head" and not any(network.in_head(name) for name in trained):
+        if stage.trains == "head" and not any(network.is_head_parameter(name) for name in trained):
             raise UserError(
                 f"head: expected one that can be trained, stage {stage.name} trains the head alone, and "
                 f"{network.classifier.config.head} has no weights"
@@ -288,7 +288,7 @@ class _only:
         self.frozen = [
             parameter
             for name, parameter in network.named_parameters()
-            if parameter.requires_grad and stage.trains == "head" and not network.in_head(name)
+            if parameter.requires_grad and stage.trains == "head" and not network.is_head_parameter(name)
         ]
 
     def __enter__(self) -> None:

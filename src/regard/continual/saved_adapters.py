@@ -62,7 +62,7 @@ def _made_as(config: Any, pool: AdapterPool, within: str) -> dict[str, Any]:
 def _parts(pool: AdapterPool, blocks: int) -> list[Tensor]:
     """What the first so many blocks are made of; soft prompts as they are read."""
     if isinstance(pool, PromptAdapterPool):
-        pool.close()
+        pool.fold()
         return [pool.prompts.P[number] for number in range(blocks)]
     assert isinstance(pool, LoraAdapterPool)
     return [part for number in range(blocks) for part in pool.parameters_of(number)]

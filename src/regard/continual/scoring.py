@@ -40,10 +40,10 @@ def score_task(learner: Learner, task: int, *, learnt: int, split: Split = "test
     part = learner.encoded[task, split]
     order = part.attention_mask.sum(1).argsort(stable=True).tolist()
     mine = [ExampleRef(task, row) for row in order[_rank() :: _processes()]]
-    own, seen = learner.own[task], learner.seen_classes(max(learnt, 1) - 1)
+    own, seen = learner.task_classes[task], learner.seen_classes(max(learnt, 1) - 1)
     right = torch.zeros(2, device=learner.device)
-    with learner.evaluating() as network, torch.no_grad():
-        for rows in learner.each(mine, split):
+    with learner.evaluation_mode() as network, torch.no_grad():
+        for rows in learner.iterate_batches(mine, split):
             logits = network(rows).float()
             for number, among in enumerate((own, seen)):
                 told = logits.masked_fill(~among.to(logits.device), -torch.inf).argmax(-1)

@@ -56,7 +56,7 @@ class TextLearner(Learner):
 
     def __post_init__(self) -> None:
         """There are no classes to note."""
-        self.own = torch.zeros(len(self.stream), 0, dtype=torch.bool)
+        self.task_classes = torch.zeros(len(self.stream), 0, dtype=torch.bool)
 
     def part(self, task: int, split: Split) -> EncodedTexts:
         """A split of a task."""
@@ -76,12 +76,12 @@ class TextLearner(Learner):
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The sum of the cross-entropies of the answers' tokens; those that are −100 add nothing."""
-        exact = self.of_task(logits, rows["tasks"])
+        exact = self.mask_logits(logits, rows["tasks"])
         return nn.functional.cross_entropy(
             exact.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORED, reduction="sum"
         )
 
-    def of_task(self, logits: Tensor, tasks: Tensor) -> Tensor:
+    def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
         """The logits (row, token, word) as they are: every task may say every word."""
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -112,16 +112,16 @@ def begin_texts(
             f"method: expected one for tasks from text to text, {type(method).__name__} needs tasks of classification"
         )
     generator = Generator.from_loaded(loaded, lora=lora, seed=seed)
-    encoded = encode_texts(stream, loaded.tokenizer, budget, apart=generator.reads_apart)
+    encoded = encode_texts(stream, loaded.tokenizer, budget, encoder_decoder=generator.is_encoder_decoder)
     most = maximum_length(loaded.model, loaded.tokenizer)
-    check_text_lengths(encoded.values(), most, budget.target_length, apart=generator.reads_apart)
+    check_text_lengths(encoded.values(), most, budget.target_length, encoder_decoder=generator.is_encoder_decoder)
     network = method.Network(cast(Any, generator), tasks=len(stream), config=method.config, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     return TextLearner(stream, network, budget, loaded.tokenizer, seed, start, cast(Any, encoded), loaded.model.device)
 
 
 def encode_texts(
-    stream: Stream, tokenizer: Any, budget: TrainingBudget, *, apart: bool
+    stream: Stream, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool
 ) -> dict[tuple[int, Split], EncodedTexts]:
     """The splits of each task as token ids, each text once. Raises UserError for a split without rows."""
     found = {}
@@ -130,27 +130,27 @@ def encode_texts(
             pairs = task.split(split)
             if not len(pairs):
                 raise UserError(f"stream: expected rows in each split, {task.name} {split} has none")
-            found[number, split] = encode_pairs(pairs, tokenizer, budget, apart=apart)
+            found[number, split] = encode_pairs(pairs, tokenizer, budget, encoder_decoder=encoder_decoder)
     return found
 
 
-def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, apart: bool) -> EncodedTexts:
+def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:
     """Rows as token ids: prompts of at most `budget.length` tokens, answers of at most `budget.target_length`.
 
-    `apart`: of a model that reads prompts with an encoder of its own: special tokens then stand around both, as its
+    `encoder_decoder`: of a model with an encoder for prompts: special tokens then stand around both, as its
     tokenizer puts them. Else a prompt has those before it, and an answer none. An answer ends with the token that ends
     a text, also where it was cut. Raises UserError for a prompt without tokens.
     """
     end = tokenizer.eos_token_id
-    prompts = [_prompt(ids, end, apart) for ids in _ids(tokenizer, pairs.inputs)]
-    answers = [_answer(ids, end) for ids in _ids(tokenizer, [one[0] for one in pairs.targets], special=apart)]
+    prompts = [_prompt(ids, end, encoder_decoder) for ids in _ids(tokenizer, pairs.inputs)]
+    answers = [_answer(ids, end) for ids in _ids(tokenizer, [one[0] for one in pairs.targets], special=encoder_decoder)]
     lacking = next((row for row, ids in enumerate(prompts) if not ids), None)
     if lacking is not None:
         raise UserError(f"stream: expected prompts with words, {pairs.inputs[lacking]!r} has no token")
     cut = sum(len(ids) > budget.length for ids in prompts) + sum(len(ids) > budget.target_length for ids in answers)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
     made = batch(
-        [torch.tensor(_cut(ids, budget.length, keep_last=apart)) for ids in prompts],
+        [torch.tensor(_cut(ids, budget.length, keep_last=encoder_decoder)) for ids in prompts],
         [torch.tensor(_cut(ids, budget.target_length, keep_last=True)) for ids in answers],
         pad,
     )
@@ -164,9 +164,9 @@ def _ids(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> list[
     return found
 
 
-def _prompt(ids: list[int], end: int, apart: bool) -> list[int]:
+def _prompt(ids: list[int], end: int, encoder_decoder: bool) -> list[int]:
     """A prompt's tokens; one that is to go on has no end."""
-    return ids if apart or ids[-1:] != [end] else ids[:-1]
+    return ids if encoder_decoder or ids[-1:] != [end] else ids[:-1]
 
 
 def _answer(ids: list[int], end: int) -> list[int]:
@@ -180,15 +180,17 @@ def _cut(ids: list[int], most: int, *, keep_last: bool) -> list[int]:
     return [*ids[: most - 1], ids[-1]] if keep_last else ids[:most]
 
 
-def check_text_lengths(parts: Iterable[EncodedTexts], most: int | None, answered: int, *, apart: bool) -> None:
-    """Nothing, or a UserError: a prompt, and an answer behind it or `apart`, has more tokens than the model takes."""
+def check_text_lengths(
+    parts: Iterable[EncodedTexts], most: int | None, answered: int, *, encoder_decoder: bool
+) -> None:
+    """Raise UserError if a prompt, with its answer behind it in a decoder-only model, has more tokens than the model takes."""
     longest = max(int(part.attention_mask.sum(1).max()) for part in parts)
     if most is None:
         return
     if answered > most:
         raise UserError(f"target_length: expected at most {most} tokens, which this model takes, got {answered}")
-    if longest + (0 if apart else answered) > most:
-        behind = "" if apart else f" and {answered} of an answer"
+    if longest + (0 if encoder_decoder else answered) > most:
+        behind = "" if encoder_decoder else f" and {answered} of an answer"
         raise UserError(
             f"length: expected at most {most} tokens, which this model takes, got a prompt of {longest}{behind}"
         )
@@ -196,5 +198,5 @@ def check_text_lengths(parts: Iterable[EncodedTexts], most: int | None, answered
 
 def encode_task(learner: TextLearner, task: TextTask, split: Split) -> EncodedTexts:
     """A split of a task that need not be one of the stream, encoded as those are."""
-    apart = cast(Any, learner.network.classifier).reads_apart
-    return encode_pairs(task.split(split), learner.tokenizer, learner.budget, apart=apart)
+    encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
+    return encode_pairs(task.split(split), learner.tokenizer, learner.budget, encoder_decoder=encoder_decoder)

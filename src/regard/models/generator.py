@@ -114,7 +114,7 @@ class Generator(nn.Module):
         return cls(encoder, GeneratorConfig(lora=dict(lora) if lora else None, lineage=lineage))
 
     @property
-    def reads_apart(self) -> bool:
+    def is_encoder_decoder(self) -> bool:
         """Whether prompts are read by an encoder of their own, and not by what writes the answers."""
         return bool(self.encoder.config.is_encoder_decoder)
 
@@ -125,7 +125,7 @@ class Generator(nn.Module):
         return found
 
     @property
-    def ends(self) -> tuple[int, ...]:
+    def end_token_ids(self) -> tuple[int, ...]:
         """The ids that end an answer."""
         return tuple(self.encoder.generation_config.eos_token_id)
 
@@ -141,7 +141,7 @@ class Generator(nn.Module):
 
         Each token of an answer is predicted from the prompt and the tokens before it, as they should be.
         """
-        if self.reads_apart:
+        if self.is_encoder_decoder:
             logits = self.encoder(
                 input_ids=input_ids,
                 attention_mask=attention_mask.long(),
@@ -149,7 +149,7 @@ class Generator(nn.Module):
                 use_cache=False,
             ).logits
             return AnswerLogits(logits)
-        joined, many = self.joined(input_ids, attention_mask, labels), labels.shape[1]
+        joined, many = self.join(input_ids, attention_mask, labels), labels.shape[1]
         given: dict[str, Any] = {"input_ids": joined.input_ids, "attention_mask": joined.attention_mask.long()}
         if "position_ids" in self._takes:
             given["position_ids"] = joined.position_ids
@@ -157,7 +157,7 @@ class Generator(nn.Module):
             given["logits_to_keep"] = many + 1
         return AnswerLogits(self.encoder(**given, use_cache=False).logits[:, -many - 1 : -1])
 
-    def joined(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> DecoderInputs:
+    def join(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> DecoderInputs:
         """Prompts, and behind them the answers if there are any, as a decoder-only model reads them."""
         real = attention_mask.bool()
         order = real.int().argsort(dim=1, stable=True)
@@ -185,12 +185,12 @@ class Generator(nn.Module):
         They do not depend on what else is in the batch, but for rounding where two tokens are all but equally likely.
         """
         ids, real, model = input_ids, attention_mask.bool(), cast(Any, self.encoder)
-        if not self.reads_apart:
-            joined = self.joined(input_ids, attention_mask)
+        if not self.is_encoder_decoder:
+            joined = self.join(input_ids, attention_mask)
             ids, real = joined.input_ids, joined.attention_mask
         with suppress_logging():
             found: Tensor = model.generate(input_ids=ids, attention_mask=real.long(), max_new_tokens=new_tokens)
-        return found[:, 1:] if self.reads_apart else found[:, ids.shape[1] :]
+        return found[:, 1:] if self.is_encoder_decoder else found[:, ids.shape[1] :]
 
     # -- disk -----------------------------------------------------------------------------------------------
 

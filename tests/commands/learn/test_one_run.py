@@ -300,7 +300,7 @@ def test_the_schedule_of_a_course_is_that_of_training() -> None:
     method, budget = Sapt(), LearnConfig(**FIELDS, **said).budget()
     learner = make_learner(stream(4), method, loaded(), budget, seed=1)
     stage = learner.fine_tuning()
-    plan = running._plan(learner, stage, learner.epochs(learner.items(0), stage), None)
+    plan = running._plan(learner, stage, learner.epoch_batches(learner.items(0), stage), None)
     assert (plan.lr_scheduler_type, plan.warmup_steps, plan.weight_decay) == ("constant", plan.max_steps / 2, 0.25)
 
 

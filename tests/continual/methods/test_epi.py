@@ -112,9 +112,9 @@ def test_a_task_is_learnt_among_its_own_classes_whatever_the_head() -> None:
     learner = make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels")
     learner.task = 2
     tasks = torch.tensor([2, 2])
-    assert torch.equal(learner.contrasted(tasks), learner.own[tasks])
-    learner.among = "seen"
-    assert not torch.equal(learner.contrasted(tasks), learner.own[tasks])
+    assert torch.equal(learner.contrast_mask(tasks), learner.task_classes[tasks])
+    learner.loss_classes = "seen"
+    assert not torch.equal(learner.contrast_mask(tasks), learner.task_classes[tasks])
 
 
 def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
@@ -126,9 +126,9 @@ def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
         tasks, found = network.identify(rows), network(rows)
         assert not torch.equal(tasks, torch.full_like(tasks, 2))
         for row, task in enumerate(tasks.tolist()):
-            with network.pool.weighing(torch.nn.functional.one_hot(torch.tensor(task), 3).double()):
+            with network.pool.use_weights(torch.nn.functional.one_hot(torch.tensor(task), 3).double()):
                 alone = network.classifier(rows["input_ids"][[row]], rows["attention_mask"][[row]]).logits[0]
-            own = learner.own[task]
+            own = learner.task_classes[task]
             torch.testing.assert_close(found[row][own], alone[own])
             torch.testing.assert_close(found[row][~own], alone[~own] - FAR)
     network.train()
@@ -142,7 +142,7 @@ def test_tasks_of_other_words_are_told_apart() -> None:
     right = sum(
         int((network.identify(rows) == rows["tasks"]).sum())
         for task in range(3)
-        for rows in learner.each(learner.items(task))
+        for rows in learner.iterate_batches(learner.items(task))
     )
     assert right >= 0.8 * sum(len(learner.items(task)) for task in range(3))
 
@@ -153,8 +153,8 @@ def test_old_tasks_stay_as_they_are_where_they_are_recognised() -> None:
 
     def note(learner: Learner, learnt: int) -> None:
         head: Any = learner.network.classifier.head
-        blocks.append(learner.network_as(EpiNetwork).pool.blocks[0].B[0].detach().clone())
-        vectors.append(head.vectors[learner.own[0]].detach().clone())
+        blocks.append(learner.network_as(EpiNetwork).pool.adapters[0].B[0].detach().clone())
+        vectors.append(head.vectors[learner.task_classes[0]].detach().clone())
 
     run_stream(learner, method, on_task=note)
     assert all(torch.equal(one, blocks[0]) for one in blocks)
@@ -189,12 +189,12 @@ def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text_tasks.K
     assert network.known.tolist() == [[True], [True]]
     network.eval()
     for task in range(2):
-        for rows in learner.each(learner.items(task)):
+        for rows in learner.iterate_batches(learner.items(task)):
             assert (network.identify(rows) == task).double().mean() >= 0.75
             inputs = {name: rows[name] for name in ("input_ids", "attention_mask")}
             logits = network(rows)
             for row, chosen in enumerate(network.identify(rows).tolist()):
-                with network.pool.weighing(torch.nn.functional.one_hot(torch.tensor(chosen), 2).float()):
+                with network.pool.use_weights(torch.nn.functional.one_hot(torch.tensor(chosen), 2).float()):
                     alone = network.classifier(**inputs, labels=rows["labels"]).logits[row]
                 torch.testing.assert_close(logits[row], alone)
 

@@ -41,7 +41,7 @@ def gated() -> tuple[Learner, GainNetwork]:
     method = made("gainlora", gate_hidden_size=5)
     learner = precise(method)
     network = learner.network_as(GainNetwork)
-    network.begin_block(1)
+    network.start_adapter(1)
     with torch.no_grad():
         for number, name in enumerate(LAYERS):
             getattr(network, name).copy_(draw(*getattr(network, name).shape, seed=number))
@@ -114,7 +114,7 @@ def test_whatever_is_trained_a_new_gate_is_shut_for_what_earlier_tasks_look_like
     with torch.no_grad():
         for name in LAYERS:
             network.free(name).copy_(torch.eye(len(network.free(name))))
-    network.begin_block(0)
+    network.start_adapter(0)
     network.begin_gate(0)
     read = draw(3, 16, seed=4) @ torch.diag(torch.tensor([1.0] * 2 + [0.0] * 14, dtype=torch.float64))
     network.point(0, gram(network.inputs(read, 0)[-1].detach()))
@@ -124,7 +124,7 @@ def test_whatever_is_trained_a_new_gate_is_shut_for_what_earlier_tasks_look_like
     opened = network.gate(read, 0).detach()
     network.settle(0, [gram(one.detach()) for one in network.inputs(read, 0)], 1.0)
     torch.testing.assert_close(network.gate(read, 0).detach(), opened, rtol=0, atol=1e-12)
-    network.begin_block(1)
+    network.start_adapter(1)
     network.begin_gate(1)
     other = draw(10, 16, seed=5)
     network.point(1, gram(network.inputs(other, 1)[-1].detach()))

@@ -15,8 +15,8 @@ from tests.continual.methods.adapter_networks import copied, moved
 from tests.continual.small_text_tasks import BUDGET, lively, stream
 
 OWN = {
-    "slao": (".blocks.", "count"),
-    "gainlora": (".blocks.", "count", "change.", "free_", "down", "up", "key"),
+    "slao": (".adapters.", "count"),
+    "gainlora": (".adapters.", "count", "change.", "free_", "down", "up", "key"),
     "osf": (".kept", ".U", ".S", ".V"),
 }
 SMALL: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weights before and after two tasks, in float64."""
-    method = METHODS[name](METHODS[name].Config.parsed(SMALL[name]))
+    method = METHODS[name](METHODS[name].Config.parse(SMALL[name]))
     learner = make_learner(
         stream(2, 2), method, lively(kind), replace(BUDGET, num_epochs=1, micro_batch_size=micro_batch), seed=1
     )

@@ -188,8 +188,10 @@ def test_only_b_is_trained_and_a_is_as_it_was_designed() -> None:
         own = of_block(changed, task)
         assert {name.rsplit(".", 2)[1] for name in own} == {"A", "B"}
         assert all(name.startswith("classifier.head.") for name in changed - own)
-    assert not any(one.requires_grad for blocks in ran.learner.network_as(PoolNetwork).pool.blocks for one in blocks.A)
-    assert all(blocks.B[2].requires_grad for blocks in ran.learner.network_as(PoolNetwork).pool.blocks)
+    assert not any(
+        one.requires_grad for blocks in ran.learner.network_as(PoolNetwork).pool.adapters for one in blocks.A
+    )
+    assert all(blocks.B[2].requires_grad for blocks in ran.learner.network_as(PoolNetwork).pool.adapters)
 
 
 def test_a_later_block_answers_nothing_to_what_the_memory_has() -> None:
@@ -200,11 +202,11 @@ def test_a_later_block_answers_nothing_to_what_the_memory_has() -> None:
     memories = {name: grown(None, one, 0.6) for name, one in second_moments(learner, learner.items(0)).items()}
     method.before_task(learner, 1)
     for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
-        down = layer.blocks.A[1]
+        down = layer.adapters.A[1]
         within = torch.eye(16, dtype=torch.float64) - memories[name].left()
         assert float(down.norm()) == pytest.approx(math.sqrt(2 / 3))
-        assert float((layer.blocks.delta(1) @ within).norm()) < 1e-10 < float(layer.blocks.delta(1).norm())
-        assert float((layer.blocks.delta(0) @ within).norm()) > 1e-2
+        assert float((layer.adapters.delta(1) @ within).norm()) < 1e-10 < float(layer.adapters.delta(1).norm())
+        assert float((layer.adapters.delta(0) @ within).norm()) > 1e-2
 
 
 def test_when_all_is_kept_later_tasks_change_no_answer_to_the_first() -> None:
@@ -230,7 +232,7 @@ def test_when_all_is_kept_later_tasks_change_no_answer_to_the_first() -> None:
 def fill_b(learner: Learner) -> None:
     """Draw B of the second block."""
     with torch.no_grad():
-        for place, blocks in enumerate(learner.network_as(PoolNetwork).pool.blocks):
+        for place, blocks in enumerate(learner.network_as(PoolNetwork).pool.adapters):
             blocks.B[1].copy_(drawn(*blocks.B[1].shape, seed=place))
 
 
@@ -251,13 +253,13 @@ def test_a_run_in_which_nothing_is_left_ends() -> None:
     learner = precise(method, tasks=2, task=0)
     fill(learner.network_as(PoolNetwork), size=0.0)
     ran = run_stream(learner, method)
-    assert not any(blocks.A[1].any() for blocks in ran.learner.network_as(PoolNetwork).pool.blocks)
-    assert not any(blocks.B[1].any() for blocks in ran.learner.network_as(PoolNetwork).pool.blocks)
+    assert not any(blocks.A[1].any() for blocks in ran.learner.network_as(PoolNetwork).pool.adapters)
+    assert not any(blocks.B[1].any() for blocks in ran.learner.network_as(PoolNetwork).pool.adapters)
 
 
 def test_settings_that_cannot_be() -> None:
     assert (InfLoraConfig().threshold, InfLoraConfig().measure) == (0.995, "released")
     with pytest.raises(UserError, match="threshold_formula: expected one of released, paper, got 'both'"):
-        InfLoraConfig.parsed({"threshold_formula": "both"})
+        InfLoraConfig.parse({"threshold_formula": "both"})
     with pytest.raises(UserError, match="threshold: expected a number of at least 0 and at most 1"):
-        InfLoraConfig.parsed({"threshold": 1.5})
+        InfLoraConfig.parse({"threshold": 1.5})

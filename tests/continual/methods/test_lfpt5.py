@@ -95,8 +95,8 @@ def test_rows_are_an_input_and_an_answer() -> None:
 def test_what_is_written_is_looked_at() -> None:
     """Its texts alone: there is no attention that reads query vectors of them."""
     learner, method, _ = second()
-    assert method.written(0) == tuple(SAID[0][0])
-    assert method.written(1) is None
+    assert method.pseudo_inputs(0) == tuple(SAID[0][0])
+    assert method.pseudo_inputs(1) is None
     found = {row["statistic"]: row["value"] for row in pseudo_rows(learner, method, 2)}
     assert {row["task_index"] for row in pseudo_rows(learner, method, 2)} == {1}
     assert found["kept"] == 2
@@ -124,11 +124,11 @@ def test_the_loss_is_of_answers_of_rows_as_they_are_written_and_of_what_was_said
             many = int((labels != -100).sum())
             if not many:
                 continue
-            with network.pool.prepending(prompt):
+            with network.pool.prepend(prompt):
                 now = model(rows["input_ids"][[row]], mask, labels).logits[0, :many].log_softmax(-1)
                 said = rows["said"][[row]]
                 asked = model(rows["asked_ids"][[row]], rows["asked_mask"][[row]], said).logits[0].log_softmax(-1)
-            with network.pool.prepending(method.state.tensors[PROMPT][None]):
+            with network.pool.prepend(method.state.tensors[PROMPT][None]):
                 before = model(rows["input_ids"][[row]], mask, labels).logits[0, :many].log_softmax(-1)
             told = said[0, said[0] != -100]
             expected = expected - 0.99 * now[range(many), labels[0, :many]].sum()

@@ -13,7 +13,7 @@ from tests.continual.methods.adapter_networks import gradients, learnt, made, pr
 def by_hand(learner: Learner, block: int, power: int) -> float:
     """Σ |a · b|^power over every row a of an earlier block and every row b of this one."""
     total = 0.0
-    for blocks in learner.network_as(PoolNetwork).pool.blocks:
+    for blocks in learner.network_as(PoolNetwork).pool.adapters:
         for earlier in range(block):
             for a in blocks.A[earlier].tolist():
                 for b in blocks.A[block].tolist():
@@ -57,7 +57,7 @@ def test_the_penalty_moves_the_new_block_alone_and_makes_it_more_orthogonal() ->
     pool = learner.network_as(PoolNetwork).pool
     before = overlap(pool, 1)
     found = gradients(learner, before)
-    assert {name.rsplit(".blocks.")[1] for name in found} == {"A.1"}
+    assert {name.rsplit(".adapters.")[1] for name in found} == {"A.1"}
     named = dict(learner.network.named_parameters())
     with torch.no_grad():
         for name, gradient in found.items():
@@ -77,4 +77,4 @@ def test_blocks_end_up_closer_to_orthogonal_than_without_the_penalty() -> None:
 def test_settings_that_cannot_be(name: str) -> None:
     assert (OLoraConfig().orthogonality, OLoraConfig().shrinkage) == (0.5, 0.0)
     with pytest.raises(UserError, match=f"{name}: expected a number"):
-        OLoraConfig.parsed({name: -1})
+        OLoraConfig.parse({name: -1})

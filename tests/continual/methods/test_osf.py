@@ -102,7 +102,7 @@ def test_more_is_held_the_more_tasks_have_been(config: OsfConfig, shares: list[f
 
 
 def begun(**said: Any) -> tuple[Any, Learner]:
-    method = METHODS["osf"](METHODS["osf"].Config.parsed(said))
+    method = METHODS["osf"](METHODS["osf"].Config.parse(said))
     return method, make_learner(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
 
 

@@ -71,7 +71,7 @@ def test_what_is_learnt_stays_as_it_is() -> None:
     seen: list[list[Tensor]] = []
 
     def note(learner: Learner, learnt: int) -> None:
-        seen.append([logits(learner, (task, 0), (task, 3))[:, learner.own[task]] for task in range(learnt)])
+        seen.append([logits(learner, (task, 0), (task, 3))[:, learner.task_classes[task]] for task in range(learnt)])
 
     run_stream(learner, method, on_task=note)
     for task in range(3):

@@ -140,7 +140,7 @@ def test_blocks_keys_and_maps_may_have_rates_of_their_own() -> None:
     learner, method = begun(adapter_lr_multiplier=20.0, key_lr_multiplier=10.0, projection_lr_multiplier=0.1)
     (stage,) = method.phases(learner, 0)
     names = [name for name, _ in learner.network.named_parameters()]
-    blocks = {name for name in names if ".blocks." in name}
+    blocks = {name for name in names if ".adapters." in name}
     assert {stage.lr_multipliers[name] for name in blocks} == {20.0}
     assert {name: stage.lr_multipliers[name] for name in names if name.startswith("attention.")} == {
         name: 10.0 if ".keys." in name else 0.1 for name in names if name.startswith("attention.")
@@ -154,7 +154,7 @@ def test_what_is_trained_is_the_new_block_its_key_and_the_maps() -> None:
     learner, method = after_two()
     method.loss(learner, learner.network, learner.rows(learner.items(2)[:3])).backward()
     moved = {name for name, one in learner.network.named_parameters() if one.grad is not None and one.grad.any()}
-    blocks = {name for name in moved if ".blocks." in name}
+    blocks = {name for name in moved if ".adapters." in name}
     assert blocks
     assert all(name.endswith(".2") for name in blocks)
     shared = {"attention.down", "attention.up", "attention.norm.weight", "attention.norm.bias", "attention.keys.2"}
@@ -172,7 +172,7 @@ def test_a_new_block_earns_no_gradient_through_a_published_gate() -> None:
         method.before_task(learner, 1)
         method.place(learner, 1)
         with torch.no_grad():
-            for layer in learner.network_as(SaptNetwork).pool.blocks:
+            for layer in learner.network_as(SaptNetwork).pool.adapters:
                 layer.B[0].zero_()
                 layer.A[0].normal_()
         method.loss(learner, learner.network, learner.rows(learner.items(1)[:3])).backward()
@@ -200,7 +200,7 @@ def test_a_gate_that_is_held_is_not_trained_with_the_block() -> None:
     learner, method = after_two(freeze_router=True)
     method.loss(learner, learner.network, learner.rows(learner.items(2)[:3])).backward()
     assert all(one.grad is None for one in learner.network_as(SaptNetwork).attention.parameters())
-    assert learner.network_as(SaptNetwork).pool.blocks[0].A[2].grad is not None
+    assert learner.network_as(SaptNetwork).pool.adapters[0].A[2].grad is not None
 
 
 def test_while_it_warms_up_the_own_block_has_its_floor() -> None:
@@ -232,7 +232,7 @@ def test_unaligned_blocks_are_learnt_alone_and_mixed_when_they_answer() -> None:
     network = learner.network_as(SaptNetwork).train()
     assert torch.equal(network.weights(rows), torch.tensor([[0.0, 0.0, 1.0]] * 2, dtype=torch.float64))  # type: ignore[arg-type]
     alone, _ = network(rows), method
-    with network.forcing(2):
+    with network.use_only(2):
         assert torch.allclose(network(rows), alone)
     mixed = network.eval().weights(rows)
     assert mixed is not None
@@ -398,7 +398,7 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
         rows = learner.rows(learner.items(task))
         assert len(found) == task + 1
         for block, value in found.items():
-            with network.eval().forcing(block), torch.no_grad():
+            with network.eval().use_only(block), torch.no_grad():
                 expected = learner.cross_entropy(network(rows), rows) / len(rows["labels"])
             assert value == pytest.approx(float(expected), rel=1e-6)
         assert found[task] == pytest.approx(min(found.values()))
@@ -413,7 +413,7 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
         for part in learner.network_as(SaptNetwork).pool.parameters_of(0):
             part.copy_(50 * torch.randn(part.shape, generator=torch.Generator().manual_seed(1)))
     learner.task = 1
-    learner.network_as(SaptNetwork).begin_block(1)
+    learner.network_as(SaptNetwork).start_adapter(1)
     found = losses(learner, 1, [0, 1], 64)
     assert found[1] < found[0]
     assert best_init(learner, 1, 1, 64) is None

@@ -36,7 +36,7 @@ def learnt(kind: Any, *, micro_batch: int | None = None, exact: bool = False) ->
 def test_an_answer_is_the_same_alone_and_among_others(kind: Any) -> None:
     learner, _, network = learnt(kind)
     with torch.no_grad():
-        for block in network.pool.blocks:
+        for block in network.pool.adapters:
             for part in block.B:
                 part += 0.5 * torch.randn(part.shape, generator=torch.Generator().manual_seed(len(part)))
     items = [*learner.items(0)[:3], *learner.items(1)[:3]]
@@ -50,7 +50,7 @@ def test_an_answer_is_the_same_alone_and_among_others(kind: Any) -> None:
 def test_the_weights_are_those_of_the_prompt_for_every_token_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, _, network = learnt("llama")
     rows, seen = learner.rows(learner.items(1)[:2]), []
-    first = network.pool.blocks[0]
+    first = network.pool.adapters[0]
     plain = type(first).forward
 
     def watched(self: Any, states: Any, out: Any, mixture: Any) -> Any:

@@ -111,10 +111,10 @@ def test_a_prompt_begins_as_the_one_before_it_or_as_words(begins: str) -> None:
     method.after_task(learner, 0)
     rows = learner.rows(learner.items(1)[:3])
     network.eval()
-    with network.forcing(0):
+    with network.use_only(0):
         first = network(rows)
     method.place(learner, 1)
-    with network.forcing(1):
+    with network.use_only(1):
         second = network(rows)
     assert torch.allclose(first, second, atol=1e-9) is (begins == "last")
 
@@ -171,7 +171,7 @@ def test_answers_are_written_behind_prompts(kind: Any) -> None:
         alone = network.generate(learner.rows([item]), 4)[0]
         width = min(len(alone), together.shape[1])
         assert torch.equal(together[number, :width], alone[:width])
-    with network.pool.aside():
+    with network.pool.disable():
         plain = network.classifier(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")}).logits
     assert not torch.allclose(network(rows), plain, atol=1e-3)
 

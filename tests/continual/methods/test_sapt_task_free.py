@@ -188,12 +188,12 @@ def test_only_the_block_that_is_known_is_trained_again() -> None:
     ran, _, after, _ = learnt()
     before, now = after[1], after[2]
     moved = {name for name, value in now.items() if not torch.equal(value, before[name])} - {"given"}
-    blocks = {name for name in moved if ".blocks." in name}
+    blocks = {name for name in moved if ".adapters." in name}
     assert blocks
     assert all(name.endswith((".A.0", ".B.0")) for name in blocks)
     assert {name for name in moved if ".keys." in name} == {"attention.keys.0"}
     assert {"attention.down", "attention.up"} <= moved
-    assert all(not part.any() for layer in ran.learner.network_as(NoticedNetwork).pool.blocks for part in layer.B[2:])
+    assert all(not part.any() for layer in ran.learner.network_as(NoticedNetwork).pool.adapters for part in layer.B[2:])
 
 
 def test_the_others_are_reflected_on_and_the_own_weight_is_asked_for() -> None:

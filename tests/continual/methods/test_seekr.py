@@ -47,7 +47,7 @@ def attended(network: SeekrNetwork, rows: dict[str, Tensor]) -> tuple[Tensor, ..
     encoder = network.classifier.encoder
     before = encoder.config._attn_implementation
     encoder.set_attn_implementation("eager")
-    with network.pool.weighing(torch.ones(1)):
+    with network.pool.use_weights(torch.ones(1)):
         found = encoder(
             input_ids=rows["input_ids"], attention_mask=rows["attention_mask"].long(), output_attentions=True
         ).attentions
@@ -138,7 +138,7 @@ def test_importance_and_what_is_stored_are_what_the_formulas_say() -> None:
 
 
 def _states(network: SeekrNetwork, rows: dict[str, Tensor]) -> Tensor:
-    with network.pool.weighing(torch.ones(1)):
+    with network.pool.use_weights(torch.ones(1)):
         return network.classifier.states(rows["input_ids"], rows["attention_mask"].bool())
 
 
@@ -149,7 +149,7 @@ def test_the_loss_of_replayed_rows_has_its_three_parts() -> None:
             part.mul_(1.3)
     old = method.state.examples[:2]
     rows = learner.rows([*learner.items(1)[:2], *old], size=5)
-    logits = learner.of_task(network(rows), rows["tasks"])
+    logits = learner.mask_logits(network(rows), rows["tasks"])
     now = attended(network, rows)
     expected = float(nn.functional.cross_entropy(logits[:2], rows["labels"][:2], reduction="sum").detach())
     for row, item in enumerate(old, start=2):

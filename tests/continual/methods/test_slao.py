@@ -37,7 +37,7 @@ def test_each_task_begins_from_the_last_and_is_merged_with_its_share() -> None:
     method = made("slao")
     learner = precise(method, task=0)
     network, drawn = learner.network_as(SlaoNetwork), torch.Generator().manual_seed(5)
-    first = network.pool.blocks[0]
+    first = network.pool.adapters[0]
     with torch.no_grad():
         first.B[MERGED].zero_()
     expected = torch.zeros_like(first.B[MERGED])
@@ -67,7 +67,7 @@ def test_one_block_learns_and_the_other_answers(training: bool, block: int) -> N
     model = loaded(dropout=0.0, dtype=torch.float64).model.double()
     with torch.no_grad():
         for name, layer in network.pool.layers.items():
-            model.get_submodule(name).weight += 4.0 / 2 * layer.blocks.B[block] @ layer.blocks.A[block]
+            model.get_submodule(name).weight += 4.0 / 2 * layer.adapters.B[block] @ layer.adapters.A[block]
         states = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]).last_hidden_state
         expected = network.classifier.head(states, rows["attention_mask"].bool())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)

@@ -30,7 +30,7 @@ def started(kind: Any = "t5") -> TextLearner:
     method.place(learner, 1)
     made = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for layer in learner.network.pool.blocks:  # type: ignore[union-attr]
+        for layer in learner.network.pool.adapters:  # type: ignore[union-attr]
             layer.B[0].copy_(torch.randn(layer.B[0].shape, generator=made))
             layer.B[1].copy_(torch.randn(layer.B[1].shape, generator=made))
     return texts(learner)
@@ -94,7 +94,7 @@ def test_only_a_block_on_the_same_weights_is_trained() -> None:
     with beside(learner.network, RECIPE, 1) as writing:  # type: ignore[arg-type]
         trained = {name for name, one in writing.named_parameters() if one.requires_grad}
         assert trained
-        assert all(".blocks." in name for name in trained)
+        assert all(".adapters." in name for name in trained)
         shapes = {tuple(one.shape) for one in writing.parameters() if one.requires_grad}
         assert {8} == {min(shape) for shape in shapes}  # the rank
         assert writing.generator.encoder.get_input_embeddings().weight is embeddings

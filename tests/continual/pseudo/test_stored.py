@@ -55,7 +55,7 @@ def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
 def test_a_vector_is_that_of_the_prompt_that_a_row_would_be() -> None:
     learner, _ = begun()
     task = learner.stream.tasks[1]
-    real = torch.cat([learner.network.vectors(rows) for rows in learner.each(learner.items(1))])  # type: ignore[operator]
+    real = torch.cat([learner.network.vectors(rows) for rows in learner.iterate_batches(learner.items(1))])  # type: ignore[operator]
     written = [one.removeprefix("colours :\n").removesuffix("\nOutput: ") for one in task.train.inputs]  # type: ignore[union-attr]
     assert torch.equal(stored.query_vectors(learner, 1, written), real)
 
@@ -117,7 +117,7 @@ def test_pseudo_samples_of_files_stand_for_tasks_of_classification(tmp_path: Pat
         assert written is not None
         assert len(written) == 3
         assert method.vectors(learner, task).shape == (3, 16)
-        real = torch.cat([learner.network.vectors(rows) for rows in learner.each(learner.items(task))])  # type: ignore[operator]
+        real = torch.cat([learner.network.vectors(rows) for rows in learner.iterate_batches(learner.items(task))])  # type: ignore[operator]
         apart = torch.cdist(method.vectors(learner, task), real).amin(1)
         assert float(apart.max()) < 1e-6  # the texts are rows of the task, and are read as these are
 
@@ -144,4 +144,4 @@ def test_files_that_are_missing_are_told_of_before_anything_is_learnt(tmp_path: 
 @pytest.mark.parametrize("name", ["generator_steps", "generator_batch_size", "generator_lr"])
 def test_settings_that_cannot_be_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"{name}: expected a (whole )?number of at least"):
-        SaptConfig.parsed({name: -1})
+        SaptConfig.parse({name: -1})

@@ -218,7 +218,7 @@ class LearnConfig:
         kind, said = method_named(self.method), dict(map(_pair, self.set))
         if said and not fields(kind.Config):
             raise UserError(f"set: {self.method} has no settings, got {next(iter(said))}")
-        return kind(kind.Config.parsed(said))
+        return kind(kind.Config.parse(said))
 
     def read(self, folder: str | None = None) -> Stream:
         """The stream; one that is published from the course's folder, or from this one. Raises UserError."""

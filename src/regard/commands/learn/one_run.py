@@ -224,8 +224,8 @@ def _looking(course: LearnConfig, loaded: Loaded) -> Callable[[Learner, int], li
     common = common_tokens(loaded.tokenizer)
 
     def look(learner: Learner, task: int) -> list[Row]:
-        items = learner.sampled(task, "dev", course.diagnostic_samples)
-        found = diagnose(_reader(learner), _shown(learner, learner.each(items, "dev")), common=common)
+        items = learner.sample_examples(task, "dev", course.diagnostic_samples)
+        found = diagnose(_reader(learner), _shown(learner, learner.iterate_batches(items, "dev")), common=common)
         return [dict(one) for one in json.loads(found.to_json(orient="records", double_precision=15))]
 
     return look
@@ -244,12 +244,12 @@ def _shown(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[d
     network = learner.network
     for rows in batches:
         given = {name: rows[name] for name in INPUTS if name in rows}
-        if not isinstance(network, AdapterNetwork) or network.lengthens:
+        if not isinstance(network, AdapterNetwork) or network.lengthens_input:
             yield given
             continue
         with eval_mode(network), torch.no_grad():
             weights = network.weights(rows)
-        with network.pool.weighing(weights):
+        with network.pool.use_weights(weights):
             yield given
 
 
@@ -263,7 +263,10 @@ def _interference(learner: Learner, course: LearnConfig, *, learnt: int) -> list
         return []
     learner.task = max(0, learnt - 1)
     tasks = range(len(learner.stream))
-    rows = [learner.each(learner.sampled(task, "dev", course.diagnostic_samples), "dev") for task in tasks]
+    rows = [
+        learner.iterate_batches(learner.sample_examples(task, "dev", course.diagnostic_samples), "dev")
+        for task in tasks
+    ]
     found = interference_table(
         gradients_of(
             learner.network.to(learner.device),

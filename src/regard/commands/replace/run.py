@@ -39,7 +39,7 @@ from regard.hooks.operation import parse_attention
 from regard.hooks.replaced_model import ReplacedConfig
 from regard.runs.journal import ABOUT, Journal, has_entries
 from regard.runs.provenance import now, regard_version, sha256_of_weights, versions
-from regard.training import ProbeSettings, check_metric
+from regard.training import ProbeConfig, check_metric
 from regard.training.states import get_encoder
 
 From = str | Path | Constants | None
@@ -201,8 +201,8 @@ def _judge(
     )
 
 
-def _probe(scale: TaskPreset, epochs: int | None) -> ProbeSettings:
-    return ProbeSettings(
+def _probe(scale: TaskPreset, epochs: int | None) -> ProbeConfig:
+    return ProbeConfig(
         learning_rate=scale.learning_rate, batch_size=scale.batch_size, epochs=min(epochs or scale.epochs, scale.epochs)
     )
 

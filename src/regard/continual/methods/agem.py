@@ -52,12 +52,12 @@ class AGem(memory.Remembering):
     ) -> list[Tensor]:
         """The gradient of the mean loss of the memory's batch of a step: the same in every process."""
         seed, count = learner.seed_for("replay", learner.task), memory.replayed(learner, self.config)
-        items = memory.drawn(self.state.examples, count, seed=seed, step=step)
+        items = memory.draw(self.state.examples, count, seed=seed, step=step)
         found = [torch.zeros_like(one) for one in trained]
         low = learner.budget.precision == "bfloat16"
         with isolated_rng(learner.device):
             seed_step(learner.device, seed, step, 0)
-            for rows in learner.each(items, size=learner.budget.micro_batch_size or len(items)):
+            for rows in learner.iterate_batches(items, size=learner.budget.micro_batch_size or len(items)):
                 with torch.autocast(learner.device.type, torch.bfloat16, enabled=low):
                     loss = learner.cross_entropy(network(rows), rows) / len(items)
                 for place, gradient in zip(found, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):

@@ -115,14 +115,14 @@ class Ctr(Method):
     def _correct(self, learner: Learner, task: int, per_epoch: int, network: nn.Module, step: int) -> None:
         """Free the gradient of the task's embeddings from how steep its masks are at the step."""
         slope = slope_at(step, per_epoch, self.config.max_slope)
-        for plugin in learner.network_as(CtrNetwork).each:
+        for plugin in learner.network_as(CtrNetwork).typed_plugins:
             for embeddings in plugin.specific.tasks:
                 compensate(cast(nn.ParameterList, embeddings)[task], slope, self.config.max_slope)
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's batches, with the `slope` (row,) of the step, and Gumbel `noise` (row, plug-in, task, 2)."""
         plain, per_epoch = super().batches(learner, task, stage), self._per_epoch(learner, task)
-        shape = (plain.size, len(learner.network_as(CtrNetwork).each), task + 1, 2)
+        shape = (plain.size, len(learner.network_as(CtrNetwork).typed_plugins), task + 1, 2)
         seed = learner.seed_for("noise", task, stage.name)
 
         def rows(step: int) -> Rows:
@@ -142,7 +142,7 @@ class Ctr(Method):
 
     def _taken(self, learner: Learner, slope: float) -> Tensor:
         """Σ m (1 − u) / Σ (1 − u) over all neurons, u being how far earlier tasks use one (HAT's regulariser)."""
-        masks = [plugin.specific.masks(learner.task, slope) for plugin in learner.network_as(CtrNetwork).each]
+        masks = [plugin.specific.masks(learner.task, slope) for plugin in learner.network_as(CtrNetwork).typed_plugins]
         now = torch.cat([one for both in masks for one in both])
         used = [one for both in self.used for one in both]
         free = 1 - torch.cat(used) if used else torch.ones_like(now)
@@ -157,7 +157,7 @@ class Ctr(Method):
             for name, mask in zip(_names(number), masks, strict=True):
                 now = mask.cpu()
                 self.state.tensors[name] = torch.maximum(self.state.tensors.get(name, now), now)
-        others = ~learner.own[task].to(head.vectors.device)
+        others = ~learner.task_classes[task].to(head.vectors.device)
         for value, before in zip((head.vectors, head.bias), self.head_before, strict=True):
             value[others] = before[others]
 

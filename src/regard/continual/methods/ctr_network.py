@@ -27,7 +27,7 @@ class CtrNetwork(Network):
     Raises UserError for models without such layers, for LoRA, and for another head than a linear one.
     """
 
-    apart = True
+    needs_wrapper = True
     latest: Tensor
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
@@ -84,7 +84,7 @@ class CtrNetwork(Network):
     # -- tasks ------------------------------------------------------------------------------------------
 
     @property
-    def each(self) -> tuple[Plugin, ...]:
+    def typed_plugins(self) -> tuple[Plugin, ...]:
         """The plug-ins: of each layer that behind the attention, and that behind the feed-forward part."""
         return tuple(cast(Plugin, one) for one in self.plugins)
 
@@ -94,7 +94,7 @@ class CtrNetwork(Network):
         Its own embeddings, the capsules of the tasks so far, what all share, and neurons that are not in use.
         """
         self.latest.fill_(task)
-        for plugin in self.each:
+        for plugin in self.typed_plugins:
             for embeddings in plugin.specific.tasks:
                 for number, one in enumerate(cast(nn.ParameterList, embeddings)):
                     one.requires_grad_(number == task)
@@ -102,16 +102,16 @@ class CtrNetwork(Network):
                 plugin.sharing.capsules[number].requires_grad_(number <= task)
                 route.requires_grad_(number <= task)
             plugin.sharing.router.requires_grad_(task > 0)
-        for plugin, masks in zip(self.each, used, strict=False):
+        for plugin, masks in zip(self.typed_plugins, used, strict=False):
             plugin.specific.guard(masks)
 
     def masks(self, task: int) -> list[list[Tensor]]:
         """How open the neurons of each plug-in are for a task when it has been learnt, of either layer."""
-        return [plugin.specific.masks(task, self.slope) for plugin in self.each]
+        return [plugin.specific.masks(task, self.slope) for plugin in self.typed_plugins]
 
     def settle(self) -> None:
         """End what `begin` began."""
-        for plugin in self.each:
+        for plugin in self.typed_plugins:
             plugin.specific.settle()
 
 

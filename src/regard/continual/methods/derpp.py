@@ -61,7 +61,7 @@ class DarkExperience(memory.Remembering):
         seeds = [learner.seed_for("replay", name, task) for name in ("logits", "labels")]
 
         def rows(step: int) -> Rows:
-            old = [memory.drawn(self.state.examples, count, seed=seed, step=step) for seed in seeds]
+            old = [memory.draw(self.state.examples, count, seed=seed, step=step) for seed in seeds]
             return self._rows(learner, new.at(step), old[0], old[1], size=learner.budget.batch_size + 2 * count)
 
         return Batches(new.steps, learner.budget.batch_size + 2 * count, rows)
@@ -96,9 +96,9 @@ class DarkExperience(memory.Remembering):
             return super().loss(learner, network, rows)
         logits = network(rows)
         entropy = nn.functional.cross_entropy(
-            learner.of_task(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="none"
+            learner.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="none"
         )
-        own = learner.own.to(logits.device)[rows["tasks"]]
+        own = learner.task_classes.to(logits.device)[rows["tasks"]]
         apart = distance(logits[:, : own.shape[1]], rows["logits"], own)
         return (rows["weight"] * entropy + rows["pull"] * apart).sum()
 
@@ -107,8 +107,8 @@ class DarkExperience(memory.Remembering):
         before = dict(zip(self.state.examples, self.state.tensors.get("logits", torch.empty(0)), strict=True))
         memory.keep(learner, self.state, self.config, task)
         new = [item for item in self.state.examples if item not in before]
-        with learner.evaluating() as network, torch.no_grad():
-            found = [logits for rows in learner.each(new) for logits in _whole(network(rows)).cpu()]
+        with learner.evaluation_mode() as network, torch.no_grad():
+            found = [logits for rows in learner.iterate_batches(new) for logits in _whole(network(rows)).cpu()]
         stored = before | dict(zip(new, found, strict=True))
         self.state.tensors["logits"] = torch.stack([stored[item] for item in self.state.examples])
 

@@ -66,7 +66,7 @@ class EpiNetwork(PoolNetwork):
         self.shrinkage: float = config.shrinkage
         self.chosen: Tensor | None = None
 
-    def options(self, config: Any) -> dict[str, Any]:
+    def pool_options(self, config: Any) -> dict[str, Any]:
         """What else a pool is made with."""
         return {"by_row": True}
 
@@ -75,7 +75,7 @@ class EpiNetwork(PoolNetwork):
         names = ("input_ids", "token_type_ids")
         given = {name: rows[name] for name in names if name in rows}
         real = rows["attention_mask"].bool()
-        with self.pool.weighing(None), torch.no_grad():
+        with self.pool.use_weights(None), torch.no_grad():
             found = self.reader[0](**given, attention_mask=real.long(), return_dict=True).last_hidden_state
         return pool_states(found.to(torch.promote_types(found.dtype, torch.float32)), real, "mean")
 
@@ -148,16 +148,16 @@ class Epi(Method):
     def before_task(self, learner: Learner, task: int) -> None:
         """Open the task's block, and note what the head has of classes."""
         network = learner.network_as(EpiNetwork)
-        network.begin_block(task)
-        network.owned.copy_(learner.own)
+        network.start_adapter(task)
+        network.owned.copy_(learner.task_classes)
         self.head_before = class_vectors(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Take in what the task's texts are, and put back what other tasks' classes have of the head."""
         restore_rows(learner, self.head_before, task)
         network, states, labels = learner.network_as(EpiNetwork), list[Tensor](), list[Tensor]()
-        with learner.evaluating(), torch.autocast(learner.device.type, enabled=False):
-            for rows in learner.each(learner.items(task)):
+        with learner.evaluation_mode(), torch.autocast(learner.device.type, enabled=False):
+            for rows in learner.iterate_batches(learner.items(task)):
                 states.append(network.states(rows))
                 labels.append(rows["labels"] if network.owned.shape[1] else torch.zeros_like(rows["tasks"]))
         network.learn(torch.cat(states), torch.cat(labels), task)

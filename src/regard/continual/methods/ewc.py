@@ -120,11 +120,11 @@ def fisher(learner: Learner, items: Sequence[ExampleRef], *, labels: Labels, see
     """
     trained, generator = _trained(learner.network), torch.Generator().manual_seed(seed)
     found = {name: torch.zeros_like(one, requires_grad=False) for name, one in trained.items()}
-    with learner.evaluating() as network, torch.enable_grad():
-        for rows in learner.each(items, size=1):
+    with learner.evaluation_mode() as network, torch.enable_grad():
+        for rows in learner.iterate_batches(items, size=1):
             logits = network(rows)
             if labels == "model":
-                rows = {**rows, "labels": drawn(learner.of_task(logits, rows["tasks"]), generator)}
+                rows = {**rows, "labels": drawn(learner.mask_logits(logits, rows["tasks"]), generator)}
             loss = learner.cross_entropy(logits, rows)
             gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
             for name, gradient in zip(trained, gradients, strict=True):

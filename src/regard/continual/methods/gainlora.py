@@ -85,7 +85,7 @@ class GainNetwork(PoolNetwork):
             self.register_buffer(f"free_{name}", torch.eye(shape[1], device=device))
             self.change[name] = nn.Parameter(torch.zeros(shape, device=device))
 
-    def options(self, config: Any) -> dict[str, Any]:
+    def pool_options(self, config: Any) -> dict[str, Any]:
         """What else a pool is made with."""
         return {"by_row": True}
 
@@ -181,7 +181,7 @@ class GainLora(Method):
         """Put the next block and its gate in place."""
         network = learner.network_as(GainNetwork)
         network.to(learner.device)
-        network.begin_block(task)
+        network.start_adapter(task)
         network.begin_gate(task)
         network.point(task, self._square(self._inputs(learner, task)[-1]))
 
@@ -208,8 +208,8 @@ class GainLora(Method):
     def _inputs(self, learner: Learner, task: int) -> list[Tensor]:
         """What the layers of a task's gate read of all its training rows, each (row, features)."""
         network = learner.network_as(GainNetwork)
-        with learner.evaluating(), torch.no_grad(), torch.autocast(learner.device.type, enabled=False):
-            parts = [network.inputs(network.read(rows), task) for rows in learner.each(learner.items(task))]
+        with learner.evaluation_mode(), torch.no_grad(), torch.autocast(learner.device.type, enabled=False):
+            parts = [network.inputs(network.read(rows), task) for rows in learner.iterate_batches(learner.items(task))]
         return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 

@@ -98,7 +98,7 @@ class Idbr(Method):
 
     def __init__(self, config: method.MethodConfig | None = None) -> None:
         super().__init__(config)
-        self.before, self.places = torch.empty(0), dict[ExampleRef, int]()
+        self.previous_spaces, self.places = torch.empty(0), dict[ExampleRef, int]()
 
     @property
     def memory_size(self) -> int:
@@ -114,8 +114,8 @@ class Idbr(Method):
         if not task:
             return
         items, network = [*learner.items(task), *self.state.examples], cast(IdbrNetwork, learner.network)
-        with learner.evaluating(), torch.no_grad():
-            self.before = torch.cat([network.spaces(rows).float() for rows in learner.each(items)])
+        with learner.evaluation_mode(), torch.no_grad():
+            self.previous_spaces = torch.cat([network.spaces(rows).float() for rows in learner.iterate_batches(items)])
         self.places = {item: place for place, item in enumerate(items)}
 
     # -- batches ----------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Idbr(Method):
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's batches in halves, and where there is a memory, steps that replay."""
         budget, items = learner.budget, learner.items(task)
-        new = learner.drawn(items, stage)
+        new = learner.schedule(items, stage)
         old = [
             kept for number in range(task) if (kept := [item for item in self.state.examples if item.task == number])
         ]
@@ -150,7 +150,7 @@ class Idbr(Method):
         bare, both = cast(IdbrNetwork, learner.network), in_both_orders(rows)
         parts = bare.parts(network(both))
         config = self.config
-        found = _entropy(learner.of_task(parts.logits, both["tasks"]), both["labels"])
+        found = _entropy(learner.mask_logits(parts.logits, both["tasks"]), both["labels"])
         found = found + config.nsp_weight * _entropy(parts.orders, both["orders"])
         told = parts.tasks[:, : learner.task + 1]
         found = found + config.task_weight * both["replays"] * _entropy(told, both["tasks"])
@@ -160,10 +160,10 @@ class Idbr(Method):
     def _held(self, network: IdbrNetwork, parts: Parts, rows: Rows) -> Tensor:
         """How far the spaces of each row, as written, are from where they were before the task, weighed: (row,)."""
         count, config = len(rows["labels"]), self.config
-        if not len(self.before):
+        if not len(self.previous_spaces):
             return parts.spaces.new_zeros(count)
         items = zip(rows["tasks"].tolist(), rows["rows"].tolist(), strict=True)
-        before = self.before[[self.places[ExampleRef(*item)] for item in items]]
+        before = self.previous_spaces[[self.places[ExampleRef(*item)] for item in items]]
         moved = (parts.spaces[:count] - before).square()
         generic, specific = (space.mean(1) for space in moved.split(network.size, 1))
         weight = torch.where(rows["replays"], config.replay_reg_scale, config.new_reg_scale)
@@ -174,8 +174,8 @@ class Idbr(Method):
         if not self.config.replay:
             return
         items, network = learner.items(task), cast(IdbrNetwork, learner.network)
-        with learner.evaluating(), torch.no_grad():
-            states = torch.cat([network.read(rows).float() for rows in learner.each(items)])
+        with learner.evaluation_mode(), torch.no_grad():
+            states = torch.cat([network.read(rows).float() for rows in learner.iterate_batches(items)])
         many = min(
             max(1, int(self.config.memory_fraction * len(items))), self.config.memory_size // len(learner.stream)
         )

@@ -61,7 +61,7 @@ class IdbrNetwork(Network):
     replaced by a `SpacesHead`.
     """
 
-    apart = True
+    needs_wrapper = True
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)

@@ -24,4 +24,4 @@ class IncrementalLora(Method):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block, and freeze the others."""
-        learner.network_as(PoolNetwork).begin_block(task)
+        learner.network_as(PoolNetwork).start_adapter(task)

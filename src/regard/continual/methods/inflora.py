@@ -84,7 +84,7 @@ class InfLora(IncrementalLora):
         self.state.tensors.update({name: one.to(learner.device) for name, one in self.state.tensors.items()})
         moments = self._moments(learner, task)
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
-            down = layer.blocks.A[task]
+            down = layer.adapters.A[task]
             down.requires_grad_(False)
             with torch.no_grad():
                 down.copy_(designed(moments[name], self.memory(name), len(down)))
@@ -121,8 +121,8 @@ def second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dict[str, T
             here = (exact.T @ exact).double()
         found[name] = found[name] + here if name in found else here
 
-    with learner.evaluating() as network:
-        for rows in learner.each(items):
+    with learner.evaluation_mode() as network:
+        for rows in learner.iterate_batches(items):
             with capture_layer_inputs(learner.network_as(PoolNetwork), rows, add):
                 network(rows)
     return found

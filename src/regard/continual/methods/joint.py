@@ -27,4 +27,4 @@ class Joint(Method):
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The training rows of all tasks, mixed."""
-        return learner.epochs([item for number in range(task + 1) for item in learner.items(number)], stage)
+        return learner.epoch_batches([item for number in range(task + 1) for item in learner.items(number)], stage)

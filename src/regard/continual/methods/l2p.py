@@ -74,7 +74,7 @@ class L2pNetwork(Network):
     embeddings as it reads their tokens.
     """
 
-    apart = True
+    needs_wrapper = True
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: L2pConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
@@ -199,8 +199,8 @@ class L2p(Method):
         if not self.config.frequency_penalty:
             return
         usage, shares = torch.zeros_like(learner.network_as(L2pNetwork).keys[:, 0], requires_grad=False), self.shares()
-        with learner.evaluating(), torch.no_grad():
-            for rows in learner.each(learner.items(task)):
+        with learner.evaluation_mode(), torch.no_grad():
+            for rows in learner.iterate_batches(learner.items(task)):
                 chosen = learner.network_as(L2pNetwork).choose(rows, shares).numbers
                 usage += torch.bincount(chosen.flatten(), minlength=len(usage))
         self.state.tensors[USAGE] = usage + self.state.tensors.get(USAGE, torch.zeros_like(usage))

@@ -78,11 +78,11 @@ class Lfpt5Network(PromptNetwork):
             raise UserError("method: lfpt5 expects tasks from text to text, whose rows it writes; got classes")
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
 
-    def blocks_for(self, tasks: int) -> int:
+    def count_adapters(self, tasks: int) -> int:
         """One, however many tasks."""
         return 1
 
-    def before(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
+    def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
         """The prompt, once it is trained."""
         return PromptPrefix(self.pool.prompts.prompt(0)[None]) if int(self.count) else None
 
@@ -119,7 +119,7 @@ class Lfpt5(Method):
         """Open the prompt, and make what is trained on: the task's rows and those that were written."""
         network, one = learner.network_as(Lfpt5Network), _texts(learner)
         check_prompt_room(learner, self.config.num_virtual_tokens)
-        network.begin_block(0)
+        network.start_adapter(0)
         given = cast(TextPairs, one.stream.tasks[task].split("train"))
         self.new = self._encoded(one, task, given)
         self.old = [
@@ -147,7 +147,7 @@ class Lfpt5(Method):
             ExampleRef(_OLD, row) for row in range(len(self.old))
         ]
         lengths = [len(one.input) + len(one.answer) for one in (*self.new, *self.old)]
-        size, drawn = learner.budget.batch_size, learner.drawn(items, stage, lengths=lengths)
+        size, drawn = learner.budget.batch_size, learner.schedule(items, stage, lengths=lengths)
         return Batches(drawn.steps, size, lambda step: self._rows(_texts(learner), drawn.at(step), size))
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
@@ -169,7 +169,7 @@ class Lfpt5(Method):
         """The sum over tokens of KL(before ‖ now) on rows that were written."""
         network = learner.network_as(Lfpt5Network)
         given = {name: rows[name][old] for name in ("input_ids", "attention_mask", "labels")}
-        with torch.no_grad(), network.pool.prepending(self.state.tensors[PROMPT][None]):
+        with torch.no_grad(), network.pool.prepend(self.state.tensors[PROMPT][None]):
             before = cast(Any, network.classifier)(**given).logits
         return divergence(before, logits, given["labels"])
 
@@ -182,7 +182,7 @@ class Lfpt5(Method):
         found = [self._write(one, number) for number in range(task + 1)]
         self.state.values[WRITTEN] = [list(map(list, zip(*pairs, strict=True))) for pairs in found]
 
-    def written(self, task: int) -> tuple[str, ...] | None:
+    def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
         """The inputs that were last written of a task; None of the last, and where none could be read."""
         said = self.state.values.get(WRITTEN, [])
         return tuple(said[task][0]) if task < len(said) and said[task] else None
@@ -204,12 +204,12 @@ class Lfpt5(Method):
         known = {normalised(said[0]): said[0].strip() for said in named.train.targets}
         exact = named.metric == "exact-match"
         devices = [learner.device] if learner.device.type == "cuda" else []
-        with learner.evaluating(), torch.no_grad(), torch.random.fork_rng(devices=devices):
+        with learner.evaluation_mode(), torch.no_grad(), torch.random.fork_rng(devices=devices):
             torch.manual_seed(learner.seed_for("written", learner.task, task) % 2**63)
             prompt = network.pool.prompts.prompt(0)[None]
             for _ in range(_TRIES):
                 ids = asked.expand(many, -1)
-                with network.pool.prepending(prompt):
+                with network.pool.prepend(prompt):
                     said = generator.encoder.generate(  # type: ignore[operator]  # every language model has it
                         input_ids=ids,
                         attention_mask=torch.ones_like(ids),
@@ -218,7 +218,7 @@ class Lfpt5(Method):
                         repetition_penalty=self.config.repetition_penalty,
                         max_new_tokens=learner.budget.length + learner.budget.target_length,
                     )
-                begun = 1 if generator.reads_apart else ids.shape[1]
+                begun = 1 if generator.is_encoder_decoder else ids.shape[1]
                 told = (row_of(text, self.config.separator) for text in decode_answers(learner, said[:, begun:]))
                 rows = [row for row in told if row is not None]
                 if exact:
@@ -236,12 +236,12 @@ class Lfpt5(Method):
 
     def _encoded(self, learner: TextLearner, task: int, pairs: TextPairs) -> list[_Row]:
         """Rows as token ids."""
-        budget, apart = learner.budget, cast(Any, learner.network.classifier).reads_apart
+        budget, apart = learner.budget, cast(Any, learner.network.classifier).is_encoder_decoder
         told = [f"{one} {self.config.separator} {said[0]}" for one, said in zip(*_both(pairs), strict=True)]
         saying = TextPairs(inputs=(self._name(learner, task),) * len(pairs), targets=tuple((one,) for one in told))
         whole = replace(budget, target_length=budget.length + budget.target_length)
-        plain = encode_pairs(pairs, learner.tokenizer, budget, apart=apart)
-        said = encode_pairs(saying, learner.tokenizer, whole, apart=apart)
+        plain = encode_pairs(pairs, learner.tokenizer, budget, encoder_decoder=apart)
+        said = encode_pairs(saying, learner.tokenizer, whole, encoder_decoder=apart)
         parts = [
             part
             for one in (plain, said)

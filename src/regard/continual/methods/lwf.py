@@ -58,8 +58,8 @@ class Lwf(Method):
         """Note the logits (row, class) of the task's training rows, where there are old tasks."""
         if not task:
             return
-        with learner.evaluating() as network, torch.no_grad():
-            self.answers = torch.cat([network(rows).float() for rows in learner.each(learner.items(task))])
+        with learner.evaluation_mode() as network, torch.no_grad():
+            self.answers = torch.cat([network(rows).float() for rows in learner.iterate_batches(learner.items(task))])
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """Everything; with `warmup_head` the head before it, of every task but the first."""
@@ -76,7 +76,7 @@ class Lwf(Method):
         before = self.answers[rows["rows"]]
         old = sum(
             distillation(logits[:, : len(own)][:, own], before[:, own], self.config.temperature)
-            for own in learner.own[: learner.task].to(logits.device)
+            for own in learner.task_classes[: learner.task].to(logits.device)
         )
         return found + self.config.distillation_weight * (old * counted).sum()
 

@@ -59,14 +59,18 @@ class MbPAConfig(memory.MemoryConfig):
 
 @dataclass(frozen=True, eq=False)
 class Remembered:
-    """A memory as the network needs it: `rows` as a batch, `keys` (row, width), `own` (row, class), of each row's task.
+    """A memory as the network needs it.
 
-    `learnt`: of how many tasks.
+    Args:
+        rows: The stored examples as a batch.
+        keys: Keys of shape (row, width).
+        class_mask: Classes of each row's task, of shape (row, class).
+        learnt: Number of tasks that the memory is of.
     """
 
     rows: Rows
     keys: Tensor
-    own: Tensor
+    class_mask: Tensor
     learnt: int
 
 
@@ -137,7 +141,7 @@ class AdaptingNetwork(Network):
     def _by_all_of(self, row: Rows, near: Tensor, remembered: Remembered) -> Tensor:
         """The logits (1, class) of a row, when every weight has been adapted to its neighbours."""
         start = {name: one.detach() for name, one in self.classifier.named_parameters() if one.requires_grad}
-        weights, neighbours, own = dict(start), _cut(remembered.rows, near), remembered.own[near]
+        weights, neighbours, own = dict(start), _cut(remembered.rows, near), remembered.class_mask[near]
         for _ in range(self.config.adaptation_steps):
             gradients = self._gradients(weights, neighbours, own)
             for name, gradient in gradients.items():
@@ -160,7 +164,7 @@ class AdaptingNetwork(Network):
         features, known = self._features(rows), self._features(remembered.rows)[near]
         start, offset = self._head.vectors.to(features.dtype), self._head.bias.to(features.dtype)
         vectors, bias = start.expand(len(near), -1, -1), offset.expand(len(near), -1)
-        own, target = remembered.own[near], remembered.rows["labels"][near]
+        own, target = remembered.class_mask[near], remembered.rows["labels"][near]
         wanted = nn.functional.one_hot(target, own.shape[-1]).to(features.dtype)
         for _ in range(self.config.adaptation_steps):
             logits = known @ vectors.transpose(1, 2) + bias[:, None]
@@ -222,7 +226,7 @@ class MbPA(memory.Remembering):
         before = dict(zip(self.state.examples, self.state.tensors.get("keys", torch.empty(0)), strict=True))
         memory.keep(learner, self.state, self.config, task)
         new = [item for item in self.state.examples if item not in before]
-        found = [key for rows in learner.each(new) for key in network.keys(rows).cpu()]
+        found = [key for rows in learner.iterate_batches(new) for key in network.keys(rows).cpu()]
         stored = before | dict(zip(new, found, strict=True))
         self.state.tensors["keys"] = torch.stack([stored[item] for item in self.state.examples])
         self._show(learner, task + 1)
@@ -234,5 +238,5 @@ class MbPA(memory.Remembering):
             network.remembered = None
             return
         rows = {name: value.to(learner.device) for name, value in learner.rows(self.state.examples).items()}
-        own = learner.contrasted(rows["tasks"])
+        own = learner.contrast_mask(rows["tasks"])
         network.remembered = Remembered(rows, self.state.tensors["keys"].to(learner.device), own, learnt)

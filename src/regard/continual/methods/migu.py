@@ -76,7 +76,7 @@ class Migu(SequentialLora):
 
         @torch.no_grad()
         def add(name: str, states: Tensor) -> None:
-            blocks = pool.layers[name].blocks
+            blocks = pool.layers[name].adapters
             with torch.autocast(states.device.type, enabled=False):
                 here = magnitudes(states.to(blocks.A[0].dtype), blocks.A[0], blocks.B[0])
             before = self.sums.get(name)
@@ -88,7 +88,7 @@ class Migu(SequentialLora):
     def _correct(self, learner: Learner) -> None:
         """Mask the gradient of a step in place."""
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
-            for part, sums in zip((layer.blocks.A[0], layer.blocks.B[0]), self.sums[name], strict=True):
+            for part, sums in zip((layer.adapters.A[0], layer.adapters.B[0]), self.sums[name], strict=True):
                 if dist.is_initialized():
                     dist.all_reduce(sums)
                 assert part.grad is not None

@@ -59,7 +59,7 @@ class NLora(IncrementalLora):
         odd = [
             name
             for name, layer in learner.network_as(PoolNetwork).pool.layers.items()
-            if layer.blocks.inputs != layer.blocks.outputs
+            if layer.adapters.inputs != layer.adapters.outputs
         ]
         if odd and self.config.penalized_product == "released":
             raise UserError(
@@ -79,5 +79,5 @@ class NLora(IncrementalLora):
 
 def magnitude(pool: LoraAdapterPool, block: int, *, released: bool = False) -> Tensor:
     """‖B A‖₁ of a block, the sum over layers; of A B with `released`."""
-    pairs = [(blocks.A[block], blocks.B[block]) for blocks in pool.blocks]
+    pairs = [(blocks.A[block], blocks.B[block]) for blocks in pool.adapters]
     return torch.stack([(down @ up if released else up @ down).abs().sum() for down, up in pairs]).sum()

@@ -69,7 +69,7 @@ class OLora(IncrementalLora):
 def overlap(pool: LoraAdapterPool, block: int, *, squared: bool = False) -> Tensor:
     """Σ |A_i A_blockᵀ| over entries, layers and blocks i before this one; or of the squares."""
     parts = []
-    for blocks in pool.blocks:
+    for blocks in pool.adapters:
         inner = torch.cat([blocks.A[number] for number in range(block)]) @ blocks.A[block].T
         parts.append(inner.square().sum() if squared else inner.abs().sum())
     return torch.stack(parts).sum()

@@ -134,7 +134,7 @@ class OsfNetwork(Network):
     Raises UserError for adapters in the encoder, and for names of layers that it does not have.
     """
 
-    apart = True
+    needs_wrapper = True
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: OsfConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)

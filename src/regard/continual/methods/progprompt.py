@@ -29,7 +29,7 @@ class ProgressiveNetwork(PromptNetwork):
     A row of a task that is not learnt yet, or of none in the stream (−1), has all prompts that there are.
     """
 
-    def before(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
+    def make_prefix(self, rows: dict[str, Tensor]) -> PromptPrefix | None:
         """The prompts of a row's task and those before it, the newest first; rows with fewer have padding."""
         last = int(self.count) - 1
         if last < 0:
@@ -39,7 +39,7 @@ class ProgressiveNetwork(PromptNetwork):
         own = rows["tasks"]
         own = torch.where((own < 0) | (own > last), last, own)
         newest, oldest = int(own.max()), int(own.min())
-        prompts = self.pool.prompts.joined(range(newest, -1, -1))[None]
+        prompts = self.pool.prompts.concatenate(range(newest, -1, -1))[None]
         if newest == oldest:
             return PromptPrefix(prompts)
         blocks = torch.arange(newest, -1, -1, device=own.device).repeat_interleave(self.pool.prompts.length)
@@ -66,7 +66,7 @@ class ProgPrompt(Method):
         """Open the task's prompt, and note what the head has of classes."""
         network = learner.network_as(ProgressiveNetwork)
         check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
-        network.begin_block(task)
+        network.start_adapter(task)
         self.head_before = class_vectors(learner)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
@@ -79,5 +79,5 @@ class ProgPrompt(Method):
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Put the prompt down, and what other tasks' classes have back."""
-        learner.network_as(ProgressiveNetwork).pool.close()
+        learner.network_as(ProgressiveNetwork).pool.fold()
         restore_rows(learner, self.head_before, task)

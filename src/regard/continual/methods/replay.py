@@ -53,7 +53,7 @@ class Replay(memory.Remembering):
         if not self.state.examples:
             return super().batches(learner, task, stage)
         if self.config.replay_mode == "merge":
-            return learner.epochs([*learner.items(task), *self.state.examples], stage)
+            return learner.epoch_batches([*learner.items(task), *self.state.examples], stage)
         if self.config.replay_mode == "interval":
             interval = self.config.replay_interval
             return memory.interleaved(learner, self.state, self.config, task, stage, interval=interval)

@@ -32,4 +32,4 @@ class ReplayLora(replay.Replay):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Train the block, on."""
-        learner.network_as(PoolNetwork).begin_block(0)
+        learner.network_as(PoolNetwork).start_adapter(0)

@@ -53,14 +53,14 @@ class SaptNetwork(AdapterNetwork):
         )
         self.attention.reserve(tasks)
         self.config = config
-        self.mixed: Tensor | None = None
-        self.own = 0
+        self.routing_weights: Tensor | None = None
+        self.current_adapter = 0
 
     def block_of(self, task: int) -> int:
         """The block that a task was given."""
         return task
 
-    def pool_in(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
+    def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> AdapterPool:
         """The blocks, put into a model: low-rank ones, or soft prompts."""
         if config.adapter_type == "prompt":
             return PromptAdapterPool(
@@ -72,12 +72,12 @@ class SaptNetwork(AdapterNetwork):
         told = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
         return lora_pool(classifier, config, seed, **told)
 
-    def begin_block(self, block: int) -> None:
+    def start_adapter(self, block: int) -> None:
         """Train this block, its key, and the maps."""
-        super().begin_block(block)
+        super().start_adapter(block)
         self.attention.use(block + 1)
-        self.attention.open(block)
-        self.own = block
+        self.attention.set_trainable(block)
+        self.current_adapter = block
 
     def vectors(self, rows: dict[str, Tensor]) -> Tensor:
         """The query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
@@ -88,15 +88,15 @@ class SaptNetwork(AdapterNetwork):
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
         """How much each row gets of each block (row, block); all of the task's own in training that is not aligned."""
-        self.mixed = None
+        self.routing_weights = None
         if not int(self.count):
             return None
         found: Tensor = self.attention(self.vectors(rows))
-        own = torch.nn.functional.one_hot(torch.full((len(found),), self.own), found.shape[1])
+        own = torch.nn.functional.one_hot(torch.full((len(found),), self.current_adapter), found.shape[1])
         if FLOOR in rows:
             floor = rows[FLOOR][:, None].to(found)
             found = (1 - floor) * found + floor * own.to(found)
-        self.mixed = found
+        self.routing_weights = found
         return own.to(found) if self.training and not self.config.joint_training else found
 
 
@@ -135,7 +135,7 @@ class Sapt(Method):
         network, config = learner.network_as(SaptNetwork), self.config
         block = self.block(learner, task)
         new = block >= int(network.count)
-        network.begin_block(block)
+        network.start_adapter(block)
         if block and new and config.opens:
             network.to(learner.device)
             self._begin(learner, task, block)
@@ -148,10 +148,10 @@ class Sapt(Method):
                 steps=config.router_warmup_steps,
                 rate=config.router_warmup_lr,
                 seed=learner.seed_for("gate", task),
-                own=network.own,
+                own=network.current_adapter,
             )
         if config.opens and config.freeze_router:
-            network.attention.open(None)
+            network.attention.set_trainable(None)
         measured = config.gradient_balance and not config.opens and f"{STRENGTH}{task}" not in self.state.values
         if measured and self.earlier(learner, task):
             network.to(learner.device)
@@ -207,12 +207,12 @@ class Sapt(Method):
         """The sum of the rows' losses, and of what opens the gate; and λ times the divergence for each that counts."""
         found = learner.cross_entropy(network(rows), rows)
         shown = learner.network_as(SaptNetwork)
-        mixed = shown.mixed
+        mixed = shown.routing_weights
         assert mixed is not None
         counted = (rows["labels"] != IGNORED).reshape(len(mixed), -1).sum(1)
         if self.config.opens:
             shares = mixed.clamp_min(torch.finfo(mixed.dtype).tiny)
-            found = found - self.config.router_loss_weight * (counted * shares[:, shown.own].log()).sum()
+            found = found - self.config.router_loss_weight * (counted * shares[:, shown.current_adapter].log()).sum()
             found = found - self.config.entropy_weight * (counted * (shares * shares.log()).sum(-1)).sum()
             found = found - self.config.load_balancing_weight * (counted * shares.log().mean(-1)).sum()
         return found + counted.sum() * self.reflection(learner)
@@ -236,7 +236,7 @@ class Sapt(Method):
             chosen = torch.randperm(len(found), generator=random)[: self.stored(len(found))]
             kept[f"{VECTORS}{task}"] = found[chosen.sort().values.to(found.device)].clone()
 
-    def written(self, task: int) -> tuple[str, ...] | None:
+    def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
         """The pseudo samples that stand for a task; None where other things do."""
         return stored.inputs(self.state, task)
 
@@ -259,9 +259,9 @@ class Sapt(Method):
         """λ times the mean of the earlier tasks' divergences; 0 where there is nothing to reflect on."""
         if not self.earlier(learner, learner.task):
             return torch.zeros((), device=learner.device)
-        return self.strength(learner.task) * self.apart(learner)
+        return self.strength(learner.task) * self.mean_divergence(learner)
 
-    def apart(self, learner: Learner) -> Tensor:
+    def mean_divergence(self, learner: Learner) -> Tensor:
         """The mean of the earlier tasks' divergences."""
         found = divergences(learner.network_as(SaptNetwork).attention, self.earlier(learner, learner.task))
         return torch.stack(found).mean()
@@ -290,7 +290,10 @@ class Sapt(Method):
         """The query vectors (row, width) of a task's training rows."""
         if task not in self.read:
             with torch.no_grad():
-                parts = [learner.network_as(SaptNetwork).vectors(rows) for rows in learner.each(learner.items(task))]
+                parts = [
+                    learner.network_as(SaptNetwork).vectors(rows)
+                    for rows in learner.iterate_batches(learner.items(task))
+                ]
             self.read = {task: torch.cat(parts)}
         return self.read[task]
 
@@ -299,16 +302,18 @@ class Sapt(Method):
         network, earlier = learner.network_as(SaptNetwork), learner.task
         learner.task = task
         maps = [network.attention.down, network.attention.up]
-        items = learner.sampled(task, "train", MEASURED * learner.budget.batch_size)
+        items = learner.sample_examples(task, "train", MEASURED * learner.budget.batch_size)
         total = [torch.zeros_like(one) for one in maps]
         count = 0
-        with learner.losing(), torch.enable_grad():
-            for rows in learner.each(items, size=learner.budget.micro_batch_size or learner.budget.batch_size):
+        with learner.loss_mode(), torch.enable_grad():
+            for rows in learner.iterate_batches(
+                items, size=learner.budget.micro_batch_size or learner.budget.batch_size
+            ):
                 count += int((rows["labels"] != IGNORED).sum())
                 loss = learner.cross_entropy(network(rows), rows)
                 for sum_, part in zip(total, torch.autograd.grad(loss, maps), strict=True):
                     sum_ += part
-            apart = torch.autograd.grad(self.apart(learner), maps)
+            apart = torch.autograd.grad(self.mean_divergence(learner), maps)
         learner.task = earlier
         ours, theirs = (torch.cat([one.flatten() for one in parts]).norm() for parts in (total, apart))
         if not float(theirs):

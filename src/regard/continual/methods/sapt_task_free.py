@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from regard.adapters.novelty import DRAWS, check_separable, is_known_task, novelty
+from regard.adapters.novelty import DRAWS, check_separable, find_known_task, novelty
 from regard.adapters.reflection import mean_weights
 from regard.adapters.router_warmup import PastTask
 from regard.continual import method
@@ -69,10 +69,10 @@ class NoticedNetwork(SaptNetwork):
         """The block that a portion was given."""
         return int(self.given[task])
 
-    def begin_block(self, block: int) -> None:
+    def start_adapter(self, block: int) -> None:
         """Train this block, its key, and the maps; those that came after it stay in use."""
         used = max(int(self.count), block + 1)
-        super().begin_block(block)
+        super().start_adapter(block)
         self.count.fill_(used)
         self.attention.use(used)
 
@@ -152,7 +152,7 @@ class SaptTaskFree(Sapt):
                     "raise it, or learn from more rows"
                 )
             found.append(novelty(vectors, kept, seed=learner.seed_for("novelty", task, block)))
-        like = is_known_task(found, alarm=config.false_alarm_rate, reuse=config.reuse_threshold)
+        like = find_known_task(found, alarm=config.false_alarm_rate, reuse=config.reuse_threshold)
         return {
             "block": len(blocks) if like is None else blocks[like],
             "new": like is None,

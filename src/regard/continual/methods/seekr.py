@@ -111,16 +111,16 @@ class Seekr(memory.Remembering):
 
     def __init__(self, config: method.MethodConfig | None = None) -> None:
         super().__init__(config)
-        self.before: dict[ExampleRef, Tensor] = {}
+        self.earlier_attention: dict[ExampleRef, Tensor] = {}
 
     # -- hooks ------------------------------------------------------------------------------------------
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Train the block, on; note how the examples that will be stored are attended to so far."""
-        learner.network_as(SeekrNetwork).begin_block(0)
+        learner.network_as(SeekrNetwork).start_adapter(0)
         learner.network_as(SeekrNetwork).to(learner.device)
         coming = self._after(learner, task)
-        self.before = {item: seen for item, (seen, *_) in self._looked(learner, coming, slopes=False)}
+        self.earlier_attention = {item: seen for item, (seen, *_) in self._looked(learner, coming, slopes=False)}
 
     def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
         """The task's rows, each batch with some of the memory beside it."""
@@ -133,15 +133,15 @@ class Seekr(memory.Remembering):
         old = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORED)).nonzero().flatten()
         if not len(old):
             return learner.cross_entropy(network(rows), rows)
-        logits = learner.of_task(network(rows), rows["tasks"])
+        logits = learner.mask_logits(network(rows), rows["tasks"])
         entropy = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORED, reduction="none")
         share = torch.ones_like(entropy).index_fill(0, old, 1 - self.config.logit_distillation_weight)
         again = {name: value[old] for name, value in rows.items()}
-        with learner.evaluating(), learner.network_as(SeekrNetwork).reading() as reads:
-            present = learner.of_task(learner.network(again), again["tasks"])
+        with learner.evaluation_mode(), learner.network_as(SeekrNetwork).reading() as reads:
+            present = learner.mask_logits(learner.network(again), again["tasks"])
         items = [ExampleRef(int(task), int(row)) for task, row in zip(again["tasks"], again["rows"], strict=True)]
         stored = torch.stack([self._stored(LOGITS, item) for item in items]).to(present)
-        answers = distillation(present[:, : stored.shape[1]], learner.of_task(stored, again["tasks"]))
+        answers = distillation(present[:, : stored.shape[1]], learner.mask_logits(stored, again["tasks"]))
         held = self._divergence(reads, again["attention_mask"].bool(), items)
         return (
             (share * entropy).sum()
@@ -191,8 +191,8 @@ class Seekr(memory.Remembering):
         found = []
         network = learner.network_as(SeekrNetwork)
         table = network.classifier.get_input_embeddings()
-        with learner.evaluating(), torch.set_grad_enabled(slopes), _in_graph(table):
-            for item, rows in zip(items, learner.each(items, size=1), strict=True):
+        with learner.evaluation_mode(), torch.set_grad_enabled(slopes), _in_graph(table):
+            for item, rows in zip(items, learner.iterate_batches(items, size=1), strict=True):
                 with network.reading() as reads:
                     logits = network(rows)
                 squares = torch.empty(0)
@@ -207,7 +207,9 @@ class Seekr(memory.Remembering):
 
     def _weigh(self, looked: Sequence[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]) -> None:
         """Add to the heads' importance what examples say of it, which `before` has the earlier attention of."""
-        moved = torch.stack([(seen - self.before[item]).square().mean((-1, -2)) for item, (seen, *_) in looked])
+        moved = torch.stack(
+            [(seen - self.earlier_attention[item]).square().mean((-1, -2)) for item, (seen, *_) in looked]
+        )
         steep = torch.stack([squares for _, (*_, squares) in looked])
         found = importance(moved.mean(0), steep.mean(0))
         self.state.tensors[IMPORTANCE] = self.state.tensors.get(IMPORTANCE, torch.zeros_like(found)) + found

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class SharedAdapterNetwork(PoolNetwork):
     """A frozen model with one block, whatever the number of tasks."""
 
-    def blocks_for(self, tasks: int) -> int:
+    def count_adapters(self, tasks: int) -> int:
         """One."""
         return 1
 
@@ -31,4 +31,4 @@ class SequentialLora(Method):
 
     def before_task(self, learner: Learner, task: int) -> None:
         """Train the block, on."""
-        learner.network_as(PoolNetwork).begin_block(0)
+        learner.network_as(PoolNetwork).start_adapter(0)

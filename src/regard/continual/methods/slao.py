@@ -24,13 +24,13 @@ class SlaoNetwork(PoolNetwork):
     So it keeps as much whatever the number of tasks.
     """
 
-    def blocks_for(self, tasks: int) -> int:
+    def count_adapters(self, tasks: int) -> int:
         """Two, however many tasks there are."""
         return 2
 
     def begin(self) -> None:
         """Train the block that is to be tuned; both are in use."""
-        self.pool.open(TUNED)
+        self.pool.set_trainable(TUNED)
         self.count.fill_(2)
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
@@ -42,13 +42,13 @@ class SlaoNetwork(PoolNetwork):
     @torch.no_grad()
     def turn(self) -> None:
         """Give the tuned block's A orthonormal rows that span what it spans."""
-        for blocks in self.pool.blocks:
+        for blocks in self.pool.adapters:
             blocks.A[TUNED].copy_(orthonormal(blocks.A[TUNED]))
 
     @torch.no_grad()
     def merge(self, share: float) -> None:
         """The merged block's A becomes the tuned one's; its B goes that share of the way to the tuned one's."""
-        for blocks in self.pool.blocks:
+        for blocks in self.pool.adapters:
             blocks.A[MERGED].copy_(blocks.A[TUNED])
             blocks.B[MERGED].lerp_(blocks.B[TUNED], share)
 

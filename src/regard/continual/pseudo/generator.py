@@ -65,7 +65,7 @@ class Writing(nn.Module):
     @contextmanager
     def alone(self, device: torch.device) -> Iterator[None]:
         """While it lasts the model has this block, and no other."""
-        with self._pool[0].weighing(torch.ones(1, device=device)):
+        with self._pool[0].use_weights(torch.ones(1, device=device)):
             yield
 
     def forward(self, rows: Rows) -> Tensor:
@@ -87,7 +87,7 @@ def write(learner: TextLearner, task: int, wanted: int, recipe: Recipe) -> Writt
     with beside(cast(AdapterNetwork, learner.network), recipe, seed) as writing:
         rows = rows_to_say(learner, task, frame)
         _train(learner, writing, rows, recipe, seed % 2**31)
-        with learner.evaluating():
+        with learner.evaluation_mode():
             return _drawn(learner, writing, frame, wanted, recipe, task)
 
 
@@ -100,10 +100,10 @@ def beside(network: AdapterNetwork, recipe: Recipe, seed: int) -> Iterator[Writi
     targets = list(network.pool.layers) if isinstance(network.pool, LoraAdapterPool) else "auto"
     options: dict[str, Any] = {"r": recipe.rank, "lora_alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
     try:
-        with network.pool.aside():
+        with network.pool.disable():
             pool = LoraAdapterPool(encoder, target_modules=targets, **options)
             pool.reserve(1)
-            pool.open(0)
+            pool.set_trainable(0)
             try:
                 yield Writing(cast(Generator, cast(nn.Module, network.classifier)), pool)
             finally:
@@ -120,8 +120,8 @@ def check_marks(learner: TextLearner) -> None:
     ids = learner.tokenizer(f"a {INPUT} a", add_special_tokens=False)["input_ids"]
     if INPUT not in learner.tokenizer.decode(ids, skip_special_tokens=True):
         raise UserError(
-            f"reflects: 'generated' needs a tokenizer that can write {INPUT}, this model's cannot; "
-            "set reflects=density or reflects=real, or give texts with pseudo=DIR"
+            f"reflection: 'generated' needs a tokenizer that can write {INPUT}, this model's cannot; "
+            "set reflection=density or reflection=real, or give texts with pseudo_samples_dir=DIR"
         )
 
 
@@ -132,16 +132,16 @@ def rows_to_say(learner: TextLearner, task: int, frame: Frame) -> EncodedTexts:
     """A task's training rows as what the generator is asked, and what it is to say."""
     inputs = [frame.inside(one) for one in cast(TextTask, learner.stream.tasks[task]).train.inputs]
     pairs = TextPairs(inputs=(ASKED,) * len(inputs), targets=tuple((frame.told(one),) for one in inputs))
-    apart = cast(Any, learner.network.classifier).reads_apart
+    apart = cast(Any, learner.network.classifier).is_encoder_decoder
     room = room_to_say(learner)
-    return encode_pairs(pairs, learner.tokenizer, replace(learner.budget, target_length=room), apart=apart)
+    return encode_pairs(pairs, learner.tokenizer, replace(learner.budget, target_length=room), encoder_decoder=apart)
 
 
 def room_to_say(learner: TextLearner) -> int:
     """How many tokens a sample has at most: those of a prompt, as far as the model takes them behind the question."""
     generator = cast(Generator, cast(nn.Module, learner.network.classifier))
     most = maximum_length(generator.encoder, learner.tokenizer)
-    if most is None or generator.reads_apart:
+    if most is None or generator.is_encoder_decoder:
         return learner.budget.length
     return min(learner.budget.length, most - len(learner.tokenizer(ASKED)["input_ids"]))
 
@@ -209,7 +209,7 @@ def _drawn(learner: TextLearner, writing: Writing, frame: Frame, wanted: int, re
         said = broadcast_from_main(
             _said(learner, writing, many, recipe, learner.seed_for("said", task, drawn)), learner.device
         )
-        inputs = [one for one in map(frame.parsed, said) if one is not None]
+        inputs = [one for one in map(frame.parse, said) if one is not None]
         drawn, parsed = drawn + many, parsed + len(inputs)
         found = drop_duplicates([*found, *inputs])
     return Written(tuple(found[:wanted]), drawn, parsed, len(found))
@@ -220,7 +220,9 @@ def _said(learner: TextLearner, writing: Writing, many: int, recipe: Recipe, see
     """So many samples."""
     generator, model = writing.generator, cast(Any, writing.generator.encoder)
     pairs = TextPairs(inputs=(ASKED,), targets=((ASKED,),))
-    asked = encode_pairs(pairs, learner.tokenizer, learner.budget, apart=generator.reads_apart).input_ids
+    asked = encode_pairs(
+        pairs, learner.tokenizer, learner.budget, encoder_decoder=generator.is_encoder_decoder
+    ).input_ids
     ids = asked.to(learner.device).expand(many, -1)
     devices = [learner.device] if learner.device.type == "cuda" else []
     with writing.alone(learner.device), suppress_logging(), torch.random.fork_rng(devices=devices):
@@ -233,4 +235,4 @@ def _said(learner: TextLearner, writing: Writing, many: int, recipe: Recipe, see
             repetition_penalty=recipe.repetition,
             max_new_tokens=room_to_say(learner),
         )
-    return decode_answers(learner, found[:, 1 if generator.reads_apart else ids.shape[1] :])
+    return decode_answers(learner, found[:, 1 if generator.is_encoder_decoder else ids.shape[1] :])

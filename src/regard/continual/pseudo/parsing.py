@@ -34,7 +34,7 @@ class Frame:
         """What a generator learns to say: the definition, the mark, and the input."""
         return f"{self.definition} {INPUT} {written}".strip()
 
-    def parsed(self, text: str) -> str | None:
+    def parse(self, text: str) -> str | None:
         """The input in what a generator has said; None where there is no mark, more than one, or nothing beside it.
 
         The definition that was said is not used: prompts are made with the task's own.

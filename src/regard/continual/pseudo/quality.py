@@ -99,7 +99,7 @@ def pseudo_rows(learner: Learner, method: Method, learnt: int) -> list[Row]:
     """
     found: list[Row] = []
     for task in range(learnt):
-        if method.written(task) is None:
+        if method.pseudo_inputs(task) is None:
             continue
         told: dict[str, float | None] = measured(learner, method, task)
         private_of = privacies(learner, method, task) if hasattr(learner.network, "vectors") else {}
@@ -117,7 +117,7 @@ def measured(learner: Learner, method: Method, task: int) -> dict[str, float | N
     `frechet`: the distance from training rows; `real_frechet`: that of as many of these from the others; both of
     networks with query vectors alone.
     """
-    written = method.written(task)
+    written = method.pseudo_inputs(task)
     if written is None:
         raise UserError(f"quality: expected pseudo samples of {learner.stream.tasks[task].name!r}, none were kept")
     seed = learner.seed_for("quality", task)
@@ -147,7 +147,7 @@ def privacies(learner: Learner, method: Method, task: int) -> dict[str, Private]
     many vectors the others have; else it is the method's `memory_size` number.
     """
     trained, held_out = vectors_of(learner, task, "train"), vectors_of(learner, task, "dev")
-    written = method.written(task)
+    written = method.pseudo_inputs(task)
     found = {} if written is None else {"generated": stored.query_vectors(learner, task, written)}
     many = len(written) if written is not None else method.stored(len(trained))  # type: ignore[attr-defined]
     seed = learner.seed_for("memory", task)
@@ -160,9 +160,9 @@ def privacies(learner: Learner, method: Method, task: int) -> dict[str, Private]
 def vectors_of(learner: Learner, task: int, split: Split) -> Tensor:
     """The query vectors (row, width) of a split of a task."""
     network: Any = learner.network
-    items = learner.sampled(task, split, len(learner.encoded[task, split]))
+    items = learner.sample_examples(task, split, len(learner.encoded[task, split]))
     with torch.no_grad():
-        return torch.cat([network.vectors(rows) for rows in learner.each(items, split)])
+        return torch.cat([network.vectors(rows) for rows in learner.iterate_batches(items, split)])
 
 
 def _apart(task: ClassificationTask, written: Sequence[str]) -> list[tuple[str, ...]]:

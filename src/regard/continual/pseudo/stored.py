@@ -107,8 +107,8 @@ def _encoded(learner: Learner, task: int, written: Sequence[str]) -> dict[str, T
     if isinstance(named, TextTask):
         frame = frame_of(named)
         pairs = TextPairs(inputs=tuple(map(frame.around, written)), targets=(named.train.targets[0],) * len(written))
-        apart = cast(Any, learner.network.classifier).reads_apart
-        found = encode_pairs(pairs, tokenizer, budget, apart=apart)
+        apart = cast(Any, learner.network.classifier).is_encoder_decoder
+        found = encode_pairs(pairs, tokenizer, budget, encoder_decoder=apart)
         prompts = [ids[real] for ids, real in zip(found.input_ids, found.attention_mask, strict=True)]
         return batch(prompts, [torch.tensor([IGNORE_INDEX])] * len(prompts), learner.pad)
     texts = readings(named, written)
