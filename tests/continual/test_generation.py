@@ -101,8 +101,8 @@ def test_scores_are_those_of_the_answers(kind: Kind) -> None:
     found = score_text(learner, told)
     assert found.til == pytest.approx(100 * rights / 8)
     assert (found.cil, found.n) == (None, 8)
-    assert score_task(learner, 0, learnt=1) == score_text(learner, first)
-    assert score_task(learner, 0, learnt=0, split="dev").n == 6
+    assert score_task(learner, 0, tasks_trained=1) == score_text(learner, first)
+    assert score_task(learner, 0, tasks_trained=0, split="dev").n == 6
     learner.budget = replace(BUDGET, eval_batch_size=3)
     assert answers(learner, first) == said
 
@@ -111,7 +111,7 @@ def test_a_task_outside_the_stream() -> None:
     ran = learnt("finetune")
     other = task("colours", rows=9)
     assert other not in ran.learner.stream.tasks
-    assert score_text(ran.learner, other) == score_task(ran.learner, 1, learnt=3)
+    assert score_text(ran.learner, other) == score_task(ran.learner, 1, tasks_trained=3)
     with pytest.raises(
         UserError, match="task: expected a run over tasks from text to text, words is of classification"
     ):

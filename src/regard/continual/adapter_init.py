@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from regard.continual.learner import Learner
 
 
-def losses(learner: Learner, task: int, blocks: list[int], rows: int) -> dict[int, float]:
+def losses(learner: Learner, task: int, adapters: list[int], rows: int) -> dict[int, float]:
     """The mean loss of at most so many training rows of a task under each of some blocks alone; nothing is trained."""
     network = learner.network
     assert isinstance(network, AdapterNetwork)
-    items, found = learner.sample_examples(task, "train", rows), dict[int, float]()
-    for block in blocks:
+    items, losses_by_adapter = learner.sample_examples(task, "train", rows), dict[int, float]()
+    for adapter in adapters:
         total, count = 0.0, 0
-        with learner.loss_mode() as shown, torch.no_grad(), network.use_only(block):
+        with learner.loss_mode() as network_in_eval, torch.no_grad(), network.use_only(adapter):
             for batch in learner.iterate_batches(items):
-                total += float(learner.cross_entropy(shown(batch), batch))
+                total += float(learner.cross_entropy(network_in_eval(batch), batch))
                 count += len(batch["labels"])
-        found[block] = total / count
-    return found
+        losses_by_adapter[adapter] = total / count
+    return losses_by_adapter
 
 
-def best_init(learner: Learner, task: int, block: int, rows: int) -> int | None:
+def best_init(learner: Learner, task: int, adapter: int, rows: int) -> int | None:
     """The block before a new one under which at most so many of the task's rows lose least.
 
     None where the new one, which adds nothing yet, is better than all of them.
     """
-    found = losses(learner, task, [*range(block), block], rows)
-    best = min(found, key=lambda one: (found[one], -one))
-    return None if best == block else best
+    losses_by_adapter = losses(learner, task, [*range(adapter), adapter], rows)
+    best = min(losses_by_adapter, key=lambda index: (losses_by_adapter[index], -index))
+    return None if best == adapter else best

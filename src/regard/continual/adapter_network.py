@@ -33,8 +33,8 @@ class LoraConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("r", self.r, least=1)
-        method.check_number("lora_alpha", self.lora_alpha, least=0)
+        method.check_number("r", self.r, min_value=1)
+        method.check_number("lora_alpha", self.lora_alpha, min_value=0)
         if not self.lora_alpha:
             raise UserError("lora_alpha: expected a number above 0, got 0, with which blocks add nothing")
 
@@ -44,13 +44,13 @@ class AdapterPool(Protocol):
 
     def __len__(self) -> int: ...
 
-    def reserve(self, blocks: int) -> None:
+    def reserve(self, adapters: int) -> None:
         """Have so many blocks."""
 
-    def set_trainable(self, *blocks: int) -> None:
+    def set_trainable(self, *adapters: int) -> None:
         """Let these blocks be trained, and no others."""
 
-    def copy(self, block: int, other: int) -> None:
+    def copy(self, adapter: int, other: int) -> None:
         """Let a block be what another is."""
 
     def use_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
@@ -99,19 +99,19 @@ class AdapterNetwork(Network):
         """How many blocks so many tasks need."""
         return tasks
 
-    def start_adapter(self, block: int) -> None:
+    def start_adapter(self, adapter: int) -> None:
         """Train this block from now on, and no other; it and those before it are in use."""
-        self.pool.set_trainable(block)
-        self.count.fill_(block + 1)
+        self.pool.set_trainable(adapter)
+        self.count.fill_(adapter + 1)
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
         """How much each row gets of each block in use, (row, block) or (block,): all of each."""
         return torch.ones(int(self.count), device=self.count.device) if int(self.count) else None
 
     @contextmanager
-    def use_only(self, block: int) -> Iterator[None]:
+    def use_only(self, adapter: int) -> Iterator[None]:
         """While it lasts every row gets this block alone."""
-        before, self._forced = self._forced, block
+        before, self._forced = self._forced, adapter
         try:
             yield
         finally:
@@ -130,9 +130,9 @@ class AdapterNetwork(Network):
     def _weights(self, rows: dict[str, Tensor]) -> Tensor | None:
         if self._forced is None:
             return self.weights(rows)
-        chosen = torch.zeros(int(self.count), device=self.count.device)
-        chosen[self._forced] = 1.0
-        return chosen
+        weights = torch.zeros(int(self.count), device=self.count.device)
+        weights[self._forced] = 1.0
+        return weights
 
 
 class PoolNetwork(AdapterNetwork):
@@ -154,12 +154,12 @@ class PoolNetwork(AdapterNetwork):
 
 def lora_pool(classifier: Classifier, config: LoraConfig, seed: int, **options: Any) -> LoraAdapterPool:
     """Low-rank blocks in a model, as the settings have them."""
-    named = config.target_modules
+    targets = config.target_modules
     return LoraAdapterPool(
         classifier.encoder,
         r=config.r,
         lora_alpha=config.lora_alpha,
-        target_modules=named if named == "auto" else [one.strip() for one in named.split(",")],
+        target_modules=targets if targets == "auto" else [target.strip() for target in targets.split(",")],
         **options,
         seed=seed,
     )

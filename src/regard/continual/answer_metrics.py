@@ -18,8 +18,8 @@ _SHORTEST_STEMMED = 4
 
 def score_answer(metric: Metric, answer: str, references: Sequence[str]) -> float:
     """An answer's grade by a metric: the best that it has beside any of the references."""
-    one = rouge_l if metric == "rouge-l" else exact_match
-    return max(one(answer, reference) for reference in references)
+    score = rouge_l if metric == "rouge-l" else exact_match
+    return max(score(answer, reference) for reference in references)
 
 
 def exact_match(answer: str, reference: str) -> float:
@@ -51,19 +51,19 @@ def words(text: str) -> list[str]:
 def longest_common(one: Sequence[str], other: Sequence[str]) -> int:
     """The length of the longest common subsequence, by bits (Allison and Dix 1986)."""
     places: dict[str, int] = {}
-    for place, word in enumerate(one):
-        places[word] = places.get(word, 0) | 1 << place
+    for position, word in enumerate(one):
+        places[word] = places.get(word, 0) | 1 << position
     row = 0
     for word in other:
-        met = row | places.get(word, 0)
-        row = met & ~(met - (row << 1 | 1))
+        matches = row | places.get(word, 0)
+        row = matches & ~(matches - (row << 1 | 1))
     return row.bit_count()
 
 
 @lru_cache(maxsize=65536)
 def _stem(word: str) -> str:
-    found: str = word if len(word) < _SHORTEST_STEMMED else _stemmer().stem(word)
-    return found
+    stem: str = word if len(word) < _SHORTEST_STEMMED else _stemmer().stem(word)
+    return stem
 
 
 @cache

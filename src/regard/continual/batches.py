@@ -46,30 +46,30 @@ class Epochs:
         size: int,
         epochs: int,
         seed: int,
-        most: int | None = None,
+        max_steps: int | None = None,
     ) -> None:
         self.items, self.size, self.seed = list(items), size, seed
         self.lengths = np.asarray(lengths)
         self.per_epoch = -(-len(self.items) // size)
         steps = self.per_epoch * epochs
-        self.steps = steps if most is None else min(steps, most)
+        self.steps = steps if max_steps is None else min(steps, max_steps)
         self._epoch, self._batches = -1, list[list[int]]()
 
     def at(self, step: int) -> list[ExampleRef]:
         """The items of a step: `size` of them, or fewer at the end of an epoch."""
-        epoch, place = divmod(step, self.per_epoch)
+        epoch, index = divmod(step, self.per_epoch)
         if epoch != self._epoch:
             self._epoch, self._batches = epoch, self._drawn(epoch)
-        return [self.items[number] for number in self._batches[place]]
+        return [self.items[number] for number in self._batches[index]]
 
     def _drawn(self, epoch: int) -> list[list[int]]:
         """The numbers of the items in each batch of an epoch."""
         random = np.random.default_rng([self.seed, epoch])
         order = random.permutation(len(self.items))
-        found: list[list[int]] = []
+        batches: list[list[int]] = []
         for start in range(0, len(order), TOGETHER * self.size):
-            part = order[start : start + TOGETHER * self.size]
-            part = part[np.argsort(self.lengths[part], kind="stable")]
-            whole = [part[at : at + self.size].tolist() for at in range(0, len(part), self.size)]
-            found += [whole[number] for number in random.permutation(len(whole))]
-        return found
+            chunk = order[start : start + TOGETHER * self.size]
+            chunk = chunk[np.argsort(self.lengths[chunk], kind="stable")]
+            chunk_batches = [chunk[first : first + self.size].tolist() for first in range(0, len(chunk), self.size)]
+            batches += [chunk_batches[number] for number in random.permutation(len(chunk_batches))]
+        return batches

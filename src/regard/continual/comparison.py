@@ -34,8 +34,8 @@ def summary(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
     check_confidence(confidence)
     rows = []
     for key, group in metrics.groupby(["stream", "method", "scenario", "metric"], sort=False):
-        found = t_interval(group["value"].dropna().to_numpy(), confidence)
-        rows.append((*key, found.n, found.mean, found.std, found.ci_low, found.ci_high))
+        interval = t_interval(group["value"].dropna().to_numpy(), confidence)
+        rows.append((*key, interval.n, interval.mean, interval.std, interval.ci_low, interval.ci_high))
     return _floats(pd.DataFrame(rows, columns=[*SUMMARY]), "mean", "std", "ci_low", "ci_high")
 
 
@@ -57,9 +57,9 @@ def differences(metrics: pd.DataFrame, against: str | None = None, confidence: f
     rows = []
     for key, group in metrics.groupby([*PLACE], sort=False):
         rows += _compared(key, group, against, confidence)
-    found = pd.DataFrame(rows, columns=[*DIFFERENCES]).astype({"overlaps": "boolean"})
+    table = pd.DataFrame(rows, columns=[*DIFFERENCES]).astype({"overlaps": "boolean"})
     return _floats(
-        found, "difference", "std", "ci_low", "ci_high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm"
+        table, "difference", "std", "ci_low", "ci_high", "t_test", "t_test_holm", "signed_rank", "signed_rank_holm"
     )
 
 
@@ -70,8 +70,8 @@ def check_metrics(metrics: pd.DataFrame) -> None:
         raise UserError(f"metrics: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(missing)}")
     twice = metrics[metrics.duplicated([*PLACE, "method", *PAIR])]
     if len(twice):
-        told = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*PLACE, "method", *PAIR))
-        raise UserError(f"metrics: expected one value for each run, several are of {told}")
+        description = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*PLACE, "method", *PAIR))
+        raise UserError(f"metrics: expected one value for each run, several are of {description}")
 
 
 def _compared(key: tuple[Any, ...], group: pd.DataFrame, against: str | None, confidence: float) -> list[tuple]:
@@ -81,29 +81,35 @@ def _compared(key: tuple[Any, ...], group: pd.DataFrame, against: str | None, co
     pairs = [(name, other) for i, name in enumerate(names) for other in names[:i]]
     if against is not None:
         pairs = [(name, against) for name in names if name != against and against in values]
-    found: list[tuple[str, str, Interval, float | None, float | None]] = []
+    comparisons: list[tuple[str, str, Interval, float | None, float | None]] = []
     for method, other in pairs:
         paired = (values[method] - values[other]).dropna().to_numpy(dtype=np.float64)
         if len(paired):
-            found.append((method, other, t_interval(paired, confidence), t_test(paired), signed_rank_test(paired)))
-    corrected = zip(holm([each[3] for each in found]), holm([each[4] for each in found]), strict=True)
+            comparisons.append(
+                (method, other, t_interval(paired, confidence), t_test(paired), signed_rank_test(paired))
+            )
+    corrected = zip(
+        holm([comparison[3] for comparison in comparisons]),
+        holm([comparison[4] for comparison in comparisons]),
+        strict=True,
+    )
     return [
         (
             *key,
             method,
             other,
-            one.n,
-            one.mean,
-            one.std,
-            one.ci_low,
-            one.ci_high,
-            one.overlaps,
+            interval.n,
+            interval.mean,
+            interval.std,
+            interval.ci_low,
+            interval.ci_high,
+            interval.overlaps,
             t,
             t_holm,
             rank,
             rank_holm,
         )
-        for (method, other, one, t, rank), (t_holm, rank_holm) in zip(found, corrected, strict=True)
+        for (method, other, interval, t, rank), (t_holm, rank_holm) in zip(comparisons, corrected, strict=True)
     ]
 
 

@@ -37,20 +37,20 @@ class TaskCost:
         self.tokens = {}
 
         def rows(step: int) -> Rows:
-            found = batches.rows(step)
-            self.tokens[step] = _tokens(found)
-            return found
+            batch = batches.rows(step)
+            self.tokens[step] = _tokens(batch)
+            return batch
 
         return rows
 
-    def add(self, trained: TrainResult, batches: Batches, *, a_token: float, a_step: float) -> None:
+    def add(self, result: TrainResult, batches: Batches, *, a_token: float, a_step: float) -> None:
         """A stage that is done, and its FLOPs; steps that were taken before the run was resumed count as the others."""
-        self.seconds += trained.seconds
-        self.steps += trained.steps
+        self.seconds += result.seconds
+        self.steps += result.steps
         for step in set(range(batches.steps)) - self.tokens.keys():
             self.tokens[step] = _tokens(batches.rows(step))
-        self.flops += a_token * sum(self.tokens.values()) + a_step * trained.steps
-        self.examples += sum(int(row["items"]) for row in trained.history[-1:])
+        self.flops += a_token * sum(self.tokens.values()) + a_step * result.steps
+        self.examples += sum(int(row["items"]) for row in result.history[-1:])
 
     def row(self) -> Row:
         """What a row of the table of costs says of them."""
@@ -69,11 +69,11 @@ def trim_padding(rows: Rows) -> Rows:
     mask = rows["attention_mask"]
     width = int(mask.any(0).nonzero().max()) + 1
     wide = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows]
-    found: Rows = {**rows, **{name: rows[name][:, :width] for name in wide}}
+    trimmed: Rows = {**rows, **{name: rows[name][:, :width] for name in wide}}
     if rows["labels"].dim() > 1:
         answered = (rows["labels"] != IGNORED).any(0).nonzero()
-        found["labels"] = rows["labels"][:, : int(answered.max()) + 1 if len(answered) else 1]
-    return found
+        trimmed["labels"] = rows["labels"][:, : int(answered.max()) + 1 if len(answered) else 1]
+    return trimmed
 
 
 def _tokens(rows: Rows) -> int:
@@ -127,7 +127,7 @@ def seconds_of(hook: Callable[[Learner, int], None], learner: Learner, task: int
 
 def memory_cost(learner: Learner, method: Method) -> Row:
     """What the method keeps beside the network: bytes, and examples."""
-    kept = method.state
-    tensors = sum(value.numel() * value.element_size() for value in kept.tensors.values())
-    texts = sum(4 * learner.length(item) + 4 for item in kept.examples)
-    return {"memory_bytes": tensors + texts, "memory_examples": len(kept.examples)}
+    state = method.state
+    tensors = sum(value.numel() * value.element_size() for value in state.tensors.values())
+    texts = sum(4 * learner.length(item) + 4 for item in state.examples)
+    return {"memory_bytes": tensors + texts, "memory_examples": len(state.examples)}

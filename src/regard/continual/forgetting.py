@@ -48,7 +48,7 @@ def check(
     What ends with exit code 1 are those whose `verdict` is "dropped". Empty if there are none; `nothing_to_check` says
     whether that is because there was nothing to look at.
     """
-    return [each for each in find_drops(scores, margin, confidence, scenario=scenario) if each.verdict != "kept"]
+    return [task for task in find_drops(scores, margin, confidence, scenario=scenario) if task.verdict != "kept"]
 
 
 def find_drops(
@@ -65,12 +65,12 @@ def find_drops(
     check_confidence(confidence)
     if not (math.isfinite(margin) and margin >= 0):
         raise UserError(f"margin: expected a number of points of at least 0, got {margin}")
-    found = []
+    tasks = []
     for (stream, method, task), falls in _falls(scores, scenario).items():
         before, after = (float(np.mean([getattr(fall, name) for fall in falls])) for name in ("before", "after"))
         low, high = _interval(falls, confidence)
         drop = before - after
-        found.append(
+        tasks.append(
             ForgottenTask(
                 stream=stream,
                 method=method,
@@ -86,7 +86,7 @@ def find_drops(
                 verdict=_verdict(drop, low, margin),
             )
         )
-    return found
+    return tasks
 
 
 def nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til") -> str | None:
@@ -94,11 +94,11 @@ def nothing_to_check(scores: pd.DataFrame, *, scenario: Scenario = "til") -> str
     check_scores(scores)
     if _falls(scores, scenario):
         return None
-    learnt = max((len(matrix) for _, _, matrix in _matrices(scores, scenario)), default=None)
-    if learnt is None:
+    tasks_trained = max((len(matrix) for _, _, matrix in _matrices(scores, scenario)), default=None)
+    if tasks_trained is None:
         return f"nothing to check: no score is of the scenario {scenario}"
-    if learnt < 2:
-        return f"nothing to check: no run has learnt a second task, the most is {learnt}"
+    if tasks_trained < 2:
+        return f"nothing to check: no run has learnt a second task, the most is {tasks_trained}"
     return "nothing to check: no task was scored just after it was learnt"
 
 
@@ -123,14 +123,14 @@ def _matrices(scores: pd.DataFrame, scenario: Scenario) -> list[tuple[tuple[str,
 
 def _falls(scores: pd.DataFrame, scenario: Scenario) -> dict[tuple[str, str, str], list[_Fall]]:
     """By stream, method and task: what became of the task in each run in which it is old, and was scored twice."""
-    found: dict[tuple[str, str, str], list[_Fall]] = {}
+    falls_by_task: dict[tuple[str, str, str], list[_Fall]] = {}
     for (stream, method), seed, matrix in _matrices(scores, scenario):
         for j, task in enumerate(matrix.tasks[:-1]):
             before, after = float(matrix.learnt[j]), float(matrix.final[j])
             if math.isfinite(before) and math.isfinite(after):
                 fall = _Fall(seed=seed, before=before, after=after, n=int(matrix.rows[j]))
-                found.setdefault((stream, method, task), []).append(fall)
-    return found
+                falls_by_task.setdefault((stream, method, task), []).append(fall)
+    return falls_by_task
 
 
 def _interval(falls: list[_Fall], confidence: float) -> tuple[float, float]:

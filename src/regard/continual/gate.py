@@ -22,8 +22,10 @@ SHUT = 0.5
 """A gate that gives less than this share of what all blocks alike would get, or of the whole, to a task's own block."""
 
 
-def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100, scored: bool = True) -> list[Row]:
-    """What the gate of a model does after `learnt` tasks, on at most so many dev rows of each; none without a gate.
+def gate_rows(
+    learner: Learner, method: Method, tasks_trained: int, *, rows: int = 100, scored: bool = True
+) -> list[Row]:
+    """What the gate of a model does after `tasks_trained` tasks, on at most so many dev rows of each; none without a gate.
 
     Rows of `statistic`, `adapter` (its position, from 1; None where it is of none) and `value`:
 
@@ -38,67 +40,78 @@ def gate_rows(learner: Learner, method: Method, learnt: int, *, rows: int = 100,
     network = learner.network
     if not isinstance(network, SaptNetwork):
         return []
-    found: list[Row] = []
-    for task in range(learnt):
-        place = {"after_task": learnt, "task_index": task + 1, "task": learner.stream.tasks[task].name}
-        told = _weights(learner, method, task, rows)
-        if isinstance(method, Sapt) and 0 < task == learnt - 1:
-            told.append(("strength", None, method.strength(task)))
+    table: list[Row] = []
+    for task in range(tasks_trained):
+        task_columns = {"after_task": tasks_trained, "task_index": task + 1, "task": learner.stream.tasks[task].name}
+        values = _weights(learner, method, task, rows)
+        if isinstance(method, Sapt) and 0 < task == tasks_trained - 1:
+            values.append(("strength", None, method.strength(task)))
         if scored:
-            told += score_rows(learner, task, learnt)
-        found += [{**place, "statistic": name, "adapter": block, "value": value} for name, block, value in told]
-    return found
+            values += score_rows(learner, task, tasks_trained)
+        table += [
+            {**task_columns, "statistic": name, "adapter": adapter, "value": value} for name, adapter, value in values
+        ]
+    return table
 
 
-def find_closed_gates(rows: Sequence[Row], learnt: int, *, fresh: bool) -> dict[str, float]:
-    """The weights of the own blocks, by task, that get less than `SHUT` of an equal share after `learnt` tasks,
+def find_closed_gates(rows: Sequence[Row], tasks_trained: int, *, newest_only: bool) -> dict[str, float]:
+    """The weights of the own blocks, by task, that get less than `SHUT` of an equal share after `tasks_trained` tasks,
     which is 1 divided by the number of blocks at that time (of tasks, where the rows do not tell that of blocks).
 
-    With `fresh` of the task that has just been learnt, otherwise of those before it.
+    With `newest_only` of the task that has just been learnt, otherwise of those before it.
     """
-    own = {
+    own_weights = {
         row["task"]: row["value"]
         for row in rows
-        if row["statistic"] == "own_adapter_weight" and (row["after_task"] == row["task_index"]) is fresh
+        if row["statistic"] == "own_adapter_weight" and (row["after_task"] == row["task_index"]) is newest_only
     }
-    blocks = Counter((row["task"], row["after_task"]) for row in rows if row["statistic"] == "weight")
-    return {task: value for task, value in own.items() if value < SHUT / max(1, blocks[task, learnt] or learnt)}
+    adapters = Counter((row["task"], row["after_task"]) for row in rows if row["statistic"] == "weight")
+    return {
+        task: value
+        for task, value in own_weights.items()
+        if value < SHUT / max(1, adapters[task, tasks_trained] or tasks_trained)
+    }
 
 
-def _weights(learner: Learner, method: Method, task: int, most: int) -> list[tuple[str, int | None, float]]:
+def _weights(learner: Learner, method: Method, task: int, max_rows: int) -> list[tuple[str, int | None, float]]:
     """What the gate gives the rows of a task."""
     network = learner.network
     assert isinstance(network, SaptNetwork)
     with learner.evaluation_mode(), torch.no_grad():
         vectors = torch.cat(
-            [network.vectors(one) for one in learner.iterate_batches(learner.sample_examples(task, "dev", most), "dev")]
+            [
+                network.vectors(batch)
+                for batch in learner.iterate_batches(learner.sample_examples(task, "dev", max_rows), "dev")
+            ]
         )
         scores = network.attention.scores(vectors)
-    own = network.block_of(task)
+    own_adapter = network.block_of(task)
     shares: Tensor = scores.softmax(-1)
     mean = shares.mean(0).tolist()
     entropy = float(-(shares * scores.log_softmax(-1)).sum(-1).mean())
-    found = [("weight", block + 1, value) for block, value in enumerate(mean)]
-    told: list[tuple[str, int | None, float]] = [
-        *found,
-        ("own_adapter_weight", own + 1, mean[own]),
+    weight_values = [("weight", adapter + 1, value) for adapter, value in enumerate(mean)]
+    values: list[tuple[str, int | None, float]] = [
+        *weight_values,
+        ("own_adapter_weight", own_adapter + 1, mean[own_adapter]),
         ("entropy", None, entropy),
     ]
-    target = method.state.tensors.get(f"{TARGET}{own}")
+    target = method.state.tensors.get(f"{TARGET}{own_adapter}")
     if target is not None:
-        told.append(("reflection", None, float(divergence(target.to(scores), scores))))
-    return told
+        values.append(("reflection", None, float(divergence(target.to(scores), scores))))
+    return values
 
 
-def score_rows(learner: Learner, task: int, learnt: int) -> list[tuple[str, int | None, float]]:
+def score_rows(learner: Learner, task: int, tasks_trained: int) -> list[tuple[str, int | None, float]]:
     """How right a task's rows are with other weights than the gate's."""
     network = learner.network
     assert isinstance(network, SaptNetwork)
-    own = network.block_of(task)
-    others = [block for block in map(network.block_of, reversed(range(learnt))) if block != own]
-    found: list[tuple[str, int | None, float]] = [("routed_score", None, score_task(learner, task, learnt=learnt).til)]
-    for name, block in (("own_adapter_score", own), ("last_adapter_score", others[0] if others else None)):
-        if block is not None:
-            with network.use_only(block):
-                found.append((name, block + 1, score_task(learner, task, learnt=learnt).til))
-    return found
+    own_adapter = network.block_of(task)
+    others = [adapter for adapter in map(network.block_of, reversed(range(tasks_trained))) if adapter != own_adapter]
+    scores: list[tuple[str, int | None, float]] = [
+        ("routed_score", None, score_task(learner, task, tasks_trained=tasks_trained).til)
+    ]
+    for name, adapter in (("own_adapter_score", own_adapter), ("last_adapter_score", others[0] if others else None)):
+        if adapter is not None:
+            with network.use_only(adapter):
+                scores.append((name, adapter + 1, score_task(learner, task, tasks_trained=tasks_trained).til))
+    return scores

@@ -38,35 +38,35 @@ def gradients_of(
     parameters and the state of chance stay as they are. Raises UserError where no parameter requires gradients, and
     for a task without rows.
     """
-    given = module.parameters() if parameters is None else parameters
-    chosen = [one for one in dict.fromkeys(given) if one.requires_grad]
-    if not chosen:
+    candidates = module.parameters() if parameters is None else parameters
+    trainable = [parameter for parameter in dict.fromkeys(candidates) if parameter.requires_grad]
+    if not trainable:
         raise UserError("parameters: expected at least one that requires gradients, got none")
-    dtype = reduce(torch.promote_types, [one.dtype for one in chosen], torch.float32)
-    found = torch.empty(len(tasks), sum(one.numel() for one in chosen), dtype=dtype)
-    devices = sorted({one.device.index for one in module.parameters() if one.device.type == "cuda"})
+    dtype = reduce(torch.promote_types, [parameter.dtype for parameter in trainable], torch.float32)
+    gradients = torch.empty(len(tasks), sum(parameter.numel() for parameter in trainable), dtype=dtype)
+    devices = sorted({parameter.device.index for parameter in module.parameters() if parameter.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices), eval_mode(module), torch.enable_grad():
-        for number, batches in enumerate(tasks):
-            sums = [torch.zeros_like(one, dtype=dtype, requires_grad=False) for one in chosen]
-            total = sum(_add_gradients(sums, chosen, loss(module, rows), count(rows)) for rows in batches)
+        for index, batches in enumerate(tasks):
+            sums = [torch.zeros_like(parameter, dtype=dtype, requires_grad=False) for parameter in trainable]
+            total = sum(_add_gradients(sums, trainable, loss(module, rows), count(rows)) for rows in batches)
             if not total:
-                raise UserError(f"tasks: expected rows of every task, got none of task {number + 1}")
-            for place, one in zip(_split(found[number], chosen), sums, strict=True):
-                place.copy_(one.flatten() / total)
-    return found
+                raise UserError(f"tasks: expected rows of every task, got none of task {index + 1}")
+            for target, parameter in zip(_split(gradients[index], trainable), sums, strict=True):
+                target.copy_(parameter.flatten() / total)
+    return gradients
 
 
-def _add_gradients(sums: Sequence[Tensor], chosen: Sequence[nn.Parameter], loss: Tensor, count: int) -> int:
+def _add_gradients(sums: Sequence[Tensor], trainable: Sequence[nn.Parameter], loss: Tensor, count: int) -> int:
     """The count, with the gradients of a sum of losses added to those of the batches before it."""
-    for one, gradient in zip(sums, torch.autograd.grad(loss, chosen, allow_unused=True), strict=True):
+    for total, gradient in zip(sums, torch.autograd.grad(loss, trainable, allow_unused=True), strict=True):
         if gradient is not None:
-            one += gradient
+            total += gradient
     return count
 
 
-def _split(flat: Tensor, chosen: Sequence[nn.Parameter]) -> Iterator[Tensor]:
+def _split(flat: Tensor, trainable: Sequence[nn.Parameter]) -> Iterator[Tensor]:
     """The part of each parameter in a vector of all."""
-    yield from flat.split([one.numel() for one in chosen])
+    yield from flat.split([parameter.numel() for parameter in trainable])
 
 
 def interference(
@@ -78,13 +78,13 @@ def interference(
     is NaN. Beside the gradients there is a slice of them in float64, and no copy. Raises UserError where there are
     none, or of unequal lengths.
     """
-    if not len(gradients) or {one.shape for one in gradients} != {(gradients[0].numel(),)}:
-        shapes = ", ".join(str(tuple(one.shape)) for one in gradients) or "none"
+    if not len(gradients) or {gradient.shape for gradient in gradients} != {(gradients[0].numel(),)}:
+        shapes = ", ".join(str(tuple(gradient.shape)) for gradient in gradients) or "none"
         raise UserError(f"gradients: expected a vector for each task, all of one length, got {shapes}")
     dot = torch.zeros(len(gradients), len(gradients), dtype=torch.float64, device=gradients[0].device)
     for begin in range(0, gradients[0].numel(), SLICE):
-        some = torch.stack([one[begin : begin + SLICE].double() for one in gradients])
-        dot += some @ some.T
+        chunk = torch.stack([gradient[begin : begin + SLICE].double() for gradient in gradients])
+        dot += chunk @ chunk.T
     dot = (dot + dot.T) / 2
     norm = dot.diagonal().sqrt()
     return dot, (dot / torch.outer(norm, norm)).clamp(-1, 1)
@@ -100,9 +100,9 @@ def interference_table(
     first among the gradients, and each pair is there once.
     """
     dot, cosine = interference(gradients)
-    places = list(range(1, len(dot) + 1)) if positions is None else list(positions)
-    if len(places) != len(dot):
-        raise UserError(f"positions: expected one for each of {len(dot)} gradients, got {len(places)}")
+    task_indices = list(range(1, len(dot) + 1)) if positions is None else list(positions)
+    if len(task_indices) != len(dot):
+        raise UserError(f"positions: expected one for each of {len(dot)} gradients, got {len(task_indices)}")
     pairs = torch.triu_indices(len(dot), len(dot)).T.tolist()
-    rows = [(places[a], places[b], float(dot[a, b]), float(cosine[a, b])) for a, b in pairs]
+    rows = [(task_indices[a], task_indices[b], float(dot[a, b]), float(cosine[a, b])) for a, b in pairs]
     return pd.DataFrame(rows, columns=list(COLUMNS))

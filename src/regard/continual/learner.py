@@ -51,37 +51,41 @@ class Learner:
     def __post_init__(self) -> None:
         """Note which classes each task has, (task, class)."""
         self.task_classes = torch.zeros(len(self.stream), len(self.stream.classes), dtype=torch.bool)
-        for number in range(len(self.stream)):
-            self.task_classes[number, list(self.stream.class_indices(number))] = True
+        for task in range(len(self.stream)):
+            self.task_classes[task, list(self.stream.class_indices(task))] = True
 
-    def network_as(self, kind: type[NetworkT]) -> NetworkT:
+    def network_as(self, network_class: type[NetworkT]) -> NetworkT:
         """The network, which is of the kind that its method has made."""
-        assert isinstance(self.network, kind), f"{type(self.network).__name__} is no {kind.__name__}"
+        assert isinstance(self.network, network_class), f"{type(self.network).__name__} is no {network_class.__name__}"
         return self.network
 
     # -- what a stage is ----------------------------------------------------------------------------------
 
     def fine_tuning(self, **changes: Any) -> TrainingPhase:
         """The stage that trains everything, with the budget's epochs and rate."""
-        said = {"name": "fine-tuning", "num_epochs": self.budget.num_epochs, "learning_rate": self.budget.learning_rate}
-        return TrainingPhase(**{**said, **changes})
+        defaults = {
+            "name": "fine-tuning",
+            "num_epochs": self.budget.num_epochs,
+            "learning_rate": self.budget.learning_rate,
+        }
+        return TrainingPhase(**{**defaults, **changes})
 
     def probing(self, **changes: Any) -> TrainingPhase:
         """The stage that trains the head alone."""
-        said = {
+        defaults = {
             "name": "probing",
             "num_epochs": self.budget.num_probing_epochs,
             "learning_rate": self.budget.probing_learning_rate,
         }
-        return TrainingPhase(**{**said, "trains": "head", **changes})
+        return TrainingPhase(**{**defaults, "trains": "head", **changes})
 
     def epoch_batches(
         self, items: Sequence[ExampleRef], stage: TrainingPhase, *, rows: Callable[..., Any] | None = None
     ) -> Batches:
         """Each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
-        make, drawn = rows or self.rows, self.schedule(items, stage)
+        make, epochs = rows or self.rows, self.schedule(items, stage)
         return Batches(
-            drawn.steps, self.budget.batch_size, lambda step: make(drawn.at(step), size=self.budget.batch_size)
+            epochs.steps, self.budget.batch_size, lambda step: make(epochs.at(step), size=self.budget.batch_size)
         )
 
     def schedule(
@@ -94,7 +98,9 @@ class Learner:
             size=self.budget.batch_size,
             epochs=stage.num_epochs,
             seed=self.seed_for("batches", self.task, stage.name),
-            most=self.budget.max_steps.get(self.stream.tasks[self.task].name) if stage.respects_max_steps else None,
+            max_steps=self.budget.max_steps.get(self.stream.tasks[self.task].name)
+            if stage.respects_max_steps
+            else None,
         )
 
     # -- rows -------------------------------------------------------------------------------------------
@@ -103,11 +109,11 @@ class Learner:
         """The training examples of a task."""
         return [ExampleRef(task, row) for row in range(len(self.encoded[task, "train"]))]
 
-    def sample_examples(self, task: int, split: Split, most: int) -> list[ExampleRef]:
+    def sample_examples(self, task: int, split: Split, max_rows: int) -> list[ExampleRef]:
         """At most so many examples of a split of a task, drawn by the run's seed."""
         rows = len(self.encoded[task, split])
-        drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed_for("sampled", task, split)))
-        return [ExampleRef(task, row) for row in sorted(drawn[:most].tolist())]
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed_for("sampled", task, split)))
+        return [ExampleRef(task, row) for row in sorted(order[:max_rows].tolist())]
 
     def length(self, item: ExampleRef) -> int:
         """How many tokens a training example has."""
@@ -123,10 +129,10 @@ class Learner:
         what is missing, labelled −100: they count for nothing.
         """
         missing = max(0, (size or 0) - len(items))
-        every = [*items, *[items[number % len(items)] for number in range(missing)]]
-        found = self._gathered(every, split)
-        found["labels"][len(items) :] = IGNORED
-        return found
+        padded_items = [*items, *[items[number % len(items)] for number in range(missing)]]
+        batch = self._gathered(padded_items, split)
+        batch["labels"][len(items) :] = IGNORED
+        return batch
 
     def _gathered(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
         """The examples as a batch, those of one task read together."""
@@ -135,16 +141,19 @@ class Learner:
         width = max(int(mask.sum(1).max()) for mask in masks)
         ids = torch.full((len(items), width), self.pad)
         mask, types = torch.zeros(len(items), width, dtype=torch.bool), torch.zeros(len(items), width, dtype=torch.long)
-        labels, typed = torch.empty(len(items), dtype=torch.long), False
+        labels, has_types = torch.empty(len(items), dtype=torch.long), False
         for task in set(tasks.tolist()):
-            here, part = tasks == task, self.encoded[task, split]
-            chosen, upto = rows[here], min(width, part.length)
-            ids[here, :upto], mask[here, :upto] = part.input_ids[chosen, :upto], part.attention_mask[chosen, :upto]
-            if part.token_type_ids is not None:
-                types[here, :upto], typed = part.token_type_ids[chosen, :upto], True
-            labels[here] = torch.tensor(self.stream.class_indices(task))[part.labels[chosen]]
-        found = {"input_ids": ids, "attention_mask": mask, "labels": labels, "tasks": tasks, "rows": rows}
-        return found | ({"token_type_ids": types} if typed else {})
+            of_task, encoded = tasks == task, self.encoded[task, split]
+            task_rows, task_width = rows[of_task], min(width, encoded.length)
+            ids[of_task, :task_width], mask[of_task, :task_width] = (
+                encoded.input_ids[task_rows, :task_width],
+                encoded.attention_mask[task_rows, :task_width],
+            )
+            if encoded.token_type_ids is not None:
+                types[of_task, :task_width], has_types = encoded.token_type_ids[task_rows, :task_width], True
+            labels[of_task] = torch.tensor(self.stream.class_indices(task))[encoded.labels[task_rows]]
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "tasks": tasks, "rows": rows}
+        return batch | ({"token_type_ids": types} if has_types else {})
 
     @property
     def pad(self) -> int:
@@ -165,15 +174,19 @@ class Learner:
 
         Behind the classes of the stream a head may have one that all rows are held against: that of other words.
         """
-        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        held = self.contrast_mask(tasks).to(logits.device)
-        others = logits.shape[1] - held.shape[1]
-        return exact.masked_fill(~nn.functional.pad(held, (0, others), value=True), _UNLIKELY)
+        wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        contrast = self.contrast_mask(tasks).to(logits.device)
+        others = logits.shape[1] - contrast.shape[1]
+        return wide_logits.masked_fill(~nn.functional.pad(contrast, (0, others), value=True), _UNLIKELY)
 
     def contrast_mask(self, tasks: Tensor) -> Tensor:
         """(row, class): the classes that rows of these tasks are contrasted with, as `among` says."""
-        own = self.task_classes.to(tasks.device)[tasks]
-        return own if self.loss_classes == "task" else own | self.seen_classes(self.task).to(tasks.device)
+        task_classes = self.task_classes.to(tasks.device)[tasks]
+        return (
+            task_classes
+            if self.loss_classes == "task"
+            else task_classes | self.seen_classes(self.task).to(tasks.device)
+        )
 
     def seen_classes(self, task: int) -> Tensor:
         """(class,): which classes a task, or one before it, has."""
@@ -189,15 +202,15 @@ class Learner:
     @contextmanager
     def evaluation_mode(self) -> Iterator[nn.Module]:
         """The network in evaluation mode and the budget's precision; what was training goes on doing so afterwards."""
-        low = self.budget.precision == "bfloat16"
-        with eval_mode(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=low):
+        autocast = self.budget.precision == "bfloat16"
+        with eval_mode(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
             yield self.network
 
     @contextmanager
     def loss_mode(self) -> Iterator[nn.Module]:
         """As `eval_mode`, for losses: a label-text head holds texts against other words too, as in training."""
         with self.evaluation_mode() as network:
-            heads = [one for one in network.modules() if isinstance(one, LabelTextHead)]
+            heads = [module for module in network.modules() if isinstance(module, LabelTextHead)]
             try:
                 for head in heads:
                     head.train()
@@ -210,9 +223,9 @@ class Learner:
         self, items: Iterable[ExampleRef], split: Split = "train", *, size: int | None = None
     ) -> Iterator[dict[str, Tensor]]:
         """All of some examples in batches on the device, in their order."""
-        every, many = list(items), size or self.budget.eval_batch_size
-        for start in range(0, len(every), many):
-            rows = self.rows(every[start : start + many], split=split)
+        examples, batch_size = list(items), size or self.budget.eval_batch_size
+        for start in range(0, len(examples), batch_size):
+            rows = self.rows(examples[start : start + batch_size], split=split)
             yield {name: value.to(self.device) for name, value in rows.items()}
 
 
@@ -228,11 +241,13 @@ def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int
     }
 
 
-def check_lengths(encoded: Mapping[Any, Encoded], most: int | None) -> None:
+def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> None:
     """Nothing, or a UserError: a text has more tokens than the model takes."""
-    longest = max(int(part.attention_mask.sum(1).max()) for part in encoded.values())
-    if most is not None and longest > most:
-        raise UserError(f"length: expected at most {most} tokens, which this model takes, got a text of {longest}")
+    longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encoded.values())
+    if max_tokens is not None and longest > max_tokens:
+        raise UserError(
+            f"length: expected at most {max_tokens} tokens, which this model takes, got a text of {longest}"
+        )
 
 
 def _check(task: ClassificationTask) -> None:
@@ -244,10 +259,10 @@ def _check(task: ClassificationTask) -> None:
         labels = task.split(split).labels
         if not labels:
             raise UserError(f"stream: expected rows in each split, {task.name} {split} has none")
-        wrong = [label for label in labels if label not in range(count)]
-        if wrong:
-            told = f"{split} of {task.name!r}, got {wrong[0]!r}"
-            raise UserError(f"stream: expected labels from 0 to {count - 1} in {told}")
-    lacking = [name for number, name in enumerate(task.labels) if number not in set(task.train.labels)]
-    if lacking:
-        raise UserError(f"stream: expected rows of each class in train, {task.name!r} has none of {lacking[0]}")
+        invalid = [label for label in labels if label not in range(count)]
+        if invalid:
+            problem = f"{split} of {task.name!r}, got {invalid[0]!r}"
+            raise UserError(f"stream: expected labels from 0 to {count - 1} in {problem}")
+    missing = [name for number, name in enumerate(task.labels) if number not in set(task.train.labels)]
+    if missing:
+        raise UserError(f"stream: expected rows of each class in train, {task.name!r} has none of {missing[0]}")

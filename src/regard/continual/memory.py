@@ -46,24 +46,24 @@ class MemoryConfig(method.MethodConfig):
 # -- what is kept ---------------------------------------------------------------------------------------
 
 
-def keep(learner: Learner, kept: MethodState, config: MemoryConfig, task: int) -> None:
+def keep(learner: Learner, state: MethodState, config: MemoryConfig, task: int) -> None:
     """Take a task's training examples into the memory, which is `kept.items`."""
-    arriving = learner.items(task)
+    new_examples = learner.items(task)
     random = np.random.default_rng(learner.seed_for("memory", task))
     if config.storage_policy == "reservoir":
-        seen = kept.values.get("seen", 0)
-        kept.examples = reservoir(
-            kept.examples,
-            arriving,
-            seen=seen,
+        num_seen = state.values.get("seen", 0)
+        state.examples = reservoir(
+            state.examples,
+            new_examples,
+            seen=num_seen,
             capacity=config.memory_size,
             draw=lambda below: int(random.integers(below)),
         )
-        kept.values["seen"] = seen + len(arriving)
+        state.values["seen"] = num_seen + len(new_examples)
     else:
-        mixed = [arriving[number] for number in random.permutation(len(arriving))]
-        kept.examples = balanced(
-            [*kept.examples, *mixed], capacity=config.memory_size, group=lambda item: _class(learner, item)
+        mixed = [new_examples[number] for number in random.permutation(len(new_examples))]
+        state.examples = balanced(
+            [*state.examples, *mixed], capacity=config.memory_size, group=lambda item: _class(learner, item)
         )
 
 
@@ -73,22 +73,27 @@ def _class(learner: Learner, item: ExampleRef) -> tuple[int, int]:
 
 
 def reservoir(
-    kept: Sequence[ExampleRef], arriving: Sequence[ExampleRef], *, seen: int, capacity: int, draw: Callable[[int], int]
+    stored: Sequence[ExampleRef],
+    new_examples: Sequence[ExampleRef],
+    *,
+    seen: int,
+    capacity: int,
+    draw: Callable[[int], int],
 ) -> list[ExampleRef]:
     """A memory after more examples have come, of which each that ever came is in it with equal chance.
 
     Algorithm R (Vitter 1985): the n-th example to come takes a place drawn from n, if the memory has that place.
     `seen`: how many came before; `draw(n)`: a number from 0 to n − 1.
     """
-    found = list(kept)
-    for number, item in enumerate(arriving, start=seen):
-        if number < capacity:
-            found.append(item)
+    memory = list(stored)
+    for index, item in enumerate(new_examples, start=seen):
+        if index < capacity:
+            memory.append(item)
             continue
-        place = draw(number + 1)
-        if place < capacity:
-            found[place] = item
-    return found
+        slot = draw(index + 1)
+        if slot < capacity:
+            memory[slot] = item
+    return memory
 
 
 def balanced(
@@ -101,20 +106,20 @@ def balanced(
     groups: dict[Hashable, list[ExampleRef]] = {}
     for item in items:
         groups.setdefault(group(item), []).append(item)
-    many = shares([len(each) for each in groups.values()], capacity)
-    return [item for each, share in zip(groups.values(), many, strict=True) for item in each[:share]]
+    counts = shares([len(members) for members in groups.values()], capacity)
+    return [item for members, count in zip(groups.values(), counts, strict=True) for item in members[:count]]
 
 
 def shares(sizes: Sequence[int], capacity: int) -> list[int]:
     """How many of a capacity each gets, who can use no more than its size, dealt one at a time."""
-    found = [0] * len(sizes)
-    left = min(capacity, sum(sizes))
-    while left:
-        for number, size in enumerate(sizes):
-            if found[number] < size and left:
-                found[number] += 1
-                left -= 1
-    return found
+    counts = [0] * len(sizes)
+    remaining = min(capacity, sum(sizes))
+    while remaining:
+        for index, size in enumerate(sizes):
+            if counts[index] < size and remaining:
+                counts[index] += 1
+                remaining -= 1
+    return counts
 
 
 class Remembering(method.Method):
@@ -152,10 +157,10 @@ def arriving(learner: Learner, task: int, stage: TrainingPhase) -> Epochs:
     return learner.schedule(learner.items(task), stage)
 
 
-def beside(learner: Learner, kept: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase) -> Batches:
+def beside(learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase) -> Batches:
     """The task's batches, each with examples of the memory beside it (arXiv 1902.10486)."""
     new, count, seed = arriving(learner, task, stage), replayed(learner, config), learner.seed_for("replay", task)
-    items, size = list(kept.examples), learner.budget.batch_size + count
+    items, size = list(state.examples), learner.budget.batch_size + count
 
     def rows(step: int) -> Rows:
         return learner.rows([*new.at(step), *draw(items, count, seed=seed, step=step)], size=size)
@@ -164,16 +169,16 @@ def beside(learner: Learner, kept: MethodState, config: MemoryConfig, task: int,
 
 
 def interleaved(
-    learner: Learner, kept: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
+    learner: Learner, state: MethodState, config: MemoryConfig, task: int, stage: TrainingPhase, *, interval: int
 ) -> Batches:
     """The task's batches, and after each `interval` of them one of the memory alone (arXiv 1906.01076)."""
     new, count, seed = arriving(learner, task, stage), replayed(learner, config), learner.seed_for("replay", task)
-    items, size = list(kept.examples), max(learner.budget.batch_size, count)
+    items, size = list(state.examples), max(learner.budget.batch_size, count)
 
     def rows(step: int) -> Rows:
-        done, place = divmod(step, interval + 1)
-        old = place == interval
-        here = draw(items, count, seed=seed, step=step) if old else new.at(done * interval + place)
-        return learner.rows(here, size=size)
+        rounds, position = divmod(step, interval + 1)
+        replays = position == interval
+        batch_items = draw(items, count, seed=seed, step=step) if replays else new.at(rounds * interval + position)
+        return learner.rows(batch_items, size=size)
 
     return Batches(new.steps + new.steps // interval, size, rows)

@@ -30,48 +30,48 @@ class MethodConfig:
     """The settings of a method that has none of its own; those of others extend this."""
 
     @classmethod
-    def parse(cls, said: Mapping[str, Any]) -> MethodConfig:
+    def parse(cls, values: Mapping[str, Any]) -> MethodConfig:
         """The settings that are said, as values or as texts. Raises UserError for names and values that cannot be."""
-        hints, known = get_type_hints(cls), [one.name for one in dataclasses.fields(cls)]
-        unknown = [name for name in said if name not in known]
+        hints, valid_names = get_type_hints(cls), [field.name for field in dataclasses.fields(cls)]
+        unknown = [name for name in values if name not in valid_names]
         if unknown:
-            if not known:
+            if not valid_names:
                 raise UserError(f"set: there is no setting {unknown[0]}, the method has none")
-            near = suggest(unknown[0], known)
-            told = f"{near} Allowed" if near else "; allowed"
-            raise UserError(f"set: there is no setting {unknown[0]}{told} are {', '.join(known)}")
-        return cls(**{name: _value(name, value, hints[name]) for name, value in said.items()})
+            suggestion = suggest(unknown[0], valid_names)
+            hint = f"{suggestion} Allowed" if suggestion else "; allowed"
+            raise UserError(f"set: there is no setting {unknown[0]}{hint} are {', '.join(valid_names)}")
+        return cls(**{name: _value(name, value, hints[name]) for name, value in values.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting by its name."""
         return dataclasses.asdict(self)
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, valid_names: Iterable[str]) -> str:
     """The name that is nearest to one that nothing has, as in ", did you mean 'sapt'?"; '' where none is near."""
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    matches = difflib.get_close_matches(name.lower(), valid_names, n=1)
+    return f", did you mean {matches[0]!r}?" if matches else ""
 
 
-def _value(name: str, value: Any, kind: Any) -> Any:
+def _value(name: str, value: Any, field_type: Any) -> Any:
     """The value as its field wants it."""
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if field_type is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, str) or kind not in (int, float, bool):
+    if not isinstance(value, str) or field_type not in (int, float, bool):
         return value
     try:
-        return {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+        return {"true": True, "false": False}[value.lower()] if field_type is bool else field_type(value)
     except (ValueError, KeyError):
-        told = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-        raise UserError(f"{name}: expected {told}, got {value!r}") from None
+        expected = {int: "a whole number", float: "a number", bool: "true or false"}[field_type]
+        raise UserError(f"{name}: expected {expected}, got {value!r}") from None
 
 
-def check_number(name: str, value: Any, *, least: float, most: float = float("inf")) -> None:
-    """Nothing, or a UserError: a setting is no number from `least` to `most`."""
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and value < float("inf")
-    if not known or not least <= value <= most:
-        upto = "" if most == float("inf") else f" and at most {most:g}"
-        raise UserError(f"{name}: expected a number of at least {least:g}{upto}, got {value!r}")
+def check_number(name: str, value: Any, *, min_value: float, max_value: float = float("inf")) -> None:
+    """Nothing, or a UserError: a setting is no number from `min_value` to `max_value`."""
+    is_finite = isinstance(value, (int, float)) and not isinstance(value, bool) and value < float("inf")
+    if not is_finite or not min_value <= value <= max_value:
+        upper_text = "" if max_value == float("inf") else f" and at most {max_value:g}"
+        raise UserError(f"{name}: expected a number of at least {min_value:g}{upper_text}, got {value!r}")
 
 
 @dataclass

@@ -189,9 +189,9 @@ def accuracy_matrix(frame: pd.DataFrame, scenario: Scenario) -> Matrix:
     by no later task: their scores stand for all rows that come after.
     """
     check_scores(frame)
-    found = frame[[*RUN]].drop_duplicates()
-    if len(found) > 1:
-        raise UserError(f"matrix: expected the rows of one run, got those of {len(found)}")
+    problems = frame[[*RUN]].drop_duplicates()
+    if len(problems) > 1:
+        raise UserError(f"matrix: expected the rows of one run, got those of {len(problems)}")
     return _matrix(frame, scenario)
 
 
@@ -235,8 +235,8 @@ def check_scores(scores: pd.DataFrame) -> None:
             raise UserError(f"matrix: expected {name} {limit}, got {outside.iloc[0]}")
     twice = scores[scores.duplicated([*RUN, "scenario", "after_task", "task_index"])]
     if len(twice):
-        told = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*RUN, "scenario", "after_task", "task_index"))
-        raise UserError(f"matrix: expected each score once, several are of {told}")
+        problem = ", ".join(f"{name} {twice.iloc[0][name]}" for name in (*RUN, "scenario", "after_task", "task_index"))
+        raise UserError(f"matrix: expected each score once, several are of {problem}")
 
 
 def _matrix(run: pd.DataFrame, scenario: str) -> Matrix:
@@ -245,16 +245,18 @@ def _matrix(run: pd.DataFrame, scenario: str) -> Matrix:
     if rows.empty:
         scored = ", ".join(run["scenario"].unique())
         raise UserError(f"scenario: expected one that was scored ({scored}), got {scenario}")
-    planned, learnt = _planned(str(rows["order"].iloc[0])), int(rows["after_task"].max())
-    if max(learnt, int(rows["task_index"].max())) > planned:
-        last = max(learnt, int(rows["task_index"].max()))
+    planned, tasks_trained = _planned(str(rows["order"].iloc[0])), int(rows["after_task"].max())
+    if max(tasks_trained, int(rows["task_index"].max())) > planned:
+        last = max(tasks_trained, int(rows["task_index"].max()))
         raise UserError(f"matrix: expected {planned} tasks as in the order {rows['order'].iloc[0]}, got a task {last}")
-    rows = rows[rows["task_index"] <= learnt]
+    rows = rows[rows["task_index"] <= tasks_trained]
     tasks = rows[["task_index", "task", "n"]].drop_duplicates().sort_values("task_index")
-    if tasks["task_index"].tolist() != list(range(1, learnt + 1)) or tasks["task"].duplicated().any():
-        told = ", ".join(f"{row.task_index} {row.task} (n {row.n})" for row in tasks.itertuples())
-        raise UserError(f"matrix: expected one task, with one n, at each task_index from 1 to {learnt}, got {told}")
-    scores = np.full((learnt + 1, learnt), np.nan)
+    if tasks["task_index"].tolist() != list(range(1, tasks_trained + 1)) or tasks["task"].duplicated().any():
+        problem = ", ".join(f"{row.task_index} {row.task} (n {row.n})" for row in tasks.itertuples())
+        raise UserError(
+            f"matrix: expected one task, with one n, at each task_index from 1 to {tasks_trained}, got {problem}"
+        )
+    scores = np.full((tasks_trained + 1, tasks_trained), np.nan)
     scores[rows["after_task"], rows["task_index"] - 1] = rows["score"]
     if run["method"].iloc[0] == SEPARATE:
         scores = _carried_over(scores)
@@ -296,8 +298,8 @@ def _of_order(rows: pd.DataFrame, order: str) -> pd.DataFrame:
 
 def _last(rows: pd.DataFrame) -> dict[str, float]:
     """The last score of each task that was learnt, the mean over orders if the rows have several."""
-    learnt = rows[rows["after_task"] >= rows["task_index"]].sort_values("after_task")
-    last = learnt.drop_duplicates(["order", "task"], keep="last")
+    tasks_trained = rows[rows["after_task"] >= rows["task_index"]].sort_values("after_task")
+    last = tasks_trained.drop_duplicates(["order", "task"], keep="last")
     return {str(task): float(score) for task, score in last.groupby("task")["score"].mean().items()}
 
 

@@ -29,12 +29,14 @@ class RequiredSetting(NamedTuple):
 
 def check_required(config: Any, conditions: Mapping[str, Sequence[RequiredSetting]]) -> None:
     """Nothing, or a UserError: a field of a record is not as by default, and nothing will read it."""
-    plain = {one.name: one.default for one in dataclasses.fields(config)}
-    for name in (name for name in conditions if getattr(config, name) != plain[name]):
-        for where in conditions[name]:
-            value = getattr(config, where.name)
-            if not where.holds(value):
-                raise UserError(f"{name}: expected {where}, which reads it, got {where.name}={_named(value)}")
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in (name for name in conditions if getattr(config, name) != defaults[name]):
+        for requirement in conditions[name]:
+            value = getattr(config, requirement.name)
+            if not requirement.holds(value):
+                raise UserError(
+                    f"{name}: expected {requirement}, which reads it, got {requirement.name}={_named(value)}"
+                )
 
 
 def _named(value: Any) -> str:

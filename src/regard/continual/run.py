@@ -73,20 +73,20 @@ def make_learner(
         return begin_texts(stream, method, loaded, budget, seed=seed, lora=lora)
     encoded = encode_stream(stream, loaded.tokenizer, budget.length)
     check_lengths(encoded, maximum_length(loaded.model, loaded.tokenizer))
-    wanted = head or method.head
+    head_name = head or method.head
     classifier = Classifier.from_loaded(
         loaded,
         stream.classes,
-        head=wanted,
-        common=_common(method, loaded.tokenizer, encoded[0, "train"].input_ids) if wanted == "sink" else (),
+        head=head_name,
+        common=_common(method, loaded.tokenizer, encoded[0, "train"].input_ids) if head_name == "sink" else (),
         lora=lora,
-        label_words=LABEL_WORDS if wanted == "labels" else 0,
+        label_words=LABEL_WORDS if head_name == "labels" else 0,
         seed=seed,
     )
     network = method.Network(classifier, tasks=len(stream), config=method.config, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     learner = Learner(stream, network, budget, loaded.tokenizer, seed, start, encoded, loaded.model.device)
-    learner.loss_classes = method.loss_classes or ("seen" if wanted == "labels" else "task")
+    learner.loss_classes = method.loss_classes or ("seen" if head_name == "labels" else "task")
     return learner
 
 
@@ -113,33 +113,33 @@ def run_stream(
     network of a run that was resumed when all was learnt has its weights, and nothing else that hooks have shown it.
     Raises UserError.
     """
-    ran, place = RunState(learner, method), None if folder is None else Path(folder)
-    about = _about(learner, method)
-    if place is not None and not resume:
-        _clear(place)
-    learnt = _resumed(ran, place, about) if resume and place is not None else 0
+    run, checkpoint_dir = RunState(learner, method), None if folder is None else Path(folder)
+    fingerprint = _about(learner, method)
+    if checkpoint_dir is not None and not resume:
+        _clear(checkpoint_dir)
+    tasks_trained = _resumed(run, checkpoint_dir, fingerprint) if resume and checkpoint_dir is not None else 0
     learner.network.to(learner.device)
-    for task in range(learnt, len(learner.stream)):
+    for task in range(tasks_trained, len(learner.stream)):
         learner.task = task
         reset_peak(learner.device)
-        taken = seconds_of(method.before_task, learner, task)
-        _before(ran, diagnose)
-        cost = _train(ran, place, resume, checkpoint_every, on_progress)
-        taken += seconds_of(method.after_task, learner, task)
+        hook_seconds = seconds_of(method.before_task, learner, task)
+        _before(run, diagnose)
+        cost = _train(run, checkpoint_dir, resume, checkpoint_every, on_progress)
+        hook_seconds += seconds_of(method.after_task, learner, task)
         _check_bound(method)
-        cost |= {"hook_seconds": taken + cost["hook_seconds"], "peak_memory_mib": peak_memory(learner.device)}
-        ran.rows["cost"].append({**cost, **memory_cost(learner, method)})
-        _after(ran, diagnose)
-        _add_gate(ran, gated)
-        ran.peak_memory = max(ran.peak_memory, peak_memory(learner.device))
+        cost |= {"hook_seconds": hook_seconds + cost["hook_seconds"], "peak_memory_mib": peak_memory(learner.device)}
+        run.rows["cost"].append({**cost, **memory_cost(learner, method)})
+        _after(run, diagnose)
+        _add_gate(run, gated)
+        run.peak_memory = max(run.peak_memory, peak_memory(learner.device))
         if on_task is not None:
             on_task(learner, task + 1)
-        if place is not None:
-            _keep(ran, place, about)
+        if checkpoint_dir is not None:
+            _keep(run, checkpoint_dir, fingerprint)
         if on_kept is not None:
             on_kept(task + 1)
     learner.network.eval()
-    return ran
+    return run
 
 
 def _first() -> bool:
@@ -147,11 +147,11 @@ def _first() -> bool:
     return os.environ.get("RANK", "0") == "0" if not dist.is_initialized() else dist.get_rank() == 0
 
 
-def _clear(place: Path) -> None:
+def _clear(checkpoint_dir: Path) -> None:
     """Remove what an earlier run has left, and nothing else that may be there."""
     if _first():
-        for left in (*place.glob("after-*"), *place.glob("task-*")):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in (*checkpoint_dir.glob("after-*"), *checkpoint_dir.glob("task-*")):
+            shutil.rmtree(leftover, ignore_errors=True)
     if dist.is_initialized():
         dist.barrier()
 
@@ -178,7 +178,7 @@ def _about(learner: Learner, method: Method) -> dict[str, Any]:
         "stream": {
             "name": stream.name,
             "order": list(stream.order),
-            "tasks": [dict(one.sha256) for one in stream.tasks],
+            "tasks": [dict(task.sha256) for task in stream.tasks],
         },
         "model": {
             "base": config.lineage.get("base"),
@@ -189,75 +189,79 @@ def _about(learner: Learner, method: Method) -> dict[str, Any]:
     }
 
 
-def _resumed(ran: RunState, place: Path, about: Mapping[str, Any]) -> int:
+def _resumed(run: RunState, checkpoint_dir: Path, fingerprint: Mapping[str, Any]) -> int:
     """After how many tasks the run goes on, as it was then."""
-    learnt = state.latest(place, len(ran.learner.stream))
-    if not learnt:
+    tasks_trained = state.latest(checkpoint_dir, len(run.learner.stream))
+    if not tasks_trained:
         return 0
-    ran.method.state, found = state.restore_state(place, learnt, ran.learner.network, about)
-    ran.rows = {name: found.get(name, []) for name in ran.rows}
-    return learnt
+    run.method.state, tables = state.restore_state(checkpoint_dir, tasks_trained, run.learner.network, fingerprint)
+    run.rows = {name: tables.get(name, []) for name in run.rows}
+    return tasks_trained
 
 
-def _keep(ran: RunState, place: Path, about: Mapping[str, Any]) -> None:
+def _keep(run: RunState, checkpoint_dir: Path, fingerprint: Mapping[str, Any]) -> None:
     """Write the state after the task at hand, whose checkpoints are no longer needed."""
     with processes.raise_on_all_ranks():
         if _first():
-            learnt = ran.learner.task + 1
-            state.save(place, learnt, ran.learner.network, ran.method.state, {**ran.rows, "about": about})
-            shutil.rmtree(_stages(place, ran.learner.task), ignore_errors=True)
+            tasks_trained = run.learner.task + 1
+            state.save(
+                checkpoint_dir, tasks_trained, run.learner.network, run.method.state, {**run.rows, "about": fingerprint}
+            )
+            shutil.rmtree(_stages(checkpoint_dir, run.learner.task), ignore_errors=True)
 
 
-def _stages(place: Path, task: int) -> Path:
-    return place / f"task-{task + 1:04d}"
+def _stages(checkpoint_dir: Path, task: int) -> Path:
+    return checkpoint_dir / f"task-{task + 1:04d}"
 
 
 # -- training -------------------------------------------------------------------------------------------
 
 
 def _train(
-    ran: RunState,
-    place: Path | None,
+    run: RunState,
+    checkpoint_dir: Path | None,
     resume: bool,
-    every: int | None,
+    save_steps: int | None,
     on_progress: Callable[[ProgressEvent], None] | None,
 ) -> Row:
     """Every stage of the task at hand; what it cost."""
-    learner, method, spent = ran.learner, ran.method, TaskCost()
-    for number, stage in enumerate(method.phases(learner, learner.task)):
-        began = time.perf_counter()
-        batches = method.batches(learner, learner.task, stage)
-        spent.hooks += time.perf_counter() - began
+    learner, method, cost = run.learner, run.method, TaskCost()
+    for index, phase in enumerate(method.phases(learner, learner.task)):
+        start = time.perf_counter()
+        batches = method.batches(learner, learner.task, phase)
+        cost.hooks += time.perf_counter() - start
         if not batches.steps:
             continue
-        with _only(learner, stage):
+        with _only(learner, phase):
             a_token = flops_a_token(learner, method, batches)
-            a_step = flops_a_correction(learner, method, batches, stage)
-            trained = training.train(
+            a_step = flops_a_correction(learner, method, batches, phase)
+            result = training.train(
                 learner.network,
-                _plan(learner, stage, batches, every),
-                batch=spent.counting(batches),
+                _plan(learner, phase, batches, save_steps),
+                batch=cost.counting(batches),
                 loss=lambda network, rows: method.loss(learner, network, trim_padding(rows)),
                 count=count_examples,
-                folder=None if place is None or every is None else _stages(place, learner.task) / f"stage-{number}",
-                resume=resume and every is not None,
-                on_progress=_telling(learner, stage, on_progress),
-                correct=stage.transform_gradients,
-                times=stage.lr_multipliers,
+                folder=None
+                if checkpoint_dir is None or save_steps is None
+                else _stages(checkpoint_dir, learner.task) / f"stage-{index}",
+                resume=resume and save_steps is not None,
+                on_progress=_telling(learner, phase, on_progress),
+                correct=phase.transform_gradients,
+                times=phase.lr_multipliers,
                 device="cpu" if learner.device.type == "cpu" else None,
             )
-        spent.add(trained, batches, a_token=a_token, a_step=a_step)
-    return {**_place(learner, learner.task), **spent.row()}
+        cost.add(result, batches, a_token=a_token, a_step=a_step)
+    return {**_place(learner, learner.task), **cost.row()}
 
 
-def _plan(learner: Learner, stage: TrainingPhase, batches: Batches, every: int | None) -> TrainingConfig:
+def _plan(learner: Learner, phase: TrainingPhase, batches: Batches, save_steps: int | None) -> TrainingConfig:
     """How a stage is trained: a new AdamW and a schedule of its own (arXiv 2410.05648: a linear one)."""
     budget = learner.budget
     return TrainingConfig(
         max_steps=batches.steps,
         batch_size=batches.size,
         micro_batch_size=budget.micro_batch_size,
-        learning_rate=stage.learning_rate,
+        learning_rate=phase.learning_rate,
         lr_scheduler_type=budget.lr_scheduler_type,  # type: ignore[arg-type]  # checked by the plan
         warmup_steps=warmup_steps(budget, batches.steps),
         final_lr_ratio=0.0,
@@ -267,8 +271,8 @@ def _plan(learner: Learner, stage: TrainingPhase, batches: Batches, every: int |
         adam_epsilon=1e-6,
         max_grad_norm=budget.max_grad_norm,
         precision=budget.precision,  # type: ignore[arg-type]  # checked by the plan
-        seed=learner.seed_for("stage", learner.task, stage.name) % 2**31,
-        save_steps=every,
+        seed=learner.seed_for("stage", learner.task, phase.name) % 2**31,
+        save_steps=save_steps,
         save_total_limit=1,
         logging_steps=batches.steps,
     )
@@ -277,18 +281,18 @@ def _plan(learner: Learner, stage: TrainingPhase, batches: Batches, every: int |
 class _only:
     """While it lasts only what a stage trains requires gradients."""
 
-    def __init__(self, learner: Learner, stage: TrainingPhase) -> None:
+    def __init__(self, learner: Learner, phase: TrainingPhase) -> None:
         network = learner.network
-        trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-        if stage.trains == "head" and not any(network.is_head_parameter(name) for name in trained):
+        trainable = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+        if phase.trains == "head" and not any(network.is_head_parameter(name) for name in trainable):
             raise UserError(
-                f"head: expected one that can be trained, stage {stage.name} trains the head alone, and "
+                f"head: expected one that can be trained, stage {phase.name} trains the head alone, and "
                 f"{network.classifier.config.head} has no weights"
             )
         self.frozen = [
             parameter
             for name, parameter in network.named_parameters()
-            if parameter.requires_grad and stage.trains == "head" and not network.is_head_parameter(name)
+            if parameter.requires_grad and phase.trains == "head" and not network.is_head_parameter(name)
         ]
 
     def __enter__(self) -> None:
@@ -301,16 +305,16 @@ class _only:
 
 
 def _telling(
-    learner: Learner, stage: TrainingPhase, on_progress: Callable[[ProgressEvent], None] | None
+    learner: Learner, phase: TrainingPhase, on_progress: Callable[[ProgressEvent], None] | None
 ) -> Callable[[int, int, Mapping[str, float]], None] | None:
     if on_progress is None:
         return None
     name = learner.stream.tasks[learner.task].name
 
-    def tell(step: int, steps: int, numbers: Mapping[str, float]) -> None:
-        on_progress(ProgressEvent(learner.task + 1, name, stage.name, step, steps, numbers))
+    def report(step: int, steps: int, numbers: Mapping[str, float]) -> None:
+        on_progress(ProgressEvent(learner.task + 1, name, phase.name, step, steps, numbers))
 
-    return tell
+    return report
 
 
 # -- what is found --------------------------------------------------------------------------------------
@@ -320,55 +324,65 @@ def _place(learner: Learner, task: int) -> Row:
     return {"task_index": task + 1, "task": learner.stream.tasks[task].name}
 
 
-def _before(ran: RunState, diagnose: Diagnose | None) -> None:
+def _before(run: RunState, diagnose: Diagnose | None) -> None:
     """What is seen before the task at hand is learnt: its score without, and the diagnostics."""
-    learner, task = ran.learner, ran.learner.task
-    if ran.method.evaluation_scope == "seen":
-        _add_score(ran, task, score_task(learner, task, learnt=task), learnt=task, cil=False)
-    _add_diagnostics(ran, diagnose, learnt=task)
+    learner, task = run.learner, run.learner.task
+    if run.method.evaluation_scope == "seen":
+        _add_score(run, task, score_task(learner, task, tasks_trained=task), tasks_trained=task, cil=False)
+    _add_diagnostics(run, diagnose, tasks_trained=task)
 
 
-def _after(ran: RunState, diagnose: Diagnose | None) -> None:
+def _after(run: RunState, diagnose: Diagnose | None) -> None:
     """The scores and diagnostics after the task at hand."""
-    learner, task, method = ran.learner, ran.learner.task, ran.method
-    learnt = task + 1
-    if method.evaluation_scope == "end" and learnt < len(learner.stream):
+    learner, task, method = run.learner, run.learner.task, run.method
+    tasks_trained = task + 1
+    if method.evaluation_scope == "end" and tasks_trained < len(learner.stream):
         return
-    kept = [row for row in ran.rows["matrix"] if row["after_task"] == task and method.evaluation_scope == "own"]
-    ran.rows["matrix"] += [{**row, "after_task": learnt} for row in kept]
-    for other in (task,) if method.evaluation_scope == "own" else range(learnt):
-        _add_score(ran, other, score_task(learner, other, learnt=learnt), learnt=learnt, cil=method.incremental)
-    _add_diagnostics(ran, diagnose, learnt=learnt)
+    previous_rows = [
+        row for row in run.rows["matrix"] if row["after_task"] == task and method.evaluation_scope == "own"
+    ]
+    run.rows["matrix"] += [{**row, "after_task": tasks_trained} for row in previous_rows]
+    for scored_task in (task,) if method.evaluation_scope == "own" else range(tasks_trained):
+        _add_score(
+            run,
+            scored_task,
+            score_task(learner, scored_task, tasks_trained=tasks_trained),
+            tasks_trained=tasks_trained,
+            cil=method.incremental,
+        )
+    _add_diagnostics(run, diagnose, tasks_trained=tasks_trained)
 
 
-def _add_score(ran: RunState, task: int, found: Score, *, learnt: int, cil: bool) -> None:
-    values = {"til": found.til, **({"cil": found.cil} if cil and found.cil is not None else {})}
-    ran.rows["matrix"] += [
-        {"after_task": learnt, **_place(ran.learner, task), "scenario": setting, "score": value, "n": found.n}
-        for setting, value in values.items()
+def _add_score(run: RunState, task: int, score: Score, *, tasks_trained: int, cil: bool) -> None:
+    values = {"til": score.til, **({"cil": score.cil} if cil and score.cil is not None else {})}
+    run.rows["matrix"] += [
+        {"after_task": tasks_trained, **_place(run.learner, task), "scenario": scenario, "score": value, "n": score.n}
+        for scenario, value in values.items()
     ]
 
 
-def _add_diagnostics(ran: RunState, diagnose: Diagnose | None, *, learnt: int) -> None:
+def _add_diagnostics(run: RunState, diagnose: Diagnose | None, *, tasks_trained: int) -> None:
     if diagnose is not None:
-        task = ran.learner.task
-        ran.rows["diagnostics"] += [
-            {"after_task": learnt, **_place(ran.learner, task), **row} for row in diagnose(ran.learner, task)
+        task = run.learner.task
+        run.rows["diagnostics"] += [
+            {"after_task": tasks_trained, **_place(run.learner, task), **row} for row in diagnose(run.learner, task)
         ]
 
 
-def _add_gate(ran: RunState, rows: int) -> None:
+def _add_gate(run: RunState, rows: int) -> None:
     """What the gate does after the task at hand; how right rows are without it, of the task, at the end of all."""
     if not rows:
         return
-    learner, learnt = ran.learner, ran.learner.task + 1
-    last = learnt == len(learner.stream)
-    found = gate_rows(learner, ran.method, learnt, rows=rows, scored=last)
-    if found and not last:
-        told = {"after_task": learnt, **_place(learner, learner.task)}
-        each = score_rows(learner, learner.task, learnt)
-        found += [{**told, "statistic": name, "adapter": block, "value": value} for name, block, value in each]
-    ran.rows["gate"] += found
+    learner, tasks_trained = run.learner, run.learner.task + 1
+    last = tasks_trained == len(learner.stream)
+    gate_table = gate_rows(learner, run.method, tasks_trained, rows=rows, scored=last)
+    if gate_table and not last:
+        task_columns = {"after_task": tasks_trained, **_place(learner, learner.task)}
+        values = score_rows(learner, learner.task, tasks_trained)
+        gate_table += [
+            {**task_columns, "statistic": name, "adapter": adapter, "value": value} for name, adapter, value in values
+        ]
+    run.rows["gate"] += gate_table
 
 
 def _check_bound(method: Method) -> None:

@@ -24,62 +24,64 @@ NETWORK, KEPT, STATE = "network.safetensors", "kept.safetensors", "state.json"
 FORMAT = 1
 
 
-def place_of(folder: Path, learnt: int) -> Path:
+def place_of(folder: Path, tasks_trained: int) -> Path:
     """Where the state after so many tasks lies."""
-    return folder / f"after-{learnt:04d}"
+    return folder / f"after-{tasks_trained:04d}"
 
 
-def save(folder: Path, learnt: int, network: nn.Module, kept: MethodState, found: Mapping[str, Any]) -> None:
-    """Write the state after `learnt` tasks, and remove that before it."""
-    with atomic_folder(place_of(folder, learnt), overwrite=False) as place:
-        save_file(tensors_of(network), place / NETWORK)
-        save_file({name: value.detach().cpu().contiguous() for name, value in kept.tensors.items()}, place / KEPT)
-        trained = [name for name, one in network.named_parameters() if one.requires_grad]
-        said = {
+def save(folder: Path, tasks_trained: int, network: nn.Module, state: MethodState, tables: Mapping[str, Any]) -> None:
+    """Write the state after `tasks_trained` tasks, and remove that before it."""
+    with atomic_folder(place_of(folder, tasks_trained), overwrite=False) as target:
+        save_file(tensors_of(network), target / NETWORK)
+        save_file({name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}, target / KEPT)
+        trainable = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+        content = {
             "format": FORMAT,
-            "items": [list(item) for item in kept.examples],
-            "values": kept.values,
-            "found": found,
+            "items": [list(item) for item in state.examples],
+            "values": state.values,
+            "found": tables,
         }
-        said["trained"] = trained
-        (place / STATE).write_text(json.dumps(said), encoding="utf-8")
-    for earlier in range(learnt):
-        shutil.rmtree(place_of(folder, earlier), ignore_errors=True)
+        content["trained"] = trainable
+        (target / STATE).write_text(json.dumps(content), encoding="utf-8")
+    for task in range(tasks_trained):
+        shutil.rmtree(place_of(folder, task), ignore_errors=True)
 
 
 def latest(folder: Path, tasks: int) -> int:
     """After how many tasks the last state in the folder is; 0 where there is none."""
-    there = (learnt for learnt in range(tasks, 0, -1) if (place_of(folder, learnt) / STATE).is_file())
-    return next(there, 0)
+    numbers = (
+        tasks_trained for tasks_trained in range(tasks, 0, -1) if (place_of(folder, tasks_trained) / STATE).is_file()
+    )
+    return next(numbers, 0)
 
 
 def restore_state(
-    folder: Path, learnt: int, network: nn.Module, about: Mapping[str, Any]
+    folder: Path, tasks_trained: int, network: nn.Module, fingerprint: Mapping[str, Any]
 ) -> tuple[MethodState, dict[str, Any]]:
-    """What was kept and found after `learnt` tasks; the network has its weights of then, and trains what it did then.
+    """What was kept and found after `tasks_trained` tasks; the network has its weights of then, and trains what it did then.
 
-    Raises UserError where the files are damaged, or of a run of other settings (`about`, which `found` has as well).
+    Raises UserError where the files are damaged, or of a run of other settings (`fingerprint`, which `tables` has as well).
     """
-    place = place_of(folder, learnt)
+    source = place_of(folder, tasks_trained)
     try:
-        said = json.loads((place / STATE).read_text(encoding="utf-8"))
-        weights, tensors = load_file(place / NETWORK), load_file(place / KEPT)
-        items, values, found = [ExampleRef(*item) for item in said["items"]], said["values"], said["found"]
+        content = json.loads((source / STATE).read_text(encoding="utf-8"))
+        weights, tensors = load_file(source / NETWORK), load_file(source / KEPT)
+        examples, values, tables = [ExampleRef(*item) for item in content["items"]], content["values"], content["found"]
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(
-            f"resume: {place} cannot be read: {' '.join(str(error).split())}; run without resume"
+            f"resume: {source} cannot be read: {' '.join(str(error).split())}; run without resume"
         ) from error
-    check_same(found["about"], json.loads(json.dumps(about)))
+    check_same(tables["about"], json.loads(json.dumps(fingerprint)))
     load_tensors(network, weights)
-    if "trained" in said:  # states that earlier versions wrote do not say
-        _reopen(network, said["trained"])
-    return MethodState(items, tensors, values), found
+    if "trained" in content:  # states that earlier versions wrote do not say
+        _reopen(network, content["trained"])
+    return MethodState(examples, tensors, values), tables
 
 
-def _reopen(network: nn.Module, trained: Sequence[str]) -> None:
+def _reopen(network: nn.Module, trainable: Sequence[str]) -> None:
     """Let the parameters of these names be trained, and no others."""
-    for name, one in network.named_parameters():
-        one.requires_grad_(name in trained)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in trainable)
     for module in network.modules():
         if isinstance(module, LoraAdapters):
             module.reopen()
@@ -87,20 +89,20 @@ def _reopen(network: nn.Module, trained: Sequence[str]) -> None:
 
 def tensors_of(network: nn.Module) -> dict[str, Tensor]:
     """The network's weights and buffers on the CPU, tied ones once."""
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    ids: set[int] = set()
     for name, value in network.state_dict(keep_vars=True).items():
-        if id(value) not in seen:
-            seen.add(id(value))
-            found[name] = value.detach().cpu().contiguous()
-    return found
+        if id(value) not in ids:
+            ids.add(id(value))
+            tensors[name] = value.detach().cpu().contiguous()
+    return tensors
 
 
 @torch.no_grad()
 def load_tensors(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Give the network these weights, which are those of `tensors_of`, or some of them."""
-    there = network.state_dict(keep_vars=True)
+    current = network.state_dict(keep_vars=True)
     for name, value in weights.items():
-        if name not in there or there[name].shape != value.shape:
+        if name not in current or current[name].shape != value.shape:
             raise UserError(f"resume: expected the network of this run, {name} does not fit it")
-        there[name].copy_(value)
+        current[name].copy_(value)

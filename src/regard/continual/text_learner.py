@@ -69,16 +69,21 @@ class TextLearner(Learner):
     def _gathered(self, items: Sequence[ExampleRef], split: Split) -> dict[str, Tensor]:
         """The examples as a batch: `input_ids`, `attention_mask` (row, token) of prompts, `labels` (row, token)."""
         tasks, rows = torch.tensor(items).unbind(1)
-        parts = [self.part(item.task, split) for item in items]
-        prompts = [part.input_ids[row][part.attention_mask[row]] for part, row in zip(parts, rows, strict=True)]
-        answers = [part.answers[row][part.answers[row] != IGNORED] for part, row in zip(parts, rows, strict=True)]
+        encodings = [self.part(item.task, split) for item in items]
+        prompts = [
+            encoding.input_ids[row][encoding.attention_mask[row]] for encoding, row in zip(encodings, rows, strict=True)
+        ]
+        answers = [
+            encoding.answers[row][encoding.answers[row] != IGNORED]
+            for encoding, row in zip(encodings, rows, strict=True)
+        ]
         return batch(prompts, answers, self.pad) | {"tasks": tasks, "rows": rows}
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """The sum of the cross-entropies of the answers' tokens; those that are −100 add nothing."""
-        exact = self.mask_logits(logits, rows["tasks"])
+        wide_logits = self.mask_logits(logits, rows["tasks"])
         return nn.functional.cross_entropy(
-            exact.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORED, reduction="sum"
+            wide_logits.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORED, reduction="sum"
         )
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
@@ -89,7 +94,7 @@ class TextLearner(Learner):
 def batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> dict[str, Tensor]:
     """Prompts and answers of ids padded on the right: `input_ids`, `attention_mask`, `labels`, all (row, token)."""
     ids = nn.utils.rnn.pad_sequence(list(prompts), batch_first=True, padding_value=pad)
-    lengths = torch.tensor([len(one) for one in prompts])
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
     labels = nn.utils.rnn.pad_sequence(list(answers), batch_first=True, padding_value=IGNORED)
     return {"input_ids": ids, "attention_mask": torch.arange(ids.shape[1]) < lengths[:, None], "labels": labels}
 
@@ -113,8 +118,8 @@ def begin_texts(
         )
     generator = Generator.from_loaded(loaded, lora=lora, seed=seed)
     encoded = encode_texts(stream, loaded.tokenizer, budget, encoder_decoder=generator.is_encoder_decoder)
-    most = maximum_length(loaded.model, loaded.tokenizer)
-    check_text_lengths(encoded.values(), most, budget.target_length, encoder_decoder=generator.is_encoder_decoder)
+    max_tokens = maximum_length(loaded.model, loaded.tokenizer)
+    check_text_lengths(encoded.values(), max_tokens, budget.target_length, encoder_decoder=generator.is_encoder_decoder)
     network = method.Network(cast(Any, generator), tasks=len(stream), config=method.config, seed=seed)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     return TextLearner(stream, network, budget, loaded.tokenizer, seed, start, cast(Any, encoded), loaded.model.device)
@@ -124,14 +129,14 @@ def encode_texts(
     stream: Stream, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool
 ) -> dict[tuple[int, Split], EncodedTexts]:
     """The splits of each task as token ids, each text once. Raises UserError for a split without rows."""
-    found = {}
-    for number, task in enumerate(cast("tuple[TextTask, ...]", stream.tasks)):
+    encodings = {}
+    for task_index, task in enumerate(cast("tuple[TextTask, ...]", stream.tasks)):
         for split in SPLITS:
             pairs = task.split(split)
             if not len(pairs):
                 raise UserError(f"stream: expected rows in each split, {task.name} {split} has none")
-            found[number, split] = encode_pairs(pairs, tokenizer, budget, encoder_decoder=encoder_decoder)
-    return found
+            encodings[task_index, split] = encode_pairs(pairs, tokenizer, budget, encoder_decoder=encoder_decoder)
+    return encodings
 
 
 def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:
@@ -143,25 +148,32 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     """
     end = tokenizer.eos_token_id
     prompts = [_prompt(ids, end, encoder_decoder) for ids in _ids(tokenizer, pairs.inputs)]
-    answers = [_answer(ids, end) for ids in _ids(tokenizer, [one[0] for one in pairs.targets], special=encoder_decoder)]
-    lacking = next((row for row, ids in enumerate(prompts) if not ids), None)
-    if lacking is not None:
-        raise UserError(f"stream: expected prompts with words, {pairs.inputs[lacking]!r} has no token")
-    cut = sum(len(ids) > budget.length for ids in prompts) + sum(len(ids) > budget.target_length for ids in answers)
+    answers = [
+        _answer(ids, end)
+        for ids in _ids(tokenizer, [references[0] for references in pairs.targets], special=encoder_decoder)
+    ]
+    empty = next((row for row, ids in enumerate(prompts) if not ids), None)
+    if empty is not None:
+        raise UserError(f"stream: expected prompts with words, {pairs.inputs[empty]!r} has no token")
+    truncated = sum(len(ids) > budget.length for ids in prompts) + sum(
+        len(ids) > budget.target_length for ids in answers
+    )
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
-    made = batch(
+    padded = batch(
         [torch.tensor(_cut(ids, budget.length, keep_last=encoder_decoder)) for ids in prompts],
         [torch.tensor(_cut(ids, budget.target_length, keep_last=True)) for ids in answers],
         pad,
     )
-    kinds = {text: number for number, text in enumerate(dict.fromkeys(one[0] for one in pairs.targets))}
-    labels = torch.tensor([kinds[one[0]] for one in pairs.targets])
-    return EncodedTexts(made["input_ids"], made["attention_mask"], made["labels"], labels, cut)
+    answer_classes = {
+        text: index for index, text in enumerate(dict.fromkeys(references[0] for references in pairs.targets))
+    }
+    labels = torch.tensor([answer_classes[references[0]] for references in pairs.targets])
+    return EncodedTexts(padded["input_ids"], padded["attention_mask"], padded["labels"], labels, truncated)
 
 
 def _ids(tokenizer: Any, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
-    found: list[list[int]] = tokenizer(list(texts), add_special_tokens=special, verbose=False)["input_ids"]
-    return found
+    token_ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=special, verbose=False)["input_ids"]
+    return token_ids
 
 
 def _prompt(ids: list[int], end: int, encoder_decoder: bool) -> list[int]:
@@ -173,26 +185,28 @@ def _answer(ids: list[int], end: int) -> list[int]:
     return ids if ids[-1:] == [end] else [*ids, end]
 
 
-def _cut(ids: list[int], most: int, *, keep_last: bool) -> list[int]:
+def _cut(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:
     """The first tokens, so many at most; the last of them the one that it was, where that is to be kept."""
-    if len(ids) <= most:
+    if len(ids) <= max_tokens:
         return ids
-    return [*ids[: most - 1], ids[-1]] if keep_last else ids[:most]
+    return [*ids[: max_tokens - 1], ids[-1]] if keep_last else ids[:max_tokens]
 
 
 def check_text_lengths(
-    parts: Iterable[EncodedTexts], most: int | None, answered: int, *, encoder_decoder: bool
+    encodings: Iterable[EncodedTexts], max_tokens: int | None, answer_tokens: int, *, encoder_decoder: bool
 ) -> None:
     """Raise UserError if a prompt, with its answer behind it in a decoder-only model, has more tokens than the model takes."""
-    longest = max(int(part.attention_mask.sum(1).max()) for part in parts)
-    if most is None:
+    longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encodings)
+    if max_tokens is None:
         return
-    if answered > most:
-        raise UserError(f"target_length: expected at most {most} tokens, which this model takes, got {answered}")
-    if longest + (0 if encoder_decoder else answered) > most:
-        behind = "" if encoder_decoder else f" and {answered} of an answer"
+    if answer_tokens > max_tokens:
         raise UserError(
-            f"length: expected at most {most} tokens, which this model takes, got a prompt of {longest}{behind}"
+            f"target_length: expected at most {max_tokens} tokens, which this model takes, got {answer_tokens}"
+        )
+    if longest + (0 if encoder_decoder else answer_tokens) > max_tokens:
+        answer_text = "" if encoder_decoder else f" and {answer_tokens} of an answer"
+        raise UserError(
+            f"length: expected at most {max_tokens} tokens, which this model takes, got a prompt of {longest}{answer_text}"
         )
 
 

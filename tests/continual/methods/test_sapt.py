@@ -288,9 +288,11 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
         )
     found = gate_rows(learner, method, 3, scored=False)
     names = [task.name for task in learner.stream.tasks]
-    assert list(find_closed_gates(found, 3, fresh=True)) == [names[2]]
+    assert list(find_closed_gates(found, 3, newest_only=True)) == [names[2]]
     own = {row["task"]: row["value"] for row in found if row["statistic"] == "own_adapter_weight"}
-    assert find_closed_gates(found, 3, fresh=False) == {name: own[name] for name in names[:2] if own[name] < 1 / 6}
+    assert find_closed_gates(found, 3, newest_only=False) == {
+        name: own[name] for name in names[:2] if own[name] < 1 / 6
+    }
 
 
 def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:

@@ -70,8 +70,8 @@ def test_a_shut_gate_is_measured_by_the_blocks_that_there_are() -> None:
     weights = {1: 0.9, 2: 0.1}
     rows = [{**place, "statistic": "weight", "adapter": block, "value": value} for block, value in weights.items()]
     rows.append({**place, "statistic": "own_adapter_weight", "adapter": 2, "value": 0.1})
-    assert find_closed_gates(rows, 20, fresh=False) == {"again": 0.1}
-    assert find_closed_gates([*rows[:2], {**rows[2], "value": 0.3}], 20, fresh=False) == {}
+    assert find_closed_gates(rows, 20, newest_only=False) == {"again": 0.1}
+    assert find_closed_gates([*rows[:2], {**rows[2], "value": 0.3}], 20, newest_only=False) == {}
 
 
 @cache

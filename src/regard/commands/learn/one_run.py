@@ -137,12 +137,12 @@ def warnings_of(gate: Sequence[Row], method: Method) -> list[str]:
     for row in gate:
         looks.setdefault(int(row["after_task"]), []).append(row)
     for learnt, rows in looks.items():
-        for task, weight in find_closed_gates(rows, learnt, fresh=True).items():
+        for task, weight in find_closed_gates(rows, learnt, newest_only=True).items():
             said = f"gate: the block of {task} got {weight:.2g} of its rows' weight; it was not learnt."
             found.append(f"{said} Open it: {_opening(method.config)}")
             told.add(task)
     for learnt, rows in list(looks.items())[-1:]:
-        for task, weight in find_closed_gates(rows, learnt, fresh=False).items():
+        for task, weight in find_closed_gates(rows, learnt, newest_only=False).items():
             if task not in told:
                 said = f"gate: the block of {task} got {weight:.2g} of its rows' weight in the end; it is lost."
                 found.append(f"{said} Hold it: {_holding(method.config)}")
@@ -214,7 +214,7 @@ def _budget(course: LearnConfig, stream: Stream, loaded: Loaded) -> tuple[Traini
         method = course.make_method()
         learner = _begun(course, first, method, loaded, course.budget(rate))
         run_stream(learner, method)
-        tried.append({"learning_rate": rate, "score": score_task(learner, 0, learnt=1, split="dev").til})
+        tried.append({"learning_rate": rate, "score": score_task(learner, 0, tasks_trained=1, split="dev").til})
     best = max(tried, key=lambda one: one["score"])
     return course.budget(best["learning_rate"]), tried
 

@@ -59,9 +59,9 @@ class CtrConfig(method.MethodConfig):
         """Check the numbers."""
         for name in ("adapter_size", "capsule_size", "capsule_hidden_size", "num_transfer_capsules", "num_filters"):
             check_int(name, getattr(self, name), least=1)
-        method.check_number("max_slope", self.max_slope, least=1)
-        method.check_number("sparsity_weight", self.sparsity_weight, least=0)
-        method.check_number("learning_rate", self.learning_rate, least=0)
+        method.check_number("max_slope", self.max_slope, min_value=1)
+        method.check_number("sparsity_weight", self.sparsity_weight, min_value=0)
+        method.check_number("learning_rate", self.learning_rate, min_value=0)
 
 
 class Ctr(Method):

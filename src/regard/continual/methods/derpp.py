@@ -34,8 +34,8 @@ class DarkExperienceConfig(memory.MemoryConfig):
     def __post_init__(self) -> None:
         """Check them."""
         super().__post_init__()
-        method.check_number("alpha", self.alpha, least=0)
-        method.check_number("beta", self.beta, least=0)
+        method.check_number("alpha", self.alpha, min_value=0)
+        method.check_number("beta", self.beta, min_value=0)
 
 
 class DarkExperience(memory.Remembering):

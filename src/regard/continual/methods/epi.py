@@ -37,7 +37,7 @@ class EpiConfig(LoraConfig):
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("shrinkage", self.shrinkage, least=0, most=1)
+        method.check_number("shrinkage", self.shrinkage, min_value=0, max_value=1)
 
 
 class EpiNetwork(PoolNetwork):

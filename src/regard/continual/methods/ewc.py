@@ -44,9 +44,9 @@ class EwcConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check numbers and choices."""
-        method.check_number("ewc_lambda", self.ewc_lambda, least=0)
-        method.check_number("fisher_samples", self.fisher_samples, least=1)
-        method.check_number("decay_factor", self.decay_factor, least=0, most=1)
+        method.check_number("ewc_lambda", self.ewc_lambda, min_value=0)
+        method.check_number("fisher_samples", self.fisher_samples, min_value=1)
+        method.check_number("decay_factor", self.decay_factor, min_value=0, max_value=1)
         check_choice("fisher_labels", self.fisher_labels, get_args(Labels))
 
 

@@ -52,10 +52,10 @@ class GainLoraConfig(LoraConfig):
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("gate_hidden_size", self.gate_hidden_size, least=1)
-        method.check_number("threshold", self.threshold, least=0, most=1)
+        method.check_number("gate_hidden_size", self.gate_hidden_size, min_value=1)
+        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
         check_choice("threshold_formula", self.threshold_formula, get_args(Measure))
-        method.check_number("orthogonality_weight", self.orthogonality_weight, least=0)
+        method.check_number("orthogonality_weight", self.orthogonality_weight, min_value=0)
 
 
 class GainNetwork(PoolNetwork):

@@ -57,7 +57,7 @@ class IdbrConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check them."""
-        method.check_number("memory_fraction", self.memory_fraction, least=0, most=1)
+        method.check_number("memory_fraction", self.memory_fraction, min_value=0, max_value=1)
         for name in (
             "nsp_weight",
             "task_weight",
@@ -66,7 +66,7 @@ class IdbrConfig(method.MethodConfig):
             "new_reg_scale",
             "replay_reg_scale",
         ):
-            method.check_number(name, getattr(self, name), least=0)
+            method.check_number(name, getattr(self, name), min_value=0)
         for name in ("replay_interval", "hidden_size", "memory_size"):
             check_int(name, getattr(self, name), least=1)
         if not isinstance(self.replay, bool):

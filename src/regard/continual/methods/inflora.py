@@ -45,7 +45,7 @@ class InfLoraConfig(LoraConfig):
     def __post_init__(self) -> None:
         """Check number and choice."""
         super().__post_init__()
-        method.check_number("threshold", self.threshold, least=0, most=1)
+        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
         check_choice("threshold_formula", self.threshold_formula, get_args(Measure))
 
 

@@ -49,11 +49,11 @@ class L2pConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("pool_size", self.pool_size, least=1)
-        method.check_number("prompt_length", self.prompt_length, least=1)
-        method.check_number("top_k", self.top_k, least=1, most=self.pool_size)
-        method.check_number("pull_weight", self.pull_weight, least=0)
-        method.check_number("learning_rate", self.learning_rate, least=0)
+        method.check_number("pool_size", self.pool_size, min_value=1)
+        method.check_number("prompt_length", self.prompt_length, min_value=1)
+        method.check_number("top_k", self.top_k, min_value=1, max_value=self.pool_size)
+        method.check_number("pull_weight", self.pull_weight, min_value=0)
+        method.check_number("learning_rate", self.learning_rate, min_value=0)
 
 
 class Chosen(NamedTuple):

@@ -61,11 +61,11 @@ class Lfpt5Config(PromptConfig):
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("lm_weight", self.lm_weight, least=0)
-        method.check_number("distillation_weight", self.distillation_weight, least=0, most=1)
-        method.check_number("pseudo_fraction", self.pseudo_fraction, least=0, most=1)
-        method.check_number("top_k", self.top_k, least=1)
-        method.check_number("repetition_penalty", self.repetition_penalty, least=1)
+        method.check_number("lm_weight", self.lm_weight, min_value=0)
+        method.check_number("distillation_weight", self.distillation_weight, min_value=0, max_value=1)
+        method.check_number("pseudo_fraction", self.pseudo_fraction, min_value=0, max_value=1)
+        method.check_number("top_k", self.top_k, min_value=1)
+        method.check_number("repetition_penalty", self.repetition_penalty, min_value=1)
         if not self.separator.strip():
             raise UserError(f"separator: expected a word, got {self.separator!r}")
 

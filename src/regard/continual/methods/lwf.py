@@ -35,8 +35,8 @@ class LwfConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("temperature", self.temperature, least=1e-6)
-        method.check_number("distillation_weight", self.distillation_weight, least=0)
+        method.check_number("temperature", self.temperature, min_value=1e-6)
+        method.check_number("distillation_weight", self.distillation_weight, min_value=0)
 
 
 class Lwf(Method):

@@ -52,8 +52,8 @@ class MbPAConfig(memory.MemoryConfig):
         check_int("replay_interval", self.replay_interval, least=1)
         check_int("num_neighbors", self.num_neighbors, least=1)
         check_int("adaptation_steps", self.adaptation_steps, least=0)
-        method.check_number("adaptation_lr", self.adaptation_lr, least=0)
-        method.check_number("l2_weight", self.l2_weight, least=0)
+        method.check_number("adaptation_lr", self.adaptation_lr, min_value=0)
+        method.check_number("l2_weight", self.l2_weight, min_value=0)
         check_choice("adaptation_scope", self.adaptation_scope, get_args(Adapt))
 
 

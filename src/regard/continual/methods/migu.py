@@ -34,7 +34,7 @@ class MiguConfig(LoraConfig):
     def __post_init__(self) -> None:
         """Check the number."""
         super().__post_init__()
-        method.check_number("threshold", self.threshold, least=0, most=1)
+        method.check_number("threshold", self.threshold, min_value=0, max_value=1)
 
 
 class Migu(SequentialLora):

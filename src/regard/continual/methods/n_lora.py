@@ -40,7 +40,7 @@ class NLoraConfig(LoraConfig):
     def __post_init__(self) -> None:
         """Check number and choice."""
         super().__post_init__()
-        method.check_number("sparsity_weight", self.sparsity_weight, least=0)
+        method.check_number("sparsity_weight", self.sparsity_weight, min_value=0)
         check_choice("penalized_product", self.penalized_product, get_args(Product))
 
 

@@ -37,8 +37,8 @@ class OLoraConfig(LoraConfig):
     def __post_init__(self) -> None:
         """Check the numbers."""
         super().__post_init__()
-        method.check_number("orthogonality_weight", self.orthogonality_weight, least=0)
-        method.check_number("norm_weight", self.norm_weight, least=0)
+        method.check_number("orthogonality_weight", self.orthogonality_weight, min_value=0)
+        method.check_number("norm_weight", self.norm_weight, min_value=0)
 
 
 class OLora(IncrementalLora):

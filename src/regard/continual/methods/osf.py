@@ -45,8 +45,8 @@ class OsfConfig(method.MethodConfig):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        method.check_number("frozen_fraction", self.frozen_fraction, least=0, most=1)
-        method.check_number("initial_frozen_fraction", self.initial_frozen_fraction, least=0, most=1)
+        method.check_number("frozen_fraction", self.frozen_fraction, min_value=0, max_value=1)
+        method.check_number("initial_frozen_fraction", self.initial_frozen_fraction, min_value=0, max_value=1)
 
     def share(self, task: int, tasks: int) -> float:
         """The share of directions held while a task is learnt, counted from 0."""

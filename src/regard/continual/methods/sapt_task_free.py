@@ -47,9 +47,9 @@ class SaptTaskFreeConfig(sapt_config.SaptConfig):
             raise UserError("memory_fraction: expected none with sapt-task-free, which stores memory_size vectors")
         super().__post_init__()
         for name in ("memory_size", "novelty_samples"):
-            method.check_number(name, getattr(self, name), least=2)
-        method.check_number("false_alarm_rate", self.false_alarm_rate, least=1 / (DRAWS + 1), most=1)
-        method.check_number("reuse_threshold", self.reuse_threshold, least=0, most=1)
+            method.check_number(name, getattr(self, name), min_value=2)
+        method.check_number("false_alarm_rate", self.false_alarm_rate, min_value=1 / (DRAWS + 1), max_value=1)
+        method.check_number("reuse_threshold", self.reuse_threshold, min_value=0, max_value=1)
         if self.reflection != "real":
             raise UserError(
                 f"reflection: expected 'real', got {self.reflection!r}, since stored vectors tell what is new"

@@ -51,8 +51,8 @@ class SeekrConfig(memory.MemoryConfig, LoraConfig):
         memory.MemoryConfig.__post_init__(self)
         LoraConfig.__post_init__(self)
         for name in ("layer_fraction", "head_fraction", "logit_distillation_weight"):
-            method.check_number(name, getattr(self, name), least=0, most=1)
-        method.check_number("attention_distillation_weight", self.attention_distillation_weight, least=0)
+            method.check_number(name, getattr(self, name), min_value=0, max_value=1)
+        method.check_number("attention_distillation_weight", self.attention_distillation_weight, min_value=0)
 
 
 class SeekrNetwork(SharedAdapterNetwork):
