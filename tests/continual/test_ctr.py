@@ -305,7 +305,7 @@ def test_settings_that_cannot_be(name: str, value: Any) -> None:
 
 
 def test_the_loss_counts_free_neurons_that_are_taken() -> None:
-    learner, method = begun(sparsity=0.5)
+    learner, method = begun(sparsity_weight=0.5)
     network: Any = learner.network.eval()
     method.before_task(learner, 0)
     method.after_task(learner, 0)
@@ -353,7 +353,7 @@ def test_a_run_resumed_within_a_task_is_the_unbroken_one(tmp_path: Any) -> None:
     whole = run_stream(learner, method)
 
     def stop(told: Any) -> None:
-        if (told.position, told.step) == (2, 4):
+        if (told.task_index, told.step) == (2, 4):
             raise KeyboardInterrupt
 
     learner, method = begun()
@@ -402,6 +402,6 @@ def test_it_learns() -> None:
     ):
         found: list[float] = []
         learner = make_learner(few, method, model, budget, seed=1)
-        run_stream(learner, method, on_progress=lambda told, found=found: found.append(told.numbers["loss"]))  # type: ignore[misc]
+        run_stream(learner, method, on_progress=lambda told, found=found: found.append(told.metrics["loss"]))  # type: ignore[misc]
         losses.append(found[-4:])
     assert min(losses[0]) > 0.7 > 0.4 > max(losses[1]), losses

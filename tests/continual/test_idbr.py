@@ -212,7 +212,7 @@ def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
                 total += 0.3 * entropy(network.tasks(specific)[:2], int(task)) / 2
             if order == 0:
                 before = method.before[method.places[ExampleRef(int(task), int(row))]]
-                weight = chosen.held_replayed if rows["replays"][number] else chosen.held_new
+                weight = chosen.replay_reg_scale if rows["replays"][number] else chosen.new_reg_scale
                 moved = (space[0] - before).square()
                 total += weight * float(0.2 * moved[:5].mean() + 0.9 * moved[5:].mean())
     return total
@@ -270,7 +270,7 @@ def test_the_memory_is_shared_out_among_tasks() -> None:
     method.after_task(learner, 0)
     assert (len(method.state.examples), method.memory_size) == (2, 8)
     learner, method = begun(memory_size=2)
-    with pytest.raises(UserError, match=r"^memory: expected an example of each of 3 tasks"):
+    with pytest.raises(UserError, match=r"^memory_size: expected an example of each of 3 tasks"):
         method.before_task(learner, 0)
 
 

@@ -258,7 +258,7 @@ def test_a_run_in_which_nothing_is_left_ends() -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    assert (InfLoraConfig().threshold, InfLoraConfig().measure) == (0.995, "released")
+    assert (InfLoraConfig().threshold, InfLoraConfig().threshold_formula) == (0.995, "released")
     with pytest.raises(UserError, match="threshold_formula: expected one of released, paper, got 'both'"):
         InfLoraConfig.parse({"threshold_formula": "both"})
     with pytest.raises(UserError, match="threshold: expected a number of at least 0 and at most 1"):

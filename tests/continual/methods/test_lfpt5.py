@@ -173,7 +173,7 @@ def test_only_the_prompt_is_trained_and_how_batches_are_split_does_not_matter() 
     changed = {key for key, value in after.items() if not torch.equal(value, before[key])}
     assert changed == {"classifier.encoder.soft_prompts.P.0", "classifier.encoder.soft_prompts.live", "count"} & changed
     assert "classifier.encoder.soft_prompts.P.0" in changed
-    learner, method = made(micro_batch=3)
+    learner, method = made(micro_batch_size=3)
     split = tensors_of(run_stream(learner, method).network)
     for key, value in after.items():
         torch.testing.assert_close(split[key], value, rtol=0, atol=1e-9)

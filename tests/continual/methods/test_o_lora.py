@@ -75,6 +75,6 @@ def test_blocks_end_up_closer_to_orthogonal_than_without_the_penalty() -> None:
 
 @pytest.mark.parametrize("name", ["orthogonality_weight", "norm_weight"])
 def test_settings_that_cannot_be(name: str) -> None:
-    assert (OLoraConfig().orthogonality, OLoraConfig().shrinkage) == (0.5, 0.0)
+    assert (OLoraConfig().orthogonality_weight, OLoraConfig().norm_weight) == (0.5, 0.0)
     with pytest.raises(UserError, match=f"{name}: expected a number"):
         OLoraConfig.parse({name: -1})

@@ -43,27 +43,29 @@ class AGem(memory.Remembering):
 
     def _correct(self, learner: Learner, network: nn.Module, step: int) -> None:
         """Project the network's gradient of a step in place."""
-        trained = [one for one in network.parameters() if one.grad is not None]
-        reference = self._reference(learner, network, trained, step)
-        project([one.grad for one in trained if one.grad is not None], reference)
+        parameters = [parameter for parameter in network.parameters() if parameter.grad is not None]
+        reference = self._reference(learner, network, parameters, step)
+        project([parameter.grad for parameter in parameters if parameter.grad is not None], reference)
 
     def _reference(
-        self, learner: Learner, network: nn.Module, trained: Sequence[nn.Parameter], step: int
+        self, learner: Learner, network: nn.Module, parameters: Sequence[nn.Parameter], step: int
     ) -> list[Tensor]:
         """The gradient of the mean loss of the memory's batch of a step: the same in every process."""
         seed, count = learner.seed_for("replay", learner.task), memory.replayed(learner, self.config)
         items = memory.draw(self.state.examples, count, seed=seed, step=step)
-        found = [torch.zeros_like(one) for one in trained]
-        low = learner.budget.precision == "bfloat16"
+        reference = [torch.zeros_like(parameter) for parameter in parameters]
+        autocast = learner.budget.precision == "bfloat16"
         with isolated_rng(learner.device):
             seed_step(learner.device, seed, step, 0)
             for rows in learner.iterate_batches(items, size=learner.budget.micro_batch_size or len(items)):
-                with torch.autocast(learner.device.type, torch.bfloat16, enabled=low):
+                with torch.autocast(learner.device.type, torch.bfloat16, enabled=autocast):
                     loss = learner.cross_entropy(network(rows), rows) / len(items)
-                for place, gradient in zip(found, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):
+                for total, gradient in zip(
+                    reference, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+                ):
                     if gradient is not None:
-                        place += gradient
-        return found
+                        total += gradient
+        return reference
 
 
 @torch.no_grad()
@@ -72,8 +74,8 @@ def project(gradient: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
 
     Both are one vector in the same pieces.
     """
-    along = sum(float((one * other).sum()) for one, other in zip(gradient, reference, strict=True))
-    square = sum(float(one.square().sum()) for one in reference)
-    if along < 0 and square > 0:
-        for one, other in zip(gradient, reference, strict=True):
-            one -= (along / square) * other
+    dot = sum(float((part * reference_part).sum()) for part, reference_part in zip(gradient, reference, strict=True))
+    square = sum(float(part.square().sum()) for part in reference)
+    if dot < 0 and square > 0:
+        for part, reference_part in zip(gradient, reference, strict=True):
+            part -= (dot / square) * reference_part

@@ -94,8 +94,8 @@ class Ctr(Method):
     def before_task(self, learner: Learner, task: int) -> None:
         """Hold what earlier tasks use, and note the head's vectors."""
         network, head = learner.network_as(CtrNetwork), _head(learner)
-        kept = self.state.tensors
-        self.used = [[kept[name].to(learner.device) for name in _names(number)] for number in range(len(kept) // 2)]
+        tensors = self.state.tensors
+        self.used = [[tensors[name].to(learner.device) for name in _names(index)] for index in range(len(tensors) // 2)]
         network.begin(task, self.used)
         self.head_before = (head.vectors.detach().clone(), head.bias.detach().clone())
 
@@ -119,47 +119,51 @@ class Ctr(Method):
             for embeddings in plugin.specific.tasks:
                 compensate(cast(nn.ParameterList, embeddings)[task], slope, self.config.max_slope)
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's batches, with the `slope` (row,) of the step, and Gumbel `noise` (row, plug-in, task, 2)."""
-        plain, per_epoch = super().batches(learner, task, stage), self._per_epoch(learner, task)
-        shape = (plain.size, len(learner.network_as(CtrNetwork).typed_plugins), task + 1, 2)
-        seed = learner.seed_for("noise", task, stage.name)
+        task_batches, per_epoch = super().batches(learner, task, phase), self._per_epoch(learner, task)
+        shape = (task_batches.size, len(learner.network_as(CtrNetwork).typed_plugins), task + 1, 2)
+        seed = learner.seed_for("noise", task, phase.name)
 
         def rows(step: int) -> Rows:
             slope = slope_at(step, per_epoch, self.config.max_slope)
             noise = np.random.default_rng([seed, step]).gumbel(size=shape).astype(np.float32)
-            return {**plain.rows(step), "slope": torch.full((plain.size,), slope), "noise": torch.from_numpy(noise)}
+            return {
+                **task_batches.rows(step),
+                "slope": torch.full((task_batches.size,), slope),
+                "noise": torch.from_numpy(noise),
+            }
 
-        return Batches(plain.steps, plain.size, rows)
+        return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and for each row the share of free neurons that the task takes."""
-        found = super().loss(learner, network, rows)
+        loss = super().loss(learner, network, rows)
         if "slope" not in rows or not self.config.sparsity_weight:
-            return found
-        counted = (rows["labels"] != IGNORED).sum()
-        return found + counted * self.config.sparsity_weight * self._taken(learner, float(rows["slope"][0]))
+            return loss
+        num_rows = (rows["labels"] != IGNORED).sum()
+        return loss + num_rows * self.config.sparsity_weight * self._taken(learner, float(rows["slope"][0]))
 
     def _taken(self, learner: Learner, slope: float) -> Tensor:
         """Σ m (1 − u) / Σ (1 − u) over all neurons, u being how far earlier tasks use one (HAT's regulariser)."""
         masks = [plugin.specific.masks(learner.task, slope) for plugin in learner.network_as(CtrNetwork).typed_plugins]
-        now = torch.cat([one for both in masks for one in both])
-        used = [one for both in self.used for one in both]
-        free = 1 - torch.cat(used) if used else torch.ones_like(now)
-        return (now * free).sum() / free.sum().clamp_min(1)
+        masks_now = torch.cat([mask for pair in masks for mask in pair])
+        used = [mask for pair in self.used for mask in pair]
+        free = 1 - torch.cat(used) if used else torch.ones_like(masks_now)
+        return (masks_now * free).sum() / free.sum().clamp_min(1)
 
     @torch.no_grad()
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep how far the tasks so far use each neuron; let go of what was held."""
         network, head = learner.network_as(CtrNetwork), _head(learner)
         network.settle()
-        for number, masks in enumerate(network.masks(task)):
-            for name, mask in zip(_names(number), masks, strict=True):
+        for index, masks in enumerate(network.masks(task)):
+            for name, mask in zip(_names(index), masks, strict=True):
                 now = mask.cpu()
                 self.state.tensors[name] = torch.maximum(self.state.tensors.get(name, now), now)
-        others = ~learner.task_classes[task].to(head.vectors.device)
-        for value, before in zip((head.vectors, head.bias), self.head_before, strict=True):
-            value[others] = before[others]
+        other_classes = ~learner.task_classes[task].to(head.vectors.device)
+        for value, previous in zip((head.vectors, head.bias), self.head_before, strict=True):
+            value[other_classes] = previous[other_classes]
 
 
 def _head(learner: Learner) -> LinearHead:

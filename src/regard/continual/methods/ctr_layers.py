@@ -81,15 +81,15 @@ class TaskSpecific(nn.Module):
 
     def forward(self, states: Tensor, site: Site) -> Tensor:
         """The states (row, token, width) through the neurons of each row's task."""
-        for layer, own in zip(self.layers, self.tasks, strict=True):
-            embedded = torch.stack(list(own))[site.tasks]  # type: ignore[call-overload]
+        for layer, embeddings in zip(self.layers, self.tasks, strict=True):
+            embedded = torch.stack(list(embeddings))[site.tasks]  # type: ignore[call-overload]
             mask = (site.slope.to(embedded.dtype)[:, None] * embedded).sigmoid()
             states = nn.functional.gelu(layer(states)) * mask[:, None]
         return states
 
     def masks(self, task: int, slope: float) -> list[Tensor]:
         """How open each neuron is for a task, of either layer."""
-        return [(slope * own[task]).sigmoid() for own in self.tasks]  # type: ignore[index]
+        return [(slope * embeddings[task]).sigmoid() for embeddings in self.tasks]  # type: ignore[index]
 
     def guard(self, masks: list[Tensor]) -> None:
         """Hold what tasks with these masks use: what enters a neuron that is open, from one that is open."""
@@ -115,7 +115,7 @@ class KnowledgeSharing(nn.Module):
     def __init__(self, width: int, tasks: int, sizes: Sizes) -> None:
         super().__init__()
         self.sizes, votes = sizes, sizes.transfers * sizes.capsule
-        read = sizes.filters * len(sizes.kernels)
+        num_features = sizes.filters * len(sizes.kernels)
         self.capsules = nn.ModuleList(
             nn.Sequential(nn.Linear(width, sizes.middle), nn.GELU(), nn.Linear(sizes.middle, sizes.capsule))
             for _ in range(tasks)
@@ -124,22 +124,22 @@ class KnowledgeSharing(nn.Module):
         self.own, self.others = (
             nn.ModuleList(nn.Conv1d(votes, sizes.filters, kernel) for kernel in sizes.kernels) for _ in range(2)
         )
-        self.compare = nn.Linear(read, sizes.filters)
-        self.similarity = nn.Linear(read, sizes.transfers)
-        self.router = nn.Linear(read, 2)
+        self.compare = nn.Linear(num_features, sizes.filters)
+        self.similarity = nn.Linear(num_features, sizes.transfers)
+        self.router = nn.Linear(num_features, 2)
         self.widen = nn.Linear(votes, width)
 
     def forward(self, states: Tensor, site: Site) -> Tensor:
         """What is shared, (row, token, width), of states (row, token, width)."""
         votes = torch.stack([self.votes(task, states) for task in range(site.upto + 1)], 1)
-        own = votes[torch.arange(len(votes), device=votes.device), site.tasks]
-        compared = self.compare(_read(own, site.real, self.own))
-        read = torch.stack([_read(vote, site.real, self.others, compared) for vote in votes.unbind(1)], 1)
-        let = open_gates(self.router(read), site.tasks, site.noise)
-        share = let[:, :, None] * self.similarity(read)
-        transfer = torch.einsum("rij,ritjd->rtjd", share, votes.unflatten(-1, (self.sizes.transfers, -1)))
-        found: Tensor = self.widen(transfer.flatten(2))
-        return found
+        own_votes = votes[torch.arange(len(votes), device=votes.device), site.tasks]
+        compared = self.compare(_read(own_votes, site.real, self.own))
+        features = torch.stack([_read(vote, site.real, self.others, compared) for vote in votes.unbind(1)], 1)
+        gates = open_gates(self.router(features), site.tasks, site.noise)
+        coefficients = gates[:, :, None] * self.similarity(features)
+        transfer = torch.einsum("rij,ritjd->rtjd", coefficients, votes.unflatten(-1, (self.sizes.transfers, -1)))
+        shared: Tensor = self.widen(transfer.flatten(2))
+        return shared
 
     def votes(self, task: int, states: Tensor) -> Tensor:
         """W_ij p_i of a task for each transfer capsule: (row, token, transfers × capsule)."""
@@ -175,35 +175,35 @@ def open_gates(logits: Tensor, tasks: Tensor, noise: Tensor | None = None) -> Te
     """
     if noise is not None:
         logits = logits + noise[:, : logits.shape[1]]
-    soft = logits.softmax(-1)[..., 0]
-    chosen = (logits[..., 0] > logits[..., 1]).to(soft.dtype) + (soft - soft.detach())
-    after = torch.arange(logits.shape[1], device=logits.device) - tasks[:, None]
-    return torch.where(after < 0, chosen, (after == 0).to(soft.dtype))
+    probability = logits.softmax(-1)[..., 0]
+    selected = (logits[..., 0] > logits[..., 1]).to(probability.dtype) + (probability - probability.detach())
+    offset = torch.arange(logits.shape[1], device=logits.device) - tasks[:, None]
+    return torch.where(offset < 0, selected, (offset == 0).to(probability.dtype))
 
 
-def _read(votes: Tensor, real: Tensor, convolutions: nn.ModuleList, added: Tensor | float = 0.0) -> Tensor:
+def _read(votes: Tensor, mask: Tensor, convolutions: nn.ModuleList, added: Tensor | float = 0.0) -> Tensor:
     """The largest value of each filter over the real tokens, (row, filters × kernels), of votes (row, token, …)."""
     shift = added[..., None] if isinstance(added, Tensor) else added
-    here, found = (votes * real[..., None]).transpose(1, 2), []
-    for one in convolutions:
-        width = cast(nn.Conv1d, one).kernel_size[0]
-        around = nn.functional.pad(here, ((width - 1) // 2, width // 2))
-        found.append(((one(around) + shift).relu() * real[:, None]).amax(-1))
-    return torch.cat(found, -1)
+    inputs, features = (votes * mask[..., None]).transpose(1, 2), []
+    for convolution in convolutions:
+        width = cast(nn.Conv1d, convolution).kernel_size[0]
+        padded = nn.functional.pad(inputs, ((width - 1) // 2, width // 2))
+        features.append(((convolution(padded) + shift).relu() * mask[:, None]).amax(-1))
+    return torch.cat(features, -1)
 
 
-def slope_at(step: int, per_epoch: int, most: float) -> float:
-    """The s of a step, counted from 0: from 1/most at an epoch's first step straight to `most` at its last."""
-    passed = (step % per_epoch) / (per_epoch - 1) if per_epoch > 1 else 1.0
-    return 1 / most + (most - 1 / most) * passed
+def slope_at(step: int, per_epoch: int, max_slope: float) -> float:
+    """The s of a step, counted from 0: from 1/most at an epoch's first step straight to `max_slope` at its last."""
+    progress = (step % per_epoch) / (per_epoch - 1) if per_epoch > 1 else 1.0
+    return 1 / max_slope + (max_slope - 1 / max_slope) * progress
 
 
 @torch.no_grad()
-def compensate(embedding: nn.Parameter, slope: float, most: float) -> None:
+def compensate(embedding: nn.Parameter, slope: float, max_slope: float) -> None:
     """Give a task's embedding the gradient that it would have whatever s is (arXiv 1801.01423).
 
     g ← g · most / s · (cosh(s e) + 1) / (cosh(e) + 1).
     """
     if embedding.grad is not None:
-        far = (slope * embedding).clamp(-FARTHEST, FARTHEST)
-        embedding.grad *= most / slope * (far.cosh() + 1) / (embedding.cosh() + 1)
+        scaled = (slope * embedding).clamp(-FARTHEST, FARTHEST)
+        embedding.grad *= max_slope / slope * (scaled.cosh() + 1) / (embedding.cosh() + 1)

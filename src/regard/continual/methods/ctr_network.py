@@ -47,14 +47,14 @@ class CtrNetwork(Network):
         classifier.encoder.requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.plugins = nn.ModuleList(Plugin(one.out_features, tasks, sizes).to(one.weight) for one in layers)
+            self.plugins = nn.ModuleList(Plugin(layer.out_features, tasks, sizes).to(layer.weight) for layer in layers)
         self.register_buffer("latest", torch.zeros((), dtype=torch.long))
         self.slope: float = config.max_slope
         self._rows: dict[str, Tensor] | None = None
         self._site: Site | None = None
         classifier.encoder.register_forward_pre_hook(self._enter, with_kwargs=True)
-        for number, one in enumerate(layers):
-            one.register_forward_hook(partial(self._plug, number))
+        for index, layer in enumerate(layers):
+            layer.register_forward_hook(partial(self._plug, index))
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         """The logits (row, class) of rows, each through the plug-ins as its task has them."""
@@ -68,25 +68,25 @@ class CtrNetwork(Network):
         """Note of which tasks the rows of a forward are, and which tokens are real."""
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         mask = kwargs.get("attention_mask")
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-        told = self._rows or {"tasks": self.latest.expand(len(ids))}
-        slope = told.get("slope", torch.full((len(ids),), self.slope, device=ids.device))
-        self._site = Site(real, told["tasks"], slope, int(told["tasks"].max()), told.get("noise"))
+        real_mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        batch = self._rows or {"tasks": self.latest.expand(len(ids))}
+        slope = batch.get("slope", torch.full((len(ids),), self.slope, device=ids.device))
+        self._site = Site(real_mask, batch["tasks"], slope, int(batch["tasks"].max()), batch.get("noise"))
 
-    def _plug(self, number: int, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def _plug(self, index: int, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         assert self._site is not None, "a layer was called without its encoder"
         noise = self._site.noise
-        found: Tensor = self.plugins[number](
-            output, self._site._replace(noise=None if noise is None else noise[:, number])
+        states: Tensor = self.plugins[index](
+            output, self._site._replace(noise=None if noise is None else noise[:, index])
         )
-        return found
+        return states
 
     # -- tasks ------------------------------------------------------------------------------------------
 
     @property
     def typed_plugins(self) -> tuple[Plugin, ...]:
         """The plug-ins: of each layer that behind the attention, and that behind the feed-forward part."""
-        return tuple(cast(Plugin, one) for one in self.plugins)
+        return tuple(cast(Plugin, plugin) for plugin in self.plugins)
 
     def begin(self, task: int, used: list[list[Tensor]]) -> None:
         """Let a task train what is its own to train: `used` says how far earlier ones use the neurons of each plug-in.
@@ -96,11 +96,11 @@ class CtrNetwork(Network):
         self.latest.fill_(task)
         for plugin in self.typed_plugins:
             for embeddings in plugin.specific.tasks:
-                for number, one in enumerate(cast(nn.ParameterList, embeddings)):
-                    one.requires_grad_(number == task)
-            for number, route in enumerate(plugin.sharing.routes):
-                plugin.sharing.capsules[number].requires_grad_(number <= task)
-                route.requires_grad_(number <= task)
+                for index, embedding in enumerate(cast(nn.ParameterList, embeddings)):
+                    embedding.requires_grad_(index == task)
+            for index, route in enumerate(plugin.sharing.routes):
+                plugin.sharing.capsules[index].requires_grad_(index <= task)
+                route.requires_grad_(index <= task)
             plugin.sharing.router.requires_grad_(task > 0)
         for plugin, masks in zip(self.typed_plugins, used, strict=False):
             plugin.specific.guard(masks)
@@ -120,16 +120,16 @@ def ends(encoder: nn.Module) -> list[nn.Linear]:
 
     Raises UserError where there are none by the names that BERT gives them.
     """
-    found: list[nn.Linear] = []
+    end_layers: list[nn.Linear] = []
     for layer in encoder.modules():
         try:
-            parts = [layer.get_submodule(name) for name in ("attention.output.dense", "output.dense")]
+            layer_ends = [layer.get_submodule(name) for name in ("attention.output.dense", "output.dense")]
         except AttributeError:
             continue
-        found += cast("list[nn.Linear]", parts)
-    if not found:
+        end_layers += cast("list[nn.Linear]", layer_ends)
+    if not end_layers:
         raise UserError(
             f"model: expected layers as BERT, RoBERTa, ELECTRA or MiniLM have them, got {type(encoder).__name__}; "
             "ctr has no place for its plug-ins in it"
         )
-    return found
+    return end_layers

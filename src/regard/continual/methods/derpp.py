@@ -53,11 +53,11 @@ class DarkExperience(memory.Remembering):
 
     Config = DarkExperienceConfig
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's batches, each with two of the memory beside it."""
         if not self.state.examples:
-            return super().batches(learner, task, stage)
-        new, count = memory.arriving(learner, task, stage), memory.replayed(learner, self.config)
+            return super().batches(learner, task, phase)
+        new, count = memory.arriving(learner, task, phase), memory.replayed(learner, self.config)
         seeds = [learner.seed_for("replay", name, task) for name in ("logits", "labels")]
 
         def rows(step: int) -> Rows:
@@ -81,36 +81,36 @@ class DarkExperience(memory.Remembering):
         """
         items = [*new, *dark, *old]
         rows = learner.rows(items, size=size)
-        parts = torch.tensor([0] * len(new) + [1] * len(dark) + [2] * len(old) + [3] * (size - len(items)))
-        stored = self.state.tensors["logits"]
-        logits = torch.zeros(size, stored.shape[1], dtype=stored.dtype)
-        number = {item: place for place, item in enumerate(self.state.examples)}
-        logits[parts == 1] = stored[[number[item] for item in dark]]
+        sources = torch.tensor([0] * len(new) + [1] * len(dark) + [2] * len(old) + [3] * (size - len(items)))
+        stored_logits = self.state.tensors["logits"]
+        logits = torch.zeros(size, stored_logits.shape[1], dtype=stored_logits.dtype)
+        position = {item: index for index, item in enumerate(self.state.examples)}
+        logits[sources == 1] = stored_logits[[position[item] for item in dark]]
         weight = torch.tensor([1 / len(new), 0.0, self.config.beta / len(old), 0.0])
         pull = torch.tensor([0.0, self.config.alpha / len(dark), 0.0, 0.0])
-        return {**rows, "logits": logits, "weight": len(items) * weight[parts], "pull": len(items) * pull[parts]}
+        return {**rows, "logits": logits, "weight": len(items) * weight[sources], "pull": len(items) * pull[sources]}
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The weighted sum of cross-entropies and distances."""
         if "pull" not in rows:
             return super().loss(learner, network, rows)
         logits = network(rows)
-        entropy = nn.functional.cross_entropy(
+        losses = nn.functional.cross_entropy(
             learner.mask_logits(logits, rows["tasks"]), rows["labels"], ignore_index=IGNORED, reduction="none"
         )
-        own = learner.task_classes.to(logits.device)[rows["tasks"]]
-        apart = distance(logits[:, : own.shape[1]], rows["logits"], own)
-        return (rows["weight"] * entropy + rows["pull"] * apart).sum()
+        task_classes = learner.task_classes.to(logits.device)[rows["tasks"]]
+        distances = distance(logits[:, : task_classes.shape[1]], rows["logits"], task_classes)
+        return (rows["weight"] * losses + rows["pull"] * distances).sum()
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Store examples of the task, with their logits."""
-        before = dict(zip(self.state.examples, self.state.tensors.get("logits", torch.empty(0)), strict=True))
+        previous = dict(zip(self.state.examples, self.state.tensors.get("logits", torch.empty(0)), strict=True))
         memory.keep(learner, self.state, self.config, task)
-        new = [item for item in self.state.examples if item not in before]
+        new = [item for item in self.state.examples if item not in previous]
         with learner.evaluation_mode() as network, torch.no_grad():
-            found = [logits for rows in learner.iterate_batches(new) for logits in _whole(network(rows)).cpu()]
-        stored = before | dict(zip(new, found, strict=True))
-        self.state.tensors["logits"] = torch.stack([stored[item] for item in self.state.examples])
+            new_logits = [logits for rows in learner.iterate_batches(new) for logits in _whole(network(rows)).cpu()]
+        logits_by_example = previous | dict(zip(new, new_logits, strict=True))
+        self.state.tensors["logits"] = torch.stack([logits_by_example[item] for item in self.state.examples])
 
 
 def _whole(logits: Tensor) -> Tensor:
@@ -118,6 +118,6 @@ def _whole(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def distance(logits: Tensor, stored: Tensor, own: Tensor) -> Tensor:
-    """The mean square difference of logits (row, class) over each row's `own` classes: (row,)."""
-    return ((logits - stored).square() * own).sum(-1) / own.sum(-1)
+def distance(logits: Tensor, target: Tensor, classes: Tensor) -> Tensor:
+    """The mean square difference of logits (row, class) over each row's `classes` classes: (row,)."""
+    return ((logits - target).square() * classes).sum(-1) / classes.sum(-1)

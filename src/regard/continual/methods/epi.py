@@ -73,18 +73,18 @@ class EpiNetwork(PoolNetwork):
     def states(self, rows: dict[str, Tensor]) -> Tensor:
         """(row, width): the mean of a text's last states in the frozen model, which has no block."""
         names = ("input_ids", "token_type_ids")
-        given = {name: rows[name] for name in names if name in rows}
-        real = rows["attention_mask"].bool()
+        inputs = {name: rows[name] for name in names if name in rows}
+        mask = rows["attention_mask"].bool()
         with self.pool.use_weights(None), torch.no_grad():
-            found = self.reader[0](**given, attention_mask=real.long(), return_dict=True).last_hidden_state
-        return pool_states(found.to(torch.promote_types(found.dtype, torch.float32)), real, "mean")
+            states = self.reader[0](**inputs, attention_mask=mask.long(), return_dict=True).last_hidden_state
+        return pool_states(states.to(torch.promote_types(states.dtype, torch.float32)), mask, "mean")
 
     def distances(self, states: Tensor) -> Tensor:
         """(row, task): the squared Mahalanobis distance to the nearest class of each task that is known."""
-        many = int(self.known.any(1).sum())
+        num_tasks = int(self.known.any(1).sum())
         whitening = self.whitening.double()
-        gaps = (states.double()[:, None, None] - self.means[:many].double()) @ whitening
-        return gaps.square().sum(-1).masked_fill(~self.known[:many], torch.inf).amin(-1)
+        differences = (states.double()[:, None, None] - self.means[:num_tasks].double()) @ whitening
+        return differences.square().sum(-1).masked_fill(~self.known[:num_tasks], torch.inf).amin(-1)
 
     def identify(self, rows: dict[str, Tensor]) -> Tensor:
         """(row,): the task, among those learnt, that each row is nearest to."""
@@ -106,22 +106,22 @@ class EpiNetwork(PoolNetwork):
 
     def _taken(self) -> Tensor | None:
         """The tasks that the last rows were taken to be of."""
-        found, self.chosen = self.chosen, None
-        return found
+        tasks, self.chosen = self.chosen, None
+        return tasks
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         """The logits; of classes that the text's task, as it was found, does not have, `FAR` less."""
-        logits, chosen = super().forward(rows), self._taken()
-        if self.training or chosen is None or not self.owned.shape[1]:
+        logits, identified = super().forward(rows), self._taken()
+        if self.training or identified is None or not self.owned.shape[1]:
             return logits
-        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return exact - FAR * ~self.owned[chosen]
+        wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return wide_logits - FAR * ~self.owned[identified]
 
     def learn(self, states: Tensor, labels: Tensor, task: int) -> None:
         """Take in what a task's training rows are: states (row, width), and the class of each (row,)."""
         means, covariance = statistics(states.double(), labels)
-        for number, mean in means.items():
-            self.means[task, number], self.known[task, number] = mean.to(self.means), True
+        for index, mean in means.items():
+            self.means[task, index], self.known[task, index] = mean.to(self.means), True
         shared = (self.covariance.double() * task + covariance) / (task + 1)
         self.covariance.copy_(shared)
         self.whitening.copy_(whitened(shared, self.shrinkage))
@@ -169,12 +169,12 @@ def statistics(states: Tensor, labels: Tensor) -> tuple[dict[int, Tensor], Tenso
     Covariances are over n − 1; a class of one row has none, and no part in the mean.
     """
     means, covariances = dict[int, Tensor](), list[Tensor]()
-    for number in labels.unique().tolist():
-        own = states[labels == number]
-        means[number] = own.mean(0)
-        if len(own) > 1:
-            gaps = own - means[number]
-            covariances.append(gaps.T @ gaps / (len(own) - 1))
+    for index in labels.unique().tolist():
+        class_states = states[labels == index]
+        means[index] = class_states.mean(0)
+        if len(class_states) > 1:
+            deviations = class_states - means[index]
+            covariances.append(deviations.T @ deviations / (len(class_states) - 1))
     width = states.shape[1]
     return means, torch.stack(covariances).mean(0) if covariances else states.new_zeros(width, width)
 
@@ -182,10 +182,10 @@ def statistics(states: Tensor, labels: Tensor) -> tuple[dict[int, Tensor], Tenso
 def whitened(covariance: Tensor, shrinkage: float = 0.0) -> Tensor:
     """W (width, width) with W Wᵀ the pseudo-inverse of a covariance; without any variance the identity."""
     width = len(covariance)
-    spread = covariance.diagonal().mean()
+    mean_variance = covariance.diagonal().mean()
     identity = torch.eye(width, dtype=covariance.dtype, device=covariance.device)
-    if not spread > 0:
+    if not mean_variance > 0:
         return identity
-    values, vectors = torch.linalg.eigh((1 - shrinkage) * covariance + shrinkage * spread * identity)
-    real = values > width * torch.finfo(torch.float32).eps * values[-1]
-    return vectors * torch.where(real, values.clamp(min=0).rsqrt(), 0.0)
+    values, vectors = torch.linalg.eigh((1 - shrinkage) * covariance + shrinkage * mean_variance * identity)
+    positive = values > width * torch.finfo(torch.float32).eps * values[-1]
+    return vectors * torch.where(positive, values.clamp(min=0).rsqrt(), 0.0)

@@ -76,12 +76,12 @@ class GainNetwork(PoolNetwork):
     def __init__(self, classifier: Classifier, *, tasks: int, config: GainLoraConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
         table: Any = classifier.encoder.get_input_embeddings()
-        width, inner = table.weight.shape[1], config.gate_hidden_size
+        width, hidden_size = table.weight.shape[1], config.gate_hidden_size
         random, device = torch.Generator().manual_seed(seed), table.weight.device
         self.change = nn.ParameterDict()
-        for name, shape in zip(LAYERS, ((inner, width), (width, inner), (1, width)), strict=True):
-            drawn = (2 * torch.rand(shape, generator=random) - 1) / math.sqrt(shape[1])
-            self.register_buffer(name, drawn.repeat(tasks, 1, 1).to(device))
+        for name, shape in zip(LAYERS, ((hidden_size, width), (width, hidden_size), (1, width)), strict=True):
+            initial = (2 * torch.rand(shape, generator=random) - 1) / math.sqrt(shape[1])
+            self.register_buffer(name, initial.repeat(tasks, 1, 1).to(device))
             self.register_buffer(f"free_{name}", torch.eye(shape[1], device=device))
             self.change[name] = nn.Parameter(torch.zeros(shape, device=device))
 
@@ -94,48 +94,48 @@ class GainNetwork(PoolNetwork):
         if not int(self.count):
             return None
         with torch.autocast(rows["input_ids"].device.type, enabled=False):
-            read = self.read(rows)
-            return torch.stack([self.gate(read, block) for block in range(int(self.count))], dim=-1)
+            embedded = self.read(rows)
+            return torch.stack([self.gate(embedded, adapter) for adapter in range(int(self.count))], dim=-1)
 
     def read(self, rows: dict[str, Tensor]) -> Tensor:
         """p₀ (row, width): the mean input embedding of each row's tokens; of a causal model's, those of its prompt."""
-        real = rows.get("prompt_mask", rows["attention_mask"]).bool()
+        mask = rows.get("prompt_mask", rows["attention_mask"]).bool()
         with torch.no_grad():
             embedded = self.classifier.encoder.get_input_embeddings()(rows["input_ids"]).to(self.down.dtype)
-            share = real.to(embedded) / real.sum(-1, keepdim=True)
-            return (share[:, None] @ embedded).squeeze(1)
+            token_weights = mask.to(embedded) / mask.sum(-1, keepdim=True)
+            return (token_weights[:, None] @ embedded).squeeze(1)
 
-    def gate(self, read: Tensor, block: int) -> Tensor:
+    def gate(self, embedded: Tensor, adapter: int) -> Tensor:
         """How far p₀ (row, width) opens a block's gate: (row,), from 0 to 0.96."""
-        state, key = self.inputs(read, block)[-1], self.layer("key", block)
-        turned = nn.functional.cosine_similarity(state, key, dim=-1)
-        return (2 * torch.sigmoid(SHARPNESS * turned) - 1).abs()
+        state, key = self.inputs(embedded, adapter)[-1], self.layer("key", adapter)
+        cosine = nn.functional.cosine_similarity(state, key, dim=-1)
+        return (2 * torch.sigmoid(SHARPNESS * cosine) - 1).abs()
 
-    def inputs(self, read: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self, embedded: Tensor, adapter: int) -> tuple[Tensor, Tensor, Tensor]:
         """What the layers of a block's gate read: p₀, p₁ and p₂, each (row, features)."""
-        first = nn.functional.silu(read @ self.layer("down", block).T)
-        return read, first, nn.functional.silu(first @ self.layer("up", block).T)
+        hidden = nn.functional.silu(embedded @ self.layer("down", adapter).T)
+        return embedded, hidden, nn.functional.silu(hidden @ self.layer("up", adapter).T)
 
-    def layer(self, name: str, block: int) -> Tensor:
+    def layer(self, name: str, adapter: int) -> Tensor:
         """The matrix (outputs, inputs) of a layer of a block's gate."""
-        found: Tensor = getattr(self, name)[block]
-        return found + self.change[name] @ self.free(name) if block == int(self.count) - 1 else found
+        matrix: Tensor = getattr(self, name)[adapter]
+        return matrix + self.change[name] @ self.free(name) if adapter == int(self.count) - 1 else matrix
 
     def free(self, name: str) -> Tensor:
         """The projection (inputs, inputs) on what no earlier task has given a layer."""
-        found: Tensor = getattr(self, f"free_{name}")
-        return found
+        projection: Tensor = getattr(self, f"free_{name}")
+        return projection
 
     @torch.no_grad()
-    def begin_gate(self, block: int) -> None:
+    def begin_gate(self, adapter: int) -> None:
         """Begin a block's gate with the first two layers of the one before it, and nothing changed."""
         for name in LAYERS[:2]:
-            getattr(self, name)[block].copy_(getattr(self, name)[max(block - 1, 0)])
+            getattr(self, name)[adapter].copy_(getattr(self, name)[max(adapter - 1, 0)])
         for change in self.change.values():
             change.zero_()
 
     @torch.no_grad()
-    def point(self, block: int, square: Tensor) -> None:
+    def point(self, adapter: int, square: Tensor) -> None:
         """Let a gate's last layer be the direction that states p₂ have most of, and no earlier ones have.
 
         `square` (width, width) is HᵀH of the states, or its square. The layer is as long as a draw from U(−1, 1) is, on
@@ -143,16 +143,16 @@ class GainNetwork(PoolNetwork):
         """
         free, width = self.free("key").double(), len(square)
         values, directions = torch.linalg.eigh(free @ square @ free)
-        found = directions[:, -1] @ free
-        enough = bool(values[-1] > 1e-12 * square.trace()) and bool(found.norm() > 1e-3)
-        length = math.sqrt(width / 3) / found.norm() if enough else 0.0
-        self.key[block, 0].copy_(length * found)
+        direction = directions[:, -1] @ free
+        is_free = bool(values[-1] > 1e-12 * square.trace()) and bool(direction.norm() > 1e-3)
+        length = math.sqrt(width / 3) / direction.norm() if is_free else 0.0
+        self.key[adapter, 0].copy_(length * direction)
 
     @torch.no_grad()
-    def settle(self, block: int, squares: Sequence[Tensor], threshold: float) -> None:
+    def settle(self, adapter: int, squares: Sequence[Tensor], threshold: float) -> None:
         """Make the changes of a block's gate part of it, and what its layers have read, (inputs, inputs), taken."""
         for name in LAYERS:
-            getattr(self, name)[block].copy_(self.layer(name, block))
+            getattr(self, name)[adapter].copy_(self.layer(name, adapter))
             self.change[name].zero_()
         for name, square in zip(LAYERS, squares, strict=True):
             self.free(name).copy_(reserved(self.free(name), square, threshold))
@@ -187,17 +187,17 @@ class GainLora(Method):
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses, and O-LoRA's penalty for each that counts."""
-        found = learner.cross_entropy(network(rows), rows)
+        loss = learner.cross_entropy(network(rows), rows)
         if not learner.task or not self.config.orthogonality_weight:
-            return found
-        with torch.autocast(found.device.type, enabled=False):
+            return loss
+        with torch.autocast(loss.device.type, enabled=False):
             penalty = self.config.orthogonality_weight * overlap(learner.network_as(GainNetwork).pool, learner.task)
-        return found + (rows["labels"] != IGNORED).sum() * penalty
+        return loss + (rows["labels"] != IGNORED).sum() * penalty
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep free of later changes what the gate's layers have read."""
-        first: float = self.config.threshold
-        threshold = first + (1 - first) * task / len(learner.stream)
+        initial: float = self.config.threshold
+        threshold = initial + (1 - initial) * task / len(learner.stream)
         squares = [self._square(inputs) for inputs in self._inputs(learner, task)]
         learner.network_as(GainNetwork).settle(task, squares, threshold)
 
@@ -209,14 +209,16 @@ class GainLora(Method):
         """What the layers of a task's gate read of all its training rows, each (row, features)."""
         network = learner.network_as(GainNetwork)
         with learner.evaluation_mode(), torch.no_grad(), torch.autocast(learner.device.type, enabled=False):
-            parts = [network.inputs(network.read(rows), task) for rows in learner.iterate_batches(learner.items(task))]
-        return [torch.cat(each) for each in zip(*parts, strict=True)]
+            batches = [
+                network.inputs(network.read(rows), task) for rows in learner.iterate_batches(learner.items(task))
+            ]
+        return [torch.cat(layer_inputs) for layer_inputs in zip(*batches, strict=True)]
 
 
 def gram(inputs: Tensor) -> Tensor:
     """HᵀH (features, features) of inputs H (row, features), in float64."""
-    exact = inputs.double()
-    return exact.T @ exact
+    wide = inputs.double()
+    return wide.T @ wide
 
 
 def reserved(free: Tensor, square: Tensor, threshold: float) -> Tensor:
@@ -225,14 +227,14 @@ def reserved(free: Tensor, square: Tensor, threshold: float) -> Tensor:
     As few directions are taken as have, with those taken before, the share `threshold` of the trace, those with the
     largest part in it first (arXiv 2103.09762, equations 8 and 9).
     """
-    exact, total = free.double(), float(square.trace())
-    left = exact @ square @ exact
-    values, directions = torch.linalg.eigh((left + left.T) / 2)
+    projection, total = free.double(), float(square.trace())
+    remainder = projection @ square @ projection
+    values, directions = torch.linalg.eigh((remainder + remainder.T) / 2)
     values, directions = values.flip(0).clamp(min=0), directions.flip(1)
-    reached = torch.cat([values.new_zeros(1), values.cumsum(0)]) + total - float(left.trace())
-    enough = (reached >= threshold * total).nonzero()
-    many = int(enough[0]) if len(enough) else int((values > 1e-12 * total).sum())
-    taken = exact @ directions[:, :many]
-    basis = torch.linalg.qr(taken)[0] if many else taken
-    found = exact - basis @ basis.T
-    return found.to(free.dtype)
+    held_trace = torch.cat([values.new_zeros(1), values.cumsum(0)]) + total - float(remainder.trace())
+    sufficient = (held_trace >= threshold * total).nonzero()
+    count = int(sufficient[0]) if len(sufficient) else int((values > 1e-12 * total).sum())
+    new_directions = projection @ directions[:, :count]
+    basis = torch.linalg.qr(new_directions)[0] if count else new_directions
+    remaining = projection - basis @ basis.T
+    return remaining.to(free.dtype)

@@ -116,25 +116,29 @@ class Idbr(Method):
         items, network = [*learner.items(task), *self.state.examples], cast(IdbrNetwork, learner.network)
         with learner.evaluation_mode(), torch.no_grad():
             self.previous_spaces = torch.cat([network.spaces(rows).float() for rows in learner.iterate_batches(items)])
-        self.places = {item: place for place, item in enumerate(items)}
+        self.places = {item: index for index, item in enumerate(items)}
 
     # -- batches ----------------------------------------------------------------------------------------
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's batches in halves, and where there is a memory, steps that replay."""
         budget, items = learner.budget, learner.items(task)
-        new = learner.schedule(items, stage)
-        old = [
-            kept for number in range(task) if (kept := [item for item in self.state.examples if item.task == number])
+        epochs = learner.schedule(items, phase)
+        memories = [
+            stored
+            for earlier in range(task)
+            if (stored := [item for item in self.state.examples if item.task == earlier])
         ]
         halving = Halving.of(learner.tokenizer, length=budget.length, pad=learner.pad)
-        seeds = learner.seed_for("replay", task, stage.name), learner.seed_for("halves", task, stage.name)
-        plan = Replays(new, old, interval=self.config.replay_interval, seed=seeds[0])
+        seeds = learner.seed_for("replay", task, phase.name), learner.seed_for("halves", task, phase.name)
+        plan = Replays(epochs, memories, interval=self.config.replay_interval, seed=seeds[0])
 
         def rows(step: int) -> Rows:
-            chosen, replays = plan.at(step)
-            found = halving.rows(learner.rows(chosen, size=budget.batch_size), np.random.default_rng([seeds[1], step]))
-            return {**found, "replays": torch.full((budget.batch_size,), replays)}
+            examples, replays = plan.at(step)
+            batch = halving.rows(
+                learner.rows(examples, size=budget.batch_size), np.random.default_rng([seeds[1], step])
+            )
+            return {**batch, "replays": torch.full((budget.batch_size,), replays)}
 
         return Batches(plan.steps, budget.batch_size, rows)
 
@@ -147,25 +151,25 @@ class Idbr(Method):
         """
         if "halves" not in rows:
             return super().loss(learner, network, rows)
-        bare, both = cast(IdbrNetwork, learner.network), in_both_orders(rows)
-        parts = bare.parts(network(both))
+        idbr_network, orders_batch = cast(IdbrNetwork, learner.network), in_both_orders(rows)
+        outputs = idbr_network.parts(network(orders_batch))
         config = self.config
-        found = _entropy(learner.mask_logits(parts.logits, both["tasks"]), both["labels"])
-        found = found + config.nsp_weight * _entropy(parts.orders, both["orders"])
-        told = parts.tasks[:, : learner.task + 1]
-        found = found + config.task_weight * both["replays"] * _entropy(told, both["tasks"])
-        each = torch.stack(found.chunk(2)).mean(0) + self._held(bare, parts, rows)
-        return (each * (rows["labels"] != IGNORED)).sum()
+        losses = _entropy(learner.mask_logits(outputs.logits, orders_batch["tasks"]), orders_batch["labels"])
+        losses = losses + config.nsp_weight * _entropy(outputs.orders, orders_batch["orders"])
+        task_logits = outputs.tasks[:, : learner.task + 1]
+        losses = losses + config.task_weight * orders_batch["replays"] * _entropy(task_logits, orders_batch["tasks"])
+        row_losses = torch.stack(losses.chunk(2)).mean(0) + self._held(idbr_network, outputs, rows)
+        return (row_losses * (rows["labels"] != IGNORED)).sum()
 
-    def _held(self, network: IdbrNetwork, parts: Parts, rows: Rows) -> Tensor:
+    def _held(self, network: IdbrNetwork, outputs: Parts, rows: Rows) -> Tensor:
         """How far the spaces of each row, as written, are from where they were before the task, weighed: (row,)."""
         count, config = len(rows["labels"]), self.config
         if not len(self.previous_spaces):
-            return parts.spaces.new_zeros(count)
+            return outputs.spaces.new_zeros(count)
         items = zip(rows["tasks"].tolist(), rows["rows"].tolist(), strict=True)
-        before = self.previous_spaces[[self.places[ExampleRef(*item)] for item in items]]
-        moved = (parts.spaces[:count] - before).square()
-        generic, specific = (space.mean(1) for space in moved.split(network.size, 1))
+        previous = self.previous_spaces[[self.places[ExampleRef(*item)] for item in items]]
+        shift = (outputs.spaces[:count] - previous).square()
+        generic, specific = (space.mean(1) for space in shift.split(network.size, 1))
         weight = torch.where(rows["replays"], config.replay_reg_scale, config.new_reg_scale)
         return weight * (config.generic_reg_weight * generic + config.specific_reg_weight * specific)
 
@@ -176,11 +180,11 @@ class Idbr(Method):
         items, network = learner.items(task), cast(IdbrNetwork, learner.network)
         with learner.evaluation_mode(), torch.no_grad():
             states = torch.cat([network.read(rows).float() for rows in learner.iterate_batches(items)])
-        many = min(
+        count = min(
             max(1, int(self.config.memory_fraction * len(items))), self.config.memory_size // len(learner.stream)
         )
-        chosen = representatives(states, many, seed=learner.seed_for("memory", task))
-        self.state.examples += [items[number] for number in chosen]
+        indices = representatives(states, count, seed=learner.seed_for("memory", task))
+        self.state.examples += [items[index] for index in indices]
 
 
 class Replays:
@@ -196,17 +200,17 @@ class Replays:
 
     def at(self, step: int) -> tuple[list[ExampleRef], bool]:
         """The examples of a step, and whether it replays."""
-        round_, place = divmod(step, self.interval + len(self.old))
-        number = round_ * self.interval + min(place, self.interval - 1)
-        if not self.old or place < self.interval - 1:
+        round_, position = divmod(step, self.interval + len(self.old))
+        number = round_ * self.interval + min(position, self.interval - 1)
+        if not self.old or position < self.interval - 1:
             return self.new.at(number), False
         random = np.random.default_rng([self.seed, round_])
         mixed = self.new.at(number)
         for memory in self.old:
-            many = min(self.new.size, len(memory))
-            mixed = [*mixed, *[memory[one] for one in random.choice(len(memory), many, replace=False)]]
-        parts = np.array_split(random.permutation(len(mixed)), len(self.old) + 1)
-        return [mixed[one] for one in parts[place - self.interval + 1]], True
+            count = min(self.new.size, len(memory))
+            mixed = [*mixed, *[memory[index] for index in random.choice(len(memory), count, replace=False)]]
+        chunks = np.array_split(random.permutation(len(mixed)), len(self.old) + 1)
+        return [mixed[index] for index in chunks[position - self.interval + 1]], True
 
 
 def in_both_orders(rows: Rows) -> Rows:
@@ -216,9 +220,9 @@ def in_both_orders(rows: Rows) -> Rows:
     if "token_type_ids" in rows:
         exchanged["token_type_ids"] = rows["halves_types"][:, :width]
     same = ("attention_mask", "labels", "tasks", "replays", *exchanged)
-    both = {name: torch.cat([rows[name], exchanged.get(name, rows[name])]) for name in same}
+    doubled = {name: torch.cat([rows[name], exchanged.get(name, rows[name])]) for name in same}
     orders = torch.arange(2, device=rows["labels"].device).repeat_interleave(count)
-    return {**both, "orders": orders, "halves": both["input_ids"]}
+    return {**doubled, "orders": orders, "halves": doubled["input_ids"]}
 
 
 def _entropy(logits: Tensor, classes: Tensor) -> Tensor:

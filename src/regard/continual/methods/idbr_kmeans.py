@@ -18,24 +18,24 @@ def kmeans(points: Tensor, count: int, *, seed: int, rounds: int = ROUNDS) -> tu
     """
     points = points.double().cpu()
     centres = _drawn(points, count, np.random.default_rng(seed))
-    found = distances(points, centres).argmin(1)
+    assignment = distances(points, centres).argmin(1)
     for _ in range(rounds):
-        members = torch.nn.functional.one_hot(found, len(centres)).double()
+        members = torch.nn.functional.one_hot(assignment, len(centres)).double()
         sizes = members.sum(0)[:, None]
         centres = torch.where(sizes > 0, members.T @ points / sizes.clamp_min(1), centres)
-        again = distances(points, centres).argmin(1)
-        if torch.equal(again, found):
+        new_assignment = distances(points, centres).argmin(1)
+        if torch.equal(new_assignment, assignment):
             break
-        found = again
-    return centres, found
+        assignment = new_assignment
+    return centres, assignment
 
 
 def representatives(points: Tensor, count: int, *, seed: int) -> list[int]:
     """The numbers of at most `count` points, ascending: of each centre's points the one nearest to it."""
-    centres, found = kmeans(points, count, seed=seed)
-    far = distances(points.double().cpu(), centres)
-    far[found[:, None] != torch.arange(len(centres))] = torch.inf
-    return sorted(far.argmin(0)[found.unique()].tolist())
+    centres, assignment = kmeans(points, count, seed=seed)
+    far_distances = distances(points.double().cpu(), centres)
+    far_distances[assignment[:, None] != torch.arange(len(centres))] = torch.inf
+    return sorted(far_distances.argmin(0)[assignment.unique()].tolist())
 
 
 def distances(points: Tensor, centres: Tensor) -> Tensor:
@@ -45,10 +45,10 @@ def distances(points: Tensor, centres: Tensor) -> Tensor:
 
 def _drawn(points: Tensor, count: int, random: np.random.Generator) -> Tensor:
     """Points as first centres, each drawn with a chance that grows with its squared distance to those before it."""
-    chosen = [int(random.integers(len(points)))]
-    while len(chosen) < count:
-        nearest = distances(points, points[chosen]).amin(1).numpy()
+    indices = [int(random.integers(len(points)))]
+    while len(indices) < count:
+        nearest = distances(points, points[indices]).amin(1).numpy()
         if not nearest.any():
             break
-        chosen.append(int(random.choice(len(points), p=nearest / nearest.sum())))
-    return points[chosen]
+        indices.append(int(random.choice(len(points), p=nearest / nearest.sum())))
+    return points[indices]

@@ -60,8 +60,12 @@ class Memory(NamedTuple):
 
     def left(self) -> Tensor:
         """(inputs, inputs): the projection on what no earlier task takes up."""
-        onto = self.basis @ self.basis.T
-        return onto if self.free else torch.eye(len(onto), dtype=onto.dtype, device=onto.device) - onto
+        projection = self.basis @ self.basis.T
+        return (
+            projection
+            if self.free
+            else torch.eye(len(projection), dtype=projection.dtype, device=projection.device) - projection
+        )
 
 
 class InfLora(IncrementalLora):
@@ -81,7 +85,7 @@ class InfLora(IncrementalLora):
     def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block, and design its A."""
         super().before_task(learner, task)
-        self.state.tensors.update({name: one.to(learner.device) for name, one in self.state.tensors.items()})
+        self.state.tensors.update({name: tensor.to(learner.device) for name, tensor in self.state.tensors.items()})
         moments = self._moments(learner, task)
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
             down = layer.adapters.A[task]
@@ -91,41 +95,41 @@ class InfLora(IncrementalLora):
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task's inputs take up to the memory of each layer."""
-        share = self.config.threshold + (1 - self.config.threshold) * task / len(learner.stream)
+        fraction = self.config.threshold + (1 - self.config.threshold) * task / len(learner.stream)
         for name, moment in self._moments(learner, task).items():
-            found = grown(self.memory(name), moment, share)
+            memory = grown(self.memory(name), moment, fraction)
             self.state.tensors.pop(TAKEN + name, None)
-            self.state.tensors[(FREE if found.free else TAKEN) + name] = found.basis
+            self.state.tensors[(FREE if memory.free else TAKEN) + name] = memory.basis
 
     def _moments(self, learner: Learner, task: int) -> dict[str, Tensor]:
         """What shares are taken of, for each layer."""
         moments = second_moments(learner, learner.items(task))
-        return {name: measured(one, self.config.threshold_formula) for name, one in moments.items()}
+        return {name: measured(moment, self.config.threshold_formula) for name, moment in moments.items()}
 
     def memory(self, name: str) -> Memory | None:
         """What earlier tasks take up of what a layer reads; None before there is one."""
-        kept = self.state.tensors
-        if FREE + name in kept:
-            return Memory(kept[FREE + name], True)
-        return Memory(kept[TAKEN + name], False) if TAKEN + name in kept else None
+        tensors = self.state.tensors
+        if FREE + name in tensors:
+            return Memory(tensors[FREE + name], True)
+        return Memory(tensors[TAKEN + name], False) if TAKEN + name in tensors else None
 
 
 @torch.no_grad()
 def second_moments(learner: Learner, items: Sequence[ExampleRef]) -> dict[str, Tensor]:
     """Σ x xᵀ (inputs, inputs), in float64, of what each layer reads of some rows, with nothing dropped out."""
-    found: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
 
     def add(name: str, states: Tensor) -> None:
         with torch.autocast(states.device.type, enabled=False):
-            exact = states.to(torch.promote_types(states.dtype, torch.float32))
-            here = (exact.T @ exact).double()
-        found[name] = found[name] + here if name in found else here
+            wide = states.to(torch.promote_types(states.dtype, torch.float32))
+            moment = (wide.T @ wide).double()
+        moments[name] = moments[name] + moment if name in moments else moment
 
     with learner.evaluation_mode() as network:
         for rows in learner.iterate_batches(items):
             with capture_layer_inputs(learner.network_as(PoolNetwork), rows, add):
                 network(rows)
-    return found
+    return moments
 
 
 def measured(moment: Tensor, measure: Measure) -> Tensor:
@@ -141,14 +145,14 @@ def outside(moment: Tensor, memory: Memory | None) -> tuple[Tensor, Tensor]:
     without inputs are left out.
     """
     if memory is not None:
-        left = memory.left()
-        moment_there = left @ moment @ left
+        projection = memory.left()
+        outside_moment = projection @ moment @ projection
     else:
-        moment_there = moment
-    squares, vectors = torch.linalg.eigh((moment_there + moment_there.T) / 2)
+        outside_moment = moment
+    squares, vectors = torch.linalg.eigh((outside_moment + outside_moment.T) / 2)
     squares, vectors = squares.flip(0), vectors.flip(1)
-    there = squares > _NOTHING * moment.trace()
-    squares, vectors = squares[there], vectors[:, there]
+    significant = squares > _NOTHING * moment.trace()
+    squares, vectors = squares[significant], vectors[:, significant]
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True)) if len(squares) else vectors[:1]
     return squares, vectors * largest.sign()
 
@@ -156,24 +160,24 @@ def outside(moment: Tensor, memory: Memory | None) -> tuple[Tensor, Tensor]:
 def designed(moment: Tensor, memory: Memory | None, rank: int) -> Tensor:
     """A (rank, inputs) of a block that reads the largest part of a task's inputs outside the memory."""
     _, vectors = outside(moment, memory)
-    found = moment.new_zeros(rank, len(moment))
-    chosen = vectors[:, :rank].T / math.sqrt(3)
-    found[: len(chosen)] = chosen
-    return found
+    matrix = moment.new_zeros(rank, len(moment))
+    rows = vectors[:, :rank].T / math.sqrt(3)
+    matrix[: len(rows)] = rows
+    return matrix
 
 
-def grown(memory: Memory | None, moment: Tensor, share: float) -> Memory:
+def grown(memory: Memory | None, moment: Tensor, fraction: float) -> Memory:
     """The memory with as few more directions as it takes to have that share of the squares of a task's inputs."""
     width = len(moment)
-    taken = moment.new_zeros(width, 0) if memory is None else memory.basis
+    basis = moment.new_zeros(width, 0) if memory is None else memory.basis
     squares, vectors = outside(moment, memory)
     total = moment.trace()
-    have = 1 - squares.sum() / total + torch.cat([squares.new_zeros(1), squares.cumsum(0) / total])
-    more = vectors[:, : min(int((have < share).sum()), len(squares))]
+    held = 1 - squares.sum() / total + torch.cat([squares.new_zeros(1), squares.cumsum(0) / total])
+    added = vectors[:, : min(int((held < fraction).sum()), len(squares))]
     if memory is not None and memory.free:
-        return Memory(_without(taken, more), True)
-    taken = torch.cat([taken, more], 1)
-    return Memory(_rest(taken), True) if taken.shape[1] > width / 2 else Memory(taken, False)
+        return Memory(_without(basis, added), True)
+    basis = torch.cat([basis, added], 1)
+    return Memory(_rest(basis), True) if basis.shape[1] > width / 2 else Memory(basis, False)
 
 
 def _without(basis: Tensor, vectors: Tensor) -> Tensor:
@@ -186,5 +190,5 @@ def _without(basis: Tensor, vectors: Tensor) -> Tensor:
 
 def _rest(basis: Tensor) -> Tensor:
     """An orthonormal basis of what an orthonormal one does not span."""
-    whole, _ = torch.linalg.qr(basis, mode="complete")
-    return whole[:, basis.shape[1] :].contiguous()
+    complete, _ = torch.linalg.qr(basis, mode="complete")
+    return complete[:, basis.shape[1] :].contiguous()

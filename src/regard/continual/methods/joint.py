@@ -25,6 +25,6 @@ class Joint(Method):
         """Nothing until the last task."""
         return (learner.fine_tuning(respects_max_steps=False),) if task == len(learner.stream) - 1 else ()
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The training rows of all tasks, mixed."""
-        return learner.epoch_batches([item for number in range(task + 1) for item in learner.items(number)], stage)
+        return learner.epoch_batches([item for number in range(task + 1) for item in learner.items(number)], phase)

@@ -111,38 +111,38 @@ class L2pNetwork(Network):
 
         The query is the plain text's state that the classifier reads by itself: of [CLS], or of the last token.
         """
-        real = rows["attention_mask"].bool()
+        mask = rows["attention_mask"].bool()
         with torch.no_grad():
-            states = self.classifier.states(rows["input_ids"], real, rows.get("token_type_ids"))
-            query = pool_states(states, real, self.head.pooling).to(self.keys.dtype)
+            states = self.classifier.states(rows["input_ids"], mask, rows.get("token_type_ids"))
+            query = pool_states(states, mask, self.head.pooling).to(self.keys.dtype)
         distances = 1 - nn.functional.cosine_similarity(query[:, None], self.keys, dim=-1)
         order = distances.detach().argsort(dim=-1, stable=True)
         if usage is not None:
-            again = (distances.detach() * usage).gather(-1, order).argsort(dim=-1, stable=True)
-            order = order.gather(-1, again)
+            reranking = (distances.detach() * usage).gather(-1, order).argsort(dim=-1, stable=True)
+            order = order.gather(-1, reranking)
         numbers = order[:, : self.chosen]
         return Chosen(numbers, distances.gather(-1, numbers))
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         """The logits (row, class), behind the prompts that `rows` has the numbers of, or that the texts choose."""
-        real = rows["attention_mask"].bool()
-        if self.room is not None and real.shape[1] > self.room:
-            raise check_prompt_fits(real.shape[1], self.room, self.added)
+        mask = rows["attention_mask"].bool()
+        if self.room is not None and mask.shape[1] > self.room:
+            raise check_prompt_fits(mask.shape[1], self.room, self.added)
         numbers = rows["prompts"] if "prompts" in rows else self.choose(rows).numbers
         prompts, encoder = self.prompts[numbers].flatten(1, 2), self.classifier.encoder
         table: Any = encoder.get_input_embeddings()
-        real = torch.cat([real.new_ones(prompts.shape[:2]), real], 1)
-        given = {"inputs_embeds": torch.cat([prompts, table(rows["input_ids"])], 1), "attention_mask": real.long()}
+        mask = torch.cat([mask.new_ones(prompts.shape[:2]), mask], 1)
+        inputs = {"inputs_embeds": torch.cat([prompts, table(rows["input_ids"])], 1), "attention_mask": mask.long()}
         if "token_type_ids" in rows:
             types = rows["token_type_ids"]
-            given["token_type_ids"] = torch.cat([types.new_zeros(prompts.shape[:2]), types], 1)
-        return self._read(encoder(**given, return_dict=True).last_hidden_state, real)
+            inputs["token_type_ids"] = torch.cat([types.new_zeros(prompts.shape[:2]), types], 1)
+        return self._read(encoder(**inputs, return_dict=True).last_hidden_state, mask)
 
-    def _read(self, states: Tensor, real: Tensor) -> Tensor:
+    def _read(self, states: Tensor, mask: Tensor) -> Tensor:
         """The logits from the mean state of the prompts; of a causal model, whose prompts see no text, the last one."""
-        last = self.head.pooling == "last"
-        read = pool_states(states, real, "last") if last else states[:, : self.added].mean(1)
-        logits: Tensor = self.head(read[:, None], real[:, :1])
+        reads_last = self.head.pooling == "last"
+        pooled = pool_states(states, mask, "last") if reads_last else states[:, : self.added].mean(1)
+        logits: Tensor = self.head(pooled[:, None], mask[:, :1])
         return logits
 
 
@@ -168,7 +168,7 @@ class L2p(Method):
     def before_task(self, learner: Learner, task: int) -> None:
         """Check that all texts of the stream have room behind the prompts, before any is learnt."""
         network = learner.network_as(L2pNetwork)
-        longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
+        longest = max(int(encoded.attention_mask.sum(1).max()) for encoded in learner.encoded.values())
         if network.room is not None and longest > network.room:
             raise check_prompt_fits(longest, network.room, network.added)
         for name, value in self.state.tensors.items():
@@ -184,10 +184,10 @@ class L2p(Method):
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum over rows of the cross-entropy and of λ times the distances to the chosen keys."""
-        chosen = learner.network_as(L2pNetwork).choose(rows, self.shares())
-        found = learner.cross_entropy(network({**rows, "prompts": chosen.numbers}), rows)
-        pull: Tensor = self.config.pull_weight * (chosen.distances.sum(-1) * (rows["labels"] != IGNORED)).sum()
-        return found + pull
+        selected = learner.network_as(L2pNetwork).choose(rows, self.shares())
+        loss = learner.cross_entropy(network({**rows, "prompts": selected.numbers}), rows)
+        pull_loss: Tensor = self.config.pull_weight * (selected.distances.sum(-1) * (rows["labels"] != IGNORED)).sum()
+        return loss + pull_loss
 
     def shares(self) -> Tensor | None:
         """(M,): how often earlier tasks chose each prompt, as a share; None where that is not to count."""
@@ -198,11 +198,14 @@ class L2p(Method):
         """Count the prompts that the task's rows choose, where that is to count."""
         if not self.config.frequency_penalty:
             return
-        usage, shares = torch.zeros_like(learner.network_as(L2pNetwork).keys[:, 0], requires_grad=False), self.shares()
+        usage, frequencies = (
+            torch.zeros_like(learner.network_as(L2pNetwork).keys[:, 0], requires_grad=False),
+            self.shares(),
+        )
         with learner.evaluation_mode(), torch.no_grad():
             for rows in learner.iterate_batches(learner.items(task)):
-                chosen = learner.network_as(L2pNetwork).choose(rows, shares).numbers
-                usage += torch.bincount(chosen.flatten(), minlength=len(usage))
+                selected = learner.network_as(L2pNetwork).choose(rows, frequencies).numbers
+                usage += torch.bincount(selected.flatten(), minlength=len(usage))
         self.state.tensors[USAGE] = usage + self.state.tensors.get(USAGE, torch.zeros_like(usage))
 
 

@@ -69,23 +69,27 @@ class Lwf(Method):
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum over rows of the cross-entropy and, where the encoder is trained, of the old tasks' losses."""
         logits = network(rows)
-        found = learner.cross_entropy(logits, rows)
+        loss = learner.cross_entropy(logits, rows)
         if not learner.task or not _trains_encoder(learner):
-            return found
-        counted = rows["labels"] != IGNORED
-        before = self.answers[rows["rows"]]
-        old = sum(
-            distillation(logits[:, : len(own)][:, own], before[:, own], self.config.temperature)
-            for own in learner.task_classes[: learner.task].to(logits.device)
+            return loss
+        valid_rows = rows["labels"] != IGNORED
+        earlier_logits = self.answers[rows["rows"]]
+        distillation_losses = sum(
+            distillation(
+                logits[:, : len(task_classes)][:, task_classes],
+                earlier_logits[:, task_classes],
+                self.config.temperature,
+            )
+            for task_classes in learner.task_classes[: learner.task].to(logits.device)
         )
-        return found + self.config.distillation_weight * (old * counted).sum()
+        return loss + self.config.distillation_weight * (distillation_losses * valid_rows).sum()
 
 
 def _trains_encoder(learner: Learner) -> bool:
     """Whether this is not the warm-up, in which the vectors of old classes are to get no gradient."""
-    return any(one.requires_grad for one in learner.network.classifier.encoder.parameters())
+    return any(parameter.requires_grad for parameter in learner.network.classifier.encoder.parameters())
 
 
-def distillation(logits: Tensor, before: Tensor, temperature: float) -> Tensor:
+def distillation(logits: Tensor, earlier: Tensor, temperature: float) -> Tensor:
     """The cross-entropy (row,) of answers with earlier ones, of logits (row, class), at a temperature."""
-    return -((before / temperature).softmax(-1) * (logits.float() / temperature).log_softmax(-1)).sum(-1)
+    return -((earlier / temperature).softmax(-1) * (logits.float() / temperature).log_softmax(-1)).sum(-1)

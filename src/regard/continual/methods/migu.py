@@ -58,15 +58,15 @@ class Migu(SequentialLora):
         """Fine-tuning, each gradient masked from the second task on."""
         return (learner.fine_tuning(transform_gradients=(lambda _, __: self._correct(learner)) if task else None),)
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's rows; with each batch magnitudes are added up anew."""
-        found = super().batches(learner, task, stage)
+        task_batches = super().batches(learner, task, phase)
 
         def rows(step: int) -> Rows:
             self.sums.clear()
-            return found.rows(step)
+            return task_batches.rows(step)
 
-        return Batches(found.steps, found.size, rows)
+        return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies; the magnitudes of these rows are added to those of the batch."""
@@ -76,11 +76,15 @@ class Migu(SequentialLora):
 
         @torch.no_grad()
         def add(name: str, states: Tensor) -> None:
-            blocks = pool.layers[name].adapters
+            adapters = pool.layers[name].adapters
             with torch.autocast(states.device.type, enabled=False):
-                here = magnitudes(states.to(blocks.A[0].dtype), blocks.A[0], blocks.B[0])
-            before = self.sums.get(name)
-            self.sums[name] = here if before is None else (before[0] + here[0], before[1] + here[1])
+                batch_magnitudes = magnitudes(states.to(adapters.A[0].dtype), adapters.A[0], adapters.B[0])
+            previous = self.sums.get(name)
+            self.sums[name] = (
+                batch_magnitudes
+                if previous is None
+                else (previous[0] + batch_magnitudes[0], previous[1] + batch_magnitudes[1])
+            )
 
         with capture_layer_inputs(learner.network_as(PoolNetwork), rows, add):
             return learner.cross_entropy(network(rows), rows)
@@ -88,11 +92,11 @@ class Migu(SequentialLora):
     def _correct(self, learner: Learner) -> None:
         """Mask the gradient of a step in place."""
         for name, layer in learner.network_as(PoolNetwork).pool.layers.items():
-            for part, sums in zip((layer.adapters.A[0], layer.adapters.B[0]), self.sums[name], strict=True):
+            for parameter, sums in zip((layer.adapters.A[0], layer.adapters.B[0]), self.sums[name], strict=True):
                 if dist.is_initialized():
                     dist.all_reduce(sums)
-                assert part.grad is not None
-                part.grad *= largest(sums, self.config.threshold)[:, None]
+                assert parameter.grad is not None
+                parameter.grad *= largest(sums, self.config.threshold)[:, None]
 
 
 def magnitudes(states: Tensor, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,28 +56,28 @@ class NLora(IncrementalLora):
     def before_task(self, learner: Learner, task: int) -> None:
         """Add the task's block. Raises UserError where the product cannot be formed."""
         super().before_task(learner, task)
-        odd = [
+        non_square = [
             name
             for name, layer in learner.network_as(PoolNetwork).pool.layers.items()
             if layer.adapters.inputs != layer.adapters.outputs
         ]
-        if odd and self.config.penalized_product == "released":
+        if non_square and self.config.penalized_product == "released":
             raise UserError(
-                f"penalized_product: expected update, since {odd[0]} gives another number of features than it reads"
+                f"penalized_product: expected update, since {non_square[0]} gives another number of features than it reads"
             )
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
-        found = learner.cross_entropy(network(rows), rows)
+        loss = learner.cross_entropy(network(rows), rows)
         if not self.config.sparsity_weight:
-            return found
-        with torch.autocast(found.device.type, enabled=False):
+            return loss
+        with torch.autocast(loss.device.type, enabled=False):
             pool, released = learner.network_as(PoolNetwork).pool, self.config.penalized_product == "released"
             size = magnitude(pool, learner.task, released=released)
-            return found + (rows["labels"] != IGNORED).sum() * (self.config.sparsity_weight * size)
+            return loss + (rows["labels"] != IGNORED).sum() * (self.config.sparsity_weight * size)
 
 
-def magnitude(pool: LoraAdapterPool, block: int, *, released: bool = False) -> Tensor:
+def magnitude(pool: LoraAdapterPool, adapter: int, *, released: bool = False) -> Tensor:
     """‖B A‖₁ of a block, the sum over layers; of A B with `released`."""
-    pairs = [(blocks.A[block], blocks.B[block]) for blocks in pool.adapters]
+    pairs = [(blocks.A[adapter], blocks.B[adapter]) for blocks in pool.adapters]
     return torch.stack([(down @ up if released else up @ down).abs().sum() for down, up in pairs]).sum()

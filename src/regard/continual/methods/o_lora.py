@@ -54,22 +54,22 @@ class OLora(IncrementalLora):
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the cross-entropies, and the penalty for each that counts: once, in the mean of a batch."""
-        found = learner.cross_entropy(network(rows), rows)
-        counted, config, pool = (rows["labels"] != IGNORED).sum(), self.config, learner.network_as(PoolNetwork).pool
-        with torch.autocast(found.device.type, enabled=False):
+        loss = learner.cross_entropy(network(rows), rows)
+        num_rows, config, pool = (rows["labels"] != IGNORED).sum(), self.config, learner.network_as(PoolNetwork).pool
+        with torch.autocast(loss.device.type, enabled=False):
             if learner.task and config.orthogonality_weight:
-                apart = overlap(pool, learner.task, squared=config.squared_overlap)
-                found = found + counted * (config.orthogonality_weight * apart)
+                overlap_sum = overlap(pool, learner.task, squared=config.squared_overlap)
+                loss = loss + num_rows * (config.orthogonality_weight * overlap_sum)
             if config.norm_weight:
-                norms = torch.stack([one.norm() for one in pool.parameters_of(learner.task)])
-                found = found + counted * (config.norm_weight * norms.sum())
-        return found
+                norms = torch.stack([parameter.norm() for parameter in pool.parameters_of(learner.task)])
+                loss = loss + num_rows * (config.norm_weight * norms.sum())
+        return loss
 
 
-def overlap(pool: LoraAdapterPool, block: int, *, squared: bool = False) -> Tensor:
+def overlap(pool: LoraAdapterPool, adapter: int, *, squared: bool = False) -> Tensor:
     """Σ |A_i A_blockᵀ| over entries, layers and blocks i before this one; or of the squares."""
-    parts = []
-    for blocks in pool.adapters:
-        inner = torch.cat([blocks.A[number] for number in range(block)]) @ blocks.A[block].T
-        parts.append(inner.square().sum() if squared else inner.abs().sum())
-    return torch.stack(parts).sum()
+    overlaps = []
+    for layer_adapters in pool.adapters:
+        inner = torch.cat([layer_adapters.A[earlier] for earlier in range(adapter)]) @ layer_adapters.A[adapter].T
+        overlaps.append(inner.square().sum() if squared else inner.abs().sum())
+    return torch.stack(overlaps).sum()

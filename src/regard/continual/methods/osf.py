@@ -72,55 +72,58 @@ class SubspaceLayer(nn.Module):
         inputs, outputs = weight_shape(layer)
         self.base_layer, narrow = layer, min(inputs, outputs)
         weight = self._begin().detach()
-        made: dict[str, Any] = {"device": weight.device, "dtype": torch.promote_types(weight.dtype, torch.float32)}
-        self.register_buffer("kept", weight.to(made["dtype"], copy=True))
-        self.register_buffer("U_held", torch.zeros(outputs, narrow, **made))
-        self.register_buffer("V_held", torch.zeros(narrow, inputs, **made))
-        self.U = nn.Parameter(torch.zeros(outputs, narrow, **made))
-        self.S = nn.Parameter(torch.zeros(narrow, **made))
-        self.V = nn.Parameter(torch.zeros(narrow, inputs, **made))
+        options: dict[str, Any] = {"device": weight.device, "dtype": torch.promote_types(weight.dtype, torch.float32)}
+        self.register_buffer("kept", weight.to(options["dtype"], copy=True))
+        self.register_buffer("U_held", torch.zeros(outputs, narrow, **options))
+        self.register_buffer("V_held", torch.zeros(narrow, inputs, **options))
+        self.U = nn.Parameter(torch.zeros(outputs, narrow, **options))
+        self.S = nn.Parameter(torch.zeros(narrow, **options))
+        self.V = nn.Parameter(torch.zeros(narrow, inputs, **options))
 
     @property
     @torch.no_grad()
     def weight(self) -> Tensor:
         """The matrix (outputs, inputs) as it is now, without a gradient."""
-        left, right = self.low()
-        return self.kept + (left * self.S) @ right
+        output_side, input_side = self.low()
+        return self.kept + (output_side * self.S) @ input_side
 
     @property
     def bias(self) -> Tensor | None:
         """The bias of the layer, which nothing changes."""
-        found: Tensor | None = self.base_layer.bias  # type: ignore[assignment]
-        return found
+        bias: Tensor | None = self.base_layer.bias  # type: ignore[assignment]
+        return bias
 
     def low(self) -> tuple[Tensor, Tensor]:
         """Û (outputs, n) and V̂ (n, inputs): U and V without what they have of directions that are held."""
-        left = self.U - self.U_held @ (self.U_held.T @ self.U)
-        right = self.V - (self.V @ self.V_held.T) @ self.V_held
-        return left, right
+        output_side = self.U - self.U_held @ (self.U_held.T @ self.U)
+        input_side = self.V - (self.V @ self.V_held.T) @ self.V_held
+        return output_side, input_side
 
     def forward(self, states: Tensor) -> Tensor:
         """What the layer gives."""
-        left, right = self.low()
+        output_side, input_side = self.low()
         bias = None if self.bias is None else self.bias.to(self.kept.dtype)
-        read = states if torch.is_autocast_enabled(states.device.type) else states.to(self.kept.dtype)
-        low = nn.functional.linear(nn.functional.linear(read, right) * self.S, left)
-        found = nn.functional.linear(read, self.kept, bias) + low
-        return found if torch.is_autocast_enabled(states.device.type) else found.to(states.dtype)
+        inputs = states if torch.is_autocast_enabled(states.device.type) else states.to(self.kept.dtype)
+        low = nn.functional.linear(nn.functional.linear(inputs, input_side) * self.S, output_side)
+        outputs = nn.functional.linear(inputs, self.kept, bias) + low
+        return outputs if torch.is_autocast_enabled(states.device.type) else outputs.to(states.dtype)
 
     @torch.no_grad()
-    def decompose(self, held: int) -> None:
+    def decompose(self, num_frozen: int) -> None:
         """Decompose the matrix as it is now, and hold its strongest directions, so many; the others are trained."""
-        exact = self.weight.double()
-        left, values, right = torch.linalg.svd(exact, full_matrices=False)
-        for one, of_held, of_low in ((self.U, self.U_held, left), (self.V.T, self.V_held.T, right.T)):
-            of_held.zero_()
-            of_held[:, :held] = of_low[:, :held]
-            one.zero_()
-            one[:, held:] = of_low[:, held:]
+        wide = self.weight.double()
+        left, values, right = torch.linalg.svd(wide, full_matrices=False)
+        for factor, frozen_factor, singular_vectors in (
+            (self.U, self.U_held, left),
+            (self.V.T, self.V_held.T, right.T),
+        ):
+            frozen_factor.zero_()
+            frozen_factor[:, :num_frozen] = singular_vectors[:, :num_frozen]
+            factor.zero_()
+            factor[:, num_frozen:] = singular_vectors[:, num_frozen:]
         self.S.zero_()
-        self.S[held:] = values[held:]
-        self.kept.copy_((left[:, :held] * values[:held]) @ right[:held])
+        self.S[num_frozen:] = values[num_frozen:]
+        self.kept.copy_((left[:, :num_frozen] * values[:num_frozen]) @ right[:num_frozen])
 
     def _begin(self) -> Tensor:
         """The matrix of the layer below, (outputs, inputs)."""
@@ -143,13 +146,13 @@ class OsfNetwork(Network):
             raise UserError("lora: expected none with osf, which trains the model's own matrices")
         names = _targets(encoder, config.target_modules)
         encoder.requires_grad_(False)
-        found = []
+        layers = []
         for name in names:
-            parent, _, own = name.rpartition(".")
+            parent, _, attribute = name.rpartition(".")
             layer = SubspaceLayer(encoder.get_submodule(name))
-            setattr(encoder.get_submodule(parent), own, layer.train(encoder.training))
-            found.append(layer)
-        self._layers = tuple(found)
+            setattr(encoder.get_submodule(parent), attribute, layer.train(encoder.training))
+            layers.append(layer)
+        self._layers = tuple(layers)
 
     @property
     def layers(self) -> Sequence[SubspaceLayer]:
@@ -189,9 +192,13 @@ class Osf(Method):
 def _targets(encoder: nn.Module, targets: str) -> list[str]:
     """The full names of the layers that are meant. Raises UserError."""
     if targets != ALL:
-        return target_layers(encoder, targets if targets == "auto" else [one.strip() for one in targets.split(",")])
-    words = getattr(encoder, "get_output_embeddings", lambda: None)()
-    found = [name for name, module in encoder.named_modules() if is_linear_layer(module) and module is not words]
-    if not found:
+        return target_layers(
+            encoder, targets if targets == "auto" else [target.strip() for target in targets.split(",")]
+        )
+    output_embeddings = getattr(encoder, "get_output_embeddings", lambda: None)()
+    names = [
+        name for name, module in encoder.named_modules() if is_linear_layer(module) and module is not output_embeddings
+    ]
+    if not names:
         raise UserError("target_modules: expected a model with linear layers, got none")
-    return found
+    return names

@@ -36,14 +36,14 @@ class ProgressiveNetwork(PromptNetwork):
             return None
         if "tasks" not in rows:
             raise UserError("tasks: expected the task of each row, which progressive prompts are to be told, got none")
-        own = rows["tasks"]
-        own = torch.where((own < 0) | (own > last), last, own)
-        newest, oldest = int(own.max()), int(own.min())
+        row_tasks = rows["tasks"]
+        row_tasks = torch.where((row_tasks < 0) | (row_tasks > last), last, row_tasks)
+        newest, oldest = int(row_tasks.max()), int(row_tasks.min())
         prompts = self.pool.prompts.concatenate(range(newest, -1, -1))[None]
         if newest == oldest:
             return PromptPrefix(prompts)
-        blocks = torch.arange(newest, -1, -1, device=own.device).repeat_interleave(self.pool.prompts.length)
-        return PromptPrefix(prompts.expand(len(own), -1, -1), blocks <= own[:, None])
+        blocks = torch.arange(newest, -1, -1, device=row_tasks.device).repeat_interleave(self.pool.prompts.length)
+        return PromptPrefix(prompts.expand(len(row_tasks), -1, -1), blocks <= row_tasks[:, None])
 
 
 class ProgPrompt(Method):

@@ -48,13 +48,13 @@ class Replay(memory.Remembering):
     Config = ReplayConfig
     texts = True
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's rows with those of the memory, as the settings mix them."""
         if not self.state.examples:
-            return super().batches(learner, task, stage)
+            return super().batches(learner, task, phase)
         if self.config.replay_mode == "merge":
-            return learner.epoch_batches([*learner.items(task), *self.state.examples], stage)
+            return learner.epoch_batches([*learner.items(task), *self.state.examples], phase)
         if self.config.replay_mode == "interval":
             interval = self.config.replay_interval
-            return memory.interleaved(learner, self.state, self.config, task, stage, interval=interval)
-        return memory.beside(learner, self.state, self.config, task, stage)
+            return memory.interleaved(learner, self.state, self.config, task, phase, interval=interval)
+        return memory.beside(learner, self.state, self.config, task, phase)

@@ -69,35 +69,35 @@ class SaptNetwork(AdapterNetwork):
                 encoder_hidden_size=config.encoder_hidden_size,
                 seed=seed,
             )
-        told = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
-        return lora_pool(classifier, config, seed, **told)
+        options = {"detach_old": config.detach_old, "top_k": config.top_k or None, "by_row": True}
+        return lora_pool(classifier, config, seed, **options)
 
-    def start_adapter(self, block: int) -> None:
+    def start_adapter(self, adapter: int) -> None:
         """Train this block, its key, and the maps."""
-        super().start_adapter(block)
-        self.attention.use(block + 1)
-        self.attention.set_trainable(block)
-        self.current_adapter = block
+        super().start_adapter(adapter)
+        self.attention.use(adapter + 1)
+        self.attention.set_trainable(adapter)
+        self.current_adapter = adapter
 
     def vectors(self, rows: dict[str, Tensor]) -> Tensor:
         """The query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
-        real = rows.get("prompt_mask", rows["attention_mask"])
+        mask = rows.get("prompt_mask", rows["attention_mask"])
         with torch.no_grad():
             embedded = self.classifier.encoder.get_input_embeddings()(rows["input_ids"])
-            return query_vectors(embedded, real).float()
+            return query_vectors(embedded, mask).float()
 
     def weights(self, rows: dict[str, Tensor]) -> Tensor | None:
         """How much each row gets of each block (row, block); all of the task's own in training that is not aligned."""
         self.routing_weights = None
         if not int(self.count):
             return None
-        found: Tensor = self.attention(self.vectors(rows))
-        own = torch.nn.functional.one_hot(torch.full((len(found),), self.current_adapter), found.shape[1])
+        weights: Tensor = self.attention(self.vectors(rows))
+        one_hot = torch.nn.functional.one_hot(torch.full((len(weights),), self.current_adapter), weights.shape[1])
         if FLOOR in rows:
-            floor = rows[FLOOR][:, None].to(found)
-            found = (1 - floor) * found + floor * own.to(found)
-        self.routing_weights = found
-        return own.to(found) if self.training and not self.config.joint_training else found
+            floor = rows[FLOOR][:, None].to(weights)
+            weights = (1 - floor) * weights + floor * one_hot.to(weights)
+        self.routing_weights = weights
+        return one_hot.to(weights) if self.training and not self.config.joint_training else weights
 
 
 class Sapt(Method):
@@ -127,18 +127,18 @@ class Sapt(Method):
             check_prompt_room(learner, self.config.num_virtual_tokens)
         if self.config.reflection == "generated":
             stored.check(learner, self.config)
-        kept = self.state.tensors
-        kept.update({name: value.to(learner.device) for name, value in kept.items()})
+        tensors = self.state.tensors
+        tensors.update({name: value.to(learner.device) for name, value in tensors.items()})
 
     def place(self, learner: Learner, task: int) -> None:
         """Put the next block in place, and open its gate."""
         network, config = learner.network_as(SaptNetwork), self.config
-        block = self.block(learner, task)
-        new = block >= int(network.count)
-        network.start_adapter(block)
-        if block and new and config.opens:
+        adapter = self.block(learner, task)
+        new = adapter >= int(network.count)
+        network.start_adapter(adapter)
+        if adapter and new and config.opens:
             network.to(learner.device)
-            self._begin(learner, task, block)
+            self._begin(learner, task, adapter)
         if task and config.opens and config.router_warmup_steps:
             network.to(learner.device)
             warm_up_router(
@@ -157,15 +157,15 @@ class Sapt(Method):
             network.to(learner.device)
             self.state.values[f"{STRENGTH}{task}"] = self._balanced(learner, task)
 
-    def _begin(self, learner: Learner, task: int, block: int) -> None:
+    def _begin(self, learner: Learner, task: int, adapter: int) -> None:
         """Let a new block begin as an earlier one, or leave it at nothing."""
         config, other = self.config, None
         if config.init == "best":
-            other = best_init(learner, task, block, config.init_samples)
+            other = best_init(learner, task, adapter, config.init_samples)
         elif config.init == "last":
-            other = block - 1
+            other = adapter - 1
         if other is not None:
-            learner.network_as(SaptNetwork).pool.copy(block, other)
+            learner.network_as(SaptNetwork).pool.copy(adapter, other)
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         """The block with its key and the maps, each at its rate, and the head, for the budget's epochs."""
@@ -173,68 +173,75 @@ class Sapt(Method):
 
     def _times(self, learner: Learner) -> dict[str, float]:
         """By how much rates are multiplied, by the names of parameters, where not by 1."""
-        parts = {
+        multipliers = {
             "classifier.encoder.": "adapter_lr_multiplier",
             "attention.keys.": "key_lr_multiplier",
             "attention.": "projection_lr_multiplier",
         }
-        found = {}
+        multiplier_of = {}
         for name, _ in learner.network.named_parameters():
-            of = next((rate for start, rate in parts.items() if name.startswith(start)), None)
-            found[name] = 1.0 if of is None else float(getattr(self.config, of))
-        return {name: times for name, times in found.items() if times != 1}
+            option = next((option_name for prefix, option_name in multipliers.items() if name.startswith(prefix)), None)
+            multiplier_of[name] = 1.0 if option is None else float(getattr(self.config, option))
+        return {name: multiplier for name, multiplier in multiplier_of.items() if multiplier != 1}
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's rows; with the floor under their own block's weight while it warms up.
 
         The next block is put in place here, when the task has been scored without it.
         """
         self.place(learner, task)
-        found = super().batches(learner, task, stage)
+        task_batches = super().batches(learner, task, phase)
         config = self.config
-        last = math.ceil(config.floor_fraction * found.steps)
-        if not config.own_weight_floor or not last:
-            return found
+        last_step = math.ceil(config.floor_fraction * task_batches.steps)
+        if not config.own_weight_floor or not last_step:
+            return task_batches
 
         def rows(step: int) -> Rows:
-            made = found.rows(step)
-            floor = config.own_weight_floor * max(0.0, 1 - step / last)
-            return {**made, FLOOR: torch.full((len(made["input_ids"]),), floor)}
+            batch = task_batches.rows(step)
+            floor = config.own_weight_floor * max(0.0, 1 - step / last_step)
+            return {**batch, FLOOR: torch.full((len(batch["input_ids"]),), floor)}
 
-        return Batches(found.steps, found.size, rows)
+        return Batches(task_batches.steps, task_batches.size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses, and of what opens the gate; and λ times the divergence for each that counts."""
-        found = learner.cross_entropy(network(rows), rows)
-        shown = learner.network_as(SaptNetwork)
-        mixed = shown.routing_weights
-        assert mixed is not None
-        counted = (rows["labels"] != IGNORED).reshape(len(mixed), -1).sum(1)
+        loss = learner.cross_entropy(network(rows), rows)
+        sapt_network = learner.network_as(SaptNetwork)
+        weights = sapt_network.routing_weights
+        assert weights is not None
+        row_counts = (rows["labels"] != IGNORED).reshape(len(weights), -1).sum(1)
         if self.config.opens:
-            shares = mixed.clamp_min(torch.finfo(mixed.dtype).tiny)
-            found = found - self.config.router_loss_weight * (counted * shares[:, shown.current_adapter].log()).sum()
-            found = found - self.config.entropy_weight * (counted * (shares * shares.log()).sum(-1)).sum()
-            found = found - self.config.load_balancing_weight * (counted * shares.log().mean(-1)).sum()
-        return found + counted.sum() * self.reflection(learner)
+            clamped_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny)
+            loss = (
+                loss
+                - self.config.router_loss_weight
+                * (row_counts * clamped_weights[:, sapt_network.current_adapter].log()).sum()
+            )
+            loss = (
+                loss
+                - self.config.entropy_weight * (row_counts * (clamped_weights * clamped_weights.log()).sum(-1)).sum()
+            )
+            loss = loss - self.config.load_balancing_weight * (row_counts * clamped_weights.log().mean(-1)).sum()
+        return loss + row_counts.sum() * self.reflection(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the task's rows, and what stands for them."""
         if self.config.reflection == "none":
             return
-        found = self._vectors_of(learner, task)
+        vectors = self._vectors_of(learner, task)
         with torch.no_grad():
-            weights = learner.network_as(SaptNetwork).attention(found)
-        kept, config = self.state.tensors, self.config
-        kept[f"{TARGET}{task}"] = mean_weights(weights)
+            weights = learner.network_as(SaptNetwork).attention(vectors)
+        tensors, config = self.state.tensors, self.config
+        tensors[f"{TARGET}{task}"] = mean_weights(weights)
         if config.reflection == "density":
-            density = Density.of(found, config.density_rank)
-            kept[f"{MEAN}{task}"], kept[f"{DIRECTIONS}{task}"], kept[f"{SPREAD}{task}"] = density
+            density = Density.of(vectors, config.density_rank)
+            tensors[f"{MEAN}{task}"], tensors[f"{DIRECTIONS}{task}"], tensors[f"{SPREAD}{task}"] = density
         elif config.reflection == "generated":
-            stored.keep(learner, self.state, task, self.stored(len(found)), config)
+            stored.keep(learner, self.state, task, self.stored(len(vectors)), config)
         else:
             random = torch.Generator().manual_seed(learner.seed_for("memory", task))
-            chosen = torch.randperm(len(found), generator=random)[: self.stored(len(found))]
-            kept[f"{VECTORS}{task}"] = found[chosen.sort().values.to(found.device)].clone()
+            indices = torch.randperm(len(vectors), generator=random)[: self.stored(len(vectors))]
+            tensors[f"{VECTORS}{task}"] = vectors[indices.sort().values.to(vectors.device)].clone()
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
         """The pseudo samples that stand for a task; None where other things do."""
@@ -246,8 +253,8 @@ class Sapt(Method):
 
     def stored(self, rows: int) -> int:
         """How many vectors stand for a task of so many rows."""
-        wanted = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
-        return max(1, min(wanted, rows))
+        requested = self.config.memory_size or math.ceil(self.config.memory_fraction * rows)
+        return max(1, min(requested, rows))
 
     def strength(self, task: int) -> float:
         """λ of a task's training: of the mean of the earlier tasks' divergences."""
@@ -263,47 +270,47 @@ class Sapt(Method):
 
     def mean_divergence(self, learner: Learner) -> Tensor:
         """The mean of the earlier tasks' divergences."""
-        found = divergences(learner.network_as(SaptNetwork).attention, self.earlier(learner, learner.task))
-        return torch.stack(found).mean()
+        past_divergences = divergences(learner.network_as(SaptNetwork).attention, self.earlier(learner, learner.task))
+        return torch.stack(past_divergences).mean()
 
     def earlier(self, learner: Learner, task: int) -> list[PastTask]:
         """What stands for the tasks before one."""
-        kept = self.state.tensors
-        there = [number for number in range(task) if f"{TARGET}{number}" in kept]
-        return [PastTask(kept[f"{TARGET}{number}"], self.vectors(learner, number)) for number in there]
+        tensors = self.state.tensors
+        tasks = [past for past in range(task) if f"{TARGET}{past}" in tensors]
+        return [PastTask(tensors[f"{TARGET}{past}"], self.vectors(learner, past)) for past in tasks]
 
     def vectors(self, learner: Learner, task: int) -> Tensor:
         """The query vectors (row, width) that stand for a task."""
-        kept = self.state.tensors
+        tensors = self.state.tensors
         if self.config.reflection == "real":
-            return kept[f"{VECTORS}{task}"]
+            return tensors[f"{VECTORS}{task}"]
         if task not in self.seen:
             if self.config.reflection == "generated":
                 self.seen[task] = stored.query_vectors(learner, task, stored.inputs(self.state, task) or ())
             else:
-                density = Density(*(kept[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
-                many = self.stored(len(learner.encoded[task, "train"]))
-                self.seen[task] = density.draw(many, learner.seed_for("memory", task))
+                density = Density(*(tensors[f"{name}{task}"] for name in (MEAN, DIRECTIONS, SPREAD)))
+                count = self.stored(len(learner.encoded[task, "train"]))
+                self.seen[task] = density.draw(count, learner.seed_for("memory", task))
         return self.seen[task]
 
     def _vectors_of(self, learner: Learner, task: int) -> Tensor:
         """The query vectors (row, width) of a task's training rows."""
         if task not in self.read:
             with torch.no_grad():
-                parts = [
+                chunks = [
                     learner.network_as(SaptNetwork).vectors(rows)
                     for rows in learner.iterate_batches(learner.items(task))
                 ]
-            self.read = {task: torch.cat(parts)}
+            self.read = {task: torch.cat(chunks)}
         return self.read[task]
 
     def _balanced(self, learner: Learner, task: int) -> float:
         """Return λ that makes the divergence's gradient in the maps `gradient_balance` times as long as the task's."""
-        network, earlier = learner.network_as(SaptNetwork), learner.task
+        network, previous_task = learner.network_as(SaptNetwork), learner.task
         learner.task = task
         maps = [network.attention.down, network.attention.up]
         items = learner.sample_examples(task, "train", MEASURED * learner.budget.batch_size)
-        total = [torch.zeros_like(one) for one in maps]
+        loss_gradients = [torch.zeros_like(parameter) for parameter in maps]
         count = 0
         with learner.loss_mode(), torch.enable_grad():
             for rows in learner.iterate_batches(
@@ -311,11 +318,14 @@ class Sapt(Method):
             ):
                 count += int((rows["labels"] != IGNORED).sum())
                 loss = learner.cross_entropy(network(rows), rows)
-                for sum_, part in zip(total, torch.autograd.grad(loss, maps), strict=True):
-                    sum_ += part
-            apart = torch.autograd.grad(self.mean_divergence(learner), maps)
-        learner.task = earlier
-        ours, theirs = (torch.cat([one.flatten() for one in parts]).norm() for parts in (total, apart))
-        if not float(theirs):
+                for target, gradient in zip(loss_gradients, torch.autograd.grad(loss, maps), strict=True):
+                    target += gradient
+            divergence_gradients = torch.autograd.grad(self.mean_divergence(learner), maps)
+        learner.task = previous_task
+        loss_norm, divergence_norm = (
+            torch.cat([parameter.flatten() for parameter in gradients]).norm()
+            for gradients in (loss_gradients, divergence_gradients)
+        )
+        if not float(divergence_norm):
             return float(self.config.reflection_weight)
-        return float(self.config.gradient_balance * ours / count / theirs)
+        return float(self.config.gradient_balance * loss_norm / count / divergence_norm)

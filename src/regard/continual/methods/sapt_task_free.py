@@ -69,10 +69,10 @@ class NoticedNetwork(SaptNetwork):
         """The block that a portion was given."""
         return int(self.given[task])
 
-    def start_adapter(self, block: int) -> None:
+    def start_adapter(self, adapter: int) -> None:
         """Train this block, its key, and the maps; those that came after it stay in use."""
-        used = max(int(self.count), block + 1)
-        super().start_adapter(block)
+        used = max(int(self.count), adapter + 1)
+        super().start_adapter(adapter)
         self.count.fill_(used)
         self.attention.use(used)
 
@@ -98,9 +98,9 @@ class SaptTaskFree(Sapt):
         name, network = f"{PORTION}{task}", learner.network_as(NoticedNetwork)
         if name not in self.state.values:
             self.state.values[name] = self._decide(learner, task)
-        block = int(self.state.values[name]["block"])
-        network.given[task] = block
-        return block
+        adapter = int(self.state.values[name]["block"])
+        network.given[task] = adapter
+        return adapter
 
     def strength(self, task: int) -> float:
         """λ of a portion's training: of the mean of the other blocks' divergences."""
@@ -110,54 +110,59 @@ class SaptTaskFree(Sapt):
 
     def earlier(self, learner: Learner, task: int) -> list[PastTask]:
         """What stands for the blocks other than that of a portion."""
-        kept = self.state.tensors
-        return [PastTask(kept[f"{TARGET}{block}"], kept[f"{VECTORS}{block}"]) for block in self._others(task)]
+        tensors = self.state.tensors
+        return [
+            PastTask(tensors[f"{TARGET}{adapter}"], tensors[f"{VECTORS}{adapter}"]) for adapter in self._others(task)
+        ]
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Keep the mean weights of the block's rows, and what stands for them."""
-        network, kept = learner.network_as(NoticedNetwork), self.state
-        block, found = network.block_of(task), self._vectors_of(learner, task)
-        before, seen = kept.tensors.get(f"{VECTORS}{block}", found[:0]), int(kept.values.get(f"{SEEN}{block}", 0))
+        network, state = learner.network_as(NoticedNetwork), self.state
+        adapter, vectors = network.block_of(task), self._vectors_of(learner, task)
+        stored_vectors, num_seen = (
+            state.tensors.get(f"{VECTORS}{adapter}", vectors[:0]),
+            int(state.values.get(f"{SEEN}{adapter}", 0)),
+        )
         with torch.no_grad():
-            target = mean_weights(network.attention(found))
-            if seen:
-                old = mean_weights(network.attention(before))
-                target = (len(found) * target + seen * old) / (len(found) + seen)
-        kept.tensors[f"{TARGET}{block}"] = target
-        kept.tensors[f"{VECTORS}{block}"] = self._merged(learner, task, before, seen, found)
-        kept.values[f"{SEEN}{block}"] = seen + len(found)
+            target = mean_weights(network.attention(vectors))
+            if num_seen:
+                stored_target = mean_weights(network.attention(stored_vectors))
+                target = (len(vectors) * target + num_seen * stored_target) / (len(vectors) + num_seen)
+        state.tensors[f"{TARGET}{adapter}"] = target
+        state.tensors[f"{VECTORS}{adapter}"] = self._merged(learner, task, stored_vectors, num_seen, vectors)
+        state.values[f"{SEEN}{adapter}"] = num_seen + len(vectors)
 
-    def _merged(self, learner: Learner, task: int, before: Tensor, seen: int, found: Tensor) -> Tensor:
+    def _merged(self, learner: Learner, task: int, stored_vectors: Tensor, num_seen: int, vectors: Tensor) -> Tensor:
         """What stands for rows of which so many were seen before, and for those found: each by their number."""
         random = torch.Generator().manual_seed(learner.seed_for("memory", task))
-        wanted = self.stored(seen + len(found))
-        new = min(len(found), max(1, round(wanted * len(found) / (seen + len(found)))))
-        parts = [_drawn(found, new, random)]
-        if seen:
-            parts.insert(0, _drawn(before, min(len(before), wanted - new), random))
-        return torch.cat(parts).clone()
+        count = self.stored(num_seen + len(vectors))
+        num_new = min(len(vectors), max(1, round(count * len(vectors) / (num_seen + len(vectors)))))
+        samples = [_drawn(vectors, num_new, random)]
+        if num_seen:
+            samples.insert(0, _drawn(stored_vectors, min(len(stored_vectors), count - num_new), random))
+        return torch.cat(samples).clone()
 
     def _decide(self, learner: Learner, task: int) -> dict[str, Any]:
         """The block for a portion, whether it is a new one, and what each block's rows were to it."""
-        config, blocks = self.config, self._blocks()
+        config, adapters = self.config, self._blocks()
         random = torch.Generator().manual_seed(learner.seed_for("compared", task))
         vectors = _drawn(self._vectors_of(learner, task), int(config.novelty_samples), random)
-        found = []
-        for block in blocks:
-            kept = self.state.tensors[f"{VECTORS}{block}"]
-            if not check_separable(len(vectors), len(kept), config.false_alarm_rate):
+        comparisons = []
+        for adapter in adapters:
+            reference = self.state.tensors[f"{VECTORS}{adapter}"]
+            if not check_separable(len(vectors), len(reference), config.false_alarm_rate):
                 raise UserError(
                     f"false_alarm_rate: {config.false_alarm_rate:g} is less than what {len(vectors)} rows of "
-                    f"{learner.stream.tasks[task].name!r} and {len(kept)} that were kept can tell; "
+                    f"{learner.stream.tasks[task].name!r} and {len(reference)} that were kept can tell; "
                     "raise it, or learn from more rows"
                 )
-            found.append(novelty(vectors, kept, seed=learner.seed_for("novelty", task, block)))
-        like = find_known_task(found, alarm=config.false_alarm_rate, reuse=config.reuse_threshold)
+            comparisons.append(novelty(vectors, reference, seed=learner.seed_for("novelty", task, adapter)))
+        match = find_known_task(comparisons, alarm=config.false_alarm_rate, reuse=config.reuse_threshold)
         return {
-            "block": len(blocks) if like is None else blocks[like],
-            "new": like is None,
-            "statistic": [one.statistic for one in found],
-            "p": [one.p for one in found],
+            "block": len(adapters) if match is None else adapters[match],
+            "new": match is None,
+            "statistic": [comparison.statistic for comparison in comparisons],
+            "p": [comparison.p for comparison in comparisons],
         }
 
     def _blocks(self) -> list[int]:
@@ -166,11 +171,11 @@ class SaptTaskFree(Sapt):
 
     def _others(self, task: int) -> list[int]:
         """Those of them that are not the portion's own."""
-        own = self.state.values[f"{PORTION}{task}"]["block"]
-        return [block for block in self._blocks() if block != own]
+        own_adapter = self.state.values[f"{PORTION}{task}"]["block"]
+        return [adapter for adapter in self._blocks() if adapter != own_adapter]
 
 
-def _drawn(vectors: Tensor, many: int, random: torch.Generator) -> Tensor:
+def _drawn(vectors: Tensor, max_rows: int, random: torch.Generator) -> Tensor:
     """At most so many of the vectors, in their order."""
-    chosen = torch.randperm(len(vectors), generator=random)[:many].sort().values
-    return vectors[chosen.to(vectors.device)]
+    indices = torch.randperm(len(vectors), generator=random)[:max_rows].sort().values
+    return vectors[indices.to(vectors.device)]

@@ -71,19 +71,19 @@ class SeekrNetwork(SharedAdapterNetwork):
     @contextmanager
     def reading(self) -> Iterator[list[CapturedWeights]]:
         """While it lasts, the list has what each layer was asked for in the last forward."""
-        before, self._reads = self._reads, []
+        previous, self._reads = self._reads, []
         try:
             yield self._reads
         finally:
-            self._reads = before
+            self._reads = previous
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         """The logits."""
         if self._reads is None:
             return super().forward(rows)
-        with capture_weights(self.classifier.encoder, self.places) as found:
+        with capture_weights(self.classifier.encoder, self.places) as captured:
             logits = super().forward(rows)
-        self._reads[:] = found
+        self._reads[:] = captured
         return logits
 
 
@@ -119,57 +119,66 @@ class Seekr(memory.Remembering):
         """Train the block, on; note how the examples that will be stored are attended to so far."""
         learner.network_as(SeekrNetwork).start_adapter(0)
         learner.network_as(SeekrNetwork).to(learner.device)
-        coming = self._after(learner, task)
-        self.earlier_attention = {item: seen for item, (seen, *_) in self._looked(learner, coming, slopes=False)}
+        new_examples = self._after(learner, task)
+        self.earlier_attention = {
+            item: attention for item, (attention, *_) in self._looked(learner, new_examples, with_gradients=False)
+        }
 
-    def batches(self, learner: Learner, task: int, stage: TrainingPhase) -> Batches:
+    def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """The task's rows, each batch with some of the memory beside it."""
         if not self.state.examples:
-            return super().batches(learner, task, stage)
-        return memory.beside(learner, self.state, self.config, task, stage)
+            return super().batches(learner, task, phase)
+        return memory.beside(learner, self.state, self.config, task, phase)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         """The sum of the rows' losses."""
-        old = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORED)).nonzero().flatten()
-        if not len(old):
+        replayed = ((rows["tasks"] != learner.task) & (rows["labels"] != IGNORED)).nonzero().flatten()
+        if not len(replayed):
             return learner.cross_entropy(network(rows), rows)
         logits = learner.mask_logits(network(rows), rows["tasks"])
-        entropy = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORED, reduction="none")
-        share = torch.ones_like(entropy).index_fill(0, old, 1 - self.config.logit_distillation_weight)
-        again = {name: value[old] for name, value in rows.items()}
+        losses = nn.functional.cross_entropy(logits, rows["labels"], ignore_index=IGNORED, reduction="none")
+        label_weight = torch.ones_like(losses).index_fill(0, replayed, 1 - self.config.logit_distillation_weight)
+        replayed_rows = {name: value[replayed] for name, value in rows.items()}
         with learner.evaluation_mode(), learner.network_as(SeekrNetwork).reading() as reads:
-            present = learner.mask_logits(learner.network(again), again["tasks"])
-        items = [ExampleRef(int(task), int(row)) for task, row in zip(again["tasks"], again["rows"], strict=True)]
-        stored = torch.stack([self._stored(LOGITS, item) for item in items]).to(present)
-        answers = distillation(present[:, : stored.shape[1]], learner.mask_logits(stored, again["tasks"]))
-        held = self._divergence(reads, again["attention_mask"].bool(), items)
+            current_logits = learner.mask_logits(learner.network(replayed_rows), replayed_rows["tasks"])
+        items = [
+            ExampleRef(int(task), int(row))
+            for task, row in zip(replayed_rows["tasks"], replayed_rows["rows"], strict=True)
+        ]
+        stored_logits = torch.stack([self._stored(LOGITS, item) for item in items]).to(current_logits)
+        answer_losses = distillation(
+            current_logits[:, : stored_logits.shape[1]], learner.mask_logits(stored_logits, replayed_rows["tasks"])
+        )
+        attention_loss = self._divergence(reads, replayed_rows["attention_mask"].bool(), items)
         return (
-            (share * entropy).sum()
-            + self.config.logit_distillation_weight * answers.sum()
-            + self.config.attention_distillation_weight * held
+            (label_weight * losses).sum()
+            + self.config.logit_distillation_weight * answer_losses.sum()
+            + self.config.attention_distillation_weight * attention_loss
         )
 
     def after_task(self, learner: Learner, task: int) -> None:
         """Add what the task says of the heads, and store its examples with their answers and their attention."""
-        coming = self._after(learner, task)
-        looked = self._looked(learner, coming, slopes=True)
-        if looked:
-            self._weigh(looked)
+        new_examples = self._after(learner, task)
+        observations = self._looked(learner, new_examples, with_gradients=True)
+        if observations:
+            self._weigh(observations)
         memory.keep(learner, self.state, self.config, task)
-        chosen = select(self._importance(learner), self.config.layer_fraction, self.config.head_fraction)
-        self.state.values.setdefault(HEADS, {})[str(task)] = chosen
-        for item, (seen, logits, _) in looked:
+        selected_heads = select(self._importance(learner), self.config.layer_fraction, self.config.head_fraction)
+        self.state.values.setdefault(HEADS, {})[str(task)] = selected_heads
+        for item, (attention, logits, _) in observations:
             self.state.tensors[_name(LOGITS, item)] = logits
-            self.state.tensors[_name(ATTENTION, item)] = torch.stack([seen[layer, head] for layer, head in chosen])
+            self.state.tensors[_name(ATTENTION, item)] = torch.stack(
+                [attention[layer, head] for layer, head in selected_heads]
+            )
         self._forget()
 
     # -- the memory -------------------------------------------------------------------------------------
 
     def _after(self, learner: Learner, task: int) -> list[ExampleRef]:
         """The examples of a task that are in the memory when it has been learnt."""
-        kept = MethodState(list(self.state.examples), {}, dict(self.state.values))
-        memory.keep(learner, kept, self.config, task)
-        return [item for item in kept.examples if item.task == task]
+        future_state = MethodState(list(self.state.examples), {}, dict(self.state.values))
+        memory.keep(learner, future_state, self.config, task)
+        return [item for item in future_state.examples if item.task == task]
 
     def _forget(self) -> None:
         """Drop what was stored with examples that are in the memory no more."""
@@ -182,53 +191,62 @@ class Seekr(memory.Remembering):
     # -- the heads --------------------------------------------------------------------------------------
 
     def _looked(
-        self, learner: Learner, items: Sequence[ExampleRef], *, slopes: bool
+        self, learner: Learner, items: Sequence[ExampleRef], *, with_gradients: bool
     ) -> list[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]:
         """Of each example its attention (layer, head, query, key), its logits (class,), and the loss's slopes in it.
 
         All on the CPU, in evaluation; the slopes are the means (layer, head) of their squares.
         """
-        found = []
+        observations = []
         network = learner.network_as(SeekrNetwork)
         table = network.classifier.get_input_embeddings()
-        with learner.evaluation_mode(), torch.set_grad_enabled(slopes), _in_graph(table):
+        with learner.evaluation_mode(), torch.set_grad_enabled(with_gradients), _in_graph(table):
             for item, rows in zip(items, learner.iterate_batches(items, size=1), strict=True):
                 with network.reading() as reads:
                     logits = network(rows)
                 squares = torch.empty(0)
-                if slopes:
+                if with_gradients:
                     loss = learner.cross_entropy(logits, rows)
-                    parts = torch.autograd.grad(loss, [read.output for read in reads])
-                    each = [read.weights_grad(part)[0] for read, part in zip(reads, parts, strict=True)]
-                    squares = torch.stack([_whole(one).square().mean((-1, -2)) for one in each])
-                seen = torch.stack([_whole(read.weights())[0] for read in reads])
-                found.append((item, (seen.detach().cpu(), _whole(logits)[0].detach().cpu(), squares.cpu())))
-        return found
+                    gradients = torch.autograd.grad(loss, [read.output for read in reads])
+                    weight_gradients = [
+                        read.weights_grad(gradient)[0] for read, gradient in zip(reads, gradients, strict=True)
+                    ]
+                    squares = torch.stack(
+                        [_whole(gradient_of_layer).square().mean((-1, -2)) for gradient_of_layer in weight_gradients]
+                    )
+                attention = torch.stack([_whole(read.weights())[0] for read in reads])
+                observations.append((item, (attention.detach().cpu(), _whole(logits)[0].detach().cpu(), squares.cpu())))
+        return observations
 
-    def _weigh(self, looked: Sequence[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]) -> None:
+    def _weigh(self, observations: Sequence[tuple[ExampleRef, tuple[Tensor, Tensor, Tensor]]]) -> None:
         """Add to the heads' importance what examples say of it, which `before` has the earlier attention of."""
-        moved = torch.stack(
-            [(seen - self.earlier_attention[item]).square().mean((-1, -2)) for item, (seen, *_) in looked]
+        changes = torch.stack(
+            [
+                (attention - self.earlier_attention[item]).square().mean((-1, -2))
+                for item, (attention, *_) in observations
+            ]
         )
-        steep = torch.stack([squares for _, (*_, squares) in looked])
-        found = importance(moved.mean(0), steep.mean(0))
-        self.state.tensors[IMPORTANCE] = self.state.tensors.get(IMPORTANCE, torch.zeros_like(found)) + found
+        squared_gradients = torch.stack([squares for _, (*_, squares) in observations])
+        task_importance = importance(changes.mean(0), squared_gradients.mean(0))
+        self.state.tensors[IMPORTANCE] = (
+            self.state.tensors.get(IMPORTANCE, torch.zeros_like(task_importance)) + task_importance
+        )
 
     def _importance(self, learner: Learner) -> Tensor:
         """(layer, head): 0 where no example has said anything yet."""
-        here = learner.network_as(SeekrNetwork).places
-        return self.state.tensors.get(IMPORTANCE, torch.zeros(len(here), max(place.heads for place in here)))
+        layers = learner.network_as(SeekrNetwork).places
+        return self.state.tensors.get(IMPORTANCE, torch.zeros(len(layers), max(layer.heads for layer in layers)))
 
-    def _divergence(self, reads: Sequence[CapturedWeights], real: Tensor, items: Sequence[ExampleRef]) -> Tensor:
+    def _divergence(self, reads: Sequence[CapturedWeights], mask: Tensor, items: Sequence[ExampleRef]) -> Tensor:
         """The sum over rows, which are those examples, of D."""
-        wanted = {layer for item in items for layer, _ in self.state.values[HEADS][str(item.task)]}
-        present = {layer: reads[layer].weights() for layer in sorted(wanted)}
-        total = real.new_zeros((), dtype=torch.promote_types(reads[0].output.dtype, torch.float32))
-        for place, item in enumerate(items):
-            chosen, here = self.state.values[HEADS][str(item.task)], real[place]
-            now = torch.stack([present[layer][place, head][here][:, here] for layer, head in chosen])
-            each = divergence(self._stored(ATTENTION, item).to(now), now)
-            total = total + by_layer(each, [layer for layer, _ in chosen])
+        layers = {layer for item in items for layer, _ in self.state.values[HEADS][str(item.task)]}
+        weights_by_layer = {layer: reads[layer].weights() for layer in sorted(layers)}
+        total = mask.new_zeros((), dtype=torch.promote_types(reads[0].output.dtype, torch.float32))
+        for index, item in enumerate(items):
+            heads, tokens = self.state.values[HEADS][str(item.task)], mask[index]
+            current = torch.stack([weights_by_layer[layer][index, head][tokens][:, tokens] for layer, head in heads])
+            head_divergences = divergence(self._stored(ATTENTION, item).to(current), current)
+            total = total + by_layer(head_divergences, [layer for layer, _ in heads])
         return total
 
 
@@ -247,24 +265,24 @@ def select(weights: Tensor, layers: float, heads: float) -> list[list[int]]:
 
     At least one of each; among equals the first.
     """
-    count, each = weights.shape
-    most = weights.sum(1).argsort(descending=True, stable=True)[: max(1, round(layers * count))].sort().values
-    many = min(max(1, round(heads * count * each)), len(most) * each)
-    best = weights[most].flatten().argsort(descending=True, stable=True)[:many].sort().values
-    return [[int(most[number // each]), number % each] for number in best.tolist()]
+    count, heads_per_layer = weights.shape
+    top_layers = weights.sum(1).argsort(descending=True, stable=True)[: max(1, round(layers * count))].sort().values
+    num_heads = min(max(1, round(heads * count * heads_per_layer)), len(top_layers) * heads_per_layer)
+    top_heads = weights[top_layers].flatten().argsort(descending=True, stable=True)[:num_heads].sort().values
+    return [[int(top_layers[index // heads_per_layer]), index % heads_per_layer] for index in top_heads.tolist()]
 
 
-def divergence(stored: Tensor, present: Tensor) -> Tensor:
+def divergence(stored: Tensor, current: Tensor) -> Tensor:
     """The mean over queries of KL(stored ‖ present), (head,), of weights (head, query, key)."""
-    present = present.to(torch.promote_types(present.dtype, torch.float32))
-    stored = stored.to(present.dtype)
-    return (torch.xlogy(stored, stored) - stored * (present + _TINY).log()).sum(-1).mean(-1)
+    current = current.to(torch.promote_types(current.dtype, torch.float32))
+    stored = stored.to(current.dtype)
+    return (torch.xlogy(stored, stored) - stored * (current + _TINY).log()).sum(-1).mean(-1)
 
 
 def by_layer(values: Tensor, layers: Sequence[int]) -> Tensor:
     """The mean over layers of the mean of the values (head,) of heads in each."""
-    among = torch.tensor(layers, device=values.device)
-    means = [values[among == layer].mean() for layer in dict.fromkeys(layers)]
+    layer_of = torch.tensor(layers, device=values.device)
+    means = [values[layer_of == layer].mean() for layer in dict.fromkeys(layers)]
     return torch.stack(means).mean()
 
 

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 
-def frechet(one: Tensor, other: Tensor) -> float:
+def frechet(vectors: Tensor, reference: Tensor) -> float:
     """|μ − μ'|² + tr(C + C' − 2 (C C')^½) of two sets of vectors (row, width), each of two and more (1706.08500).
 
     With C = XᵀX of centred rows over √(n − 1), the trace of the root of C C' is the sum of the singular values of X
     X'ᵀ, so that no root of a matrix is taken, and few rows of great width do no harm.
     """
-    first, second = one.double(), other.double()
+    first, second = vectors.double(), reference.double()
     means = (first.mean(0) - second.mean(0)).square().sum()
-    centred = [(part - part.mean(0)) / (len(part) - 1) ** 0.5 for part in (first, second)]
+    centred = [(sample - sample.mean(0)) / (len(sample) - 1) ** 0.5 for sample in (first, second)]
     shared = torch.linalg.svdvals(centred[0] @ centred[1].T).sum()
-    return float((means + sum(part.square().sum() for part in centred) - 2 * shared).clamp_min(0))
+    return float((means + sum(sample.square().sum() for sample in centred) - 2 * shared).clamp_min(0))
 
 
 def frechet_of_halves(vectors: Tensor, rows: int, seed: int) -> float | None:
@@ -43,27 +43,27 @@ class Private(NamedTuple):
     membership: float
 
 
-def privacy(stand_ins: Tensor, trained: Tensor, held_out: Tensor) -> Private:
+def privacy(stand_ins: Tensor, train_vectors: Tensor, held_out: Tensor) -> Private:
     """What vectors that stand for a task (row, width) give away of its training rows; Euclidean distances."""
-    ours, theirs = nearest(stand_ins, trained), nearest(held_out, trained)
-    median = float(theirs.median())
+    stand_in_distances, held_out_distances = nearest(stand_ins, train_vectors), nearest(held_out, train_vectors)
+    median = float(held_out_distances.median())
     return Private(
-        nearest=float(ours.median()) / median if median else None,
-        closer=likelier_less(ours, theirs),
-        membership=likelier_less(nearest(trained, stand_ins), nearest(held_out, stand_ins)),
+        nearest=float(stand_in_distances.median()) / median if median else None,
+        closer=likelier_less(stand_in_distances, held_out_distances),
+        membership=likelier_less(nearest(train_vectors, stand_ins), nearest(held_out, stand_ins)),
     )
 
 
 def nearest(vectors: Tensor, others: Tensor) -> Tensor:
     """(row,): the distance of each vector to the nearest of the others; 0 for one of them."""
     chunks = vectors.double().split(256)
-    exact = {"compute_mode": "donot_use_mm_for_euclid_dist"}
-    return torch.cat([torch.cdist(one, others.double(), **exact).amin(1) for one in chunks])  # type: ignore[arg-type]
+    options = {"compute_mode": "donot_use_mm_for_euclid_dist"}
+    return torch.cat([torch.cdist(chunk, others.double(), **options).amin(1) for chunk in chunks])  # type: ignore[arg-type]
 
 
-def likelier_less(one: Tensor, other: Tensor) -> float:
+def likelier_less(values: Tensor, reference: Tensor) -> float:
     """The probability that one of the first values is less than one of the others, a tie counting one half."""
-    order = other.sort().values
-    above = len(other) - torch.searchsorted(order, one, right=True)
-    same = torch.searchsorted(order, one, right=True) - torch.searchsorted(order, one)
-    return float((above + same / 2).double().mean() / len(other))
+    order = reference.sort().values
+    above = len(reference) - torch.searchsorted(order, values, right=True)
+    ties = torch.searchsorted(order, values, right=True) - torch.searchsorted(order, values)
+    return float((above + ties / 2).double().mean() / len(reference))

@@ -71,11 +71,11 @@ class Writing(nn.Module):
     def forward(self, rows: Rows) -> Tensor:
         """The logits (row, token, word)."""
         with self.alone(rows["input_ids"].device):
-            found: Tensor = self.generator(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")})
-        return cast(Any, found).logits
+            output: Tensor = self.generator(**{name: rows[name] for name in ("input_ids", "attention_mask", "labels")})
+        return cast(Any, output).logits
 
 
-def write(learner: TextLearner, task: int, wanted: int, recipe: Recipe) -> Written:
+def write(learner: TextLearner, task: int, count: int, recipe: Recipe) -> Written:
     """At most so many inputs of a task, no two alike, by a generator that is trained for them and then forgotten.
 
     The generator is a block at the layers that the network's blocks are at, on the same weights; the network is as it
@@ -88,20 +88,20 @@ def write(learner: TextLearner, task: int, wanted: int, recipe: Recipe) -> Writt
         rows = rows_to_say(learner, task, frame)
         _train(learner, writing, rows, recipe, seed % 2**31)
         with learner.evaluation_mode():
-            return _drawn(learner, writing, frame, wanted, recipe, task)
+            return _drawn(learner, writing, frame, count, recipe, task)
 
 
 @contextmanager
 def beside(network: AdapterNetwork, recipe: Recipe, seed: int) -> Iterator[Writing]:
     """While it lasts the block of a generator stands in the place of the network's; then all is as it was."""
     encoder: Any = network.classifier.encoder
-    asked = [(one, one.requires_grad) for one in network.parameters()]
-    modes = [(one, one.training) for one in network.modules()]
-    targets = list(network.pool.layers) if isinstance(network.pool, LoraAdapterPool) else "auto"
+    trainable = [(member, member.requires_grad) for member in network.parameters()]
+    modes = [(member, member.training) for member in network.modules()]
+    target_modules = list(network.pool.layers) if isinstance(network.pool, LoraAdapterPool) else "auto"
     options: dict[str, Any] = {"r": recipe.rank, "lora_alpha": recipe.alpha, "dropout": recipe.dropout, "seed": seed}
     try:
         with network.pool.disable():
-            pool = LoraAdapterPool(encoder, target_modules=targets, **options)
+            pool = LoraAdapterPool(encoder, target_modules=target_modules, **options)
             pool.reserve(1)
             pool.set_trainable(0)
             try:
@@ -109,8 +109,8 @@ def beside(network: AdapterNetwork, recipe: Recipe, seed: int) -> Iterator[Writi
             finally:
                 pool.remove()
     finally:
-        for parameter, wanted in asked:
-            parameter.requires_grad_(wanted)
+        for parameter, requires_grad in trainable:
+            parameter.requires_grad_(requires_grad)
         for module, mode in modes:
             module.training = mode
 
@@ -130,43 +130,47 @@ def check_marks(learner: TextLearner) -> None:
 
 def rows_to_say(learner: TextLearner, task: int, frame: Frame) -> EncodedTexts:
     """A task's training rows as what the generator is asked, and what it is to say."""
-    inputs = [frame.inside(one) for one in cast(TextTask, learner.stream.tasks[task]).train.inputs]
-    pairs = TextPairs(inputs=(ASKED,) * len(inputs), targets=tuple((frame.told(one),) for one in inputs))
-    apart = cast(Any, learner.network.classifier).is_encoder_decoder
-    room = room_to_say(learner)
-    return encode_pairs(pairs, learner.tokenizer, replace(learner.budget, target_length=room), encoder_decoder=apart)
+    inputs = [frame.inside(text) for text in cast(TextTask, learner.stream.tasks[task]).train.inputs]
+    pairs = TextPairs(inputs=(ASKED,) * len(inputs), targets=tuple((frame.told(text),) for text in inputs))
+    encoder_decoder = cast(Any, learner.network.classifier).is_encoder_decoder
+    max_tokens = room_to_say(learner)
+    return encode_pairs(
+        pairs, learner.tokenizer, replace(learner.budget, target_length=max_tokens), encoder_decoder=encoder_decoder
+    )
 
 
 def room_to_say(learner: TextLearner) -> int:
     """How many tokens a sample has at most: those of a prompt, as far as the model takes them behind the question."""
     generator = cast(Generator, cast(nn.Module, learner.network.classifier))
-    most = maximum_length(generator.encoder, learner.tokenizer)
-    if most is None or generator.is_encoder_decoder:
+    max_tokens = maximum_length(generator.encoder, learner.tokenizer)
+    if max_tokens is None or generator.is_encoder_decoder:
         return learner.budget.length
-    return min(learner.budget.length, most - len(learner.tokenizer(ASKED)["input_ids"]))
+    return min(learner.budget.length, max_tokens - len(learner.tokenizer(ASKED)["input_ids"]))
 
 
 def _train(learner: TextLearner, writing: Writing, rows: EncodedTexts, recipe: Recipe, seed: int) -> None:
     """Train the block."""
     items = [ExampleRef(0, row) for row in range(len(rows))]
-    each = -(-len(items) // recipe.batch)
-    drawn = Epochs(items, rows.lengths().tolist(), size=recipe.batch, epochs=-(-recipe.steps // each), seed=seed)
+    steps_per_epoch = -(-len(items) // recipe.batch)
+    epochs = Epochs(
+        items, rows.lengths().tolist(), size=recipe.batch, epochs=-(-recipe.steps // steps_per_epoch), seed=seed
+    )
 
-    def made(step: int) -> Rows:
-        at = drawn.at(step)
-        every = [at[number % len(at)].row for number in range(recipe.batch)]
-        asked = [rows.input_ids[row][rows.attention_mask[row]] for row in every]
-        said = [rows.answers[row][rows.answers[row] != IGNORE_INDEX] for row in every]
-        found = batch(asked, said, learner.pad)
-        found["labels"][len(at) :] = IGNORE_INDEX
-        return found
+    def make_batch(step: int) -> Rows:
+        step_items = epochs.at(step)
+        rows_of_batch = [step_items[index % len(step_items)].row for index in range(recipe.batch)]
+        questions = [rows.input_ids[row][rows.attention_mask[row]] for row in rows_of_batch]
+        samples = [rows.answers[row][rows.answers[row] != IGNORE_INDEX] for row in rows_of_batch]
+        padded = batch(questions, samples, learner.pad)
+        padded["labels"][len(step_items) :] = IGNORE_INDEX
+        return padded
 
     training.train(
         writing,
         _plan(learner, recipe, seed),
-        batch=made,
+        batch=make_batch,
         loss=_loss,
-        count=lambda given: int((given["labels"] != IGNORE_INDEX).sum()),
+        count=lambda inputs: int((inputs["labels"] != IGNORE_INDEX).sum()),
         device="cpu" if learner.device.type == "cpu" else None,
     )
 
@@ -190,44 +194,44 @@ def _plan(learner: TextLearner, recipe: Recipe, seed: int) -> TrainingConfig:
 def _loss(network: nn.Module, rows: Rows) -> Tensor:
     """The sum of the cross-entropies of what is to be said."""
     logits = network(rows)
-    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    found: Tensor = nn.functional.cross_entropy(
-        exact.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    loss: Tensor = nn.functional.cross_entropy(
+        wide_logits.flatten(0, 1), rows["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
     )
-    return found
+    return loss
 
 
 # -- sampling -------------------------------------------------------------------------------------------
 
 
-def _drawn(learner: TextLearner, writing: Writing, frame: Frame, wanted: int, recipe: Recipe, task: int) -> Written:
+def _drawn(learner: TextLearner, writing: Writing, frame: Frame, count: int, recipe: Recipe, task: int) -> Written:
     """Samples until enough of them are inputs, or as many as are tried."""
-    found: list[str] = []
-    drawn, parsed, most = 0, 0, max(recipe.tries * wanted, learner.budget.eval_batch_size)
-    while len(found) < wanted and drawn < most:
-        many = min(learner.budget.eval_batch_size, most - drawn)
-        said = broadcast_from_main(
-            _said(learner, writing, many, recipe, learner.seed_for("said", task, drawn)), learner.device
+    inputs: list[str] = []
+    num_samples, num_parsed, max_samples = 0, 0, max(recipe.tries * count, learner.budget.eval_batch_size)
+    while len(inputs) < count and num_samples < max_samples:
+        batch_size = min(learner.budget.eval_batch_size, max_samples - num_samples)
+        samples = broadcast_from_main(
+            _said(learner, writing, batch_size, recipe, learner.seed_for("said", task, num_samples)), learner.device
         )
-        inputs = [one for one in map(frame.parse, said) if one is not None]
-        drawn, parsed = drawn + many, parsed + len(inputs)
-        found = drop_duplicates([*found, *inputs])
-    return Written(tuple(found[:wanted]), drawn, parsed, len(found))
+        parsed_inputs = [text for text in map(frame.parse, samples) if text is not None]
+        num_samples, num_parsed = num_samples + batch_size, num_parsed + len(parsed_inputs)
+        inputs = drop_duplicates([*inputs, *parsed_inputs])
+    return Written(tuple(inputs[:count]), num_samples, num_parsed, len(inputs))
 
 
 @torch.no_grad()
-def _said(learner: TextLearner, writing: Writing, many: int, recipe: Recipe, seed: int) -> list[str]:
+def _said(learner: TextLearner, writing: Writing, count: int, recipe: Recipe, seed: int) -> list[str]:
     """So many samples."""
     generator, model = writing.generator, cast(Any, writing.generator.encoder)
     pairs = TextPairs(inputs=(ASKED,), targets=((ASKED,),))
-    asked = encode_pairs(
+    question = encode_pairs(
         pairs, learner.tokenizer, learner.budget, encoder_decoder=generator.is_encoder_decoder
     ).input_ids
-    ids = asked.to(learner.device).expand(many, -1)
+    ids = question.to(learner.device).expand(count, -1)
     devices = [learner.device] if learner.device.type == "cuda" else []
     with writing.alone(learner.device), suppress_logging(), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        found: Tensor = model.generate(
+        token_ids: Tensor = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             do_sample=True,
@@ -235,4 +239,4 @@ def _said(learner: TextLearner, writing: Writing, many: int, recipe: Recipe, see
             repetition_penalty=recipe.repetition,
             max_new_tokens=room_to_say(learner),
         )
-    return decode_answers(learner, found[:, 1 if generator.is_encoder_decoder else ids.shape[1] :])
+    return decode_answers(learner, token_ids[:, 1 if generator.is_encoder_decoder else ids.shape[1] :])

@@ -26,23 +26,23 @@ class Frame:
         """The input of a prompt."""
         return prompt[len(self.before) : len(prompt) - len(self.after)]
 
-    def around(self, written: str) -> str:
+    def around(self, text: str) -> str:
         """The prompt of an input."""
-        return f"{self.before}{written}{self.after}"
+        return f"{self.before}{text}{self.after}"
 
-    def told(self, written: str) -> str:
+    def told(self, text: str) -> str:
         """What a generator learns to say: the definition, the mark, and the input."""
-        return f"{self.definition} {INPUT} {written}".strip()
+        return f"{self.definition} {INPUT} {text}".strip()
 
     def parse(self, text: str) -> str | None:
         """The input in what a generator has said; None where there is no mark, more than one, or nothing beside it.
 
         The definition that was said is not used: prompts are made with the task's own.
         """
-        parts = [part.strip() for part in text.split(INPUT)]
-        if len(parts) != 2 or ASKED in text or not parts[1] or (self.definition and not parts[0]):
+        fields = [field.strip() for field in text.split(INPUT)]
+        if len(fields) != 2 or ASKED in text or not fields[1] or (self.definition and not fields[0]):
             return None
-        return parts[1]
+        return fields[1]
 
 
 def frame_of(task: TextTask) -> Frame:
@@ -52,8 +52,8 @@ def frame_of(task: TextTask) -> Frame:
     """
     prompts, definition = task.train.inputs, task.definition
     for benchmark in (SUPER_NI, LONG_SEQUENCE):
-        form = benchmark.prompt if definition else benchmark.prompt_without_definition
-        before, after = form.format(definition=definition, input=_HERE).split(_HERE)
+        template = benchmark.prompt if definition else benchmark.prompt_without_definition
+        before, after = template.format(definition=definition, input=_HERE).split(_HERE)
         if _fits(prompts, before, after):
             return Frame(definition, before, after)
     return Frame(definition, definition if _fits(prompts, definition, "") else "", "")
@@ -61,10 +61,10 @@ def frame_of(task: TextTask) -> Frame:
 
 def drop_duplicates(texts: Iterable[str]) -> list[str]:
     """Each text once, those that are the same but for white space too, in their order."""
-    found: dict[str, str] = {}
+    unique: dict[str, str] = {}
     for text in texts:
-        found.setdefault(plain_text(text), text)
-    return list(found.values())
+        unique.setdefault(plain_text(text), text)
+    return list(unique.values())
 
 
 def plain_text(text: str) -> str:
@@ -73,5 +73,5 @@ def plain_text(text: str) -> str:
 
 
 def _fits(prompts: Iterable[str], before: str, after: str) -> bool:
-    least = len(before) + len(after)
-    return all(len(one) > least and one.startswith(before) and one.endswith(after) for one in prompts)
+    min_length = len(before) + len(after)
+    return all(len(prompt) > min_length and prompt.startswith(before) and prompt.endswith(after) for prompt in prompts)

@@ -45,12 +45,12 @@ def quality(
     for name, texts in (("real", real_texts), ("pseudo", pseudo_texts), ("train", train_texts)):
         if not texts:
             raise UserError(f"quality: expected {name} texts, got none")
-    apart = two_sample(real_texts, pseudo_texts, seed)
+    test = two_sample(real_texts, pseudo_texts, seed)
     copied = Copied(pseudo_texts, train_texts)
     return {
-        "two_sample_accuracy": None if apart is None else apart.accuracy,
-        "two_sample_p": None if apart is None else apart.p_value,
-        "two_sample_rows": None if apart is None else apart.rows,
+        "two_sample_accuracy": None if test is None else test.accuracy,
+        "two_sample_p": None if test is None else test.p_value,
+        "two_sample_rows": None if test is None else test.rows,
         "duplicates": duplicates(pseudo_texts),
         "near_duplicates": near_duplicates(pseudo_texts),
         **{f"copied_{words}grams": copied.share(words) for words in RUNS},
@@ -63,17 +63,17 @@ def quality(
 
 def _words(real: Sequence[str], pseudo: Sequence[str], seed: int) -> dict[str, float]:
     """Lengths and vocabularies."""
-    known = {word for text in real for word in text.split()}
-    ours = [text.split() for text in pseudo]
+    real_words = {word for text in real for word in text.split()}
+    pseudo_words = [text.split() for text in pseudo]
     order = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed)).tolist()
-    said = [word for words in ours for word in words]
-    many = min(len(real), len(pseudo))
+    all_words = [word for words in pseudo_words for word in words]
+    count = min(len(real), len(pseudo))
     return {
-        "words": len(said) / len(pseudo),
+        "words": len(all_words) / len(pseudo),
         "real_words": sum(len(text.split()) for text in real) / len(real),
-        "vocabulary": len({word for words in ours[:many] for word in words}),
-        "real_vocabulary": len({word for number in order[:many] for word in real[number].split()}),
-        "new_words": sum(word not in known for word in said) / max(1, len(said)),
+        "vocabulary": len({word for words in pseudo_words[:count] for word in words}),
+        "real_vocabulary": len({word for index in order[:count] for word in real[index].split()}),
+        "new_words": sum(word not in real_words for word in all_words) / max(1, len(all_words)),
     }
 
 
@@ -86,28 +86,28 @@ def task_quality(learner: Learner, method: Method, task: int) -> Row:
     `task`, `kept` (how many there are), `two_sample_accuracy`, `duplicates`, `copied_8grams`, and `frechet`, of their
     query vectors from those of the task's training rows.
     """
-    found = measured(learner, method, task)
+    measures = measured(learner, method, task)
     names = ("two_sample_accuracy", "duplicates", "copied_8grams", "frechet", "kept")
-    return {"task": learner.stream.tasks[task].name, **{name: found[name] for name in names}}
+    return {"task": learner.stream.tasks[task].name, **{name: measures[name] for name in names}}
 
 
-def pseudo_rows(learner: Learner, method: Method, learnt: int) -> list[Row]:
+def pseudo_rows(learner: Learner, method: Method, tasks_trained: int) -> list[Row]:
     """Rows of `position`, `task`, `statistic` and `value` for each of the tasks learnt that has pseudo samples.
 
     The statistics are those of `measured`; and where the samples keep an attention in place, of `privacies` with the
     stand-in's name before each, as "generated membership".
     """
-    found: list[Row] = []
-    for task in range(learnt):
+    rows: list[Row] = []
+    for task in range(tasks_trained):
         if method.pseudo_inputs(task) is None:
             continue
-        told: dict[str, float | None] = measured(learner, method, task)
+        measures: dict[str, float | None] = measured(learner, method, task)
         private_of = privacies(learner, method, task) if hasattr(learner.network, "vectors") else {}
         for name, private in private_of.items():
-            told |= {f"{name} {one}": value for one, value in private._asdict().items()}
-        place = {"task_index": task + 1, "task": learner.stream.tasks[task].name}
-        found += [{**place, "statistic": one, "value": value} for one, value in told.items()]
-    return found
+            measures |= {f"{name} {field}": value for field, value in private._asdict().items()}
+        task_columns = {"task_index": task + 1, "task": learner.stream.tasks[task].name}
+        rows += [{**task_columns, "statistic": field, "value": value} for field, value in measures.items()]
+    return rows
 
 
 def measured(learner: Learner, method: Method, task: int) -> dict[str, float | None]:
@@ -117,26 +117,26 @@ def measured(learner: Learner, method: Method, task: int) -> dict[str, float | N
     `frechet`: the distance from training rows; `real_frechet`: that of as many of these from the others; both of
     networks with query vectors alone.
     """
-    written = method.pseudo_inputs(task)
-    if written is None:
+    inputs = method.pseudo_inputs(task)
+    if inputs is None:
         raise UserError(f"quality: expected pseudo samples of {learner.stream.tasks[task].name!r}, none were kept")
     seed = learner.seed_for("quality", task)
-    named = learner.stream.tasks[task]
-    said = written
-    if isinstance(named, ClassificationTask):
-        said = tuple(" ".join(texts).strip() for texts in _apart(named, written))
-    found = {
-        "kept": len(written),
+    stream_task = learner.stream.tasks[task]
+    plain_inputs = inputs
+    if isinstance(stream_task, ClassificationTask):
+        plain_inputs = tuple(" ".join(texts).strip() for texts in _apart(stream_task, inputs))
+    measures = {
+        "kept": len(inputs),
         **method.state.values.get(f"{stored.TEXTS}{task}", {}),
-        **quality(real_inputs(named, "dev"), said, real_inputs(named), seed),
+        **quality(real_inputs(stream_task, "dev"), plain_inputs, real_inputs(stream_task), seed),
     }
     if not hasattr(learner.network, "vectors"):
-        return found
-    ours, theirs = stored.query_vectors(learner, task, written), vectors_of(learner, task, "train")
+        return measures
+    pseudo_vectors, train_vectors = stored.query_vectors(learner, task, inputs), vectors_of(learner, task, "train")
     return {
-        **found,
-        "frechet": frechet(theirs, ours) if min(len(ours), len(theirs)) > 1 else None,
-        "real_frechet": frechet_of_halves(theirs, len(ours), seed),
+        **measures,
+        "frechet": frechet(train_vectors, pseudo_vectors) if min(len(pseudo_vectors), len(train_vectors)) > 1 else None,
+        "real_frechet": frechet_of_halves(train_vectors, len(pseudo_vectors), seed),
     }
 
 
@@ -146,15 +146,15 @@ def privacies(learner: Learner, method: Method, task: int) -> dict[str, Private]
     Dev rows are those that were not trained on. "generated" is there where a run has kept pseudo samples, and says how
     many vectors the others have; else it is the method's `memory_size` number.
     """
-    trained, held_out = vectors_of(learner, task, "train"), vectors_of(learner, task, "dev")
-    written = method.pseudo_inputs(task)
-    found = {} if written is None else {"generated": stored.query_vectors(learner, task, written)}
-    many = len(written) if written is not None else method.stored(len(trained))  # type: ignore[attr-defined]
+    train_vectors, held_out = vectors_of(learner, task, "train"), vectors_of(learner, task, "dev")
+    inputs = method.pseudo_inputs(task)
+    stand_ins = {} if inputs is None else {"generated": stored.query_vectors(learner, task, inputs)}
+    count = len(inputs) if inputs is not None else method.stored(len(train_vectors))  # type: ignore[attr-defined]
     seed = learner.seed_for("memory", task)
-    order = torch.randperm(len(trained), generator=torch.Generator().manual_seed(seed)).to(trained.device)
-    found["real"] = trained[order[:many]]
-    found["density"] = Density.of(trained, int(method.config.density_rank)).draw(many, seed)
-    return {name: privacy(vectors, trained, held_out) for name, vectors in found.items()}
+    order = torch.randperm(len(train_vectors), generator=torch.Generator().manual_seed(seed)).to(train_vectors.device)
+    stand_ins["real"] = train_vectors[order[:count]]
+    stand_ins["density"] = Density.of(train_vectors, int(method.config.density_rank)).draw(count, seed)
+    return {name: privacy(vectors, train_vectors, held_out) for name, vectors in stand_ins.items()}
 
 
 def vectors_of(learner: Learner, task: int, split: Split) -> Tensor:
@@ -165,7 +165,7 @@ def vectors_of(learner: Learner, task: int, split: Split) -> Tensor:
         return torch.cat([network.vectors(rows) for rows in learner.iterate_batches(items, split)])
 
 
-def _apart(task: ClassificationTask, written: Sequence[str]) -> list[tuple[str, ...]]:
+def _apart(task: ClassificationTask, inputs: Sequence[str]) -> list[tuple[str, ...]]:
     """Inputs as the texts that an encoder reads, without a definition."""
     skipped = 0 if definition_of(task) is None else 1
-    return [texts[skipped:] for texts in readings(task, written)]
+    return [texts[skipped:] for texts in readings(task, inputs)]
